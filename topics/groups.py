@@ -14,7 +14,7 @@ class GroupDropped(Message):
     """An end: no member of this group is trained on; one credit returns to the prompter."""
 
     prompt_id: Id
-    reason: Id  # deadline, failed, lag, or the name of the filter in asyncrl.algorithms.filters.FILTERS
+    reason: Id  # deadline, failed, lag, purged, or the name of the filter in asyncrl.algorithms.filters.FILTERS
     members: Count = 0  # members that had no end of their own before
     tokens: Count = 0  # sampled tokens thrown away with those members, as far as they are known
     task: Id = ONLY_TASK

@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from topics.ids import Stage, member_of
 from topics.topic import PROMPTS, Topic
-from topics.wire import Id, Message, Version
+from topics.wire import Id, Message, SecretIds, Version
 
 GroupSize: TypeAlias = Annotated[int, Meta(ge=1, le=65536)]
 Member: TypeAlias = Annotated[int, Meta(ge=0, lt=65536)]
@@ -46,6 +46,7 @@ class PromptIssued(Message):
     temperature: Temperature = 1.0  # of its sampling
     estimator: str = NO_ESTIMATOR  # of its group's advantages
     level: Annotated[int, Meta(ge=0, le=2**20)] = 0  # of the difficulty of its row, where that rises
+    secrets: SecretIds = ""  # data keys that reading it takes, of a turn of live traffic
 
     @property
     def trajectory_id(self) -> str:
@@ -62,7 +63,7 @@ class PromptIssued(Message):
             "min-version": str(self.min_version),
             "temperature": f"{self.temperature:.12g}",
         }
-        besides = {"task": self.task, "estimator": self.estimator, "origin": self.origin}
+        besides = {"task": self.task, "estimator": self.estimator, "origin": self.origin, "secrets": self.secrets}
         if self.task == LIVE_TASK and self.rows:
             besides["tenant"] = str(self.rows[0].metadata.get("tenant", ""))
         defaults = (ONLY_TASK, NO_ESTIMATOR, "")
@@ -82,6 +83,7 @@ class IssueHeads(msgspec.Struct, rename="kebab"):
     estimator: str = NO_ESTIMATOR
     origin: Id = ""
     tenant: str = ""  # of a live turn
+    secrets: SecretIds = ""
 
     def __post_init__(self) -> None:
         if member_of(self.trajectory) >= self.group_size:

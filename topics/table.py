@@ -16,6 +16,7 @@ from topics import (
     promotions,
     prompts,
     runs,
+    secrets,
     stages,
     stalls,
     streams,
@@ -29,7 +30,7 @@ from topics.wire import Message
 
 _NOUNS = (
     *(prompts, trajectories, groups, batches, weights, promotions, engines, cards),
-    *(evals, runs, stages, stalls, streams, turns, actors),
+    *(evals, runs, stages, stalls, streams, secrets, turns, actors),
 )
 
 TOPICS = [topic for noun in _NOUNS for topic in vars(noun).values() if isinstance(topic, Topic)] + actors.KEEPER_TOPICS

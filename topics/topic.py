@@ -41,6 +41,7 @@ class Stream:
     keep: Retention
     keeper: str = ""  # the one role that writes it, with compare-and-set on the stream's last sequence; "" for many
     about: str = ""
+    closed: bool = False  # the monitor reads it neither: only those whose rows name it
 
     def full_name(self, run: str) -> str:
         """Name on the server."""
@@ -127,6 +128,7 @@ WEIGHTS = Stream("WEIGHTS", Retention.PAYLOAD, "", "chunks of weights, where hos
 LEDGER_BLOBS = Stream("LEDGER_BLOBS", Retention.LEDGER, "", "chunks of ledger messages too large to travel inline")
 TURNS = Stream("TURNS", Retention.LEDGER, "", "turns of live traffic with their tokens, and judgements of them")
 SESSIONS = Stream("SESSIONS", Retention.LEDGER, "sessions", "turns to judge and to train, and ends of sessions")
+SECRETS = Stream("SECRETS", Retention.LEDGER, "", "data keys of live traffic, until they are erased", closed=True)
 DEAD = Stream("DEAD", Retention.LEDGER, "", "unreadable messages, and poison")
 
 STREAMS: list[Stream] = [
@@ -144,5 +146,6 @@ STREAMS: list[Stream] = [
     LEDGER_BLOBS,
     TURNS,
     SESSIONS,
+    SECRETS,
     DEAD,
 ]

@@ -11,10 +11,22 @@ from msgspec import Meta
 from topics.ids import Stage
 from topics.prompts import ONLY_TASK, Attempt, GroupSize, Member, PromptIssued, PromptRow
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
-from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Sequence, UInt8Array, Version
+from topics.wire import (
+    Count,
+    Float32Array,
+    Id,
+    Int32Array,
+    Message,
+    Real,
+    SecretIds,
+    Sequence,
+    UInt8Array,
+    Version,
+    sealed_under,
+)
 
-FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused"]
-DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "deadline", "lag"]
+FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged"]
+DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged", "deadline", "lag"]
 
 
 class Segment(msgspec.Struct, omit_defaults=True):
@@ -183,6 +195,7 @@ class TrajectoryGenerated(_OfMember):
     discarded: Count = 0  # sampled and thrown away: by weights of another name, or behind the end of a stop string
     outcome: Outcome | None = None  # where the rollout function gave one
     hybrid: bool = False  # of an answer of it; no version reproduces such log-probs (`weights.update = "in_place"`)
+    secret: SecretIds = ""  # data keys under which this is sealed, of a turn of live traffic and those before it
 
     def headers(self) -> dict[str, str]:
         """Return the headers that routing and deciding need."""
@@ -191,7 +204,7 @@ class TrajectoryGenerated(_OfMember):
             "attempt": str(self.attempt),
             "delivery": str(self.delivery),
             "versions": ",".join(f"{count.version}:{count.tokens}" for count in self.versions),
-        }
+        } | sealed_under(self.secret)
 
 
 class Reference(msgspec.Struct):

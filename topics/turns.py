@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta, field
 
 from topics.topic import ACTORS, SESSIONS, TURNS, Topic
-from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Seconds
+from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Seconds, SecretIds, sealed_under
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 ShortDigest = Annotated[str, Meta(max_length=32)]  # hexadecimal, or ""
@@ -21,10 +21,12 @@ LiveTemperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 # Causes for which a turn is served and not trained. Known when it starts: side (the client marked it), greedy
 # (temperature 0), truncated (top_p, top_k). When it ends: gone, failed, empty (no token). Later: lost (its end never
 # came), unjudged (no judge answered in time), ungraded (no valid vote), off (`live.share` is 0), garbage (quarantined),
-# repeat (the same prompt and reply again), behind (its weights are older than `buffer.max_lag` lets be trained).
+# repeat (the same prompt and reply again), behind (its weights are older than `buffer.max_lag` lets be trained), purged
+# (its data key was erased).
 EarlySkip: TypeAlias = Literal["side", "greedy", "truncated"]
 SkipReason: TypeAlias = (
-    EarlySkip | Literal["gone", "failed", "empty", "lost", "unjudged", "ungraded", "off", "garbage", "repeat", "behind"]
+    EarlySkip
+    | Literal["gone", "failed", "empty", "lost", "unjudged", "ungraded", "off", "garbage", "repeat", "behind", "purged"]
 )
 Mark: TypeAlias = Literal["invalid call", "question", "garbage"]  # of a reply, see `asyncrl.live.marks`
 MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
@@ -63,13 +65,15 @@ class TurnStarted(Message):
     key: ShortDigest = ""  # of tenant and idempotency key; "": the request has none
     continues: MaybeId = ""  # the turn, cut, whose tokens its reply begins with; "": none
     skip: EarlySkip | None = None  # why it is not trained, where that is known already
+    secret: SecretIds = ""  # data key under which this is sealed, and what follows of the turn
+    older: SecretIds = ""  # other data keys, of the turns before it, that reading its whole prompt takes
 
     def headers(self) -> dict[str, str]:
         """Return the headers that deciding needs: whoever folds turns reads no tokens."""
         found = {"turn": self.turn_id, "session": self.session, "tenant": self.tenant}
-        optional = {"parent": self.parent, "skip": self.skip or "", "continues": self.continues}
+        optional = {"parent": self.parent, "skip": self.skip or "", "continues": self.continues, "older": self.older}
         found["temperature"] = f"{self.temperature:.12g}"
-        return found | {name: value for name, value in optional.items() if value}
+        return found | {name: value for name, value in optional.items() if value} | sealed_under(self.secret)
 
 
 class TurnSampled(Message):
@@ -80,6 +84,11 @@ class TurnSampled(Message):
     tokens: Int32Array  # [T] sampled
     logprobs: Float32Array  # [T] natural log
     versions: Int32Array  # [T] of the weights of each token
+    secret: SecretIds = ""  # of its turn
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that reading needs."""
+        return sealed_under(self.secret)
 
 
 class TurnFinished(Message):
@@ -94,6 +103,7 @@ class TurnFinished(Message):
     history: ShortDigest = ""  # of the conversation up to the end of the reply, as its client sends it again
     marks: list[Mark] = field(default_factory=list)
     same: ShortDigest = ""  # equal for turns of a tenant with the same prompt and reply
+    secret: SecretIds = ""  # of its turn
 
     def headers(self) -> dict[str, str]:
         """Return the headers that deciding needs."""
@@ -101,7 +111,7 @@ class TurnFinished(Message):
         found = {"turn": self.turn_id, "session": self.session, "finish": self.finish, "tokens": tokens}
         newest = str(self.versions.max()) if len(self.versions) else ""
         optional = {"newest": newest, "marks": ",".join(self.marks), "same": self.same}
-        return found | {name: value for name, value in optional.items() if value}
+        return found | {name: value for name, value in optional.items() if value} | sealed_under(self.secret)
 
 
 class SessionLeft(Message):
@@ -123,10 +133,12 @@ class FeedbackGiven(Message):
     tenant: Id  # of the key that gave it; one that does not own the turn changes nothing
     score: Score
     text: str = ""
+    secret: SecretIds = ""  # of its turn
 
     def headers(self) -> dict[str, str]:
         """Return the headers that deciding needs."""
-        return {"turn": self.turn_id, "tenant": self.tenant, "score": f"{self.score:.9g}"}
+        found = {"turn": self.turn_id, "tenant": self.tenant, "score": f"{self.score:.9g}"}
+        return found | sealed_under(self.secret)
 
 
 class TurnReady(Message):
@@ -152,10 +164,13 @@ class TurnJudged(Message):
     judge: str  # name of what voted, with its version
     votes: list[Real | None] = field(default_factory=list)  # None: not valid, or too late
     hint: str = ""  # what the reply should have minded
+    purged: bool = False  # its data key is gone
+    secret: SecretIds = ""  # of its turn
 
     def headers(self) -> dict[str, str]:
         """Return the headers that deciding needs."""
-        return {"turn": self.turn_id} | ({} if self.reward is None else {"reward": f"{self.reward:.9g}"})
+        found = {"turn": self.turn_id} | ({} if self.reward is None else {"reward": f"{self.reward:.9g}"})
+        return found | ({"purged": "1"} if self.purged else {}) | sealed_under(self.secret)
 
 
 class TurnAdmitted(Message):
@@ -167,6 +182,7 @@ class TurnAdmitted(Message):
     reward: Real
     by: Literal["judge", "user"]
     temperature: LiveTemperature  # that it was sampled at
+    secrets: SecretIds = ""  # data keys that reading it takes
 
 
 class TurnSkipped(Message):
@@ -195,6 +211,8 @@ class StartHeads(msgspec.Struct):
     parent: MaybeId = ""
     skip: EarlySkip | None = None
     continues: MaybeId = ""
+    secret: SecretIds = ""
+    older: SecretIds = ""
 
 
 class FinishHeads(msgspec.Struct):
@@ -214,6 +232,7 @@ class JudgeHeads(msgspec.Struct):
 
     turn: Id
     reward: Real | None = None
+    purged: Literal["", "1"] = ""
 
 
 class FeedbackHeads(msgspec.Struct):

@@ -44,11 +44,13 @@ else:
         dtype = np.dtype("u1")
 
 
+SEALED = "secret"  # header, and field, of a message whose body is encrypted under these data keys
 INLINE_BYTES = 768 * 1024  # body of one message; a larger one travels in chunks of the blob stream
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,128}\Z"
 
 # Values are checked on arrival: nothing behind the decoder meets a NaN or a count below 0.
 Id: TypeAlias = Annotated[str, Meta(pattern=ID_PATTERN)]  # part of a subject
+SecretIds: TypeAlias = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_-]{1,128}(,|\Z)){0,64}\Z")]  # of data keys; "": none
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: supervised
 Step: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # the warm-up ends with 0
@@ -93,6 +95,11 @@ def _decode_array(kind: Any, value: Any) -> Any:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def sealed_under(secret: str) -> dict[str, str]:
+    """Return the header of a message that is sealed under data keys; none where there are none."""
+    return {SEALED: secret} if secret else {}
 
 
 def encode(message: msgspec.Struct) -> bytes:

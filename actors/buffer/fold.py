@@ -8,6 +8,7 @@ from actors.buffer.batch_record import batch_figures, eval_scored, references
 from actors.buffer.ends import drop, drop_filtered, drop_group, drop_old
 from actors.buffer.gathering import completed, deadline_s, expired_grading, gather, grading_deadlines
 from actors.buffer.plan import Plan
+from actors.buffer.purging import ended, erase, purge_if_gone
 from actors.buffer.state import BufferState, Group
 from actors.buffer.tenants import crowded, make_room
 from asyncrl.algorithms.filters import filtered_by
@@ -21,6 +22,7 @@ from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped, group_of
 from topics.ids import LIVE, WARMUP, Stage, prompt_name, stage_of
 from topics.prompts import NO_ESTIMATOR, ONLY_TASK, PromptIssued
+from topics.secrets import PurgeRequested
 from topics.stages import StageBegan
 from topics.trajectories import (
     TrajectoryDropped,
@@ -73,6 +75,10 @@ class BufferFold(Fold):
     def _on_opened(self, _opened: RunOpened, record: Record) -> None:
         self.state.opened_ns = record.time_ns
 
+    @on(PurgeRequested)
+    def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
+        erase(self.state, purge.secrets)
+
     @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained = max(self.state.trained, trained.step)
@@ -98,6 +104,8 @@ class BufferFold(Fold):
 
     def decide(self, now_s: float) -> list[Message]:
         """Return the messages due now, at this moment of the server's clock (seconds since the epoch)."""
+        if self.state.purging:
+            return ended(self.state)
         decisions = self._expire(now_s)
         for prompt_id in self.state.waiting_drop:
             decisions += self._end_failed(self.state.groups[prompt_id])
@@ -161,6 +169,8 @@ class BufferFold(Fold):
             group.tasks[int(headers["trajectory"].rsplit("-", 1)[1])] = group.task
         group.tenant = headers.get("tenant", "")
         group.temperature, group.min_version = float(headers["temperature"]), int(headers["min-version"])
+        group.secrets = headers.get("secrets", "")
+        purge_if_gone(self.state, group)
         gather(self.state, self._plan, group, int(headers["trajectory"].rsplit("-", 1)[1]))
         if group.complete:
             self._settle(group)
@@ -251,6 +261,7 @@ class BufferFold(Fold):
         self.state.closed.add(prompt_id)
         self.state.issued[stage_of(prompt_id)].pop(prompt_id, None)
         self.state.waiting_drop.pop(prompt_id, None)
+        self.state.purging.pop(prompt_id, None)
         self.state.gathered = {name: at for name, at in self.state.gathered.items() if group_of(name) != prompt_id}
         self.state.grading = {name: at for name, at in self.state.grading.items() if group_of(name) != prompt_id}
         group = self.state.groups.pop(prompt_id, None)
@@ -283,7 +294,8 @@ class BufferFold(Fold):
     def _end_failed(self, group: Group) -> list[Message]:
         """The ends that a complete group needs before it can be packed, or its own end."""
         if len(group.live()) < group.least:
-            return [drop_group(group, "failed")]
+            purged = any(failed.reason == "purged" for failed in group.failed.values())
+            return [drop_group(group, "purged" if purged else "failed")]
         decisions: list[Message] = [
             drop(group, member, failed.reason, detail=failed.detail)
             for member, failed in sorted(group.failed.items())

@@ -31,6 +31,7 @@ class Group(msgspec.Struct):
     attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
     tenant: str = ""  # of a live turn
     expired: bool = False  # its deadline has passed with members open
+    secrets: str = ""  # data keys that reading it takes, of a turn of live traffic
 
     @property
     def complete(self) -> bool:
@@ -89,6 +90,8 @@ class BufferState(msgspec.Struct):
     stages: list[str] = []  # of the run that began, in their order
     stages_packed: int = 0  # that had begun when the newest group of a batch was issued
     opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
+    purged: set[str] = set()  # data keys that were erased
+    purging: dict[str, None] = {}  # open groups that end with one of these
     late: int = 0  # claims and grades that came after the end
     graded_ns: int = 0  # server's clock at the newest grade
     last_failure: str = ""

@@ -13,9 +13,11 @@ import numpy as np
 from aiohttp import web
 
 from actors.gateway.channels import Channels
+from actors.gateway.data_keys import DataKeys
 from actors.gateway.facts import Facts
 from actors.gateway.feedback import give_feedback
 from actors.gateway.meter import Meter
+from actors.gateway.reply import Reply
 from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
 from asyncrl.bus.errors import BusError
@@ -25,25 +27,25 @@ from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.apis.messages import COUNT_PATH
 from asyncrl.live.apis.table import APIS, MESSAGES
-from asyncrl.live.apis.words import Api, Call, Events, LiveError, Request
+from asyncrl.live.apis.words import Api, LiveError, Request
 from asyncrl.live.conversation import Conversations, Prompt, Seam
 from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
 from asyncrl.live.keys import Keys
-from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session, session_of
+from asyncrl.live.owners import owner_of, user_of
+from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.tools import Wording, format_of
 from asyncrl.live.turn_log import Stored, TurnLog, asked
+from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.topic import ACTORS, TURNS, Topic
 from topics.turns import KEY_ADDED, KEY_REVOKED, KeyAdded, SessionLeft, TurnFinished, TurnSampled, TurnStarted
 
 Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
-_EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _TURN_FACTS = (TurnStarted, TurnSampled, TurnFinished)
 _READ_BACK = 20_000  # messages of turns that a new gateway reads
 _CATCH_UP_S = 1.0  # for what other gateways have stored
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _BODY_S = 120.0  # for a client to send a body
-_LAST_S = 30.0  # for a client to read the end of a stream
 _NOT_PRIVATE = ("", "0", "false", "no", "off")  # values of the header; any other one asks for privacy
 
 
@@ -75,15 +77,14 @@ class Gateway:
         self._news = asyncio.Event()  # a turn of another gateway
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
+        self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
         self._places = asyncio.Semaphore(self._settings.in_flight)
         self._waiting = 0  # requests without a place
 
     async def run(self) -> None:
         """Serve until asked to stop."""
-        keys = self._context.listen(
-            ACTORS, lambda _topic, message, _record: self._keys.take(message), [KEY_ADDED, KEY_REVOKED]
-        )
+        keys = self._context.listen(ACTORS, self._take_asked, [KEY_ADDED, KEY_REVOKED, PURGE_REQUESTED])
         await keys.start()
         await keys.caught_up()
         await self._read_turns()
@@ -121,9 +122,17 @@ class Gateway:
                     tokens=cut.tokens,
                     logprobs=cut.logprobs,
                     versions=cut.versions,
+                    secret=cut.started.secret,
                 )
             )
             self._context.count("turns_cut")
+
+    def _take_asked(self, _topic: Topic[Any], message: Any, _record: Record) -> None:
+        """Fold in what an operator asked for."""
+        if isinstance(message, PurgeRequested):
+            self._data_keys.purge(message)
+        else:
+            self._keys.take(message)
 
     def _take_turn(self, _topic: Topic[Any], fact: Any, record: Record) -> None:
         """Fold in a turn of another gateway, or of the process before this one: its own are folded in at once."""
@@ -149,7 +158,8 @@ class Gateway:
                 private = _is_private(key, http)
                 request = api.parse(await _body(http))
                 # Turns that are stored never go on from one that is not.
-                owner = f"{key.tenant}{' private' if private else ''}"
+                user = owner_of(key.tenant, user_of(http.headers, request.user))
+                owner = f"{user}{' private' if private else ''}"
                 prompt, who = await self._prompt(request, owner), asked(owner, name, request, http.headers)
                 stored = self._log.retried(who, time.time())
                 if stored is not None and not _same(stored, prompt):
@@ -159,10 +169,11 @@ class Gateway:
                 begun_s = self._meter.begin(key)
             except LiveError as error:
                 return self._refusal(api, error, "none")
-            reply = _Reply(http, api, turn, session)
+            reply = Reply(http, api, turn, session)
             try:
                 async with self._place(), self._leaving(session, key.tenant, private=private):
-                    await turn.begin(self._facts, key.tenant, name, session, private=private)
+                    secret = "" if private or turn.repeats else await self._data_keys.of(user)
+                    await turn.begin(self._facts, key.tenant, name, session, secret=secret)
                     ending = await turn.run(self._channels.generator, self._facts, reply.send, self._safety)
                 self._context.count("turns_repeated" if turn.repeats else "turns")
                 return await reply.end(api.whole(turn.opening, ending), methodcaller("end", ending))
@@ -263,7 +274,8 @@ class Gateway:
     async def _count(self, http: web.Request) -> web.StreamResponse:
         try:
             tenant = self._keys.tenant(http.headers)
-            prompt = await self._prompt(MESSAGES.parse_count(await _body(http)), tenant)
+            request = MESSAGES.parse_count(await _body(http))
+            prompt = await self._prompt(request, owner_of(tenant, user_of(http.headers, request.user)))
         except LiveError as error:
             return self._refusal(MESSAGES, error, "none")
         return web.json_response({"input_tokens": len(prompt.ids)})
@@ -313,51 +325,6 @@ class Gateway:
         status, body = api.error(error, turn)
         headers = {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
         return web.json_response(body, status=status, headers=headers)
-
-
-class _Reply:
-    """The HTTP answer to one request: whole, or a stream that is opened by its first event."""
-
-    def __init__(self, http: web.Request, api: Api, turn: Turn, session: Session) -> None:
-        self.response: web.StreamResponse | None = None
-        self._headers = {SESSION_HEADER: session.name, TURN_HEADER: turn.id}
-        self._http = http
-        self._turn = turn
-        self._events = api.events(turn.opening, turn.request) if turn.request.stream else None
-
-    async def send(self, text: str | Call | None) -> None:
-        """See `Send`."""
-        if self._http.transport is None or self._http.transport.is_closing():
-            raise ConnectionResetError("the client is gone")
-        if self._events is not None and text is not None:
-            response = await self._opened(self._events)
-            if isinstance(text, Call):
-                await response.write(self._events.call(text))
-            else:
-                await response.write(self._events.text(text) if text else self._events.alive())
-
-    async def end(
-        self, whole: dict[str, Any], last: Callable[[Events], bytes], status: int = 200
-    ) -> web.StreamResponse:
-        """Send the last events, or the whole body; what fails before the first event is a refusal with its status."""
-        if self._events is None or (self.response is None and status != 200):
-            return web.json_response(whole, status=status, headers=self._headers)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_S):
-                response = await self._opened(self._events)
-                await response.write(last(self._events))
-                await response.write_eof()
-                return response
-        if self._http.transport is not None:
-            self._http.transport.abort()
-        return self.response or web.Response()
-
-    async def _opened(self, events: Events) -> web.StreamResponse:
-        if self.response is None:
-            self.response = web.StreamResponse(headers=_EVENTS | self._headers)
-            await self.response.prepare(self._http)
-            await self.response.write(events.begin())
-        return self.response
 
 
 def _is_private(key: KeyAdded, http: web.Request) -> bool:

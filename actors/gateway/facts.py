@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 from actors.runtime.actor import Context
 from asyncrl.bus.errors import BusGone, WrongSequence
 from asyncrl.bus.publish import EXPECT_SUBJECT, pack, publish, send
+from asyncrl.bus.vault import SecretGone
 from asyncrl.live.turn_log import TurnLog
+from topics.secrets import SecretMade
 from topics.table import topic_for
 from topics.turns import SessionLeft, TurnCounted, TurnFinished, TurnSampled, TurnStarted
 from topics.wire import Message
@@ -21,7 +23,7 @@ _LOST = 65_536  # turns, more than histories are kept of
 _ANYWAY_BYTES = 16 * 2**20  # of facts that wait beyond the bound of the others
 _HEAD_BYTES = 256  # of a fact that waits, besides its body
 
-Fact: TypeAlias = TurnStarted | TurnFinished | TurnCounted | SessionLeft
+Fact: TypeAlias = TurnStarted | TurnFinished | TurnCounted | SessionLeft | SecretMade
 
 
 class Facts:
@@ -75,8 +77,12 @@ class Facts:
         return True
 
     def has(self, turn: str) -> bool:
-        """Return whether a turn is stored or will be, so that the stored prompt of another may begin with it."""
-        return turn not in self._lost
+        """Return whether a turn is stored or will be, and can be read, so that a stored prompt may begin with it."""
+        return turn not in self._lost and self._log.secrets_of(turn) is not None
+
+    def secrets_of(self, turn: str) -> str:
+        """Return the data keys that reading a turn takes; "" for none."""
+        return self._log.secrets_of(turn) or ""
 
     def know(self, fact: TurnStarted | TurnFinished, *, owner: str = "") -> None:
         """Know a fact that is not stored.
@@ -89,7 +95,8 @@ class Facts:
     async def progress(self, sampled: TurnSampled) -> None:
         """Store tokens of a reply under way; nobody waits for it, and while the server is away they are left out."""
         if not self._waiting:
-            await send(self._context.bus, sampled)
+            with contextlib.suppress(SecretGone):
+                await send(self._context.bus, sampled)
 
     async def close(self, within_s: float) -> None:
         """Store what waits, as much as is stored in time; the rest is lost, and the log says so."""
@@ -111,8 +118,11 @@ class Facts:
 
     async def _store(self, fact: Message) -> None:
         headers: dict[str, Any] = {} if topic_for(fact).repeats else {EXPECT_SUBJECT: "0"}
-        with contextlib.suppress(WrongSequence):  # it is there
-            await publish(self._context.bus, fact, headers=headers)
+        try:
+            with contextlib.suppress(WrongSequence):  # it is there
+                await publish(self._context.bus, fact, headers=headers)
+        except SecretGone:  # purged meanwhile: nobody could read it
+            self._context.count("facts_purged")
 
     def _add(self, size: int) -> None:
         self._bytes += size

@@ -8,10 +8,12 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
+from asyncrl.bus.vault import SecretGone
 from asyncrl.live.apis.words import LiveError
 from asyncrl.live.feedback import Opinion, feedback_id
 from topics.topic import TURNS
 from topics.turns import FEEDBACK_GIVEN, TURN_STARTED, FeedbackGiven
+from topics.wire import SEALED
 
 _LIMIT_S = 5.0  # for the NATS server to answer
 
@@ -25,6 +27,9 @@ async def give_feedback(bus: Bus, tenant: str, opinion: Opinion) -> str:
     try:
         async with asyncio.timeout(_LIMIT_S):
             return await _store(bus, tenant, opinion)
+    except SecretGone as error:
+        words = f"the reply {opinion.turn} was purged; there is nothing left to judge"
+        raise LiveError("absent", words, field="turn") from error
     except (TimeoutError, BusError) as error:
         raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
 
@@ -40,5 +45,6 @@ async def _store(bus: Bus, tenant: str, opinion: Opinion) -> str:
     if newest is not None and (newest.score, newest.text) == (opinion.score, opinion.text):
         return newest.feedback_id
     identity = feedback_id(opinion, newest.feedback_id if newest is not None else "")
-    await publish(bus, FeedbackGiven(identity, opinion.turn, tenant, opinion.score, opinion.text))
+    secret = started.headers.get(SEALED, "")
+    await publish(bus, FeedbackGiven(identity, opinion.turn, tenant, opinion.score, opinion.text, secret))
     return identity

@@ -21,6 +21,7 @@ from asyncrl.engine.stops import stop_string
 from asyncrl.live.apis.words import Call, Ending, LiveError, Opening, Request, assistant_message
 from asyncrl.live.conversation import Prompt, history_key
 from asyncrl.live.marks import marks_of, same_of
+from asyncrl.live.owners import tenant_in
 from asyncrl.live.sessions import Session, skip_of
 from asyncrl.live.text import ReplyText
 from asyncrl.live.tools import CallText, Wording
@@ -68,6 +69,7 @@ class Turn(Watch):
         self._settings = settings
         self._came = asyncio.Event()  # tokens, or the end
         self._session = ""  # known with its begin
+        self._secret = ""
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
         self._patience = asyncio.timeout(None)  # with its wait for an engine
@@ -81,12 +83,16 @@ class Turn(Watch):
         tokens = 0 if self.repeats else len(self._answer.tokens)
         return tokens and len(self.prompt.ids) + tokens
 
-    async def begin(self, facts: Facts, tenant: str, api: str, session: Session, *, private: bool = False) -> None:
-        """Store that it begins; where that is lost, or it is private, the turn is served alone."""
+    async def begin(self, facts: Facts, tenant: str, api: str, session: Session, *, secret: str) -> None:
+        """Store that it begins; where that is lost, or it is private, the turn is served alone.
+
+        Args:
+            secret: id of the data key that it is sealed under; "" of a private one.
+        """
         if self.repeats:
             return
-        prompt, self._session = self.prompt, session.id
-        if not facts.has(prompt.parent):  # nobody could put it together
+        prompt, self._session, self._secret = self.prompt, session.id, secret
+        if prompt.parent and not facts.has(prompt.parent):  # nobody could put it together
             prompt = prompt._replace(parent="", known=0)
         started = TurnStarted(
             turn_id=self.id,
@@ -102,8 +108,10 @@ class Turn(Watch):
             key=self._asked.key,
             continues=self.continues,
             skip=skip_of(self._sampling, side=session.side),
+            secret=secret,
+            older=",".join(one for one in facts.secrets_of(prompt.parent).split(",") if one != secret),
         )
-        if private:
+        if not secret:
             facts.know(started, owner=self._asked.owner)
         else:
             self._recorded = await facts.put(started)
@@ -176,6 +184,7 @@ class Turn(Watch):
             tokens=answer.tokens[part],
             logprobs=answer.logprobs[part],
             versions=answer.versions[part],
+            secret=self._secret,
         )
 
     def _is_ended(self, tokenizer: TaskTokenizer) -> bool:
@@ -257,13 +266,15 @@ class Turn(Watch):
             versions=answer.versions,
             history=self._history if whole else "",
             marks=self._marks(safety) if whole else [],
-            same=same_of(self._asked.owner, self.prompt.ids, answer.tokens) if whole else "",
+            same=same_of(tenant_in(self._asked.owner), self.prompt.ids, answer.tokens) if whole else "",
+            secret=self._secret,
         )
         if not self._recorded:
             facts.know(finished)
         elif not await facts.put(finished):
             self._recorded = False
-            await facts.put(TurnFinished(turn_id=self.id, session=self._session, finish="gone"), anyway=True)
+            lost = TurnFinished(turn_id=self.id, session=self._session, finish="gone", secret=self._secret)
+            await facts.put(lost, anyway=True)
 
     def _marks(self, safety: SafetySettings) -> list[Mark]:
         offered = {tool.get("function", {}).get("name") for tool in self.request.tools}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from contextlib import AsyncExitStack
 
 from actors.judge.kinds import JUDGES
@@ -13,6 +12,7 @@ from actors.runtime.worker import WorkerLoop
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import EXPECT_SUBJECT, publish
+from asyncrl.bus.vault import SecretGone
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.judges.protocol import Case, Judge, Vote, VoteFailed, verdict_of
 from asyncrl.judges.reading import CaseReader
@@ -47,18 +47,32 @@ class JudgeWorker:
         bus, turn = self._context.bus, ready.turn_id
         if await read_last(bus, TURNS, TURN_JUDGED.subject(bus.run, turn)) is not None:
             return []
-        case = await self._reader.case(ready)
+        try:
+            judged = await self._judged(ready, delivery)
+        except SecretGone as error:
+            self._context.log.warning("turn purged", turn=turn, reason=str(error))
+            judged = TurnJudged(turn, None, self._judge.name, purged=True)
+        await self._store(judged)
+        return []
+
+    async def _judged(self, ready: TurnReady, delivery: Delivery[TurnReady]) -> TurnJudged:
+        case, secret = await self._reader.case(ready)
         with delivery.waiting(Waiting("reward")):  # each vote has a deadline of its own
             votes = await asyncio.gather(*(self._vote(case) for _ in range(self._context.config.live.judge.votes)))
         verdict = verdict_of([vote for vote in votes if vote is not None])
         if verdict.reward is None:
             self._context.count("turns_without_vote")
         scores = [None if vote is None else float(vote.score) for vote in votes]
-        judged = TurnJudged(turn, verdict.reward, self._judge.name, scores, verdict.hint)
-        with contextlib.suppress(WrongSequence):
-            await publish(bus, judged, headers={EXPECT_SUBJECT: "0"})
-            self._context.count("judged")
-        return []
+        return TurnJudged(ready.turn_id, verdict.reward, self._judge.name, scores, verdict.hint, secret=secret)
+
+    async def _store(self, judged: TurnJudged) -> None:
+        try:
+            await publish(self._context.bus, judged, headers={EXPECT_SUBJECT: "0"})
+            self._context.count("purged" if judged.purged else "judged")
+        except WrongSequence:
+            pass  # another judge was first
+        except SecretGone:  # purged while it was judged
+            await self._store(TurnJudged(judged.turn_id, None, judged.judge, purged=True))
 
     async def _vote(self, case: Case) -> Vote | None:
         try:

@@ -13,9 +13,11 @@ from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import BlobMissing, body_of
+from asyncrl.bus.sealing import open_body
+from asyncrl.bus.vault import SecretGone
 from topics.batches import BatchMember, BatchPacked
 from topics.topic import TRAJECTORIES
-from topics.trajectories import TrajectoryGenerated
+from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
 from topics.wire import WireError, decode
 
 _AT_ONCE = 64  # payloads asked for at once
@@ -29,7 +31,7 @@ class PayloadGone(ActorFault):
 async def fetch_trajectories(
     bus: Bus, packed: BatchPacked, rank: int = 0, owners: Sequence[int] | None = None
 ) -> list[GradedGroup]:
-    """The groups of a batch, in the order it names them.
+    """The groups of a batch, in the order it names them; of a member that was purged since, the counts alone are known.
 
     Args:
         rank: number of the rank whose share of the batch is fetched; of all others only the counts are known.
@@ -43,12 +45,16 @@ async def fetch_trajectories(
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def fetch(member: BatchMember, owner: int) -> GradedTrajectory:
+        elsewhere = GradedTrajectory(
+            member.trajectory_id, (), member.reward, member.tokens, turn_rewards=member.turn_rewards
+        )
         if owner != rank:
-            return GradedTrajectory(
-                member.trajectory_id, (), member.reward, member.tokens, turn_rewards=member.turn_rewards
-            )
+            return elsewhere
         async with limit:
-            payload = await _payload(bus, packed.step, member)
+            try:
+                payload = await _payload(bus, packed.step, member)
+            except SecretGone:  # as if another rank had it: what is purged has no gradient, and changes no other's
+                return elsewhere
         return GradedTrajectory(member.trajectory_id, payload.segments, member.reward, turn_rewards=member.turn_rewards)
 
     named = [member for group in packed.groups for member in group.members]
@@ -77,7 +83,7 @@ async def _payload(bus: Bus, step: int, member: BatchMember) -> TrajectoryGenera
             f"batch {step}: the tokens of {member.trajectory_id} have digest {digest}, "
             f"{member.payload.digest} was graded"
         )
-    payload = decode(TrajectoryGenerated, body)
+    payload = decode(TrajectoryGenerated, await open_body(bus, TRAJECTORY_GENERATED, record, body))
     if (payload.trajectory_id, payload.attempt) != (member.trajectory_id, member.attempt):
         raise ActorFault(
             f"batch {step}: message {member.payload.sequence} holds {payload.trajectory_id} (attempt "

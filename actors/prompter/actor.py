@@ -144,6 +144,7 @@ def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:
         temperature=wanted.group.temperature,
         estimator=wanted.group.estimator,
         level=wanted.group.level,
+        secrets=wanted.group.secrets,
     )
 
 

@@ -38,6 +38,7 @@ class Group(NamedTuple):
     estimator: str = NO_ESTIMATOR  # of its advantages
     origin: str = ""  # prompt whose row is issued again
     row: PromptRow | None = None  # that is no row of any data
+    secrets: str = ""  # data keys that reading its trajectory takes
 
     @property
     def level(self) -> int:
@@ -167,6 +168,7 @@ class LiveSource:
             temperature=turn.temperature,
             estimator=self._estimator,
             row=row_of(turn),
+            secrets=turn.secrets,
         )
 
 

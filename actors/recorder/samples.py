@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from itertools import chain, islice, zip_longest
 from typing import Any
 
 from actors.runtime.actor import Context
 from asyncrl.bus.log import last_sequence, read_next, stream_info
 from asyncrl.bus.publish import BlobMissing, read
-from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile
+from asyncrl.bus.vault import SecretGone
+from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, seal_sample
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED
 from topics.topic import TRAJECTORIES, Topic
@@ -71,5 +73,6 @@ class Sampler:
             sample = await self._reader.read(member.trajectory_id, member.payload.sequence)
             if sample is not None:
                 sample.reward = member.reward
-                found.append(sample)
+                with suppress(SecretGone):  # purged since it was read
+                    found.append(await seal_sample(self._bus, sample))
         return found

@@ -18,6 +18,7 @@ from actors.runtime.worker import Produced
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.publish import Fenced
+from asyncrl.bus.vault import SecretGone
 from asyncrl.config.held_out import graded_tasks, held_out_sets, set_of
 from asyncrl.config.tasks import turns_of
 from asyncrl.data.model_dir import model_info
@@ -145,6 +146,8 @@ class Execution(Watch):
             raise WorkFailed("diverged", str(error)) from error
         except (EngineRefused, VersionAbsent, RowsUnreadable, TokenizerError, TurnUnreadable) as error:
             raise WorkFailed("refused", str(error)) from error
+        except SecretGone as error:
+            raise WorkFailed("purged", str(error)) from error
         finally:
             self._tools.under_way.discard(self._progress)
         await self._progress.finish()
@@ -311,4 +314,5 @@ class Execution(Watch):
             discarded=self._delivery.discarded,
             outcome=outcome,
             hybrid=hybrid,
+            secret=self._issued.secrets,
         )

@@ -16,10 +16,12 @@ from nats.errors import Error as NatsError
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import Isolation, WorkFailed
+from actors.runtime.purged import purged_claim
 from asyncrl.bus.errors import BusError, Disconnected
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, Fenced, read
 from asyncrl.bus.pull import Puller, Source, position
+from asyncrl.bus.vault import SecretGone
 from asyncrl.crash import crash_point
 from topics.actors import HeldWork
 from topics.groups import GroupCompleted
@@ -193,6 +195,11 @@ class WorkerLoop(Generic[M]):
         except Fenced:
             context.count("fenced")
             return False
+        except SecretGone as error:
+            context.count("purged")
+            if context.role in TRAJECTORY_FAILED.publishers:
+                await delivery.publish(purged_claim(delivery.record, delivery.at.deliveries, str(error)))
+            return True
         except (WireError, BlobMissing) as error:
             await context.reject(delivery.record, str(error))
             return True

@@ -14,6 +14,7 @@ from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.live_settings import LiveSettings
 from topics.batches import BatchTrained
+from topics.secrets import PurgeRequested
 from topics.turns import (
     FeedbackGiven,
     SessionClosed,
@@ -26,7 +27,7 @@ from topics.turns import (
     TurnSkipped,
     TurnStarted,
 )
-from topics.wire import Message
+from topics.wire import SEALED, Message
 
 _AT_ONCE = 256  # decisions of one append
 _UNTRAINED: dict[str, SkipReason] = {"gone": "gone", "failed": "failed"}  # ends of replies
@@ -54,7 +55,9 @@ class SessionsFold(Fold):
         if name in state.ended_early:
             state.ended_early.discard(name)
             return
-        state.turns[name] = OpenTurn(session, heads["tenant"], float(heads["temperature"]), skip=skip)
+        secrets = ",".join(filter(None, (heads.get(SEALED), heads.get("older"))))
+        state.turns[name] = OpenTurn(session, heads["tenant"], float(heads["temperature"]), skip=skip, secrets=secrets)
+        self._purge_if_gone(name)
         if name in state.ready_early:
             state.waiting[name] = state.ready_early.pop(name)
         elif entry is not None:
@@ -93,11 +96,25 @@ class SessionsFold(Fold):
     def _on_judged(self, record: Record) -> None:
         reward = record.headers.get("reward")
         turn = self.state.turns.get(record.headers["turn"])
+        if turn is not None and record.headers.get("purged"):
+            turn.skip, self.state.due[record.headers["turn"]] = "purged", None
+            return
         if turn is not None and reward is not None:
             self.state.watched.judge(turn.tenant, record.headers["turn"], float(reward))
         if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
             turn.verdict = Verdict("judge", None if reward is None else float(reward))
             self.state.due[record.headers["turn"]] = None
+
+    @on(PurgeRequested)
+    def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
+        self.state.purged.update(purge.secrets)
+        for name in self.state.turns:
+            self._purge_if_gone(name)
+
+    def _purge_if_gone(self, name: str) -> None:
+        turn = self.state.turns[name]
+        if not self.state.purged.isdisjoint(turn.secrets.split(",")):
+            turn.skip, self.state.due[name] = "purged", None
 
     @on_headers(FeedbackGiven)
     def _on_feedback(self, record: Record) -> None:
@@ -227,7 +244,7 @@ class SessionsFold(Fold):
     def _of_turn(self, name: str) -> Message | None:
         """Return what is decided of a turn; None where nothing is, yet or any more."""
         turn = self.state.turns.get(name)
-        if turn is None or not turn.finished:
+        if turn is None or not (turn.finished or turn.skip == "purged"):
             return None
         if turn.skip is not None:
             return self._skipped(name, turn.skip)
@@ -244,6 +261,7 @@ class SessionsFold(Fold):
                 reward=min(most, max(-most, turn.verdict.reward)),
                 by=turn.verdict.by,
                 temperature=turn.temperature,
+                secrets=turn.secrets,
             )
         session = self.state.sessions.get(turn.session)
         over = bool(turn.evidence) or (session is not None and session.left)

@@ -29,6 +29,7 @@ class OpenTurn(msgspec.Struct):
     verdict: Verdict | None = None
     newest: int = 0  # version of its tokens
     same: str = ""
+    secrets: str = ""  # data keys that reading it takes
 
 
 class OpenSession(msgspec.Struct):
@@ -53,6 +54,7 @@ class SessionsState(msgspec.Struct):
     ready_early: dict[str, int] = {}  # turns, and when they became ready
     closed_early: dict[str, int] = {}  # sessions, and the sequence in TURNS up to which they are closed
     skipped: dict[str, int] = {}  # turns by reason
+    purged: set[str] = set()  # data keys that were erased
     admitted: int = 0
     trained: int = 0  # newest step
     watched: Watched = msgspec.field(default_factory=Watched)

@@ -13,6 +13,7 @@ from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.observer import follow_run, publish_state, watch_for_stalls
+from actors.supervisor.retention import retain
 from actors.supervisor.sweeper import is_stored
 from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.liveness import Liveness
@@ -93,6 +94,7 @@ class Supervisor:
         self.context.tasks.start(self._observe())
         trimmer = Trimmer(self.context, self.keeper, self.fold)
         trimming = self.context.tasks.start(trimmer.run())
+        retaining = self.context.tasks.start(retain(self.context))
         if not self._state.wanted:
             await self._scale(first_fleet(self.context.config))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
@@ -128,6 +130,7 @@ class Supervisor:
             trimmer.end()
             await asyncio.wait({trimming}, timeout=_STOP_S)
         trimming.cancel()
+        retaining.cancel()
         await self.keeper.close()
         if self._failure:
             raise ActorFault(self._failure)

@@ -23,6 +23,7 @@ from asyncrl.background import BackgroundTasks
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.answers import PASSING, Ack, denied_subject, read_ack, refusal
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
+from asyncrl.bus.vault import Vault
 from asyncrl.crash import crash_point
 from topics.table import ingest_of
 
@@ -48,6 +49,7 @@ class Bus:
         self.run = run
         self.name = ""  # the name of this client
         self.publish_deadline_s = publish_deadline_s
+        self.vault = Vault()
         self.reconnects = 0
         self.denied = ""  # the server's newest refusal for want of a permission
         self.on_reconnect: list[Callable[[], None]] = []

@@ -10,8 +10,11 @@ from typing import Any, TypeAlias
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack
+from asyncrl.bus.sealing import open_body
+from asyncrl.bus.vault import SecretGone
+from topics.table import topic_of
 from topics.topic import Stream, Topic
-from topics.wire import WireError
+from topics.wire import SEALED, WireError
 
 _SILENT_S = 60.0  # without a message, of a log that is not read to its end
 
@@ -22,8 +25,9 @@ Refuse: TypeAlias = Callable[[Record, Exception], None]
 class Listener:
     """Hands every message of a log to `take`, in order; one that is not what it must be goes to `refuse`.
 
-    A body that lies in the blob stream is fetched first, and messages that arrive meanwhile wait. A LookupError or
-    ValueError from `take` means that a message is invalid.
+    A body that lies in the blob stream is fetched first, and one that is sealed is opened: messages that arrive
+    meanwhile wait. What is sealed under a data key that is gone is passed over. A LookupError or ValueError from `take`
+    means that a message is invalid.
     """
 
     def __init__(
@@ -101,7 +105,9 @@ class Listener:
             record = self._late[0]
             try:
                 if self._lies_elsewhere(record):
-                    record = record._replace(data=await body_of(self._bus, record))
+                    record = record._replace(data=await self._body(record))
+            except SecretGone:
+                self.last = record.sequence
             except (WireError, BlobMissing) as error:
                 self.last = record.sequence
                 self._refuse(record, error)
@@ -120,4 +126,8 @@ class Listener:
         return self._headers_only or record.subject in self._unread
 
     def _lies_elsewhere(self, record: Record) -> bool:
-        return BLOB in record.headers and not self._by_headers(record)
+        return (BLOB in record.headers or SEALED in record.headers) and not self._by_headers(record)
+
+    async def _body(self, record: Record) -> bytes:
+        body, topic = await body_of(self._bus, record), topic_of(record.subject)
+        return body if topic is None else await open_body(self._bus, topic, record, body)

@@ -11,6 +11,9 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Refuse, Take
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import BlobMissing, body_of, unpack
+from asyncrl.bus.sealing import open_body
+from asyncrl.bus.vault import SecretGone
+from topics.table import topic_of
 from topics.topic import Stream, Topic
 
 _SILENT_S = 30.0
@@ -35,7 +38,8 @@ class Part(NamedTuple):
 async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refuse) -> None:
     """Hand all messages of some logs to `take`, the oldest of all first; one that is not what it must be to `refuse`.
 
-    A LookupError or ValueError from `take` means that a message is invalid.
+    A LookupError or ValueError from `take` means that a message is invalid. One that is sealed under a data key that is
+    gone is refused with a `SecretGone`. Records have the bodies that are stored.
 
     Raises:
         BusGone: the server sends nothing more.
@@ -52,8 +56,10 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
                 record = earliest.pop()
                 try:
                     body = None if earliest.by_headers(record) else await body_of(bus, record)
-                    take(*unpack(record, body), record if body is None else record._replace(data=body))
-                except (LookupError, ValueError, BlobMissing) as error:
+                    topic = topic_of(record.subject)
+                    plain = body if body is None or topic is None else await open_body(bus, topic, record, body)
+                    take(*unpack(record, plain), record if body is None else record._replace(data=body))
+                except (LookupError, ValueError, BlobMissing, SecretGone) as error:
                     refuse(record, error)
             if not await earliest.filled():
                 live.remove(earliest)

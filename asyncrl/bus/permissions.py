@@ -72,13 +72,16 @@ def _allowed(role: str, stream: Stream, run: str) -> list[str]:
     calls = [stream.ingest(topic.pattern(run)) for topic in published]
     if published or _subscribed(role, stream):  # publishers read back the message that a repeat met
         calls += [f"$JS.API.{call}.{name}" for call in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")]
-    if role == MONITOR:
+    if role == MONITOR and stream.closed:
+        calls += [f"$JS.API.STREAM.INFO.{name}"]  # how full it is
+    elif role == MONITOR:
         calls += _of_any_client(stream, run)
     elif _follows(role, stream):
         calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
     if role == SUPERVISOR:
         calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(stream)]
         calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Retention.PAYLOAD or stream is LEDGER_BLOBS else []
+        calls += [f"$JS.API.STREAM.MSG.DELETE.{name}"] if stream.closed else []  # of data keys that are too old
     for queue in [queue for queue in _queues(stream) if queue.role == role]:
         pool = f"{name}.{queue.name}"
         calls += [f"$JS.API.CONSUMER.MSG.NEXT.{pool}", f"$JS.ACK.{pool}.>", f"$JS.ACK.*.*.{pool}.>"]
@@ -112,7 +115,7 @@ def _queues(stream: Stream) -> list[WorkQueue]:
 
 def _subscribed(role: str, stream: Stream) -> list[Topic[Any]]:
     """The topics of a stream that a role reads; a keeper reads its own log back."""
-    everything = role in (SUPERVISOR, MONITOR) or role == stream.keeper
+    everything = role == SUPERVISOR or (role == MONITOR and not stream.closed) or role == stream.keeper
     return [topic for topic in TOPICS if topic.stream is stream and (everything or role in subscribers_of(topic))]
 
 

@@ -14,11 +14,12 @@ import xxhash
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_last, read_message
+from asyncrl.bus.sealing import open_body, seal_body
 from asyncrl.crash import crash_point
 from topics.actors import BLOB_KEPT, BLOB_STORED
 from topics.table import BY_NAME, topic_for, topic_of
 from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
-from topics.wire import ID_PATTERN, INLINE_BYTES, Message, WireError, decode, encode
+from topics.wire import ID_PATTERN, INLINE_BYTES, SEALED, Message, WireError, decode, encode
 
 M = TypeVar("M", bound=Message)
 
@@ -79,9 +80,12 @@ async def publish(
     Args:
         topic: of a type of message that several topics share; else it follows from the type.
         headers: further headers (expectations, time to live, or a message id that is to be taken as it is).
+
+    Raises:
+        SecretGone: it is to be sealed under a data key that is not there.
     """
     topic = topic or topic_for(message)
-    body = pack(message, topic)
+    body = await _sealed(bus, topic, message)
     return await _store(bus, topic, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
 
 
@@ -89,7 +93,8 @@ async def send(bus: Bus, message: Message) -> None:
     """Publish a message that another one follows soon: without an acknowledgement, and not while the server is away."""
     topic = topic_for(message)
     if bus.client.is_connected:
-        await bus.send(topic.ingest(bus.run, topic.key_of(message)), pack(message, topic))
+        body = await _sealed(bus, topic, message)
+        await bus.send(topic.ingest(bus.run, topic.key_of(message)), body, _described(message) or None)
 
 
 async def publish_if_latest(bus: Bus, message: Message, expected: int) -> int:
@@ -99,7 +104,7 @@ async def publish_if_latest(bus: Bus, message: Message, expected: int) -> int:
         Fenced: it is not; another worker went on with this trajectory.
     """
     topic = topic_for(message)
-    body, key = pack(message, topic), topic.key_of(message)
+    body, key = await _sealed(bus, topic, message), topic.key_of(message)
     fence = topic.fence(bus.run, key)
     headers = _headers(topic, message, body) | {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
     try:
@@ -145,11 +150,12 @@ async def read(bus: Bus, kind: type[M], record: Record) -> M:
     Raises:
         WireError: it is no such message, or not the one that its subject names.
         BlobMissing: its blob is gone or damaged.
+        SecretGone: it is sealed under a data key that is not there.
     """
     topic = topic_of(record.subject)
     if topic is None or not issubclass(topic.message, kind):
         raise WireError(f"a message on {record.subject}, expected a {kind.__name__}")
-    message: M = _decoded(topic, record, await body_of(bus, record))
+    message: M = _decoded(topic, record, await open_body(bus, topic, record, await body_of(bus, record)))
     return message
 
 
@@ -242,8 +248,14 @@ def attempt_of(record: Record) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 11 else None
 
 
+async def _sealed(bus: Bus, topic: Topic[Any], message: Message) -> bytes:
+    """The body of a message as it is stored: encrypted, where it names data keys."""
+    body, secrets = pack(message, topic), getattr(message, SEALED, "")
+    return await seal_body(bus, topic, topic.key_of(message), secrets, body) if secrets else body
+
+
 async def body_of(bus: Bus, record: Record) -> bytes:
-    """The body of a record, from the blob stream where it lies there."""
+    """The body of a record as it is stored, from the blob stream where it lies there."""
     reference = record.headers.get(BLOB)
     if reference is None:
         return record.data

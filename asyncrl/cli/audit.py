@@ -70,6 +70,7 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         return f" ({waiting:,} wait in its queue, {handed_out:,} are handed out)"
 
     open_now = [f"{role} {count:,}{held(role)}" for role, count in findings.open.items()]
+    gap = f"{findings.purged:,} messages of live traffic have no content any more"
     return [
         ("issued", f"{findings.issued:,}"),
         ("trained", f"{findings.trained:,}"),
@@ -85,4 +86,5 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         ("versions", f"{findings.versions:,} published"),
         ("results", f"{findings.payloads:,} still stored"),
         ("unreadable", f"{findings.unreadable:,} messages"),
+        *([("purged", gap)] if findings.purged else []),
     ]

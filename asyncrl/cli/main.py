@@ -34,6 +34,7 @@ COMMANDS = {
     "select": "write the rows that the policy solves sometimes, as data for another run",
     "fork": "start a new run from a step of another, and watch it",
     "keys": "add, list and revoke API keys of the gateway",
+    "purge": "make unreadable what a tenant or a user said to the gateway",
     "topics": "print all topics with their publishers, subscribers and retention",
     "roles": "print what each role may publish and subscribe to, or make a user for each",
     "check": "list every problem of a config without starting anything",

@@ -149,7 +149,8 @@ async def _read_logs(
             if printer.enough:
                 stop.set()
 
-    readers = [LogReader(bus, stream, on_record) for stream in STREAMS if pattern.concerns(stream)]
+    streams = [stream for stream in STREAMS if pattern.concerns(stream) and not stream.closed]
+    readers = [LogReader(bus, stream, on_record) for stream in streams]
     for reader in readers:
         await reader.start()
         caught_up = asyncio.create_task(reader.caught_up.wait())

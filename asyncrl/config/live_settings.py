@@ -25,5 +25,7 @@ class LiveSettings(Settings):
     # Seconds after which a session has ended in which nothing was asked and nothing answered.
     idle_s: Seconds = 1800.0
     judge_s: Seconds = 600.0  # Seconds that a turn waits for its grade before it is given up, untrained.
+    # Days for which what users said can be read; then its data keys are erased. 0: until `asyncrl purge`.
+    retention_days: Annotated[int, Meta(ge=0, le=36500)] = 0
     judge: JudgeSettings = msgspec.field(default_factory=JudgeSettings)
     safety: SafetySettings = msgspec.field(default_factory=SafetySettings)

@@ -23,6 +23,7 @@ from topics.topic import (
     GRADES,
     LEDGER_BLOBS,
     PROMPTS,
+    SECRETS,
     STREAMS,
     TRAINING,
     TRAJECTORIES,
@@ -84,6 +85,7 @@ _SPARE = 16 * MB  # for the unforeseen: groups that are dropped, actors that die
 _BY_TIME = 128 * MB  # of logs that grow with trims, stalls and starts, whatever is trained
 _LETTERS = 64 * MB  # dead letters; when they are more, the oldest make room
 _SIGNS = 64 * MB  # the newest vital signs of every actor
+_KEYS = 64 * MB  # data keys, of about 300 bytes each
 _UNKNOWN = 512 * MB  # a stream that nothing here computes
 _SNAPSHOTS = 4  # of each keeper in the blob stream: two that stay, one that is written, one not purged yet
 
@@ -187,7 +189,9 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
     found += _payload(config, row_bytes)
     found.append(_versions(config, parameters))
     turned = config.gateway.turns_mb * MB if config.gateway.count else MB
+    keys = _KEYS if config.gateway.count else MB
     found += [Need(DEAD, MB, _LETTERS, 0), Need(VITALS, _SIGNS, _SIGNS, 0), Need(LIVE_TURNS, turned, turned, 0)]
+    found.append(Need(SECRETS, keys, keys, 0))
     needed = {need.stream: need for need in found}
     return {stream.name: needed.get(stream, Need(stream, MB, _UNKNOWN, 0)) for stream in STREAMS}
 
@@ -212,7 +216,7 @@ def needs_of_the_rest(whole: dict[str, Need], progress: Progress) -> dict[str, N
 
 def _rest(need: Need, progress: Progress) -> Need:
     stored = progress.stored.get(need.stream.name, 0)
-    if need.stream.keep is not Retention.LEDGER or need.stream in (DEAD, LIVE_TURNS):
+    if need.stream.keep is not Retention.LEDGER or need.stream in (DEAD, LIVE_TURNS, SECRETS):
         return need
     step = max(need.step, math.ceil(stored / progress.trained) if progress.trained else 0)
     least = stored + _BASE + progress.left * step

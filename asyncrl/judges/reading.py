@@ -8,9 +8,10 @@ from asyncrl.bus.publish import read
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.judges.protocol import Case
 from asyncrl.live.stored import TurnReader, TurnUnreadable
+from asyncrl.live.turn_log import secrets_in
 from topics.topic import TURNS
 from topics.turns import TURN_STARTED, TurnReady, TurnStarted
-from topics.wire import Int32Array, WireError
+from topics.wire import WireError
 
 
 class CaseReader:
@@ -26,28 +27,31 @@ class CaseReader:
         self._tokenizer = tokenizer
         self._most = most_tokens
 
-    async def case(self, ready: TurnReady) -> Case:
-        """Return the texts of a turn.
+    async def case(self, ready: TurnReady) -> tuple[Case, str]:
+        """Return the texts of a turn, and the data keys of all of them.
 
         Raises:
+            SecretGone: a data key is not there.
             WireError: a message about it, or about a turn that precedes or follows it, is not there.
         """
         try:
             turn = await self._turns.read(ready.turn_id)
         except TurnUnreadable as error:
             raise WireError(str(error)) from error
-        followed = [await self._appended(name) for name in ready.evidence]
+        appended = [await self._appended(name) for name in ready.evidence]
+        keys = [*secrets_in(turn.started), *(started.secret for started in appended)]
         decode = self._tokenizer.decode
-        return Case(
+        case = Case(
             ready.turn_id,
             decode(turn.prompt[-self._most :]),
             decode(turn.finished.tokens[: self._most]),
-            "\n".join(decode(tokens[: self._most]) for tokens in followed),
+            "\n".join(decode(started.tokens[: self._most]) for started in appended),
         )
+        return case, ",".join(dict.fromkeys(filter(None, keys)))
 
-    async def _appended(self, turn_id: str) -> Int32Array:
-        """Return what a turn, which need not have ended, has appended to the one that it continues: [T]."""
+    async def _appended(self, turn_id: str) -> TurnStarted:
+        """Return the begin of a turn, which need not have ended: its tokens follow those of the turn before."""
         record = await read_last(self._bus, TURNS, TURN_STARTED.subject(self._bus.run, turn_id))
         if record is None:
             raise WireError(f"turn {turn_id} has no turn.started")
-        return (await read(self._bus, TurnStarted, record)).tokens
+        return await read(self._bus, TurnStarted, record)

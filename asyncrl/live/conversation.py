@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -170,6 +170,11 @@ class Conversations:
         self._tokens += len(ids) - (len(before.ids) if before else 0)
         while self._tokens > self._most and len(self._known) > 1:
             self._tokens -= len(self._known.popitem(last=False)[1].ids)
+
+    def forget(self, turns: Collection[str]) -> None:
+        """Keep the histories of these turns no more."""
+        for key in [key for key, history in self._known.items() if history.turn in turns]:
+            self._tokens -= len(self._known.pop(key).ids)
 
 
 def history_key(messages: Sequence[Message], reply: Message, root: bytes) -> bytes:

@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncrl.live.apis.words import LiveError, Request
 from asyncrl.live.conversation import Conversations, History, Message, Prompt
+from asyncrl.live.owners import owner_in
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
 from topics.wire import Float32Array, Int32Array
 
@@ -59,6 +60,7 @@ class _Known(NamedTuple):
     history: History
     key: bytes  # that it is known by
     owner: str  # who may go on with it
+    secrets: str  # data keys of it and the turns before it; "": it is not stored
 
 
 class TurnLog:
@@ -86,11 +88,12 @@ class TurnLog:
         Args:
             writer: the gateway that stored it.
             at_s: when it was stored, seconds since 1970.
-            owner: who may go on with a turn that begins; "": its tenant.
+            owner: who may go on with a turn that begins; "": its user.
         """
         if isinstance(fact, TurnStarted):
             none = np.empty(0, np.int32)
-            turn = Stored(fact, writer, at_s, none, np.empty(0, np.float32), none, owner or fact.tenant)
+            owner = owner or owner_in(fact.secret) or fact.tenant
+            turn = Stored(fact, writer, at_s, none, np.empty(0, np.float32), none, owner)
             self._open[fact.turn_id] = turn
             if fact.key:
                 self._by_key[fact.key] = turn
@@ -121,11 +124,27 @@ class TurnLog:
         if not history or before is None or len(before) != started.known:
             return
         ids, key = np.concatenate([before, started.tokens, turn.tokens]), bytes.fromhex(history)
-        self._known[started.turn_id] = _Known(History(started.turn_id, ids, started.session), key, turn.owner)
+        secrets = ",".join(filter(None, (started.secret, started.older)))
+        history_of = History(started.turn_id, ids, started.session)
+        self._known[started.turn_id] = _Known(history_of, key, turn.owner, secrets)
         self._tokens += len(ids)
         while self._tokens > self._most and len(self._known) > 1:
             self._tokens -= len(self._known.popitem(last=False)[1].history.ids)
         self._conversations.put(key, started.turn_id, ids, started.session)
+
+    def secrets_of(self, turn: str) -> str | None:
+        """Return the data keys that reading a turn takes; None where it is not known (any more)."""
+        known = self._known.get(turn)
+        return None if known is None else known.secrets
+
+    def purge(self, secrets: set[str]) -> None:
+        """Forget all that is sealed under these data keys."""
+        gone = {name for name, known in self._known.items() if not secrets.isdisjoint(known.secrets.split(","))}
+        self._tokens -= sum(len(self._known.pop(name).history.ids) for name in gone)
+        self._conversations.forget(gone)
+        for kept in (self._open, self._ended, self._by_key):
+            for name in [name for name, turn in kept.items() if not secrets.isdisjoint(secrets_in(turn.started))]:
+                del kept[name]
 
     def _over(self, turn: Stored, now_s: float) -> bool:
         """Return whether no retry goes on with a turn any more: it need not hold its prompt."""
@@ -175,6 +194,11 @@ class TurnLog:
         if not found.whole:
             self._ended.pop(request.digest, None)
         return found
+
+
+def secrets_in(started: TurnStarted) -> list[str]:
+    """Return the data keys of a turn and the turns before it."""
+    return f"{started.secret},{started.older}".strip(",").split(",")
 
 
 def _digest(*parts: str | bytes) -> str:

@@ -15,7 +15,7 @@ from asyncrl.bus.publish import BLOB, decode_body
 from topics.actors import BlobStored
 from topics.table import topic_of
 from topics.weights import WeightsStored
-from topics.wire import WireError
+from topics.wire import SEALED, WireError
 
 _SHOWN = 8  # elements of an array or list
 _SHOWN_TEXT = 60  # characters of a string
@@ -55,6 +55,8 @@ class FormattedMessage:
         if BLOB in self.headers:
             _, size, _, chunks, *_ = (self.headers[BLOB] + ":::").split(":")
             return None, f"{size} bytes in {chunks} chunks of the blob stream"
+        if secret := self.headers.get(SEALED):
+            return None, f"{len(self.data)} bytes sealed under {secret}"
         try:
             return decode_body(topic, self.data), ""
         except WireError as error:

@@ -163,7 +163,7 @@ class LiveTap:
         """Begin behind the newest message that is there."""
         subjects = self._pattern.subjects(self._bus.run)
         for stream in STREAMS:
-            if self._pattern.concerns(stream):
+            if self._pattern.concerns(stream) and not stream.closed:
                 newest = await read_newest(self._bus, stream)
                 after = 0 if newest is None else newest.sequence
                 self._readers.append(LogReader(self._bus, stream, self._receive, after=after, subjects=subjects))

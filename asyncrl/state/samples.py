@@ -15,6 +15,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.sealing import open_under, seal_under
+from asyncrl.bus.vault import SecretGone
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun
@@ -55,6 +57,8 @@ class Sample(msgspec.Struct):
     artefacts: dict[str, str] = {}  # the beginnings of those
     task: str = ONLY_TASK
     turn_rewards: list[float] = []  # that the rollout function gave, of each `generate`
+    secret: str = ""  # data keys of a turn of live traffic
+    sealed: bytes = b""  # in a file: the whole sample, encrypted under these
 
 
 class SampleRow(msgspec.Struct):
@@ -86,6 +90,8 @@ class SampleReader:
             generated = await read(self._bus, TrajectoryGenerated, record)
         except (WireError, BlobMissing):
             return None
+        except SecretGone as error:
+            return gone_sample(trajectory_id, error)
         row = generated.rows[0] if generated.rows else PromptRow("")
         tokens = sum(count.tokens for count in generated.versions)
         turns = self._turns(generated.segments)
@@ -106,6 +112,7 @@ class SampleReader:
             {name: _shown(value) for name, value in outcome.artefacts.items()},
             generated.task,
             outcome.turn_rewards,
+            generated.secret,
         )
 
     @cached_property
@@ -125,6 +132,38 @@ class SampleReader:
             for tokens, mask in zip(np.split(segment.tokens, at), np.split(segment.mask, at), strict=True):
                 turns.append(Turn(bool(mask.any()), self._tokenizer.decode_all(tokens.tolist())))
         return turns
+
+
+def gone_sample(name: str, error: Exception) -> Sample:
+    """Return what is left of a sample that was purged."""
+    return Sample(name, None, None, f"(nothing can be read: {error})", None)
+
+
+async def seal_sample(bus: Bus, sample: Sample) -> Sample:
+    """Return a sample for a file; of one that may be read by all, itself.
+
+    Raises:
+        SecretGone: its data key is not there.
+    """
+    if not sample.secret:
+        return sample
+    sealed = await seal_under(bus, sample.secret, _sealed_as(sample), msgspec.json.encode(sample))
+    return Sample(sample.name, sample.reward, None, "", None, task=sample.task, secret=sample.secret, sealed=sealed)
+
+
+async def open_sample(bus: Bus, sample: Sample) -> Sample:
+    """Return a sample of a file with its texts, or with the reason why it has none."""
+    if not sample.sealed:
+        return sample
+    try:
+        opened = await open_under(bus, sample.secret, _sealed_as(sample), sample.sealed)
+        return msgspec.json.decode(opened, type=Sample)
+    except (SecretGone, WireError, msgspec.MsgspecError) as error:
+        return gone_sample(sample.name, error)
+
+
+def _sealed_as(sample: Sample) -> bytes:
+    return f"sample:{sample.name}".encode()
 
 
 def _shown(artefact: bytes) -> str:
@@ -270,7 +309,7 @@ async def samples_of(bus: Bus, chosen: Chosen, found: FoundRun, count: int) -> t
             if row.event == chosen.event:
                 kept.setdefault(row.step, []).extend(row.samples)  # a version has an evaluation of each held-out set
         names = {member.trajectory_id for member in members}
-        own = [sample for sample in kept.get(chosen.step, []) if sample.name in names]
+        own = [await open_sample(bus, sample) for sample in kept.get(chosen.step, []) if sample.name in names]
         if len(own) > len(samples):
             samples, source = own[:wanted], "from samples.jsonl, since tokens were trimmed"
     if members and not samples:

@@ -8,8 +8,9 @@ from typing import Any
 
 from actors.gateway.actor import Gateway
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import publish, unpack
+from asyncrl.bus.log import Record
+from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key
 from asyncrl.ports import free_port
 from harness.live_runs import answers, conversing_model
@@ -96,11 +97,8 @@ async def stored_turns(bus: Bus) -> list[TurnStarted | TurnSampled | TurnFinishe
     """Return all facts about turns, in their order."""
     found: list[Any] = []
 
-    def take(record: Record) -> None:
-        found.append(unpack(record, record.data)[1])
+    def refuse(record: Record, error: Exception) -> None:
+        raise AssertionError(f"message {record.sequence}: {error}")
 
-    reader = LogReader(bus, TURNS, take)
-    await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 60)
-    await reader.close()
+    await read_merged(bus, [Part(TURNS)], lambda _topic, message, _record: found.append(message), refuse)
     return found

@@ -12,6 +12,7 @@ from actors.prompter.data_order import DataOrder
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import unpack
+from asyncrl.bus.sealing import open_body
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.state.audit.audit import Findings, Queue, audit
@@ -39,6 +40,13 @@ FIRST = (ACTORS, FLEET, DEAD, TRAINING, ENGINES)  # read before the logs that gr
 LOGS = (*FIRST, TURNS, SESSIONS, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
 
 
+async def _opened(bus: Bus, record: Record) -> Record:
+    """A record as it was before it was sealed."""
+    topic = topic_of(record.subject)
+    assert topic is not None
+    return record._replace(data=await open_body(bus, topic, record, record.data))
+
+
 class Recorded:
     """Messages by log, each log in its order."""
 
@@ -56,6 +64,8 @@ class Recorded:
             await reader.start()
             await reader.caught_up.wait()
             await reader.close()
+        for name in (TURNS.name, TRAJECTORIES.name):
+            logs[name] = [await _opened(bus, record) for record in logs[name]]
         return cls(logs, bus.run, base)
 
     def copy(self) -> Recorded:

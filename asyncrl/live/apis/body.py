@@ -62,6 +62,10 @@ class Body:
             raise refusal(name, f"is {kind_of(value) if value != '' else 'absent'}; expected a text")
         return value
 
+    def named(self, *names: str) -> str:
+        """Return the first of some fields that is a text; "" where none is: whatever else they hold changes nothing."""
+        return next((value for name in names if isinstance(value := self._fields.get(name), str)), "")
+
     def flag(self, name: str, *, absent: bool = False) -> bool:
         """Return a truth value, and another where it is absent."""
         value = self._fields.get(name, absent)

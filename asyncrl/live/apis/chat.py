@@ -11,10 +11,10 @@ from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Re
 
 _READ = (
     *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed"),
-    *("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls"),
+    *("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "user", "safety_identifier"),
 )
 IGNORED = (
-    *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
     *("verbosity", "prediction"),
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -53,6 +53,7 @@ class ChatCompletions:
             stream=fields.flag("stream"),
             tools=chosen(fields, declared(fields, keys="function")),
             parallel=fields.flag("parallel_tool_calls", absent=True),
+            user=fields.named("safety_identifier", "user"),
             usage=_wants_usage(fields.get("stream_options")),
         )
 

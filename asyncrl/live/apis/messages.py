@@ -10,10 +10,10 @@ from asyncrl.live.apis.words import Call, Ending, Events, Fault, LiveError, Open
 
 COUNT_PATH = "/v1/messages/count_tokens"
 
-_COUNTED = ("model", "messages", "system", "tools", "tool_choice", "output_config")
+_COUNTED = ("model", "messages", "system", "tools", "tool_choice", "output_config", "metadata")
 _READ = (*_COUNTED, "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream")
 # `thinking` permits what no reply must have; there are no blocks of it that `context_management` could leave out.
-IGNORED = ("metadata", "service_tier", "cache_control", "thinking", "context_management")
+IGNORED = ("service_tier", "cache_control", "thinking", "context_management")
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system"}
 _STATUS: dict[Fault, tuple[int, str]] = {
     "invalid": (400, "invalid_request_error"),
@@ -51,6 +51,7 @@ class Messages:
             stream=fields.flag("stream"),
             tools=_tools(fields),
             parallel=not (fields.get("tool_choice") or {}).get("disable_parallel_tool_use"),
+            user=_user(fields),
         )
 
     def parse_count(self, body: bytes) -> Request:
@@ -58,7 +59,7 @@ class Messages:
         fields = Body(body)
         fields.only(_COUNTED, IGNORED, {})
         _check_output(fields)
-        return Request(fields.text("model"), _conversation(fields), tools=_tools(fields))
+        return Request(fields.text("model"), _conversation(fields), tools=_tools(fields), user=_user(fields))
 
     def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
         """See `Api`."""
@@ -136,6 +137,12 @@ def _check_output(fields: Body) -> None:
     config = fields.get("output_config")
     if config is not None and (not isinstance(config, dict) or set(config) - {"effort"}):
         raise refusal("output_config", f"is {shown(config)}; this gateway forces no form of a reply: leave it out")
+
+
+def _user(fields: Body) -> str:
+    metadata = fields.get("metadata")
+    found = metadata.get("user_id") if isinstance(metadata, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 def _conversation(fields: Body) -> list[Message]:

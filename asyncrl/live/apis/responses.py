@@ -11,10 +11,10 @@ from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Re
 
 _READ = (
     *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
-    *("tools", "tool_choice", "parallel_tool_calls", "previous_response_id"),
+    *("tools", "tool_choice", "parallel_tool_calls", "previous_response_id", "user", "safety_identifier"),
 )
 IGNORED = (
-    *("user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention", "safety_identifier"),
+    *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
     *("include", "reasoning", "max_tool_calls", "stream_options", "client_metadata"),
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -53,6 +53,7 @@ class Responses:
             tools=chosen(fields, declared(fields, keys="", hosted=HOSTED)),
             previous=_previous(fields),
             parallel=fields.flag("parallel_tool_calls", absent=True),
+            user=fields.named("safety_identifier", "user"),
         )
 
     def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:

@@ -61,6 +61,7 @@ class Request(msgspec.Struct, frozen=True):
     previous: str = ""  # the turn that it follows, of which it gives no messages; "": it gives all
     parallel: bool = True  # the reply may have several calls
     usage: bool = False  # the stream tells its tokens; only chat completions ask
+    user: str = ""  # of the client, who says so
 
 
 class Opening(msgspec.Struct, frozen=True):

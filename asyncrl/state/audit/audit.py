@@ -143,6 +143,7 @@ class Findings(NamedTuple):
     versions: int  # published
     payloads: int  # results still stored
     unreadable: int  # messages; each is a dead letter too
+    purged: int = 0  # messages whose data key was erased
 
 
 def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
@@ -187,6 +188,7 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
         versions=len(training.published),
         payloads=ledger.groups.results,
         unreadable=ledger.unreadable,
+        purged=ledger.purged,
     )
 
 

@@ -226,6 +226,9 @@ def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
     if drop.reason == "deadline":
         known = len(group.live(_seen_ns(drop))) >= least
         return f"fewer than {least} graded members at its deadline" if known else _before_deadline(group, drop, config)
+    if drop.reason == "purged":
+        claimed = any(claim.reason == "purged" for claims in group.claims.values() for claim in claims)
+        return "" if group.purged or claimed else "a purge of a data key of it"
     if drop.reason == "failed":
         return f"fewer than {least} members that are graded, found {len(live)}" if len(live) >= least else ""
     if drop.reason == "lag":

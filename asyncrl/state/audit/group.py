@@ -133,6 +133,7 @@ class Group:
         self.end: End | None = None  # of the group
         self.scored_ns = 0  # server's clock at the score of an evaluation
         self.packed: dict[Key, BatchMember] = {}
+        self.purged = False  # a data key of it was erased
 
     @property
     def stage(self) -> Stage:
@@ -157,7 +158,7 @@ class Group:
         claimed = [*self.packed, *(key for key, drop in self.drops.items() if drop.reason != "deadline")]
         if not all(key in self.issues and key in self.claims for key in claimed):
             return False
-        return self.dropped is None or self.dropped.reason == "deadline" or self.complete_ns() is not None
+        return self.dropped is None or self.dropped.reason in ("deadline", "purged") or self.complete_ns() is not None
 
     def complete_ns(self) -> int | None:
         """Server's clock when every member had a grade, a failure or an end; None while one is open."""

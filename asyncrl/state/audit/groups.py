@@ -131,6 +131,7 @@ class Groups(Fold):
             task, estimator = headers.get("task", ONLY_TASK), headers.get("estimator", NO_ESTIMATOR)
             group.rules = Rules(task, float(headers["temperature"]), estimator)
             self._check_origin(group, headers.get("origin", ""))
+            group.purged = not self._training.opening.purged.isdisjoint(headers.get("secrets", "").split(","))
         if group.stage == "eval" or not group.issues:
             group.issued_ns = record.time_ns
         if headers["stage"] != group.stage:

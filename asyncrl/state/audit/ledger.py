@@ -10,6 +10,7 @@ import msgspec
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, unpack
+from asyncrl.bus.vault import SecretGone
 from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.channel import Channel
 from asyncrl.state.audit.groups import WHOLE, Groups
@@ -23,7 +24,8 @@ from topics.batches import BatchPacked
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import StreamTrimming
 from topics.topic import BATCHES, DEAD, PROMPTS, TRAJECTORIES, Topic
-from topics.wire import Message
+from topics.trajectories import TRAJECTORY_GENERATED
+from topics.wire import SEALED, Message
 
 
 class Ledger(Fold):
@@ -51,6 +53,8 @@ class Ledger(Fold):
         self.legible: set[tuple[str, int]] = set()  # of those, messages that can be read after all
         self.later_versions: set[int] = set()  # published after the learner's log was read
         self.unreadable = 0
+        self.purged = 0  # messages that are sealed under a data key that was erased
+        self.sealed = 0  # and under one that is not there, or not for this reader
         self.first_result = first_result
         self.trimmed = 0  # results below this sequence may be gone, as the log of the supervisor has it
         self.ended: dict[str, int] = {}  # and of these trajectories below theirs, since the audit began
@@ -78,6 +82,9 @@ class Ledger(Fold):
 
     def refuse(self, record: Record, error: Exception) -> None:
         """Take note of a message that cannot be read."""
+        if isinstance(error, SecretGone):
+            self._on_sealed(record)
+            return
         self.unreadable += 1
         lost_chunks = isinstance(error, BlobMissing)
         if lost_chunks and record.stream is TRAJECTORIES:
@@ -95,6 +102,15 @@ class Ledger(Fold):
             with suppress(LookupError, ValueError):
                 if unpack(record, None)[0] is PROMPT_ISSUED:
                     self.groups.apply(PROMPT_ISSUED, None, record)
+
+    def _on_sealed(self, record: Record) -> None:
+        """A message without a content: its headers are all that is compared."""
+        if self.opening.purged.isdisjoint(record.headers[SEALED].split(",")):
+            self.sealed += 1
+        else:
+            self.purged += 1
+        if record.stream is TRAJECTORIES:
+            self.groups.apply(TRAJECTORY_GENERATED, None, record)
 
     def finish(self) -> None:
         """All was read: compare what is not folded away."""

@@ -13,6 +13,7 @@ from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.violations import Violations
 from topics.actors import ReissueRequested, RunOpened
 from topics.ids import REISSUE, number_of
+from topics.secrets import PurgeRequested
 
 # Settings that a run keeps for as long as it goes on, as far as its ledger follows from them.
 _FIXED = (
@@ -44,10 +45,15 @@ class Opening(Fold):
         self.steps: int | None = None  # RL steps of the run, as it was opened last
         self.first_step: int | None = None
         self.origins: list[str] = []  # prompts whose rows were requested again, in the order of the requests
+        self.purged: set[str] = set()  # data keys that were erased
         self._settings: list[tuple[int, Config]] = []  # time of an opening, and the settings from there on
         self.opened_ns = 0  # server's clock when it was opened last
         self._sequence = 0
         self._violations = violations
+
+    @on(PurgeRequested)
+    def _on_purge(self, message: PurgeRequested, _record: Record) -> None:
+        self.purged.update(message.secrets)
 
     @on(RunOpened)
     def _on_opened(self, message: RunOpened, record: Record) -> None:

@@ -12,7 +12,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, last_sequence, read_message
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.provision import queue_info, stream_states
-from asyncrl.bus.publish import BlobMissing, body_of, unpack
+from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.vault import SecretGone
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.audit import Findings, Queue, audit
@@ -20,6 +21,7 @@ from asyncrl.state.audit.ledger import Ledger
 from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperSnapshot
 from topics.engines import ENGINE_READY
 from topics.promotions import PROMOTION_REQUESTED
+from topics.secrets import PURGE_REQUESTED
 from topics.stages import STAGE_REQUESTED
 from topics.streams import STREAM_TRIMMING, StreamTrimming
 from topics.table import QUEUES, TOPICS
@@ -42,7 +44,7 @@ from topics.topic import (
 from topics.trajectories import TRAJECTORY_GENERATED
 from topics.turns import TURN_FINISHED, TURN_STARTED
 from topics.weights import WEIGHTS_PUBLISHED
-from topics.wire import WireError
+from topics.wire import Message, WireError
 
 _REPORT_S = 2.0  # seconds between progress reports
 # Effects before their causes: while their ends are looked up the run goes on.
@@ -96,7 +98,7 @@ async def audit_run(
     take = _reporting(ledger.apply, sum(int(state["messages"]) for state in states.values()), report)
     run = bus.run
     unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperSnapshot]  # a snapshot proves nothing
-    requests = (RUN_OPENED, REISSUE_REQUESTED, SKIP_REQUESTED, STAGE_REQUESTED, PROMOTION_REQUESTED)
+    requests = (RUN_OPENED, PURGE_REQUESTED, REISSUE_REQUESTED, SKIP_REQUESTED, STAGE_REQUESTED, PROMOTION_REQUESTED)
     asked = Part(ACTORS, ends[ACTORS], [topic.pattern(run) for topic in requests])
     first = [asked, Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
     await read_merged(bus, first, take, ledger.refuse)
@@ -120,6 +122,9 @@ async def audit_run(
     await read_merged(bus, parts, take, ledger.refuse)
     await _read_later(bus, ledger, {TRAINING: ends[TRAINING], FLEET: before})
     await _try_letters(bus, ledger)
+    if ledger.sealed:
+        why = "their data keys were not purged, and are lost, or not for this login"
+        notes.append(f"{ledger.sealed:,} sealed messages of live traffic: {why}")
     if rows is not None:
         notes += await rows.compare()
     lease_s = config.workers.lease_s if config is not None else None
@@ -190,9 +195,9 @@ async def _try_letters(bus: Bus, ledger: Ledger) -> None:
         record = await read_message(bus, streams[name], sequence)
         try:
             if record is not None:
-                unpack(record, await body_of(bus, record))
+                await read(bus, Message, record)
                 ledger.legible.add((name, sequence))
-        except (WireError, BlobMissing):
+        except (WireError, BlobMissing, SecretGone):
             continue  # as its letter has it
 
 

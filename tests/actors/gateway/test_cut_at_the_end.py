@@ -30,6 +30,9 @@ class Facts:
     def has(self, _turn: str) -> bool:
         return True
 
+    def secrets_of(self, _turn: str) -> str:
+        return ""
+
     async def put(self, fact: Any) -> bool:
         self.log.take(fact, "gateway-1", 1.0)
         self.finishes += [fact.finish] if hasattr(fact, "finish") else []
@@ -77,11 +80,11 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
         return Turn(request, prompt, wording, GatewaySettings(), asked=asked, stored=stored)
 
     cut = turn()
-    await cut.begin(facts, "anna", "chat", SESSION)
+    await cut.begin(facts, "anna", "chat", SESSION, secret="s")
     with pytest.raises(ConnectionResetError):
         await cut.run(engines, facts, gone, SafetySettings())
     again = turn()
-    await again.begin(facts, "anna", "chat", SESSION)
+    await again.begin(facts, "anna", "chat", SESSION, secret="s")
     ending = await again.run(engines, facts, send, SafetySettings())
 
     assert (again.continues, facts.finishes) == (cut.id, ["gone", "stop"])

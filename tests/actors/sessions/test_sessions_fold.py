@@ -6,8 +6,10 @@ import pytest
 from actors.sessions.fold import SessionsFold
 from asyncrl.config.live_settings import LiveSettings
 from asyncrl.config.safety_settings import SafetySettings
+from asyncrl.live.owners import tenant_digest
 from tests.harness.folds import Feed
 from topics.batches import BatchTrained
+from topics.secrets import PurgeRequested
 from topics.table import topic_for
 from topics.turns import (
     FeedbackGiven,
@@ -254,3 +256,30 @@ def test_alarms_are_raised_by_the_newest_turns():
         "live_disagreement": 0.25,
         "rewards_clipped": 0.0,
     }
+
+
+def purge(*secrets):
+    return PurgeRequested("p", tenant_digest("anna"), "", "operator", [*secrets])
+
+
+def test_open_turns_whose_key_is_erased_end_as_purged_wherever_they_stand():
+    fold = Sessions()
+    fold.started("t1", secret="k1").served("t2", secret="k1").served("t3", secret="k2", older="k1")
+    fold.served("t4", secret="k2")
+
+    made = fold.say(purge("k1")).decide()
+
+    assert {(one.turn_id, one.reason) for one in made} == {(name, "purged") for name in ("t1", "t2", "t3")}
+    assert fold.finished("t1").decide() == []
+
+
+def test_a_turn_that_comes_under_an_erased_key_ends_and_so_does_one_that_its_judge_could_not_read():
+    fold = Sessions()
+    fold.say(purge("k1")).served("t1", secret="k1")
+    assert [one.reason for one in fold.decide()] == ["purged"]
+    fold.served("t2", secret="k2").served("t3", "t2", secret="k2")
+    fold.decide()
+
+    made = fold.say(TurnJudged("t2", None, "rule", purged=True)).decide()
+
+    assert [(one.turn_id, one.reason) for one in made] == [("t2", "purged")]

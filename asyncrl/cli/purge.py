@@ -1,0 +1,60 @@
+"""`asyncrl purge`: make what a tenant or a user said unreadable, everywhere in a run."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import Any
+
+from asyncrl.bus.connection import Bus
+from asyncrl.cli.output import add_json, show
+from asyncrl.cli.target import add_run, any_run, read_topics
+from asyncrl.errors import WrongUsage
+from asyncrl.live.owners import owner_of, tenant_digest, user_of
+from asyncrl.run.purge import purge
+from asyncrl.state.learnt import learnt_from
+from topics.wire import ID_PATTERN
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_run(parser)
+    parser.add_argument("--tenant", required=True, help="whose turns")
+    parser.add_argument("--user", default="", help="of the tenant, as requests name it (default: all of them)")
+    parser.add_argument("--before", default="", metavar="DAY", help="those of days before this one, UTC: 2026-12-31")
+    add_json(parser, "as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Erase data keys, and print how many, and which versions had learnt from what they opened."""
+    if not re.match(ID_PATTERN, arguments.tenant):
+        raise WrongUsage(f"--tenant takes letters, digits, _ and -; found {arguments.tenant!r}")
+    if arguments.before and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", arguments.before):
+        raise WrongUsage(f"--before takes a day such as 2026-12-31; found {arguments.before!r}")
+    user = user_of({}, arguments.user)
+    owner = owner_of(arguments.tenant, user) if user else tenant_digest(arguments.tenant)
+    before = arguments.before.replace("-", "")
+    done = read_topics(any_run(arguments), "purge", lambda bus: _purge(bus, owner, before))
+    show(arguments, done, lambda: _text(done))
+    return 0
+
+
+async def _purge(bus: Bus, owner: str, before: str) -> dict[str, Any]:
+    purged = await purge(bus, owner, before, "operator")
+    learnt = await learnt_from(bus, owner, before)
+    return {
+        "run": bus.run,
+        "keys_erased": len(purged.keys),
+        "keys_left": purged.left,
+        "trajectories_trained": learnt.trajectories,
+        "steps": learnt.steps,
+        "first_version": learnt.steps[0] if learnt.steps else None,
+    }
+
+
+def _text(done: dict[str, Any]) -> str:
+    erased = f"run {done['run']}: {done['keys_erased']} data keys erased, {done['keys_left']} of others are left"
+    if not done["steps"]:
+        return f"{erased}\nno version has learnt from it"
+    steps, count = ", ".join(map(str, done["steps"])), done["trajectories_trained"]
+    return f"{erased}\n{count} turns were trained, in steps {steps}: version {done['first_version']} and all after it"

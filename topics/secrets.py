@@ -1,0 +1,52 @@
+"""Messages about data keys: what live traffic says lies encrypted under one of its tenant, user and day."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, field
+
+from topics.topic import ACTORS, SECRETS, Topic
+from topics.wire import Id, Message
+
+DataKey: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
+Owner: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}(_[0-9a-f]{16})?\Z")]  # of a tenant, or a user of it
+Day: TypeAlias = Annotated[str, Meta(pattern=r"^(\d{8})?\Z")]  # UTC, "20261231"; "": of any
+
+
+class SecretMade(Message):
+    """A data key, under which a gateway seals what it states of the turns of a user on a day.
+
+    This message is the only place that has the key: who erases it makes unreadable whatever is sealed under it.
+    """
+
+    secret_id: Id  # OWNER_DAY_RANDOM, as `asyncrl.live.owners` makes it
+    key: DataKey
+
+
+class PurgeRequested(Message):
+    """These data keys are to be erased: open work that is sealed under one of them ends as `purged`."""
+
+    purge_id: Id
+    owner: Owner  # whose they are
+    before: Day  # of days before this one
+    reason: Literal["operator", "retention"]
+    secrets: list[Id] = field(default_factory=list)  # that were there; they are erased after this is stored
+
+
+SECRET_MADE = Topic(
+    "secret.made",
+    SecretMade,
+    SECRETS,
+    publishers=("gateway",),
+    subscribers=("gateway", "judge", "rollout", "reward", "groupreward", "learner", "recorder"),
+    key="secret_id",
+)
+PURGE_REQUESTED = Topic(
+    "purge.requested",
+    PurgeRequested,
+    ACTORS,
+    publishers=("operator", "supervisor"),
+    subscribers=("gateway", "sessions", "buffer", "recorder"),
+    key="purge_id",
+)
