@@ -79,7 +79,7 @@ class JudgeWorker:
             vote = await self._judge.vote(case)
         except VoteFailed as error:
             self._context.count("votes_failed")
-            self._context.log.warning("vote failed", turn=case.turn_id, reason=str(error)[:1024])
+            self._context.log.warning("vote failed", turn=case.turn_id, reason=error.reason)
             return None
         self._context.count("votes")
         return vote

@@ -50,19 +50,19 @@ class EndpointJudge:
         try:
             text = await answered(partial(self._ask, body), self._deadline_s)
         except NoAnswer as error:
-            words = f"no vote from {self._url} within {self._deadline_s:g} s; last: {error}"
-            raise VoteFailed(words) from None
+            words = f"no vote from {self._url} within {self._deadline_s:g} s"
+            raise VoteFailed(words, f"; last: {error}") from None
         return read_vote(text, question.mark)
 
     async def _ask(self, body: bytes) -> str:
         try:
             text = await post(self._session, self._url, body, _ANSWER_BYTES)
         except Refused as error:
-            raise VoteFailed(str(error)) from None
+            raise VoteFailed(f"{self._url} refused", f": {error}") from None
         try:
             return msgspec.json.decode(text, type=_Answer).choices[0].message.content
         except (msgspec.DecodeError, IndexError) as error:
-            raise VoteFailed(f"{self._url} answered no chat completion ({error}): {beginning(text)}") from error
+            raise VoteFailed(f"{self._url} answered no chat completion", f" ({error}): {beginning(text)}") from error
 
     async def close(self) -> None:
         """Close the connections."""

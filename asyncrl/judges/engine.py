@@ -43,7 +43,7 @@ class EngineJudge:
         except TimeoutError as error:
             raise VoteFailed(f"no vote of an engine within {self._deadline_s:g} s") from error
         except (TokenizerError, EngineError) as error:
-            raise VoteFailed(str(error)) from error
+            raise VoteFailed(type(error).__name__, f": {error}") from error
         return read_vote(self._tokenizer.decode(np.asarray(answer.tokens)), question.mark)
 
     async def close(self) -> None:

@@ -16,6 +16,15 @@ SCORES = (-1, 0, 1)
 class VoteFailed(AsyncRLError):
     """A vote that was not given, with the reason; the other votes on the turn are not touched."""
 
+    def __init__(self, reason: str, said: str = "") -> None:
+        """
+        Args:
+            reason: without a word of what was said: logs have it.
+            said: what follows it in the error, which may quote a user or an answer.
+        """
+        super().__init__(reason + said)
+        self.reason = reason
+
 
 class Case(msgspec.Struct, frozen=True):
     """One turn before its judge: texts, special tokens left out."""

@@ -86,7 +86,7 @@ def read_vote(answer: str, mark: str) -> Vote:
     score = _SCORES.get(found[1]) if found else None
     if score is None:
         last = lines[-1][-_SHOWN:] if lines else ""
-        raise VoteFailed(f"the answer ends with {last!r}; expected VOTE {mark}: +1, 0 or -1")
+        raise VoteFailed("the answer has no vote", f"; it ends with {last!r}; expected VOTE {mark}: +1, 0 or -1")
     if len(lines) < 2 or score >= 0 or not lines[-2].startswith(f"HINT {mark}:"):
         return Vote(score)
     return Vote(score, cut_hint(lines[-2].partition(":")[2]))

@@ -64,7 +64,7 @@ class FunctionJudge:
         """Run the function in a child."""
         reply = await self._sandbox.call(case)
         if reply.reason is not None:
-            raise VoteFailed(f"{reply.reason}: {reply.detail}")
+            raise VoteFailed(reply.reason, f": {reply.detail}")
         return msgspec.convert(reply.value, Vote)
 
     async def close(self) -> None:
