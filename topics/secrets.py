@@ -9,9 +9,8 @@ from msgspec import Meta, field
 from topics.topic import ACTORS, SECRETS, Topic
 from topics.wire import Id, Message
 
-DataKey: TypeAlias = Annotated[bytes, Meta(min_length=32, max_length=32)]
-Owner: TypeAlias = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}(_[0-9a-f]{16})?\Z")]  # of a tenant, or a user of it
-Day: TypeAlias = Annotated[str, Meta(pattern=r"^(\d{8})?\Z")]  # UTC, "20261231"; "": of any
+Owner: TypeAlias = Annotated[str, Meta(max_length=64)]  # digest of a tenant, or of it and a user; "": all
+Day: TypeAlias = Annotated[str, Meta(max_length=8)]  # UTC, "20261231"; "": of any
 
 
 class SecretMade(Message):
@@ -21,7 +20,7 @@ class SecretMade(Message):
     """
 
     secret_id: Id  # OWNER_DAY_RANDOM, as `asyncrl.live.owners` makes it
-    key: DataKey
+    key: bytes  # 32
 
 
 class PurgeRequested(Message):

@@ -212,7 +212,8 @@ class Retraining:
         digest = self._digest() if published else ""
         recorded = {"reward_mean": trained.rewards[0], "masked_tokens": float(trained.masked), **trained.metrics}
         replayed = {"reward_mean": stats.reward_mean, "masked_tokens": float(stats.tokens_stale), **metrics}
-        return ReplayedStep(step, packed.stage, recorded, replayed, published, digest)
+        purged = sum(not member.segments for group in groups for member in group.members)
+        return ReplayedStep(step, packed.stage, recorded, replayed, published, digest, purged)
 
     def _skips(self, step: int) -> bool:
         """Return whether the run passed over a batch; so does its replay."""

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Train again; returns 1 where the weights should be equal and are not, or where it cannot be done."""
     replay = _replay(arguments)
     show(arguments, report(replay), lambda: replay_text(replay))
-    return 1 if not replay.changed and first_difference(replay.steps) else 0
+    return 1 if not (replay.changed or _purged(replay)) and first_difference(replay.steps) else 0
 
 
 def replay_text(replay: Replay) -> str:
@@ -90,7 +90,13 @@ def replay_text(replay: Replay) -> str:
             f"step {different.step} differs: version {different.step} was published with digest "
             f"{different.published}, the replay has {different.digest}; {text}, {versions:,} published versions"
         ]
+    if gap := _purged(replay):
+        lines.append(f"{gap:,} trajectories were purged: from the first of them on, weights differ")
     return "\n".join([*lines, *(f"{name:>12}  {path}" for name, path in replay.files.items())])
+
+
+def _purged(replay: Replay) -> int:
+    return sum(step.purged for step in replay.steps)
 
 
 def report(replay: Replay) -> dict[str, Any]:
@@ -103,6 +109,7 @@ def report(replay: Replay) -> dict[str, Any]:
         "began_at_step": replay.origin,
         "last_step": replay.last,
         "published_versions": sum(bool(step.published) for step in replay.steps),
+        "purged_trajectories": _purged(replay),
         "first_different_step": None if different is None else different.step,
         "medians": {name: {"recorded": was, "replayed": now} for name, (was, now) in medians(replay.steps).items()},
         "steps": [step._asdict() for step in replay.steps],

@@ -16,6 +16,7 @@ class ReplayedStep(NamedTuple):
     replayed: dict[str, float]
     published: str  # digest of the version that was published after it; "" where none was
     digest: str  # of the replay's weights there
+    purged: int = 0  # trajectories that were trained, and have no tokens any more
 
 
 def first_difference(steps: Sequence[ReplayedStep]) -> ReplayedStep | None:

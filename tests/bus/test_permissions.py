@@ -29,6 +29,7 @@ from topics.topic import (
     DEAD,
     ENGINES,
     LEDGER_BLOBS,
+    SECRETS,
     SESSIONS,
     STREAMS,
     TRAINING,
@@ -102,6 +103,8 @@ def subject_of(topic) -> str:
 
 
 def hears(role: str, topic) -> bool:
+    if role == "monitor" and topic.stream.closed:
+        return False
     return role in EVERYTHING or role in (*topic.subscribers, topic.stream.keeper)
 
 
@@ -145,15 +148,16 @@ async def test_a_role_subscribes_to_its_own_answers_and_to_nothing_that_a_stream
         assert await served.refused(role, listens=asked) == asked - {f"_INBOX.mine-{role}.>"}, role
 
 
-_OPERATORS = ("CREATE", "UPDATE", "DELETE", "SNAPSHOT", "RESTORE", "MSG.DELETE")
+_OPERATORS = ("CREATE", "UPDATE", "DELETE", "SNAPSHOT", "RESTORE")
 
 
 def calls(stream: Stream) -> dict[str, str]:
     """Every call of the JetStream API that touches a stream, with who may make it."""
     name = stream.full_name(RUN)
     found = {f"$JS.API.STREAM.{verb}.{name}": "operator" for verb in _OPERATORS}
-    found[f"$JS.API.STREAM.PURGE.{name}"] = "trims"
-    found |= {f"$JS.API.{call}.{name}": "knows" for call in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")}
+    found |= {f"$JS.API.STREAM.PURGE.{name}": "trims", f"$JS.API.STREAM.MSG.DELETE.{name}": "erases"}
+    found |= {f"$JS.API.{call}.{name}": "knows" for call in ("STREAM.MSG.GET", "DIRECT.GET")}
+    found[f"$JS.API.STREAM.INFO.{name}"] = "fills"
     queues = [queue for queue in QUEUES.values() if queue.stream is stream]
     found[f"$JS.API.CONSUMER.CREATE.{name}"] = "operator" if queues else "monitor"  # a consumer that the server names
     found |= {f"$JS.API.CONSUMER.{verb}.{name}.r1": "reads" for verb in ("CREATE", "DELETE", "MSG.NEXT")}
@@ -178,7 +182,9 @@ async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(se
             {"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.STREAM.CREATE.x"},
         )
         for stream in STREAMS:
-            may = {role}
+            may = {role} if role != "monitor" else {"fills"} if stream.closed else {role, "fills"}
+            may |= {"fills"} if knows(role, stream) else set()
+            may |= {"erases"} if role == "supervisor" and stream.closed else set()
             may |= {"knows"} if knows(role, stream) else set()
             may |= {"reads"} if reads(role, stream) else set()
             may |= {"counts"} if role in ("monitor", "supervisor") else set()
@@ -207,6 +213,13 @@ async def test_the_promises_by_name(served: Served):
     text = roles_text([RUN])
     assert all(f"{role}  (user mine-{role})" in text for role in login_roles())
     assert "STREAM.CREATE" not in text.split("prompter  (")[1]
+
+
+def test_what_listens_in_reads_no_data_keys():
+    name = SECRETS.full_name("r1")
+    assert [call for call in permissions("monitor", ["r1"]).publish if name in call] == [f"$JS.API.STREAM.INFO.{name}"]
+    may_read = [role for role in login_roles() if any(name in call for call in permissions(role, ["r1"]).publish)]
+    assert not {"engine", "buffer", "prompter", "sessions", "router"} & {*may_read}
 
 
 def test_what_faces_the_network_reads_no_decisions_about_turns():

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 
 from actors.gateway import actor
+from actors.gateway import reply as reply_of
 from actors.gateway.actor import Answered
 from asyncrl.live.apis.table import APIS
 from asyncrl.live.apis.words import LiveError, Opening, Request
@@ -36,13 +37,13 @@ async def client_of(answer: Answered) -> AsyncIterator[tuple[asyncio.StreamReade
 
 
 async def test_the_end_of_a_stream_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(actor, "_LAST_S", 0.2, raising=False)
+    monkeypatch.setattr(reply_of, "_LAST_S", 0.2, raising=False)
     ended = asyncio.Event()
 
     async def answer(http: web.Request) -> web.StreamResponse:
         request = Request("any", [{"role": "user", "content": "a"}], stream=True)
         turn = SimpleNamespace(id="t1", request=request, opening=Opening("t1", "any", 0, 1))
-        reply = actor._Reply(http, APIS["chat"], turn, Session("s_s", "s"))
+        reply = reply_of.Reply(http, APIS["chat"], turn, Session("s_s", "s"))
         response = await reply.end({}, lambda _events: MORE_THAN_SOCKETS_HOLD)
         ended.set()
         return response
