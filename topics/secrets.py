@@ -10,7 +10,7 @@ from topics.topic import ACTORS, SECRETS, Topic
 from topics.wire import Id, Message
 
 Owner: TypeAlias = Annotated[str, Meta(max_length=64)]  # digest of a tenant, or of it and a user; "": all
-Day: TypeAlias = Annotated[str, Meta(max_length=8)]  # UTC, "20261231"; "": of any
+Day: TypeAlias = Annotated[str, Meta(max_length=16)]  # UTC, "20261231"; "": of any
 
 
 class SecretMade(Message):
