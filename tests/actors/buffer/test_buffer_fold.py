@@ -9,6 +9,7 @@ from asyncrl.config.settings import Config
 from harness.buffer_feed import feed
 from topics.batches import BatchPacked, Objective
 from topics.groups import GroupDropped
+from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
 
 
@@ -313,3 +314,28 @@ def test_a_batch_names_the_rules_that_each_group_was_issued_with():
         ("words", 0.5, "centered", 3),
         ("sums", 1.25, "none", 2),
     ]
+
+
+@pytest.mark.parametrize("purged_first", [True, False])
+@pytest.mark.parametrize("is_graded", [True, False])
+def test_a_turn_whose_data_key_is_erased_ends_unless_it_is_packed(*, purged_first: bool, is_graded: bool):
+    fed = feed(batch_groups={"warmup": 1, "rl": 3})
+    request = PurgeRequested("p", "", "", "operator", ["k1"])
+    fed.publish(PURGE_REQUESTED, request) if purged_first else None
+    for name, keys in (("l000000-0", "k2,k1"), ("l000001-0", "k2")):
+        fed.issued(name, size=1, secrets=keys)
+        fed.graded(name, size=1) if is_graded else None
+    fed.publish(PURGE_REQUESTED, request) if not purged_first else None
+
+    ended = fed.fold.decide(0)
+
+    assert [(one.prompt_id, one.reason) for one in messages(ended)] == [("l000000", "purged")]
+    fed.read_back(ended)
+    assert fed.fold.decide(0) == []
+
+
+def test_a_turn_that_a_worker_could_not_read_ends_as_purged():
+    fed = feed()
+    fed.failed("l000000-0", "purged", size=1)
+
+    assert [(one.prompt_id, one.reason) for one in messages(fed.fold.decide(0))] == [("l000000", "purged")]

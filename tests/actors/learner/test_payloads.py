@@ -1,16 +1,21 @@
 """The learner takes the tokens of a batch's members and no others."""
 
+import math
 import re
 
+import msgspec
 import pytest
 import xxhash
 
 from actors.learner.payloads import fetch_trajectories
 from actors.runtime.actor import ActorFault
+from asyncrl.algorithms.batches import build_rows
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import publish
 from harness.stories import result
-from topics.batches import BatchGroup, BatchMember, BatchPacked
+from topics.batches import BatchGroup, BatchMember, BatchPacked, Objective
+from topics.topic import TRAJECTORIES
 from topics.trajectories import Reference
 from topics.wire import encode
 
@@ -53,3 +58,22 @@ async def test_a_trajectory_and_its_tokens_are_in_a_batch_once(bus: Bus):
     ):
         with pytest.raises(ActorFault, match=re.escape(message)):
             await take(bus, member("p000000-0", own), second)
+
+
+async def test_a_member_that_was_purged_since_has_no_tokens_and_changes_no_others(bus: Bus):
+    bus.vault.put("s_20260101_1", bytes(32), until_s=math.inf)
+    sealed = msgspec.structs.replace(result("p000000-0", (0, 0)), secret="s_20260101_1")
+    sequence = await publish(bus, sealed)
+    record = await read_message(bus, TRAJECTORIES, sequence)
+    own = Reference(sequence, xxhash.xxh3_64_hexdigest(record.data), len(record.data))
+    members = member("p000000-0", own), member("p000000-1", await stored(bus, "p000000-1"))
+    packed = BatchPacked(3, "rl", [BatchGroup("p000000", list(members))], 0)
+    [before] = await fetch_trajectories(bus, packed)
+    assert [len(one.segments) for one in before.members] == [1, 1]
+    bus.vault.erase(["s_20260101_1"])
+
+    [group] = await fetch_trajectories(bus, packed)
+
+    assert [(len(one.segments), one.elsewhere) for one in group.members] == [(0, 2), (1, 0)]
+    rows, stats = build_rows([group], Objective(), step=3, min_version=0)
+    assert [row.trajectory_id for row in rows] == ["p000000-1"] and stats.trajectories == 2
