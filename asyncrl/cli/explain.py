@@ -13,9 +13,9 @@ from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.history import TrajectoryHistory, read_history
-from asyncrl.state.samples import Sample, SamplesFile, sample_reader
+from asyncrl.state.samples import Sample, SamplesFile, open_sample, sample_reader
 
-_ID = re.compile(r"([prwe]\d{6,})-\d+")
+_ID = re.compile(r"([prwel]\d{6,})-\d+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,4 +57,5 @@ async def _read(bus: Bus, found: FoundRun, name: str) -> tuple[TrajectoryHistory
     if sample is None and found.root is not None:  # its tokens were trimmed
         kept = (sample for row in SamplesFile(found.root).rows() for sample in row.samples)
         sample = next((sample for sample in kept if sample.name == name), None)
+        sample = await open_sample(bus, sample) if sample is not None else None
     return history, sample

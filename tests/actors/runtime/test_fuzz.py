@@ -42,6 +42,7 @@ from topics.topic import (
     BLOBS,
     DEAD,
     LEDGER_BLOBS,
+    SECRETS,
     SESSIONS,
     STREAMS,
     TRAINING,
@@ -72,7 +73,7 @@ CONFIG = {
 UNREAD = {"trajectory.progressed", "progress.stored", "prompter.heartbeat", "prompter.claimed", "work.isolated"}
 UNREAD |= {"group.completed", "group.graded"}
 UNREAD |= {"key.added", "key.revoked"}  # by a gateway, which they do not start either
-LIVE = (TURNS, SESSIONS)  # logs of a gateway
+LIVE = (TURNS, SESSIONS, SECRETS)  # logs of a gateway
 FOLLOWED = {
     topic.name
     for topic in TOPICS
