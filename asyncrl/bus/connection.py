@@ -221,10 +221,9 @@ class Bus:
 
     async def send(self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None) -> None:
         """Publish a message that need not be stored."""
-        try:
+        # As in _publish, and without its price.
+        with contextlib.suppress(nats.errors.OutboundBufferLimitError, RuntimeError):
             await self.client.publish(subject, payload, headers=headers)
-        except (nats.errors.OutboundBufferLimitError, RuntimeError):  # as in _publish, and without its price
-            pass
 
     async def _publish(self, subject: str, payload: bytes, reply: str, headers: dict[str, str] | None = None) -> None:
         try:
