@@ -14,7 +14,7 @@ from topics.topic import BATCHES, PROMPTS, TRAINING, Topic
 
 
 class Learnt(NamedTuple):
-    """What was trained of some data."""
+    """The training that some data had."""
 
     trajectories: int  # that were trained
     steps: list[int]  # that trained them; step s makes version s

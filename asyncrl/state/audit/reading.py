@@ -46,6 +46,7 @@ from topics.turns import TURN_FINISHED, TURN_STARTED
 from topics.weights import WEIGHTS_PUBLISHED
 from topics.wire import Message, WireError
 
+_SEALED = "{:,} sealed messages of live traffic: their data keys were not purged; they are lost, or not for this login"
 _REPORT_S = 2.0  # seconds between progress reports
 # Effects before their causes: while their ends are looked up the run goes on.
 _ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, SESSIONS, TURNS, FLEET, ACTORS, DEAD)
@@ -122,9 +123,7 @@ async def audit_run(
     await read_merged(bus, parts, take, ledger.refuse)
     await _read_later(bus, ledger, {TRAINING: ends[TRAINING], FLEET: before})
     await _try_letters(bus, ledger)
-    if ledger.sealed:
-        why = "their data keys were not purged, and are lost, or not for this login"
-        notes.append(f"{ledger.sealed:,} sealed messages of live traffic: {why}")
+    notes += [_SEALED.format(ledger.sealed)] if ledger.sealed else []
     if rows is not None:
         notes += await rows.compare()
     lease_s = config.workers.lease_s if config is not None else None
