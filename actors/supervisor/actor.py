@@ -22,7 +22,7 @@ from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import DENIED, FATAL, RestartPolicy
-from asyncrl.run.placement import Job, NoRoom, Placed, actor_job
+from asyncrl.run.placement import LOST, Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
 from topics.promotions import PromotionRefused, WeightsPromoted
 from topics.roles import ROLES, SUPERVISOR, role_of
@@ -207,7 +207,8 @@ class Supervisor:
             self._lingering.discard(child.actor_id)
             if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self._state.left)):
                 return
-            child.deaths.add(killed=code < 0, worked=self._state.trained > child.trained)
+            if code != LOST:  # however many hosts are lost, another start helps
+                child.deaths.add(killed=code < 0, worked=self._state.trained > child.trained)
             child.trained = self._state.trained
             reason = self._state.reasons.pop(child.actor_id, words)
             self.context.log.warning(

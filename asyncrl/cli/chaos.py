@@ -25,6 +25,7 @@ from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.faults import Part, Rests, Target, choose, drawn, parse_targets, parts, resume, signal_targets, strike
+from asyncrl.run.node_faults import NODE, NodeKiller, node_targets
 from asyncrl.state.audit.reading import Audited, audit_run
 
 _CAMPAIGN = "benchmarks.chaos.command"
@@ -89,8 +90,9 @@ def run(arguments: argparse.Namespace) -> int:
         names = ", ".join("CONFIG" if name == "config" else f"--{name.replace('_', '-')}" for name in given)
         raise WrongUsage(f"--run takes a run that is up; {names}: only for a campaign, which brings up its own")
     know_actors(arguments)
-    targets = parse_targets(arguments.targets, signal_targets())
     found = live_run(arguments)
+    known = [*signal_targets(), *node_targets(found.files.read_config())]
+    targets = parse_targets(arguments.targets, known)
     plan = Plan(targets, arguments.seconds, arguments.every, arguments.kills or sys.maxsize, arguments.seed)
     return asyncio.run(_chaos(found, plan))
 
@@ -117,12 +119,19 @@ async def inject(files: RunFiles, plan: Plan, report: Callable[[str], None]) -> 
         AsyncRLError: for a minute no process lived that could be chosen.
     """
     dice, order, rests = random.Random(f"{plan.seed} target"), drawn(plan.targets, plan.seed), Rests()
+    nodes = NodeKiller(files, dice)
     wake_s = files.read_config().workers.lease_s + 1.0  # another worker may have its work by then
     began_s = found_s = time.monotonic()
     counts: Counter[Target] = Counter()
     waking: list[asyncio.Task[None]] = []
     while (now_s := time.monotonic()) - began_s < plan.seconds and counts.total() < plan.most and is_locked(files.root):
         target = next(order)
+        if target.role == NODE and (killed := await nodes.kill()):
+            found_s = now_s
+            counts[target] += 1
+            report(f"{now_s - began_s:>8.1f} s  kill {killed}")
+            await asyncio.sleep(plan.every_s)
+            continue
         chosen = [] if rests.has(target.role) else choose(target.role, parts(files.root), dice)
         if chosen:
             found_s = now_s

@@ -25,6 +25,9 @@ class NoRoom(AsyncRLError):
     """No host has room for a process now; the message names what it needs, and its start may be tried again."""
 
 
+LOST = -256  # exit code of a process whose host is lost: no signal has this number
+
+
 class Placed(Protocol):
     """A process that was started."""
 
@@ -35,7 +38,7 @@ class Placed(Protocol):
 
     @property
     def returncode(self) -> int | None:
-        """Its exit code, negative for the signal that ended it; None while it lives."""
+        """Its exit code, negative for the signal that ended it, or `LOST`; None while it lives."""
         ...
 
     @property

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping
@@ -52,15 +53,20 @@ class RemoteHost(Host):
     def __init__(self, folder: str, run: str, actor_id: str) -> None:
         import ray
 
-        node = ray.get_runtime_context().get_node_id()
+        node = str(ray.get_runtime_context().get_node_id())
         super().__init__(folder, run, node[:12], actor_id, ray.util.get_node_ip_address())
+        self._node = node
+
+    async def node(self) -> str:
+        """Return the id of its node."""
+        return self._node
 
 
 class Seat:
     """A bundle that is reserved, with the host in it."""
 
     def __init__(self, group: Any, actor: Any) -> None:
-        self._group = group
+        self._group = group  # None where another process reserved it
         self._actor = actor
 
     async def call(self, method: str, *arguments: Any) -> Any:
@@ -141,17 +147,35 @@ class RayCluster:
             if node["Alive"]
         ]
 
-    async def reserve(self, name: str, bundle: Mapping[str, float], within_s: float, *of_host: str) -> Seat | None:
-        """Reserve a bundle, and start a host in it; None where no node had room for it in time.
+    async def hosts(self, run: str) -> dict[str, Seat]:
+        """Return a host of a run on each node that has one, by the id of the node."""
+        import ray
+
+        rows = await asyncio.to_thread(ray.util.list_named_actors, all_namespaces=True)
+        found = {}
+        for name in sorted(row["name"] for row in rows if row["namespace"] == run):
+            try:
+                seat = Seat(None, await asyncio.to_thread(ray.get_actor, name, run))
+                async with asyncio.timeout(_OPEN_S):
+                    found[await seat.call("node")] = seat
+            except (ValueError, HostLost, TimeoutError):
+                continue  # it has just ended
+        return found
+
+    async def reserve(
+        self, folder: str, run: str, actor_id: str, bundle: Mapping[str, float], within_s: float
+    ) -> Seat | None:
+        """Reserve a bundle, and start the host of an actor in it; None where no node had room for it in time.
 
         Args:
-            of_host: arguments of the host.
+            folder: on the host.
+            run: names the run among all.
         """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy as InGroup
 
         make = ray.util.placement_group
-        group = await asyncio.to_thread(make, [dict(bundle)], strategy="STRICT_PACK", name=name)
+        group = await asyncio.to_thread(make, [dict(bundle)], strategy="STRICT_PACK", name=f"{run}/{actor_id}")
         try:
             slices = max(1, round(within_s / _SLICE_S))
             while not await asyncio.to_thread(group.wait, _SLICE_S):
@@ -166,9 +190,11 @@ class RayCluster:
             "num_cpus": bundle.get("CPU", 0),
             "num_gpus": bundle.get("GPU", 0),
             "resources": rest,
+            "name": f"{actor_id}-{secrets.token_hex(4)}",
+            "namespace": run,
             "scheduling_strategy": InGroup(placement_group=group, placement_group_bundle_index=0),
         }
-        return Seat(group, ray.remote(RemoteHost).options(**options).remote(*of_host))
+        return Seat(group, ray.remote(RemoteHost).options(**options).remote(folder, run, actor_id))
 
 
 def _check_open(where: str) -> None:

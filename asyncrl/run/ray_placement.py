@@ -15,7 +15,7 @@ from asyncrl.config.settings import Config
 from asyncrl.files import append_private
 from asyncrl.process import log_tail
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.placement import Job, LocalProcesses, NoRoom, Placed
+from asyncrl.run.placement import LOST, Job, LocalProcesses, NoRoom, Placed
 from asyncrl.run.ray_cluster import HostLost, RayCluster, Seat
 from asyncrl.run.ray_host import News
 from asyncrl.run.sending import USES_MODEL, Parcel, send_model
@@ -24,7 +24,6 @@ from topics.roles import pool_of, role_of
 _ROOM_S = 5.0  # for a node to have room, before the process is reported as one that waits
 _START_S = 120.0  # for a host to start in its bundle
 _KILL_S = 5.0  # for a host to report the end of a process that it was told to kill
-_LOST = -signal.SIGKILL  # exit code of a process whose host is lost
 
 
 def bundle_of(config: Config, actor_id: str) -> dict[str, float]:
@@ -38,6 +37,11 @@ def bundle_of(config: Config, actor_id: str) -> dict[str, float]:
     elif role_of(actor_id) == "learner" and config.learner.device.startswith("cuda"):
         gpus = config.learner.ranks
     return {"CPU": 1.0, **({"GPU": float(gpus)} if gpus else {})}
+
+
+def run_key(config: Config, files: RunFiles) -> str:
+    """Return the name of a run among all whose processes may come to a host."""
+    return f"{config.run}-{xxhash.xxh3_64_hexdigest(os.fsencode(files.root.absolute()))[:8]}"
 
 
 def is_placed(config: Config, actor_id: str) -> bool:
@@ -71,7 +75,7 @@ class RayProcess:
         self._logged = log.stat().st_size if log.exists() else 0
         self._over = over
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._tasks = BackgroundTasks(lambda error: self._end(_LOST, f"{type(error).__name__}: {error}"))
+        self._tasks = BackgroundTasks(lambda error: self._end(LOST, f"{type(error).__name__}: {error}"))
         self._tasks.start(self._follow())
 
     @property
@@ -98,7 +102,7 @@ class RayProcess:
     def kill(self) -> None:
         """End it at once; a host that does not report its end in time counts as lost."""
         self._signal(signal.SIGKILL)
-        asyncio.get_running_loop().call_later(_KILL_S, self._end, _LOST, f"no answer within {_KILL_S:g} s")
+        asyncio.get_running_loop().call_later(_KILL_S, self._end, LOST, f"no answer within {_KILL_S:g} s")
 
     def _signal(self, number: int) -> None:
         if self.returncode is None:
@@ -115,7 +119,7 @@ class RayProcess:
                     self._end(news.code)
                     return
         except HostLost as error:
-            self._end(_LOST, str(error))
+            self._end(LOST, str(error))
 
     def _end(self, code: int, lost: str = "") -> None:
         if not self._ended.done():
@@ -148,7 +152,7 @@ class RayPlacement:
 
         Raises:
             NoRoom: no node has room for its bundle now.
-            HostLost, HostFailed: its host could not do it.
+            HostFailed: its host could not do it.
             NoCluster: there is no Ray cluster.
         """
         if job.module != "actors.main" or not is_placed(self._config, job.name):
@@ -167,14 +171,16 @@ class RayPlacement:
         seat = await self._reserved(self._cluster, job.name)
         try:
             return await self._start_in(seat, job)
-        except BaseException:
+        except BaseException as error:
             self._release(seat)
+            if isinstance(error, HostLost):
+                raise NoRoom(f"it waits for a host, since one was lost as it started: {error}") from error
             raise
 
     async def _reserved(self, cluster: RayCluster, actor_id: str) -> Seat:
         bundle, settings = bundle_of(self._config, actor_id), self._config.placement
-        run = f"{self._config.run}-{xxhash.xxh3_64_hexdigest(os.fsencode(self._files.root.absolute()))[:8]}"
-        seat = await cluster.reserve(f"{run}/{actor_id}", bundle, _ROOM_S, settings.folder, run, actor_id)
+        run = run_key(self._config, self._files)
+        seat = await cluster.reserve(settings.folder, run, actor_id, bundle, _ROOM_S)
         if seat is None:
             raise NoRoom(f"it waits for a node of the Ray cluster with room for its bundle {bundle_text(bundle)}")
         return seat

@@ -86,19 +86,12 @@ class Nodes:
             for info in processes:
                 info.process.kill()
 
-    @property
-    def living(self) -> list[str]:
-        """The nodes that live, without the head."""
+    def swept(self) -> list[str]:
+        """Clean up after nodes that others killed; returns those that live, without the head."""
+        for name, node in list(self._nodes.items()):
+            if any(info.process.poll() is not None for info in node.all_processes.get("raylet", [])):
+                self.kill(name)
         return list(self._nodes)
-
-    def of(self, words: str) -> str:
-        """Return the name of the node with a process of this command line."""
-        for process in self.found(words):
-            above = {parent.pid for parent in process.parents()}
-            for name, node in self._nodes.items():
-                if {info.process.pid for info in node.all_processes["raylet"]} & above:
-                    return name
-        raise AssertionError(f"no node has a process {words}")
 
     def found(self, words: str = "") -> list[psutil.Process]:
         """Every living process of the cluster with these words in its command line."""

@@ -14,6 +14,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.config.settings import Config
 from asyncrl.process import living_processes
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.placement import LOST
 from asyncrl.run.ray_cluster import HostLost
 from asyncrl.run.ray_host import Host
 from asyncrl.run.ray_placement import RayProcess
@@ -89,7 +90,7 @@ async def test_a_host_that_is_away_counts_as_lost_though_its_process_lives(tmp_p
 
     seat.cut.set()
 
-    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), 30) == LOST
     assert process.end_text == "its host is lost: ActorUnavailableError: its node is away"
     assert over == [process]
     assert process.pid in living_processes()
@@ -105,7 +106,7 @@ async def test_a_host_that_does_not_answer_a_kill_in_time_counts_as_lost(
 
     process.kill()
 
-    assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+    assert await asyncio.wait_for(process.wait(), 30) == LOST
     assert process.end_text == "its host is lost: no answer within 0.05 s"
     await seat.host.signal(signal.SIGKILL)
 

@@ -26,8 +26,11 @@ async def test_actors_of_a_killed_node_wait_by_name_and_start_on_one_that_joins(
             sent = {path.name for path in tmp_path.glob("hosts/runs/*/*/*/credentials/*")}
             assert sent == {"engine.json", "rollout.json", "reward.json"}
 
-            lost = nodes.of("actors.main rollout")
-            nodes.kill(lost)
+            words = ("--targets", "node", "--kills", "1", "--every", "1")
+            code, said = await command(tmp_path, "chaos", "--run", "short", *words)
+            assert code == 0, said
+            assert "1 injections: node:kill 1" in said
+            assert len(nodes.swept()) == 1
             await run.reaches(lambda: supervisor_events(run, "actor waits for room"), "one waits, as two CPUs are left")
             (died, *_) = supervisor_events(run, "actor died")
             assert str(died["reason"]).startswith("its host is lost: ")

@@ -11,6 +11,7 @@ from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
 from asyncrl.process import python
 from asyncrl.run.faults import IN_A_ROW, SERVER, Rests, Target, TargetError, drawn, parse_targets, parts
+from asyncrl.run.node_faults import node_targets
 from benchmarks.chaos.targets import all_targets
 
 
@@ -41,6 +42,11 @@ def test_targets_are_named_by_role_by_kind_and_by_point():
 def test_a_target_that_is_none_is_refused_with_what_is_allowed(text: str, message: str):
     with pytest.raises(TargetError, match=message):
         parse_targets(text, all_targets())
+
+
+def test_nodes_are_targets_where_ray_places_actors():
+    assert node_targets(msgspec.convert({"placement": {"kind": "ray"}}, Config)) == [Target("node", "kill")]
+    assert node_targets(Config()) == []
 
 
 def test_a_seed_draws_the_same_targets_and_every_family_as_often():
