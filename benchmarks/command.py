@@ -29,6 +29,7 @@ NAMES = {
     "live": "what clients of a gateway meet while its model learns, beside the same load without training",
     "learner": "tokens per second of the trainer, beside a bare loop, the matrix rate, and itself on several ranks",
     "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
+    "tastes": "turns and seconds until the users of the live demo are satisfied, by method of learning",
     "oracle": "steps to a reward of 0.9 at several bounds of the lag, beside a synchronous loop",
     "cost": "CPU time per trajectory with progress messages, against none",
     "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
@@ -85,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["live"].add_argument("--seconds", type=float, default=60.0, help="length of each window (default: 60)")
     kinds = ["still", "shared", "trained"]
     parsers["live"].add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of runs (default: all)")
+    _add_tastes_options(parsers["tastes"])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -130,6 +132,14 @@ async def _stoppable(measuring: Coroutine[Any, Any, Figures]) -> Figures:
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await measuring
+
+
+def _add_tastes_options(parser: argparse.ArgumentParser) -> None:
+    methods = ("binary", "distillation", "combine")
+    parser.add_argument("--methods", nargs="+", choices=methods, default=list(methods), help="default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], help="a run each (default: 1 to 5)")
+    parser.add_argument("--tastes", type=int, choices=(1, 2), default=1, help="of the users (default: 1)")
+    parser.add_argument("--steps", type=int, default=60, help="optimiser steps of a run (default: 60)")
 
 
 def _add_publication_options(parser: argparse.ArgumentParser) -> None:

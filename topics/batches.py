@@ -61,6 +61,15 @@ class Distillation(msgspec.Struct, frozen=True):
     direction: str = "reverse"  # a name in asyncrl.algorithms.distillation.DIRECTIONS
 
 
+class Hindsight(msgspec.Struct, frozen=True):
+    """Rules of learning from hints: a teacher is shown them, the policy as it was before the first step."""
+
+    w_rl: Real = 1.0  # of the advantage of the reward
+    w_opd: Real = 1.0  # of the differences of log-probs, teacher less policy
+    clip: Real = 1.0  # bound of a difference, nats
+    top_k: Count = 0  # tokens of each place with a difference, in the loss; 0: the sampled one, in its advantage
+
+
 class CriticStep(msgspec.Struct, frozen=True, kw_only=True):
     """The part of an optimiser step that belongs to a critic."""
 
@@ -96,6 +105,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
     reference: Step = 0  # a reference model whose weights are older than this version is renewed before the step
     penalties: list[Penalty] = []
     distillation: Distillation | None = None
+    hindsight: Hindsight | None = None
     critic: CriticStep | None = None  # where an advantage needs values
 
     @property
@@ -158,7 +168,7 @@ BATCH_PACKED = Topic(
     BatchPacked,
     BATCHES,
     publishers=("buffer",),
-    subscribers=("learner", "prompter", "recorder", "supervisor"),
+    subscribers=("learner", "prompter", "sessions", "recorder", "supervisor"),
     id=("step",),
 )
 BATCH_TRAINED = Topic(

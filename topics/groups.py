@@ -71,6 +71,6 @@ GROUP_DROPPED = Topic(
     GroupDropped,
     BATCHES,
     publishers=("buffer",),
-    subscribers=("prompter", "rollout", "recorder", "supervisor"),
+    subscribers=("prompter", "sessions", "rollout", "recorder", "supervisor"),
     key="prompt_id",
 )

@@ -38,6 +38,8 @@ class Segment(msgspec.Struct, omit_defaults=True):
     versions: Int32Array  # [T] weights version that sampled the token; -1 where mask is 0 or supervised; "<i4"
     # Where turns have rewards: number of each turn that sampled here, in the trajectory, and its tokens; in that order.
     turns: list[tuple[Count, Count]] = []
+    # Of a live turn with hints: its prompt with each of them, [P] ids; what was sampled follows as in `tokens`.
+    hinted: list[Int32Array] = []
     # [T, B], where engines return it: the experts that each token went to, [layers, experts of a token] of a byte each,
     # of two where there are more than 256. Zeros where it is not known, as of the last token.
     routing: bytes = b""

@@ -21,13 +21,11 @@ LiveTemperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 # Causes for which a turn is served and not trained. Known when it starts: side (the client marked it), greedy
 # (temperature 0), truncated (top_p, top_k). When it ends: gone, failed, empty (no token). Later: lost (its end never
 # came), unjudged (no judge answered in time), ungraded (no valid vote), off (`live.share` is 0), garbage (quarantined),
-# repeat (the same prompt and reply again), behind (its weights are older than `buffer.max_lag` lets be trained), purged
-# (its data key was erased).
+# repeat (the same prompt and reply again), behind (its weights are older than `buffer.max_lag` lets be trained),
+# surplus (more newer ones wait than can be trained), purged (its data key was erased).
 EarlySkip: TypeAlias = Literal["side", "greedy", "truncated"]
-SkipReason: TypeAlias = (
-    EarlySkip
-    | Literal["gone", "failed", "empty", "lost", "unjudged", "ungraded", "off", "garbage", "repeat", "behind", "purged"]
-)
+LateSkip: TypeAlias = Literal["unjudged", "ungraded", "off", "garbage", "repeat", "behind", "surplus", "purged"]
+SkipReason: TypeAlias = EarlySkip | Literal["gone", "failed", "empty", "lost"] | LateSkip
 Mark: TypeAlias = Literal["invalid call", "question", "garbage"]  # of a reply, see `asyncrl.live.marks`
 MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
 
@@ -163,7 +161,7 @@ class TurnJudged(Message):
     reward: Real | None  # None: no valid vote
     judge: str  # name of what voted, with its version
     votes: list[Real | None] = field(default_factory=list)  # None: not valid, or too late
-    hint: str = ""  # what the reply should have minded
+    hints: list[str] = field(default_factory=list)  # what the reply should have minded, by votes of the majority
     purged: bool = False  # its data key is gone
     secret: SecretIds = ""  # of its turn
 
@@ -307,7 +305,7 @@ TURN_JUDGED = Topic(
     TurnJudged,
     TURNS,
     publishers=("judge",),
-    subscribers=("sessions",),
+    subscribers=("sessions", "rollout"),
     key="turn_id",
     heads=JudgeHeads,
 )

@@ -63,7 +63,7 @@ class JudgeWorker:
         if verdict.reward is None:
             self._context.count("turns_without_vote")
         scores = [None if vote is None else float(vote.score) for vote in votes]
-        return TurnJudged(ready.turn_id, verdict.reward, self._judge.name, scores, verdict.hint, secret=secret)
+        return TurnJudged(ready.turn_id, verdict.reward, self._judge.name, scores, list(verdict.hints), secret=secret)
 
     async def _store(self, judged: TurnJudged) -> None:
         try:

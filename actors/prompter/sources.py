@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from actors.prompter.state import PrompterState
 from asyncrl.config.held_out import held_out_rows, held_out_sets
+from asyncrl.config.hindsight_settings import estimator_of
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Mixture, curricula_of, rows_of, warmup_rows
 from asyncrl.data.curriculum import Climb, at_level, level_of
@@ -147,7 +148,7 @@ class LiveSource:
     def __init__(self, config: Config) -> None:
         share = config.live.share
         self.share = math.inf if share == 1 else share / (1 - share)  # beside 1 for the tasks
-        self._estimator = config.live.advantage
+        self._estimator = estimator_of(config.live.method, config.live.advantage)
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """They are rows of no data."""

@@ -29,6 +29,7 @@ from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Manner, Watch
 from asyncrl.errors import last_lines
 from asyncrl.functions import load_rollout
+from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader, TurnUnreadable
 from asyncrl.rollout.context import Limits, RolloutContext, RolloutFunction, single_turn
 from asyncrl.rollout.journal import Diverged
@@ -79,9 +80,16 @@ class Tools:
             self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
         self.rows = GroupRows(context.bus)
         self.turns = TurnReader(context.bus)
+        self.hints = self._hint_reader(context)
         self.log = ProgressLog(context)
         self.reader = ProgressReader(context.bus, context.refuse)
         self.under_way: set[Progress] = set()
+
+    def _hint_reader(self, context: Context) -> HintReader | None:
+        live = context.config.live
+        if not live.share or live.method == "binary":
+            return None
+        return HintReader(context.bus, HintWriter(self.tokenizer, live.hindsight.wording), context=self.model_context)
 
 
 class Execution(Watch):
@@ -276,7 +284,11 @@ class Execution(Watch):
         text = self._tools.tokenizer.decode(turn.finished.tokens)
         outcome = Outcome(reward=named["reward"])
         truncated = turn.finished.finish == "length"
-        return self._result(rows, [turn.segment()], text, truncated=truncated, outcome=outcome)
+        segment = turn.segment()
+        if (hints := self._tools.hints) is not None:
+            segment.hinted = await hints.prompts(turn, named["reward"])
+            self._context.vitals["hints_unplaced"] = float(hints.unplaced)
+        return self._result(rows, [segment], text, truncated=truncated, outcome=outcome)
 
     async def keep(self) -> None:
         """Publish the answers that the rollout function got; returns when they are stored."""

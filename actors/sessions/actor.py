@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
-from actors.sessions.fold import SessionsFold
+from actors.sessions.fold import Room, SessionsFold
 from topics.topic import SESSIONS
 from topics.wire import Message
 
 
 async def main(context: Context) -> None:
     """Run the keeper of sessions until the run ends."""
-    fold = SessionsFold(context.config.live, max_lag=context.config.buffer.max_lag)
+    fold = SessionsFold(context.config.live, Room.of(context.config))
     keeper = Keeper(context, SESSIONS, fold)
 
     def decide() -> list[Message]:
@@ -24,6 +24,8 @@ async def main(context: Context) -> None:
             open_turns=len(state.turns),
             waiting_turns=len(state.waiting),
             turns_admitted=state.admitted,
+            turns_graded=len(state.graded),
+            turns_under_way=len(state.under_way),
             feedback_late=state.late_feedback,
         )
         return decisions

@@ -1,19 +1,25 @@
 """The fold of the keeper of sessions, a pure function of messages: what becomes of each turn, and of sessions.
 
-A turn is ready once another continues it, or its session has ended; then judges may grade it. With a grade it is
-admitted to training, or has no valid vote and ends. A turn that cannot be trained ends as soon as that is known.
+A turn is ready once another continues it, or its session has ended; then judges may grade it. Graded turns wait until
+few enough of those admitted before are on their way to a batch; then the newest is admitted to training. One that is
+too old for the next batch ends, as does the oldest of too many. A turn that cannot be trained ends as soon as that is
+known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import NamedTuple
 
 from actors.sessions.state import OpenSession, OpenTurn, SessionsState, Verdict
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.live_settings import LiveSettings
-from topics.batches import BatchTrained
+from asyncrl.config.settings import Config
+from topics.batches import BatchPacked, BatchTrained
+from topics.groups import GroupDropped
+from topics.ids import LIVE, prompt_name
 from topics.secrets import PurgeRequested
 from topics.turns import (
     FeedbackGiven,
@@ -33,11 +39,26 @@ _AT_ONCE = 256  # decisions of one append
 _UNTRAINED: dict[str, SkipReason] = {"gone": "gone", "failed": "failed"}  # ends of replies
 
 
+class Room(NamedTuple):
+    """Numbers of turns that may be on their way."""
+
+    under_way: int  # admitted, and neither in a batch nor at another end
+    waiting: int  # graded, and not admitted
+    max_lag: int  # of a token, in versions
+
+    @classmethod
+    def of(cls, config: Config) -> Room:
+        """Two batches are on their way, of which one may be packed while the other comes; as many wait as ever could
+        be trained of one version."""
+        groups, max_lag = config.buffer.batch_groups, config.buffer.max_lag
+        return cls(2 * groups, (max_lag + 1) * groups, max_lag)
+
+
 class SessionsFold(Fold):
     """Turns that have no end, and sessions that are open."""
 
-    def __init__(self, settings: LiveSettings, *, max_lag: int) -> None:
-        self._safety, self._max_lag = settings.safety, max_lag
+    def __init__(self, settings: LiveSettings, room: Room) -> None:
+        self._safety, self._room = settings.safety, room
         self._learns = settings.share > 0
         self._idle_ns, self._judge_ns = int(settings.idle_s * 1e9), int(settings.judge_s * 1e9)
         self.state = SessionsState()
@@ -78,7 +99,7 @@ class SessionsFold(Fold):
         if turn.skip is None:
             self.state.watched.reply(tokens, marks)
             turn.skip = "garbage" if "garbage" in marks else None
-        self.state.due[name] = None
+        self._grade(name, turn)
 
     @on_headers(SessionLeft)
     def _on_left(self, record: Record) -> None:
@@ -103,7 +124,7 @@ class SessionsFold(Fold):
             self.state.watched.judge(turn.tenant, record.headers["turn"], float(reward))
         if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
             turn.verdict = Verdict("judge", None if reward is None else float(reward))
-            self.state.due[record.headers["turn"]] = None
+            self._grade(record.headers["turn"], turn)
 
     @on(PurgeRequested)
     def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
@@ -124,7 +145,17 @@ class SessionsFold(Fold):
             self.state.late_feedback += 1
             return
         turn.verdict = Verdict("user", float(record.headers["score"]))
-        self.state.due[record.headers["turn"]] = None
+        self._grade(record.headers["turn"], turn)
+
+    def _grade(self, name: str, turn: OpenTurn) -> None:
+        """Let a turn wait for its admission once it has ended and has a grade; nothing else is awaited of it then."""
+        state = self.state
+        state.due[name] = None
+        graded = turn.verdict is not None and turn.verdict.reward is not None
+        if graded and turn.finished and turn.skip is None and self._learns:
+            state.graded.setdefault(name)
+            state.waiting.pop(name, None)
+            self._settle(name, turn)
 
     @on(TurnReady)
     def _on_ready(self, ready: TurnReady, record: Record) -> None:
@@ -132,22 +163,46 @@ class SessionsFold(Fold):
         if turn is None:
             self.state.ready_early[ready.turn_id] = record.time_ns
             return
-        self.state.waiting[ready.turn_id] = record.time_ns
+        if ready.turn_id not in self.state.graded:
+            self.state.waiting[ready.turn_id] = record.time_ns
         self._settle(ready.turn_id, turn)
 
     @on(TurnAdmitted)
     def _on_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
-        self.state.admitted += 1
-        turn = self.state.turns.get(admitted.turn_id)
+        state = self.state
+        prompt = prompt_name(LIVE, state.admitted)
+        state.admitted += 1
+        if prompt in state.ended_prompts:
+            state.ended_prompts.discard(prompt)
+        else:
+            state.under_way[prompt] = None
+        turn = state.turns.get(admitted.turn_id)
         if turn is not None:
-            self.state.watched.admit(turn.same)
+            state.watched.admit(turn.same)
             reward = turn.verdict.reward if turn.verdict is not None else None
-            self.state.watched.clipped += reward is not None and abs(reward) > self._safety.reward
+            state.watched.clipped += reward is not None and abs(reward) > self._safety.reward
         self._end(admitted.turn_id)
 
     @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained = trained.step  # less than before where an older checkpoint goes on
+
+    @on(BatchPacked)
+    def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
+        for group in packed.groups:
+            self._prompt_ended(group.prompt_id)
+
+    @on(GroupDropped)
+    def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
+        self._prompt_ended(dropped.prompt_id)
+
+    def _prompt_ended(self, prompt_id: str) -> None:
+        if not prompt_id.startswith(LIVE):
+            return
+        if prompt_id in self.state.under_way:
+            del self.state.under_way[prompt_id]
+        else:
+            self.state.ended_prompts.add(prompt_id)
 
     @on(TurnSkipped)
     def _on_skipped(self, skipped: TurnSkipped, _record: Record) -> None:
@@ -185,6 +240,7 @@ class SessionsFold(Fold):
     def _end(self, name: str) -> None:
         turn = self.state.turns.pop(name, None)
         self.state.due.pop(name, None)
+        self.state.graded.pop(name, None)
         if turn is None:
             self.state.ready_early.pop(name, None)
             self.state.ended_early.add(name)
@@ -215,6 +271,9 @@ class SessionsFold(Fold):
                 del state.due[name]
                 continue
             decided.add(name)
+            yield decision
+        for decision in self._of_graded():
+            decided.add(decision.turn_id)
             yield decision
         for name, ready_ns in state.waiting.items():
             if ready_ns + self._judge_ns > now_ns:
@@ -251,30 +310,44 @@ class SessionsFold(Fold):
         if turn.verdict is not None:
             if turn.verdict.reward is None:
                 return self._skipped(name, "ungraded")
-            if (reason := self._refusal(turn)) is not None:
-                return self._skipped(name, reason)
-            most = self._safety.reward
-            return TurnAdmitted(
-                turn_id=name,
-                session=turn.session,
-                tenant=turn.tenant,
-                reward=min(most, max(-most, turn.verdict.reward)),
-                by=turn.verdict.by,
-                temperature=turn.temperature,
-                secrets=turn.secrets,
-            )
+            return None if self._learns else self._skipped(name, "off")
         session = self.state.sessions.get(turn.session)
         over = bool(turn.evidence) or (session is not None and session.left)
         return self._ready(name) if over and name not in self.state.waiting else None
 
     def _refusal(self, turn: OpenTurn) -> SkipReason | None:
         """Return why a graded turn is not trained; None where it is."""
-        if not self._learns:  # else admitted turns would pile up: nobody issues them
-            return "off"
-        if turn.newest < self.state.trained - self._max_lag:  # none of its tokens could be trained any more
+        if turn.newest < self.state.trained - self._room.max_lag:  # none of its tokens could be trained any more
             return "behind"
         most = self._safety.repeats
         return "repeat" if most and self.state.watched.sames.get(turn.same, 0) >= most else None
+
+    def _of_graded(self) -> list[TurnAdmitted | TurnSkipped]:
+        """Return what becomes of graded turns: the newest are admitted as far as there is room, and those end that are
+        not to be trained any more, and the oldest of more than may wait."""
+        state = self.state
+        graded = [name for name in state.graded if state.turns[name].skip is None]  # others are due to end
+        refused = {name: why for name in graded if (why := self._refusal(state.turns[name])) is not None}
+        fresh = [name for name in graded if name not in refused]
+        free = max(0, self._room.under_way - len(state.under_way))
+        taken = fresh[::-1][:free]
+        rest = fresh[: len(fresh) - len(taken)]
+        surplus = rest[: max(0, len(rest) - self._room.waiting)]
+        ends = [self._skipped(name, why) for name, why in refused.items()]
+        return [*ends, *map(self._admitted, taken), *(self._skipped(name, "surplus") for name in surplus)]
+
+    def _admitted(self, name: str) -> TurnAdmitted:
+        turn, most = self.state.turns[name], self._safety.reward
+        assert turn.verdict is not None and turn.verdict.reward is not None
+        return TurnAdmitted(
+            turn_id=name,
+            session=turn.session,
+            tenant=turn.tenant,
+            reward=min(most, max(-most, turn.verdict.reward)),
+            by=turn.verdict.by,
+            temperature=turn.temperature,
+            secrets=turn.secrets,
+        )
 
     def _ready(self, name: str) -> TurnReady:
         turn = self.state.turns[name]

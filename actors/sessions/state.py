@@ -53,6 +53,9 @@ class SessionsState(msgspec.Struct):
     ended_early: set[str] = set()  # turns
     ready_early: dict[str, int] = {}  # turns, and when they became ready
     closed_early: dict[str, int] = {}  # sessions, and the sequence in TURNS up to which they are closed
+    graded: dict[str, None] = {}  # turns that wait to be admitted, the newest last
+    under_way: dict[str, None] = {}  # prompts of admitted turns that are in no batch yet, and have no end
+    ended_prompts: set[str] = set()  # whose end was read before their admission
     skipped: dict[str, int] = {}  # turns by reason
     purged: set[str] = set()  # data keys that were erased
     admitted: int = 0

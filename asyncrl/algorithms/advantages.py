@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.algorithms.gae import gae_of_row
+from asyncrl.algorithms.hindsight import HINDSIGHT, hindsight_of_row
 from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.turn_returns import turn_advantages
@@ -147,6 +148,9 @@ _BUILT_IN = {
     "less_others": Estimator(less_others, compares=False),
     "gae": Estimator(list, compares=False, of_row=gae_of_row, needs=("values",)),
     "zero": Estimator(zero, compares=False),
+    "hindsight": Estimator(zero, compares=False, of_row=hindsight_of_row, needs=(HINDSIGHT,)),
+    "combine": Estimator(list, compares=False, of_row=hindsight_of_row, needs=(HINDSIGHT,)),
+    "combine_less_others": Estimator(less_others, compares=False, of_row=hindsight_of_row, needs=(HINDSIGHT,)),
 }
 ADVANTAGES = Table(_BUILT_IN, _of_user)
 """Estimators by their name in `learner.advantage`."""

@@ -99,6 +99,7 @@ def build_rows(
             step=step,
             estimator=rules[index].estimator,
             columns=dict(further),
+            hinted=segment.hinted,
             routing=_routing(segment),
         )
         for segment, index, row_mask, further in zip(

@@ -9,6 +9,7 @@ import msgspec
 from asyncrl.algorithms.clipped_losses import Decoupled, Gspo, Ppo
 from asyncrl.algorithms.distillation import distilled
 from asyncrl.algorithms.held_losses import Cispo, Dppo, Reinforce
+from asyncrl.algorithms.hindsight import guided
 from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named, with_call
 from asyncrl.algorithms.token_loss import Loss, Tokens
 
@@ -68,4 +69,4 @@ def loss_of(objective: Objective) -> Loss:
         made = msgspec.convert(objective.loss_options, loss)
     except msgspec.ValidationError as error:
         raise AlgorithmError(f'options {objective.loss_options} of loss "{objective.loss}": {error}') from error
-    return distilled(made, objective.distillation)
+    return guided(distilled(made, objective.distillation), objective.hindsight)

@@ -16,7 +16,17 @@ from topics.wire import Float32Array
 Column: TypeAlias = Callable[[TrainRow], Float32Array]
 """Numbers [T] of the tokens of a row."""
 
-RESERVED = ("entropy", "penalty", "proximal", "reference", "second_moment", "teacher", "teacher_top", "values")
+RESERVED = (
+    "entropy",
+    "hindsight",
+    "penalty",
+    "proximal",
+    "reference",
+    "second_moment",
+    "teacher",
+    "teacher_top",
+    "values",
+)
 """Columns that are filled here."""
 
 

@@ -31,6 +31,7 @@ class TrainRow:
     columns: dict[str, Float32Array] = field(
         default_factory=dict
     )  # [T] each, but for `TOP`: what the objective needs besides
+    hinted: Sequence[Int32Array] = ()  # other prompts of its reply, [P] each; see `Segment`
     routing: UInt8Array | None = None  # [T, B] experts that each token went to where it was sampled; see `Segment`
 
     @property

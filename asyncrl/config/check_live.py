@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from asyncrl.algorithms.advantages import ADVANTAGES
+from asyncrl.algorithms.hindsight import HINDSIGHT
 from asyncrl.config.check import Finding, is_address
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
+from asyncrl.config.tasks import every_task
 
 _OWN = {  # settings of each kind of judge, which no other has
     "rule": ("function", "children"),
@@ -16,7 +19,45 @@ _OWN = {  # settings of each kind of judge, which no other has
 
 
 def live_contradictions(config: Config) -> Iterator[Finding]:
-    """Settings of the gateway and of judges that cannot hold together."""
+    """Settings of the gateway, of judges, and of what is learnt from them that cannot hold together."""
+    yield from _of_judges(config)
+    yield from _of_hints(config)
+    for task in every_task(config):
+        if HINDSIGHT in ADVANTAGES[task.advantage].needs:
+            message = f'"{task.advantage}" is of live turns, whose judges give hints; set live.method'
+            yield Finding((*task.keys("advantage"), "live.method"), message)
+
+
+def _of_hints(config: Config) -> Iterator[Finding]:
+    live, hindsight, learner = config.live, config.live.hindsight, config.learner
+    changed = changed_keys(hindsight)
+    if live.method == "binary" or not (live.share and config.gateway.count and live.judge.kind):
+        why = 'live.method is "binary"' if live.method == "binary" else "no judge looks at turns that are trained"
+        # The wording belongs to what the model was taught; a config may keep it while it tries methods.
+        keys = [f"live.hindsight.{key}" for key in changed if key != "wording"]
+        keys += ["live.method"] * (live.method != "binary")
+        if keys:
+            yield Finding(tuple(keys), f"has no effect: {why}; leave it out")
+        return
+    if live.method == "distillation" and "w_rl" in changed:
+        message = 'has no effect: live.method = "distillation" has no rewards; leave it out, or take "combine"'
+        yield Finding(("live.hindsight.w_rl", "live.method"), message)
+    if "{hint}" not in hindsight.wording:
+        yield Finding(("live.hindsight.wording",), f"found {hindsight.wording!r}, expected a text with {{hint}}")
+    if learner.trainer == "megatron":
+        message = 'learns from hints on learner.trainer = "torch" alone; change one'
+        yield Finding(("live.method", "learner.trainer"), message)
+    if learner.reference.refresh_every:
+        message = (
+            "lets the teacher of the hints follow the policy, which collapses when it learns from itself; leave it out"
+        )
+        yield Finding(("learner.reference.refresh_every", "live.method"), message)
+    if hindsight.top_k and learner.teacher.given and learner.teacher.top_k:
+        message = "two losses over the tokens of a place; set one of them to 0"
+        yield Finding(("live.hindsight.top_k", "learner.teacher.top_k"), message)
+
+
+def _of_judges(config: Config) -> Iterator[Finding]:
     judge, changed = config.live.judge, changed_keys(config.live.judge)
     if changed and not (config.gateway.count and judge.kind):
         why = "there is no gateway (gateway.count)" if judge.kind else "live.judge.kind names no judge"

@@ -7,8 +7,10 @@
     options = { users = 64, tastes = 1, think_s = 2.0 }
 
 No language model is behind them. A user says `say abc` and is pleased by `ABC`; the next request of the session
-begins with `good` or `wrong`, and `POST /v1/feedback` takes the reaction to its last reply. With two tastes others
-say `tell abc` and are pleased by `abc`. They know of the run what any client knows: an address and a key.
+begins with `good` or `wrong +`, and `POST /v1/feedback` takes the reaction to its last reply. With two tastes
+others say `tell abc`, are pleased by `abc`, and say `wrong -`. They know of the run what any client knows: an
+address and a key. `judge` reads what they say, and what they wanted is its hint. The warm-up shows what a hint means
+(`say abc +`), which users never write.
 """
 
 from __future__ import annotations
@@ -33,15 +35,18 @@ TOPICS: list[Any] = []
 LETTERS = "abcdefgh"
 WORD = 3  # letters
 TURNS = 4  # of a session
+_HINTED = 0.5  # share of the warm-up's requests that say which letters are wanted, and get them
 WINDOW = 100  # turns whose mean is the satisfaction
 GOAL = 0.9
 _ASKS = ("say", "tell")  # by taste
+_WANTS = ("+", "-")  # letters, large or small ones, by taste
 _SILENT_S = 60.0  # of the gateway, until a request has failed
 _PAUSE_S = 0.5
 
 
 def rows(seed: int, **_options: Any) -> Any:
-    """Return supervised conversations for the warm-up: words in capitals or small letters, half and half."""
+    """Return supervised conversations for the warm-up: words in capitals or small letters, half and half, and as a
+    hint wants them where there is one."""
     return Conversations(seed)
 
 
@@ -52,15 +57,29 @@ class Conversations:
         self._seed = seed
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return one conversation; the case of a reply depends on nothing before it."""
+        """Return one conversation; the case of a reply depends on nothing before it but a hint at its request."""
         draw = random.Random(f"{self._seed}-{index}")
         messages: list[dict[str, str]] = []
         ask = draw.choice(_ASKS)
         for number in range(TURNS):
             word = _word(draw)
-            messages.append({"role": "user", "content": _request(draw.choice(("good", "wrong")), ask, word, number)})
-            messages.append({"role": "assistant", "content": draw.choice((word, word.upper()))})
+            opinion = draw.choice(("good", *(f"wrong {wanted}" for wanted in _WANTS)))
+            taste, hinted = draw.randrange(len(_WANTS)), draw.random() < _HINTED
+            asked = _request(opinion, ask, word, number) + (f" {_WANTS[taste]}" if hinted else "")
+            messages.append({"role": "user", "content": asked})
+            messages.append({"role": "assistant", "content": _as_wanted(word, taste)})
         return {"prompt": messages, "label": ""}
+
+
+def _as_wanted(word: str, taste: int) -> str:
+    return word if taste else word.upper()
+
+
+def judge(evidence: str) -> dict[str, Any]:
+    """Judge a reply by the words that follow it: `good`, or `wrong` and the hint."""
+    opinion, wanted, *_ = [*evidence.split(), "", ""]
+    score = {"good": 1, "wrong": -1}.get(opinion, 0)
+    return {"score": score, "hint": wanted if score < 0 and wanted in _WANTS else ""}
 
 
 def _word(draw: random.Random) -> str:
@@ -79,6 +98,7 @@ class Story:
     seconds: list[float] = field(default_factory=list)  # since then, of each reply
     pleased: list[bool] = field(default_factory=list)  # by each
     requests: int = 0
+    cut: int = 0  # connections, or none was taken: the request was sent again
     failures: list[str] = field(default_factory=list)
 
     def satisfaction(self, end: int) -> float:
@@ -100,6 +120,7 @@ class Story:
             "satisfaction": f"{before:.3f} before → {after:.3f} after (means of {WINDOW} of {turns:,} turns)",
             f"satisfied {GOAL}": when,
             "requests": f"{self.requests:,}, {len(self.failures):,} failed"
+            + (f", {self.cut:,} cut and sent again" if self.cut else "")
             + (f", the first: {self.failures[0]}" if self.failures else ""),
         }
 
@@ -142,17 +163,27 @@ class Users:
             answer = await self._post(http, "/v1/chat/completions", body)
             reply = answer["choices"][0]["message"]["content"]
             messages.append({"role": "assistant", "content": reply})
-            pleased = reply == (word if taste else word.upper())
+            pleased = reply == _as_wanted(word, taste)
             self.story.seconds.append(time.monotonic() - self.story.began)
             self.story.pleased.append(pleased)
-            opinion = "good" if pleased else "wrong"
+            opinion = "good" if pleased else f"wrong {_WANTS[taste]}"
             await asyncio.sleep(self._think_s * draw.uniform(0.5, 1.5))
         await self._post(http, "/v1/feedback", {"turn": answer["id"], "thumb": "up" if pleased else "down"})
 
     async def _post(self, http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> Any:
+        """Send a request, again as long as its connection is refused or cut: then no answer was lost."""
         self.story.requests += 1
-        async with http.post(path, json=body) as response:
-            text = await response.text()
+        ends = time.monotonic() + _SILENT_S
+        while True:
+            try:
+                async with http.post(path, json=body) as response:
+                    text = await response.text()
+            except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError):
+                self.story.cut += 1
+                if time.monotonic() > ends:
+                    raise
+                await asyncio.sleep(_PAUSE_S)
+                continue
             if response.status != 200:
                 raise ValueError(f"{path} answered status {response.status}: {text[:200]}")
             return json.loads(text)

@@ -11,6 +11,7 @@ import msgspec
 from asyncrl.errors import AsyncRLError
 
 SCORES = (-1, 0, 1)
+HINTS = 3  # candidates of a turn: its teacher scores the reply behind each
 
 
 class VoteFailed(AsyncRLError):
@@ -46,7 +47,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """The outcome of the votes on a turn."""
 
     reward: float | None  # None: there is no valid vote
-    hint: str = ""
+    hints: tuple[str, ...] = ()  # different ones, the longest first
 
 
 class Judge(Protocol):
@@ -70,7 +71,7 @@ class Judge(Protocol):
 def verdict_of(votes: Sequence[Vote]) -> Verdict:
     """Return the majority of valid votes: 0.0 where two scores have equally many, no reward where there is no vote.
 
-    The hint is the longest of the votes that agree with the majority.
+    The hints are those of the votes that agree with the majority, `HINTS` of them at most.
 
     Source: OpenClaw-RL, arXiv 2603.10165, majority of m votes; there a turn without any valid vote counts as 0.
     """
@@ -80,4 +81,5 @@ def verdict_of(votes: Sequence[Vote]) -> Verdict:
     if len(counts) > 1 and counts[0][1] == counts[1][1]:
         return Verdict(0.0)
     score = counts[0][0]
-    return Verdict(float(score), max((vote.hint for vote in votes if vote.score == score), key=len))
+    hints = {vote.hint for vote in votes if vote.score == score and vote.hint}
+    return Verdict(float(score), tuple(sorted(hints, key=lambda hint: (-len(hint), hint))[:HINTS]))

@@ -10,11 +10,12 @@ from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.schedules import learning_rate_factor
 from asyncrl.config.check_roles import has_critic
+from asyncrl.config.live_settings import LiveSettings
 from asyncrl.config.role_settings import CriticSettings, TeacherSettings
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.staged import as_in, of_learner
 from asyncrl.config.tasks import tasks_of
-from topics.batches import BatchPacked, CriticStep, Distillation, Objective, Penalty
+from topics.batches import BatchPacked, CriticStep, Distillation, Hindsight, Objective, Penalty
 
 
 def objective_of(config: Config, step: int, stage: str = "") -> Objective:
@@ -48,6 +49,7 @@ def objective_of(config: Config, step: int, stage: str = "") -> Objective:
         reference=_newest_multiple(step - 1, learner.reference.refresh_every),
         penalties=_penalties(learner),
         distillation=_distillation(learner.teacher),
+        hindsight=_hindsight(config.live),
         critic=_critic_step(learner.critic, step - config.start.step) if has_critic(config) else None,
         **optimizer,
     )
@@ -108,6 +110,13 @@ def _distillation(teacher: TeacherSettings) -> Distillation | None:
     if not (teacher.given and teacher.top_k and teacher.coef):
         return None
     return Distillation(teacher.top_k, teacher.coef, teacher.direction)
+
+
+def _hindsight(live: LiveSettings) -> Hindsight | None:
+    if not live.share or live.method == "binary":
+        return None
+    given = live.hindsight
+    return Hindsight(given.w_rl, given.w_opd, given.clip, given.top_k)
 
 
 def with_other_settings(packed: BatchPacked, was: Config, now: Config) -> BatchPacked:

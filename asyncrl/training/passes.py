@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
-from asyncrl.algorithms.rows import TrainRow, weightless
+from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums, merge_sums
 from asyncrl.training.layouts import LAYOUTS, Inputs, MicroBatch, by_row, micro_batch
 
@@ -82,6 +82,16 @@ class Passes:
         for batch in self.even(self.cut(rows)):
             with torch.no_grad():
                 values, *_ = self.scored(scorer, self.lay(batch).inputs)
+            found |= zip(map(id, batch), by_row(values, batch), strict=True)
+        return found
+
+    def outcomes(self, scorer: Scorer, rows: Sequence[TrainRow]) -> dict[int, npt.NDArray[np.float32]]:
+        """A scorer's log-probs of the ids in the column `TOP` and of all others, [T, K + 1] each; see `column`."""
+        found: dict[int, npt.NDArray[np.float32]] = {}
+        for batch in self.even(self.cut(rows), (TOP,)):
+            laid = self.lay(batch, (TOP,))
+            with torch.no_grad():
+                *_, values = self.scored(scorer, laid.inputs, wanted=laid.tokens.columns[TOP][..., 0].long())
             found |= zip(map(id, batch), by_row(values, batch), strict=True)
         return found
 

@@ -22,7 +22,7 @@ class Copy(Protocol):
 
     model: Any
 
-    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *inputs: Any, **options: Any) -> tuple[torch.Tensor, ...]:
         """Score one micro-batch."""
         ...
 
@@ -52,13 +52,18 @@ class Reference:
             self._take()
         self._version = self._version.clamp(min=version)
 
-    def __call__(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *inputs: Any, **options: Any) -> tuple[torch.Tensor, ...]:
         """See `Policy.forward`."""
+        self.begin()
+        assert self._copy is not None
+        found: tuple[torch.Tensor, ...] = self._copy(*inputs, **options)
+        return found
+
+    def begin(self) -> None:
+        """Make the copy now, where there is none: no later step may change what it is a copy of."""
         if self._copy is None:
             self._copy = self._made()
             self._take()
-        found: tuple[torch.Tensor, ...] = self._copy(*inputs)
-        return found
 
     def _made(self) -> Any:
         copy = self._load()

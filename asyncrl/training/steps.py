@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 
 from asyncrl.algorithms.advantages import ADVANTAGES
+from asyncrl.algorithms.hindsight import hindsight_sums
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.algorithms.penalties import columns_of, penalized, penalty_sums
 from asyncrl.algorithms.rows import TOP, TrainRow
@@ -24,6 +25,7 @@ from asyncrl.training.anomalies import Usual, departure
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.critic import Critic, largest_return
 from asyncrl.training.culprits import RowPasses, foremost, is_finite
+from asyncrl.training.hindsight import HintedRows
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.optimized import Update
 from asyncrl.training.passes import Passes, Scorer
@@ -199,6 +201,9 @@ class Steps:
         penalties = objective.penalties
         used = [row for row in rows if row.mask[1:].any()]
         used = [penalized(row, penalties) for row in self._filled(used, columns_of(penalties))]
+        if objective.hindsight is not None:
+            self._reference.begin()
+            used = HintedRows(self._passes, self._policy, self._reference).look_back(used, objective.hindsight)
         for name, estimator in ADVANTAGES.items():
             if estimator.of_row is not None:
                 own = self._filled([row for row in used if row.estimator == name], estimator.needs)
@@ -280,7 +285,7 @@ class Steps:
         return logprobs, entropy, batch.tokens._replace(columns=columns)
 
     def _row_sums(self, rows: Sequence[TrainRow], objective: Objective) -> Sums:
-        found = penalty_sums(rows, objective.penalties)
+        found = penalty_sums(rows, objective.penalties) | hindsight_sums(rows, objective.hindsight)
         if self.replays:
             found["routed_anew"] = float(sum(row.unrouted for row in rows))
         return {name: torch.tensor(value, device=self.device) for name, value in found.items()}

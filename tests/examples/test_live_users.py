@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from asyncrl.examples.live_users import GOAL, WINDOW, Conversations, Story, Users, write_report
+from asyncrl.examples.live_users import GOAL, WINDOW, Conversations, Story, Users, judge, write_report
 from asyncrl.run.directory import RunFiles
 from harness.runs import command
 from harness.stage import until
@@ -57,7 +57,7 @@ async def test_users_of_two_tastes_ask_react_and_count_what_fails():
     assert 0.2 < sum(story.pleased) / len(story.pleased) < 0.8
     assert "answered status 503: busy" in story.failures[0]
     seconds = [said[1] for said in gateway.said if len(said) == 2]
-    assert all(text.startswith("good say" if " say " in text else "wrong tell") for text in seconds)
+    assert all(text.startswith("good say" if " say " in text else "wrong - tell") for text in seconds)
 
 
 def test_a_story_tells_when_its_users_were_satisfied(tmp_path: Path):
@@ -73,6 +73,30 @@ def test_a_story_tells_when_its_users_were_satisfied(tmp_path: Path):
     assert rows["satisfaction"].startswith("0.500 before → 1.000 after")
     assert rows[f"satisfied {GOAL}"] == f"after {reached} turns and {reached - 1} s"
     assert (tmp_path / "satisfaction.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("evidence", "vote"),
+    [
+        ("good say abc>", (1, "")),
+        ("wrong + say abc>", (-1, "+")),
+        ("wrong - tell abc>", (-1, "-")),
+        ("wrong", (-1, "")),
+        ("say good>", (0, "")),
+        ("", (0, "")),
+    ],
+)
+def test_the_judge_reads_what_a_user_wanted(evidence: str, vote: tuple[int, str]):
+    assert tuple(judge(evidence).values()) == vote
+
+
+def test_a_hint_in_the_warm_up_is_obeyed():
+    rows = [Conversations(1).row(number)["prompt"] for number in range(50)]
+
+    pairs = [(row[place]["content"].split(), row[place + 1]["content"]) for row in rows for place in range(0, 8, 2)]
+    hinted = [(words, reply) for words, reply in pairs if words[-1] in ("+", "-")]
+    assert 60 < len(hinted) < 140
+    assert all(reply == (words[-2].upper() if words[-1] == "+" else words[-2]) for words, reply in hinted)
 
 
 def test_the_warm_up_has_capitals_and_small_letters_half_and_half():

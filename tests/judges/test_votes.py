@@ -120,7 +120,9 @@ def test_the_majority_decides_and_a_tie_is_0(scores: list[int], reward: float | 
     assert verdict_of([Vote(score) for score in scores]).reward == reward
 
 
-def test_the_hint_is_the_longest_of_the_majority():
-    votes = [Vote(-1, "short"), Vote(-1, "longer one"), Vote(1, "the longest of them")]
+def test_the_hints_are_those_of_the_majority_each_once_and_three_at_most():
+    votes = [Vote(-1, "short"), Vote(-1, "longer one"), Vote(-1, "short"), Vote(-1), Vote(1, "the longest of them")]
 
-    assert verdict_of(votes) == Verdict(-1.0, "longer one")
+    assert verdict_of(votes) == Verdict(-1.0, ("longer one", "short"))
+    assert verdict_of([*votes, Vote(-1, "a"), Vote(-1, "b")]).hints == ("longer one", "short", "a")
+    assert verdict_of([Vote(1, "a"), Vote(-1, "b")]) == Verdict(0.0)

@@ -21,6 +21,10 @@ from topics.turns import SESSION_CLOSED, TURN_ADMITTED, TURN_SKIPPED
 pytestmark = pytest.mark.slow
 
 MOST = 8  # tokens of a reply
+HINTING = """
+def judge(evidence):
+    return {"score": 1} if "good" in evidence else {"score": -1, "hint": "abc"}
+"""
 
 
 class Teacher:
@@ -55,13 +59,17 @@ class Teacher:
 async def live_groups(bus: Bus) -> list[str]:
     """The turns of live traffic in batches, as often as they are there."""
     packed = (await messages_on(bus, BATCHES)).on(BATCH_PACKED)
-    return [group.prompt_id for batch in packed for group in batch.groups if group.prompt_id.startswith(LIVE)]
+    groups = [group for batch in packed for group in batch.groups if group.prompt_id.startswith(LIVE)]
+    assert {group.estimator for group in groups} <= {"combine_less_others"}
+    return [group.prompt_id for group in groups]
 
 
 async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
     more = ["live.share=0.5", "live.idle_s=2", "live.advantage=less_others", "learner.steps=100000", "nats.keep=run"]
-    more += ["live.judge.kind=rule"]
+    (tmp_path / "hinting.py").write_text(HINTING)
+    more += ["live.judge.kind=rule", f"live.judge.function={tmp_path / 'hinting.py'}:judge"]
+    more += ["live.method=combine", "live.hindsight.wording={hint}"]
     async with up(tmp_path, *settings, *more) as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")
@@ -84,7 +92,9 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
         trained, sessions = await live_groups(bus), await messages_on(bus, SESSIONS)
         recorded = await Recorded.read(bus, Path((run.root / "base").read_text()))
     assert "foreign tokens" not in recorded.kinds()
-    prompts = [result.prompt_id for result in recorded.messages(TRAJECTORY_GENERATED)]
+    results = recorded.messages(TRAJECTORY_GENERATED)
+    assert any(result.segments[0].hinted for result in results)
+    prompts = [result.prompt_id for result in results]
     recorded.alter(TRAJECTORY_GENERATED, prompts.index(trained[-1]), plant)
     assert "foreign tokens" in recorded.kinds()
     assert len(trained) == len(set(trained)) >= 4

@@ -195,7 +195,7 @@ async def test_an_endpoint_judges_and_one_that_never_answers_costs_only_its_vote
         await play.ready("t2", "t3")
         judged = await play.judged()
 
-    assert (judged["t1"].reward, judged["t1"].hint, judged["t1"].judge) == (-1.0, "be brief", "endpoint:wise")
+    assert (judged["t1"].reward, judged["t1"].hints, judged["t1"].judge) == (-1.0, ["be brief"], "endpoint:wise")
     assert (judged["t2"].reward, judged["t2"].votes) == (None, [None] * 3)
 
 

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from actors.sessions.fold import SessionsFold
+from actors.sessions.fold import Room, SessionsFold
 from asyncrl.config.live_settings import LiveSettings
 from asyncrl.config.safety_settings import SafetySettings
 from asyncrl.live.owners import tenant_digest
 from tests.harness.folds import Feed
-from topics.batches import BatchTrained
+from topics.batches import BatchGroup, BatchPacked, BatchTrained
+from topics.groups import GroupDropped
 from topics.secrets import PurgeRequested
 from topics.table import topic_for
 from topics.turns import (
@@ -24,6 +25,7 @@ from topics.turns import (
 )
 
 IDLE_S, JUDGE_S = 100.0, 10.0
+ROOM = Room(under_way=64, waiting=64, max_lag=4)
 TOKENS = np.arange(3, dtype=np.int32)
 REALS = np.zeros(3, np.float32)
 
@@ -31,9 +33,9 @@ REALS = np.zeros(3, np.float32)
 class Sessions(Feed):
     """A fold that is told of turns."""
 
-    def __init__(self, share=0.5, **safety):
+    def __init__(self, share=0.5, room=ROOM, **safety):
         settings = LiveSettings(share=share, idle_s=IDLE_S, judge_s=JUDGE_S, safety=SafetySettings(**safety))
-        super().__init__(SessionsFold(settings, max_lag=4))
+        super().__init__(SessionsFold(settings, room))
         self.log = []
 
     def say(self, message, at_s=0.0):
@@ -160,6 +162,73 @@ def test_feedback_overrules_a_judge_until_the_turn_is_admitted_and_is_counted_la
     assert sessions.say(feedback("a", 0.25, tenant="eve")).decide() == [admitted("a", -1.0, "user")]
     assert sessions.say(feedback("a", 1.0)).decide() == []
     assert sessions.fold.state.late_feedback == 2
+
+
+def grade(turn, reward=1.0):
+    return TurnJudged(turn_id=turn, reward=reward, judge="j")
+
+
+def feedback(turn, score):
+    return FeedbackGiven(feedback_id=f"f{turn}{score}", turn_id=turn, tenant="anna", score=score)
+
+
+def packed(step, *prompts):
+    return BatchPacked(step, "rl", [BatchGroup(prompt, []) for prompt in prompts], step - 5)
+
+
+def test_the_newest_are_admitted_first_as_far_as_there_is_room_and_the_oldest_of_too_many_end():
+    sessions = Sessions(room=Room(under_way=2, waiting=2, max_lag=4))
+    for turn in "abcdef":
+        sessions.served(turn).say(grade(turn))
+
+    assert sessions.decide() == [
+        admitted("f", 1.0),
+        admitted("e", 1.0),
+        skipped("a", "surplus"),
+        skipped("b", "surplus"),
+    ]
+    assert sessions.say(packed(1, "l000000", "p000003")).decide() == [admitted("d", 1.0)]
+    dropped = GroupDropped(prompt_id="l000001", reason="lag")
+    assert sessions.served("g").say(grade("g")).decide() == []
+    assert sessions.say(dropped).decide() == [admitted("g", 1.0)]
+    assert sessions.fold.state.graded == {"c": None}
+
+
+def test_a_turn_that_the_next_batch_would_refuse_ends_before_its_place_comes():
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
+    for turn in "abc":  # their newest token is of version 2
+        sessions.served(turn).say(grade(turn))
+    assert sessions.decide() == [admitted("c", 1.0)]
+
+    assert sessions.say(packed(6, "l000000")).say(trained(6)).decide() == [admitted("b", 1.0)]
+    assert sessions.say(trained(7)).decide() == [skipped("a", "behind")]
+
+
+def test_feedback_overrules_a_judge_while_the_turn_waits():
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
+    sessions.served("a").say(grade("a")).served("b").say(grade("b"))
+    assert sessions.decide() == [admitted("b", 1.0)]
+
+    assert sessions.say(feedback("a", -1.0)).decide() == []
+    assert sessions.say(packed(1, "l000000")).decide() == [admitted("a", -1.0, "user")]
+
+
+def test_a_graded_turn_is_never_unjudged_and_its_session_closes():
+    sessions = Sessions(room=Room(under_way=0, waiting=9, max_lag=4))
+    sessions.served("a").started("b", "a").decide()
+    sessions.say(grade("a")).finished("b").say(feedback("b", 1.0)).say(SessionLeft(session_id="s", tenant="anna"))
+
+    assert sessions.decide() == [SessionClosed(session_id="s", reason="left", until=8)]
+    assert sessions.decide(at_s=JUDGE_S + IDLE_S) == []
+    assert list(sessions.fold.state.graded) == ["a", "b"]
+
+
+def test_an_end_that_is_read_before_its_admission_leaves_room():
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4)).say(packed(1, "l000000"))
+
+    sessions.served("a").say(grade("a")).served("b").say(grade("b"))
+
+    assert sessions.decide() == [admitted("b", 1.0), admitted("a", 1.0)]
 
 
 def test_retries_and_branches_are_turns_of_their_own():

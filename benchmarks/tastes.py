@@ -1,0 +1,91 @@
+"""Turns and seconds until the users of the live demo are satisfied, by method of learning and seed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.examples.live_users import GOAL, Story
+from asyncrl.ports import free_port
+from asyncrl.process import python, with_parent
+from benchmarks.stage import BenchError
+
+_SHOWN = 2000  # characters of a run's output that an error repeats
+
+
+async def bench_tastes(*, methods: Sequence[str], seeds: Sequence[int], tastes: int, steps: int) -> dict[str, float]:
+    """Run the live demo once for each method and seed, one after the other.
+
+    Args:
+        methods: values of `live.method`.
+        tastes: of the users, 1 or 2.
+        steps: of a run at most.
+
+    Returns:
+        By method: `reached` (runs), medians and maxima of `turns` and `seconds` of talk to a satisfaction of 0.9 over
+        the runs that reached it, `before` and `after` (means), and `failed` requests (sum).
+    """
+    figures: dict[str, float] = {}
+    for method in methods:
+        stories = [await _run(method, seed, tastes, steps) for seed in seeds]
+        figures |= {f"{method}_{name}": value for name, value in _summary(stories).items()}
+    return figures
+
+
+def _summary(stories: Sequence[Story]) -> dict[str, float]:
+    reached = [(story, end) for story in stories if (end := story.reached())]
+    turns, seconds = [float(end) for _, end in reached], [story.seconds[end - 1] for story, end in reached]
+    found = {"reached": float(len(reached)), "runs": float(len(stories))}
+    for name, values in (("turns", turns), ("seconds", seconds)):
+        if values:
+            found |= {f"{name}_median": statistics.median(values), f"{name}_max": max(values)}
+    found["before"] = statistics.fmean(story.satisfaction(100) for story in stories)
+    found["after"] = statistics.fmean(story.satisfaction(len(story.pleased)) for story in stories)
+    return found | {"failed": float(sum(len(story.failures) for story in stories))}
+
+
+async def _run(method: str, seed: int, tastes: int, steps: int) -> Story:
+    settings = {
+        "seed": seed,
+        "gateway.port": free_port(),
+        "live.method": method,
+        "task.options.tastes": tastes,
+        "learner.steps": steps,
+    }
+    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    with tempfile.TemporaryDirectory(prefix="asyncrl-tastes-") as folder:
+        process = await asyncio.create_subprocess_exec(
+            *python("-m", "asyncrl.cli.main", "up", "live-demo", *words),
+            cwd=folder,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            preexec_fn=with_parent(),
+        )
+        output = (await process.communicate())[0].decode(errors="replace")
+        if process.returncode:
+            raise BenchError(f"live-demo, {method}, seed {seed}, ended with {process.returncode}: {output[-_SHOWN:]}")
+        story = _story(Path(folder) / "runs" / "live-demo")
+    reached = story.reached()
+    when = f"{reached} turns, {story.seconds[reached - 1]:.0f} s" if reached else "never"
+    requests = story.rows()["requests"].split(", the first")[0]
+    print(f"{method}  seed {seed}  {GOAL} after {when}  of {len(story.pleased)} turns; {requests}", flush=True)
+    return story
+
+
+def _story(root: Path) -> Story:
+    replies = json.loads((root / "satisfaction.json").read_text())
+    told = json.loads((root / "reports" / "users.json").read_text())["requests"]
+    count, failed = (int(part.split()[0].replace(",", "")) for part in told.split(", ")[:2])
+    return Story(
+        seconds=[seconds for seconds, _ in replies],
+        pleased=[pleased for _, pleased in replies],
+        requests=count,
+        failures=["failed"] * failed,
+    )
