@@ -14,6 +14,7 @@ from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
+from asyncrl.config.pools import Purpose
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import VersionAbsent
@@ -288,7 +289,8 @@ async def test_an_engine_of_evaluations_holds_the_version_of_the_oldest_and_pass
     inference.refusal = player.refuse_old
     context = made.context("rollout", bus)
     fleets = {evaluations: open_fleet(context) for evaluations in (False, True)}
-    listeners = [await follow_fleet(context, fleet, evaluations=own) for own, fleet in fleets.items()]
+    purposes: dict[bool, Purpose] = {False: "training", True: "evaluations"}
+    listeners = [await follow_fleet(context, fleet, purpose=purposes[own]) for own, fleet in fleets.items()]
     numbers = {0: 0, 3: 1, 9: 2}  # of the evaluations, by version
 
     async def ask(version: int) -> None:
