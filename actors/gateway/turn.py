@@ -18,7 +18,7 @@ from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Watch
 from asyncrl.engine.stops import stop_string
-from asyncrl.live.apis.words import Call, Ending, LiveError, Opening, Request, assistant_message
+from asyncrl.live.apis.words import Call, Ending, LiveError, Opening, Request, Sampled, assistant_message
 from asyncrl.live.conversation import Prompt, history_key
 from asyncrl.live.marks import marks_of, same_of
 from asyncrl.live.owners import tenant_in
@@ -63,6 +63,7 @@ class Turn(Watch):
         if stored is not None:
             self._answer.tokens, self._answer.logprobs = stored.tokens, stored.logprobs
             self._answer.versions, self._answer.finish = stored.versions, stored.finish if stored.whole else ""
+        self._tokenizer = wording.tokenizer
         self._text = ReplyText(wording.tokenizer, request.stop)
         self._form = wording.form if request.tools else None
         self._calls = CallText(self._form, self.id)
@@ -147,7 +148,15 @@ class Turn(Watch):
         finally:
             await self._cancel(task)
             await self._end(facts, finish, safety)
-        return Ending(self._calls.text, len(self._answer.tokens), self._whole, self._text.stop, self._calls.calls)
+        said, sampled = self._calls, self._told if self.request.logprobs else None
+        return Ending(said.text, len(self._answer.tokens), self._whole, self._text.stop, said.calls, sampled)
+
+    @property
+    def _told(self) -> list[Sampled]:
+        """The tokens of the reply without its end, with their log-probs."""
+        known = zip(self._answer.tokens.tolist(), self._answer.logprobs.tolist(), strict=True)
+        tokenizer = self._tokenizer
+        return [Sampled(tokenizer.decode_all([one]), value) for one, value in known if one not in tokenizer.eos_ids]
 
     @property
     def _whole(self) -> Literal["stop", "length"]:

@@ -6,12 +6,14 @@ from typing import Any
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal
 from asyncrl.live.apis.openai_errors import openai_error
+from asyncrl.live.apis.openai_logprobs import token_logprobs
 from asyncrl.live.apis.tool_fields import call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
 _READ = (
     *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed"),
     *("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "user", "safety_identifier"),
+    "logprobs",
 )
 IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
@@ -19,7 +21,6 @@ IGNORED = (
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
-    "logprobs": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -55,6 +56,7 @@ class ChatCompletions:
             parallel=fields.flag("parallel_tool_calls", absent=True),
             user=fields.named("safety_identifier", "user"),
             usage=_wants_usage(fields.get("stream_options")),
+            logprobs=fields.flag("logprobs"),
         )
 
     def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
@@ -63,7 +65,7 @@ class ChatCompletions:
         if ending.calls:
             calls = [_call(call) for call in ending.calls]
             message |= {"content": ending.text or None, "tool_calls": calls}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(ending)}
+        choice = {"index": 0, "message": message, "logprobs": _logprobs(ending), "finish_reason": _finish(ending)}
         head = _head(opening) | {"object": "chat.completion"}
         return {**head, "choices": [choice], "usage": _usage(opening, ending)}
 
@@ -103,7 +105,7 @@ class _ChatEvents:
 
     def end(self, ending: Ending) -> bytes:
         """See `Events`."""
-        last = self._chunk({}, _finish(ending))
+        last = self._chunk({}, _finish(ending), _logprobs(ending))
         if self._usage:
             last += event(_head(self._opening) | {"choices": [], "usage": _usage(self._opening, ending)})
         return last + b"data: [DONE]\n\n"
@@ -112,8 +114,8 @@ class _ChatEvents:
         """See `Events`."""
         return event(openai_error(error)[1])
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _chunk(self, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return event(_head(self._opening) | {"choices": [choice]})
 
 
@@ -138,6 +140,12 @@ def _message(entry: Message, where: str) -> Message:
 
 def _call(call: Call) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+
+
+def _logprobs(ending: Ending) -> dict[str, Any] | None:
+    if ending.sampled is None:
+        return None
+    return {"content": token_logprobs(ending), "refusal": None}
 
 
 def _finish(ending: Ending) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, shown
 from asyncrl.live.apis.openai_errors import openai_error
+from asyncrl.live.apis.openai_logprobs import token_logprobs
 from asyncrl.live.apis.tool_fields import HOSTED, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
@@ -23,6 +24,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "text": ({"format": {"type": "text"}}, {}),
     "top_logprobs": (0,),
 }
+_LOGPROBS = "message.output_text.logprobs"  # of `include`; the rest of it changes nothing here
 _ID = "resp_"  # begins the id of a response, the rest is its turn's
 
 
@@ -54,6 +56,7 @@ class Responses:
             previous=_previous(fields),
             parallel=fields.flag("parallel_tool_calls", absent=True),
             user=fields.named("safety_identifier", "user"),
+            logprobs=_LOGPROBS in included if isinstance(included := fields.get("include"), list) else False,
         )
 
     def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
@@ -120,8 +123,10 @@ class _ResponseEvents:
         if ending.text or not ending.calls:
             last = (
                 self._opened()
-                + self._event("response.output_text.done", **self._place, text=ending.text, logprobs=[])
-                + self._event("response.content_part.done", **self._place, part=_part(ending.text))
+                + self._event(
+                    "response.output_text.done", **self._place, text=ending.text, logprobs=token_logprobs(ending)
+                )
+                + self._event("response.content_part.done", **self._place, part=_part(ending.text, ending))
             )
             number = self._place["output_index"]
             last += self._event("response.output_item.done", output_index=number, item=response["output"][0])
@@ -172,7 +177,7 @@ def _response(opening: Opening, ending: Ending | None = None) -> dict[str, Any]:
     if ending is not None:
         status = "incomplete" if ending.finish == "length" else "completed"
         details = {"reason": "max_output_tokens"} if ending.finish == "length" else None
-        text = [_item_of(opening, status, [_part(ending.text)])] if ending.text or not ending.calls else []
+        text = [_item_of(opening, status, [_part(ending.text, ending)])] if ending.text or not ending.calls else []
         output = [*text, *map(_called, ending.calls)]
         usage = {
             "input_tokens": opening.prompt_tokens,
@@ -226,5 +231,6 @@ def _item_of(opening: Opening, status: str, content: list[dict[str, Any]]) -> di
     }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, ending: Ending | None = None) -> dict[str, Any]:
+    logprobs = [] if ending is None else token_logprobs(ending)
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}

@@ -62,6 +62,7 @@ class Request(msgspec.Struct, frozen=True):
     parallel: bool = True  # the reply may have several calls
     usage: bool = False  # the stream tells its tokens; only chat completions ask
     user: str = ""  # of the client, who says so
+    logprobs: bool = False  # of the tokens of the reply are wanted
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -73,6 +74,13 @@ class Opening(msgspec.Struct, frozen=True):
     prompt_tokens: int
 
 
+class Sampled(msgspec.Struct, frozen=True):
+    """A token of a reply; half a character reads as the replacement character."""
+
+    text: str
+    logprob: float  # natural log, at the request's temperature, before top-p and top-k
+
+
 class Ending(msgspec.Struct, frozen=True):
     """The facts of a reply after its last token."""
 
@@ -81,6 +89,7 @@ class Ending(msgspec.Struct, frozen=True):
     finish: Literal["stop", "length"]
     stop: str | None = None  # the stop sequence that ended it
     calls: list[Call] = []  # of tools; not in the text
+    sampled: list[Sampled] | None = None  # all tokens but the end of the reply; None where nobody asked
 
 
 class Events(Protocol):
