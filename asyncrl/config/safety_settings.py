@@ -27,10 +27,9 @@ class SafetySettings(Settings):
     garbage: _Share = 0.2  # The same of its characters that no writing has.
     # Regular expression of a reply that asks its user needlessly, searched without regard to case; empty: none is.
     question: str = ""
-    # Shares of the newest 128 turns above which the doctor reports them: replies with a call of a tool that is none,
-    # needless questions, and grades of judges against which users spoke.
+    # Share of the newest 128 replies with a call of a tool that is none, above which the doctor reports it.
     invalid_calls: _Share = 0.1
-    questions: _Share = 0.2
-    disagreement: _Share = 0.3
+    questions: _Share = 0.2  # The same of replies that ask needlessly.
+    disagreement: _Share = 0.3  # The same of grades of judges against which users spoke.
     # Factor, up or down, by which the mean length of the newest 128 replies may differ from the first 128 of the run.
     length_drift: Annotated[float, Meta(gt=1)] = 3.0
