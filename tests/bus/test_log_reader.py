@@ -8,7 +8,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.bus.publish import publish
 from asyncrl.bus.pull import Puller
-from harness.published import issue
+from harness.published_messages import issue
 from harness.stage import DEADLINE_S, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
 from topics.topic import ACTORS, PROMPTS

@@ -8,7 +8,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import make_queue, queue_states
 from asyncrl.bus.pull import Puller, position
 from asyncrl.bus.server import EmbeddedServer
-from harness.published import issue
+from harness.published_messages import issue
 from harness.stage import LEASE_S, Connect, until
 from topics.table import QUEUES
 from topics.topic import PROMPTS

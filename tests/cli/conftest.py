@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.run.connect import SUPERVISOR
-from harness.published import say_started
+from harness.published_messages import say_started
 
 
 class Terminal:

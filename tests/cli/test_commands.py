@@ -11,7 +11,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.run.connect import SUPERVISOR, FoundRun, RunNotFound, connected
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import read_state
-from harness.published import say_started, say_stopped, trained
+from harness.published_messages import say_started, say_stopped, trained
 from harness.stage import until
 from topics.actors import (
     SCALE_REQUESTED,

@@ -8,7 +8,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import LiveTap, Pattern, read_condition
-from harness.published import generated, trained
+from harness.published_messages import generated, trained
 from harness.stage import until
 from topics.actors import (
     ACTOR_STOPPED,
