@@ -100,7 +100,7 @@ class TurnFinished(Message):
     versions: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))  # [T] of the weights of each token
     history: ShortDigest = ""  # of the conversation up to the end of the reply, as its client sends it again
     marks: list[Mark] = field(default_factory=list)
-    same: ShortDigest = ""  # equal for turns of a tenant with the same prompt and reply
+    same: ShortDigest = ""  # equal for turns under one data key with the same prompt and reply
     secret: SecretIds = ""  # of its turn
 
     def headers(self) -> dict[str, str]:

@@ -80,6 +80,12 @@ class Facts:
         """Return whether a turn is stored or will be, and can be read, so that a stored prompt may begin with it."""
         return turn not in self._lost and self._log.secrets_of(turn) is not None
 
+    def data_key(self, secret: str) -> bytes | None:
+        """Return the data key of a turn under way; None of a private one, or where it was erased meanwhile."""
+        with contextlib.suppress(SecretGone):
+            return self._context.bus.vault.get(secret)
+        return None
+
     def secrets_of(self, turn: str) -> str:
         """Return the data keys that reading a turn takes; "" for none."""
         return self._log.secrets_of(turn) or ""

@@ -21,7 +21,6 @@ from asyncrl.engine.stops import stop_string
 from asyncrl.live.apis.words import Call, Ending, LiveError, Opening, Request, Sampled, assistant_message
 from asyncrl.live.conversation import Prompt, history_key
 from asyncrl.live.marks import marks_of, same_of
-from asyncrl.live.owners import tenant_in
 from asyncrl.live.sessions import Session, skip_of
 from asyncrl.live.text import ReplyText
 from asyncrl.live.tools import CallText, Wording
@@ -265,7 +264,7 @@ class Turn(Watch):
         """Store how it ended; where its tokens have no room, that nobody has them."""
         if self.repeats:
             return
-        answer, whole = self._answer, finish in ("stop", "length")
+        answer, whole, key = self._answer, finish in ("stop", "length"), facts.data_key(self._secret)
         finished = TurnFinished(
             turn_id=self.id,
             session=self._session,
@@ -275,7 +274,7 @@ class Turn(Watch):
             versions=answer.versions,
             history=self._history if whole else "",
             marks=self._marks(safety) if whole else [],
-            same=same_of(tenant_in(self._asked.owner), self.prompt.ids, answer.tokens) if whole else "",
+            same=same_of(key, self.prompt.ids, answer.tokens) if whole and key else "",
             secret=self._secret,
         )
         if not self._recorded:

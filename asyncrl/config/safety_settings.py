@@ -19,7 +19,8 @@ class SafetySettings(Settings):
 
     # Greatest share of a batch's groups that are turns of one tenant, rounded up; others wait for the next batch.
     tenant_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    # Turns of a tenant with one and the same prompt and reply that are trained, among its newest 4,096; 0: any number.
+    # Turns of a user with one and the same prompt and reply that are trained of a day, per gateway and among the newest
+    # 4,096; 0: any number.
     repeats: Count = 0
     reward: Annotated[float, Meta(gt=0)] = 1.0  # Greatest absolute reward; a larger one is cut down to it.
     # Greatest share of 4-grams of a reply that occurred in it before; it is not trained above. 1: any.

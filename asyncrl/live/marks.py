@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import numpy as np
-import xxhash
 
 from asyncrl.config.safety_settings import SafetySettings
 from asyncrl.rewards.quality import garbage, repetition
@@ -30,9 +30,15 @@ def marks_of(text: str, tokens: Int32Array, settings: SafetySettings, *, invalid
     return found
 
 
-def same_of(tenant: str, prompt: Int32Array, reply: Int32Array) -> str:
-    """Return what a turn has in common with every other of its tenant that has the same prompt and reply: 16 digits."""
-    made = xxhash.xxh3_64(tenant.encode())
+def same_of(key: bytes, prompt: Int32Array, reply: Int32Array) -> str:
+    """Return what turns with the same prompt and reply under one data key have in common: 16 digits.
+
+    It stands in an open header: without the key nobody can confirm what he guesses was said.
+
+    Args:
+        key: [32] the data key of the turn.
+    """
+    made = hashlib.blake2b(key=key, digest_size=8, person=b"asyncrl same")
     for tokens in (prompt, reply):
         made.update(len(tokens).to_bytes(8, "little"))
         made.update(np.ascontiguousarray(tokens, np.int32).tobytes())

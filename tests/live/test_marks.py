@@ -22,8 +22,9 @@ def test_needless_questions_are_found_by_the_users_pattern_and_invalid_calls_by_
     assert marks_of("Shall I go on?", PLAIN, SafetySettings(), invalid_calls=0) == []
 
 
-def test_turns_are_the_same_by_tenant_prompt_and_reply():
-    same = same_of("anna", PLAIN, LOOP)
-    assert same == same_of("anna", PLAIN.copy(), LOOP)
-    others = [("ben", PLAIN, LOOP), ("anna", LOOP, PLAIN), ("anna", np.append(PLAIN, 7), LOOP[1:])]
-    assert same not in [same_of(tenant, prompt.astype(np.int32), reply) for tenant, prompt, reply in others]
+def test_turns_are_the_same_by_data_key_prompt_and_reply():
+    anna, ben = b"a" * 32, b"b" * 32
+    same = same_of(anna, PLAIN, LOOP)
+    assert same == same_of(anna, PLAIN.copy(), LOOP)
+    others = [(ben, PLAIN, LOOP), (anna, LOOP, PLAIN), (anna, np.append(PLAIN, 7), LOOP[1:])]
+    assert same not in [same_of(key, prompt.astype(np.int32), reply) for key, prompt, reply in others]
