@@ -248,5 +248,8 @@ def test_what_a_lost_delivery_sampled_is_bounded_by_its_progress_and_by_the_resu
 def test_each_point_is_visited_as_often_as_asked_and_its_roles_take_turns():
     found = list(each_point(all_targets(), 3, 7))
 
-    assert sorted(target.kind for target in found) == sorted([*POINTS] * 3)
+    visited = [
+        point for point in POINTS if not point.startswith("card.")
+    ]  # only of runs whose cards are shared by turns
+    assert sorted(target.kind for target in found) == sorted(visited * 3)
     assert {target.role for target in found if target.kind == "work.published"} == {"rollout", "reward"}

@@ -82,7 +82,6 @@ async def test_without_lag_the_system_follows_the_synchronous_loop_step_by_step(
     # A draw within the rounding of two orders of summation may take another token: one trajectory of 64.
     assert found["lag_0_reward_difference_max"] <= 1 / 64
     curves = json.loads((tmp_path / "oracle.json").read_text())
-    assert all(
-        max(curve["rewards"]) > 0.1 and len(curve["rewards"]) == 8 for curve in curves
-    )  # there is a curve to follow
+    # There is a curve to follow: to the goal, where a run ends, or to the last step.
+    assert all(reached(curve["rewards"]) or len(curve["rewards"]) == 8 for curve in curves)
     assert (tmp_path / "oracle.png").stat().st_size > 0

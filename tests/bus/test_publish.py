@@ -27,7 +27,7 @@ from asyncrl.bus.publish import (
     read,
 )
 from asyncrl.bus.server import EmbeddedServer
-from harness.examples import example
+from harness.examples import unsealed
 from harness.stage import DEADLINE_S, Connect, until
 from topics.actors import ACTOR_STOPPED, BLOB_KEPT, FLEET_SCALED, ActorStopped
 from topics.topic import ACTORS, FLEET, LEDGER_BLOBS, TRAJECTORIES
@@ -214,7 +214,7 @@ async def test_the_fence_spans_progress_and_result_of_one_trajectory_and_no_othe
     assert await say_progress(bus, 1, 0, name="p000002-0") == first + 1
 
     second = await say_progress(bus, 2, first)
-    result: Any = example(TrajectoryGenerated)
+    result: Any = unsealed(TrajectoryGenerated)
     result.trajectory_id = "p000001-0"
 
     with pytest.raises(Fenced, match="p000001-0: another worker went on with it"):

@@ -27,7 +27,9 @@ async def test_processes_of_a_live_run_are_killed_and_stopped_and_its_audit_is_c
         several = ("--targets", "rollout,reward:kill,engine-server:kill,nats:kill", "--kills", "6", "--every", "1")
         second, output = await command(tmp_path, "chaos", "--run", "short", *several)
         await two_steps_more(run, "steps after the faults")
+        code, refused = await command(tmp_path, "chaos", "--run", "short", "--targets", "up")
 
+    assert (code, "--targets up: no role is called 'up'; expected one of" in refused) == (1, True), refused
     assert (first, second) == (0, 0), killed + output
     assert re.search(r"s  kill learner-1-rank0\n(.*\n)*run short, seed 7: 1 injections: learner-rank:kill 1\n", killed)
     assert "run short: clean" in killed and "run short: clean" in output
@@ -50,7 +52,7 @@ def test_without_a_source_checkout_there_are_neither_campaigns_nor_benchmarks(
     campaign, benchmark, target = capsys.readouterr().err.splitlines()
     assert campaign.endswith("run it from a source checkout, or take a run that is up: --run RUN")
     assert benchmark.endswith("benchmarks are not installed with the package; run it from a source checkout")
-    assert target.startswith("--targets up: no role is called 'up'; expected one of prompter, rollout")
+    assert target.startswith("no run called none")
 
 
 async def test_injections_end_where_no_process_of_the_wanted_roles_lives(

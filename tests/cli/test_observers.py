@@ -22,7 +22,7 @@ from harness.examples import example
 from harness.pages import written
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.table import QUEUES
-from topics.topic import GRADES, PROMPTS, STREAMS, TRAINING, Topic
+from topics.topic import GRADES, PROMPTS, SECRETS, STREAMS, TRAINING, Topic
 from topics.trajectories import TRAJECTORY_GRADED
 from topics.weights import WEIGHTS_PUBLISHED
 from topics.wire import Message
@@ -131,7 +131,9 @@ async def test_pull_consumers_are_made_in_every_way_that_the_client_has(logs: Je
     assert (await logs.stream_info(stream)).state.messages == 6
 
 
-async def test_a_consumer_without_a_name_is_refused_only_where_it_could_alter_a_work_queue(logs: JetStreamContext):
+async def test_a_consumer_without_a_name_is_refused_where_it_could_alter_a_queue_or_read_data_keys(
+    logs: JetStreamContext,
+):
     with_queues = {queue.stream for queue in QUEUES.values()}
     refused = set()
     for stream in STREAMS:
@@ -140,7 +142,7 @@ async def test_a_consumer_without_a_name_is_refused_only_where_it_could_alter_a_
         except nats.errors.TimeoutError:
             refused.add(stream)
 
-    assert refused == with_queues
+    assert refused == with_queues | {SECRETS}
     with pytest.raises(nats.errors.TimeoutError):  # of another run
         await logs.consumer_info(PROMPTS.full_name("other"), "rollout")
     with pytest.raises(NotFoundError):

@@ -50,7 +50,7 @@ def test_an_unknown_name_is_answered_with_the_shipped_configs():
 
     assert (
         problem.message
-        == "no such file, and the shipped configs are addition, chat, custom, demo, live-demo, one-card; "
+        == "no such file, and the shipped configs are addition, chat, custom, demo, fleet, live-demo, one-card; "
         "did you mean demo?"
     )
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from topics import wire
 from topics.turns import KeyAdded
+from topics.wire import SEALED
 
 ARRAYS = {wire.Int32Array: "<i4", wire.Float32Array: "<f4", wire.UInt8Array: "u1"}
 
@@ -35,3 +36,11 @@ def example(kind: Any) -> Any:
         hints = typing.get_type_hints(kind)
         return kind(**{field.name: example(hints[field.name]) for field in msgspec.structs.fields(kind)})
     return {str: "p000042-3", int: 7, float: 0.25, bool: True, bytes: b"\x00\xff", Any: {"free": [1, "x"]}}[kind]
+
+
+def unsealed(kind: Any) -> Any:
+    """The example of a message type as it is published where there are no data keys."""
+    message = example(kind)
+    if hasattr(message, SEALED):
+        setattr(message, SEALED, "")
+    return message

@@ -10,7 +10,7 @@ import msgpack
 import msgspec
 
 from asyncrl.bus.publish import BLOB, WRITER, pack
-from harness.examples import example
+from harness.examples import unsealed
 from topics.actors import REISSUE_REQUESTED, STOP_REQUESTED
 from topics.prompts import PROMPT_ISSUED
 from topics.table import TOPICS
@@ -47,7 +47,7 @@ class Wrong(NamedTuple):
 
 def valid(topic: Topic[Any], number: int) -> Any:
     """A message of a topic about something that never was: trajectory `p900017-1`, actor `nobody-17`."""
-    message = example(topic.message)
+    message = unsealed(topic.message)
     names = {"trajectory_id": f"p{900000 + number:06d}-1", "prompt_id": f"p{900000 + number:06d}"}
     names |= {"engine_id": f"nobody-{number}", "actor_id": f"nobody-{number}", "address": "http://127.0.0.1:1"}
     for field, value in (names | {"member": 1, "group_size": 2}).items():

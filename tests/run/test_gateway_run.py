@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import unpack
+from harness.gateways import stored_turns
 from harness.live_runs import answers, new_key, with_gateway
 from harness.runs import command, kill, topics_left_in, two_steps_more, up
 from harness.sdks import anthropic, openai, sdks
 from harness.stage import until
-from topics.topic import TURNS
 from topics.turns import TurnFinished, TurnStarted
 
 pytestmark = pytest.mark.slow
@@ -58,17 +56,11 @@ class Talker:
 
 async def turns_of(bus: Bus) -> tuple[dict[str, TurnStarted], dict[str, TurnFinished]]:
     started, finished = {}, {}
-
-    def take(record: Record) -> None:
-        message = unpack(record, record.data)[1]
-        kind = started if isinstance(message, TurnStarted) else finished
-        assert message.turn_id not in kind
-        kind[message.turn_id] = message
-
-    reader = LogReader(bus, TURNS, take)
-    await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 60)
-    await reader.close()
+    for message in await stored_turns(bus):
+        if isinstance(message, TurnStarted | TurnFinished):
+            kind = started if isinstance(message, TurnStarted) else finished
+            assert message.turn_id not in kind
+            kind[message.turn_id] = message
     return started, finished
 
 

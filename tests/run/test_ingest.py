@@ -19,6 +19,7 @@ from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from topics.table import QUEUES, TOPICS, topic_of
+from topics.secrets import SECRET_MADE
 from topics.topic import STREAMS, Stream, Topic
 
 RUN = "mine"
@@ -169,6 +170,8 @@ async def folder(tmp_path: Path) -> AsyncIterator[Path]:
     await provision(owner, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=5)
     for topic in TOPICS:
         await owner.store(_stored_as(topic), b'{"batch":9}', {"Nats-Msg-Id": topic.name})
+    # The supervisor may erase keys: the first one is gone when its other calls are made.
+    await owner.store(SECRET_MADE.subject(RUN, "another"), b'{"batch":9}', {"Nats-Msg-Id": "another"})
     await owner.close()
     try:
         yield tmp_path / "credentials"

@@ -153,7 +153,7 @@ async def test_a_killed_rank_starts_the_group_anew_and_nothing_is_published_twic
             await pack(bus, step)
             await until(lambda step=step: playing.learner.fold.state.published.keys() >= {step}, f"version {step}", 300)
             if victim is not None:
-                os.kill(playing.learner.group._placed[victim].pid, signal.SIGKILL)
+                os.kill(playing.learner.group._group._placed[victim].pid, signal.SIGKILL)
     finally:
         await playing.kill()
 

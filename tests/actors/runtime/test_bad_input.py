@@ -26,7 +26,7 @@ from asyncrl.config.settings import Config
 from asyncrl.ports import free_port
 from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
-from harness.examples import example
+from harness.examples import unsealed
 from harness.stage import DEADLINE_S, Connect, Stage, provision_leased, until
 from topics.actors import FLEET_SCALED, SCALE_REQUESTED, DeadLetter
 from topics.engines import ENGINE_READY
@@ -349,7 +349,7 @@ FORGED = [topic for topic in FOLLOWED if not topic.stream.keeper]
 async def test_a_readable_message_about_something_that_never_was_changes_nothing(
     play: Play, bus: Bus, topic: Topic[Any]
 ):
-    message = example(topic.message)
+    message = unsealed(topic.message)
     if topic is ENGINE_READY:
         message.address = f"http://127.0.0.1:{free_port()}"  # an engine that does not answer
     await begun(play)
