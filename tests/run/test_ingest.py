@@ -18,8 +18,8 @@ from asyncrl.bus.log import read_message
 from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
-from topics.table import QUEUES, TOPICS, topic_of
 from topics.secrets import SECRET_MADE
+from topics.table import QUEUES, TOPICS, topic_of
 from topics.topic import STREAMS, Stream, Topic
 
 RUN = "mine"
