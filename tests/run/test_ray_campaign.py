@@ -27,7 +27,7 @@ LIMIT_S = 3000.0
 
 
 async def engines_ready(run: Run) -> int:
-    """How many of three engines were ready at least once."""
+    """Return how many of three engines were ready at least once."""
     bus = await Bus.connect(address_of(run), "short", name="campaign")
     try:
         subjects = [ENGINE_READY.subject("short", f"engine-{number}") for number in range(1, 4)]

@@ -124,7 +124,7 @@ def test_a_run_of_another_user_is_refused_in_one_line(name, monkeypatch, capsys)
 
     (line,) = capsys.readouterr().err.splitlines()
     assert code == 1
-    assert "Permission denied; a run's files are its owner's" in line
+    assert "Permission denied; the files of a run belong to its owner" in line
 
 
 @contextmanager

@@ -155,7 +155,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
                 os.kill(pid, signal.SIGCONT)
             await went_on(run, cause)
         run.interrupt()
-        assert await run.ended(60) == 0, run.story
+        assert await run.ended(180) == 0, run.story
 
     assert "reward hanging: reward-1: grades p0" in run.out
     assert "over: reward hanging: reward-1" in run.out
@@ -216,7 +216,7 @@ async def test_a_full_disk_is_named_and_the_run_goes_on_when_it_has_room_again(t
             filler.unlink()
             await went_on(run, "the disk had room again")
             run.interrupt()
-            assert await run.ended(60) == 0, run.story
+            assert await run.ended(180) == 0, run.story
             await audited_clean(tmp_path)
 
 
@@ -240,7 +240,7 @@ async def test_a_run_whose_credit_is_taken_by_long_generations_is_a_finding(tmp_
 
         await until(named_a_minute_later, "it names credit a minute after the start", 180)
         run.interrupt()
-        assert await run.ended(60) == 0, run.story
+        assert await run.ended(180) == 0, run.story
 
 
 @SLOW
@@ -262,9 +262,9 @@ async def test_a_run_whose_data_ends_before_its_steps_is_a_finding_and_goes_on_w
         await run.reaches(lambda: len(run.steps()) == 5, "all batches that there are")
         await named(tmp_path, "end of data", "every row was issued 1 time; 4 groups are left and a batch takes 8")
         run.interrupt()
-        assert await run.ended(60) == 0, run.story
+        assert await run.ended(180) == 0, run.story
     async with resume(tmp_path, "short", "--set", "task.epochs=2") as run:
-        assert await run.ended(60) == 0, run.story
+        assert await run.ended(180) == 0, run.story
     await audited_clean(tmp_path)
 
 
