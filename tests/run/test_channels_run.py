@@ -54,7 +54,7 @@ async def test_the_gateway_answers_from_the_channel_while_training_moves_on_and_
     tmp_path: Path,
 ):
     settings, address = with_gateway(tmp_path)
-    async with up(tmp_path, *settings, *GROUPS, *PATIENCE, "learner.steps=100000", "learner.keep_versions=12") as run:
+    async with up(tmp_path, *settings, *GROUPS, *PATIENCE, "learner.steps=100000", "learner.keep_versions=300") as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")
         client = Client(bus, address, key)
