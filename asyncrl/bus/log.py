@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import secrets
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -161,15 +162,21 @@ class LogReader:
 
         Raises:
             BusGone: the server sends nothing more, for so many seconds.
+            BusError: the connection ended for good, as where the login was revoked.
         """
+        since_s = time.monotonic()
         while not (self.caught_up.is_set() or enough()):
             self._news.clear()
             try:
-                async with asyncio.timeout(silent_s):
+                async with asyncio.timeout(min(_LOOK_S, silent_s)):  # the end of a connection is no news of a log
                     await self._news.wait()
+                since_s = time.monotonic()
             except TimeoutError:
-                found = f"nothing of {self.stream.name} behind message {self.last}"
-                raise BusGone(f"run {self._bus.run}: the server sent {found} for {silent_s:.0f} s") from None
+                if self._bus.ended_by is not None:
+                    raise self._bus.ended_by from None
+                if time.monotonic() - since_s >= silent_s:
+                    found = f"nothing of {self.stream.name} behind message {self.last}"
+                    raise BusGone(f"run {self._bus.run}: the server sent {found} for {silent_s:.0f} s") from None
 
     def _end(self) -> None:
         self.caught_up.set()
