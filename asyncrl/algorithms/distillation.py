@@ -62,11 +62,11 @@ def with_rest(logprobs: torch.Tensor) -> torch.Tensor:
     return torch.cat([logprobs, rest.clamp(min=_LEAST_REST).log()], -1)
 
 
-class Distilled(Loss, frozen=True):
-    """A loss, to which coef * the divergence from the teacher is added at each token, whatever its advantage."""
+class OverTop(Loss, frozen=True):
+    """A loss with a term over several tokens of each place, which the column `teacher_top` has."""
 
     loss: Any  # the `Loss`
-    rule: Distillation
+    rule: Any  # has `top_k`
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class Distilled(Loss, frozen=True):
 
     @property
     def uses_advantages(self) -> bool:
-        """See `Loss`."""
+        """See `Loss`; a row may have what is added, and no reward."""
         return False
 
     @property
@@ -92,7 +92,11 @@ class Distilled(Loss, frozen=True):
     @property
     def top_k(self) -> int:
         """See `Loss`."""
-        return self.rule.top_k
+        return int(self.rule.top_k)
+
+
+class Distilled(OverTop, frozen=True):
+    """A loss, to which coef * the divergence from the teacher is added at each token, whatever its advantage."""
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
         """See `Loss`."""

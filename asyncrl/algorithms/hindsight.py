@@ -12,10 +12,11 @@ difference in its "top-k select" recipe.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from asyncrl.algorithms.distillation import OverTop
 from asyncrl.algorithms.rows import TOP, TrainRow
 from asyncrl.algorithms.token_loss import Loss, Tokens
 from topics.batches import Hindsight, Objective
@@ -24,7 +25,7 @@ from topics.wire import Float32Array, Int32Array
 if TYPE_CHECKING:
     import torch
 
-    from asyncrl.algorithms.token_loss import OfBatch, Sums
+    from asyncrl.algorithms.token_loss import Sums
 
 HINDSIGHT = "hindsight"
 """Column of the teacher's log-probs of a reply behind its hint; of a row without a hint, those of its sampler."""
@@ -93,42 +94,13 @@ def best_hint(policy: Int32Array, teachers: Sequence[Int32Array]) -> int:
     return found.index(max(found))
 
 
-class Guided(Loss, frozen=True):
+class Guided(OverTop, frozen=True):
     """A loss, less `w_opd` times the mean difference over the tokens that the policy found most probable before the
     step, weighted by their probabilities now.
 
     At the weights before the step its gradient is the expectation of that of the sampled form over these tokens
     (OpenClaw-RL, distillation on the student's top-k).
     """
-
-    loss: Any  # the `Loss`
-    rule: Hindsight
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """See `Loss`."""
-        return (*self.loss.needs, TOP)
-
-    @property
-    def of_batch(self) -> dict[str, OfBatch]:
-        """See `Loss`."""
-        found: dict[str, OfBatch] = self.loss.of_batch
-        return found
-
-    @property
-    def uses_advantages(self) -> bool:
-        """See `Loss`; a row may have differences and no reward."""
-        return False
-
-    @property
-    def uses_entropy(self) -> bool:
-        """See `Loss`."""
-        return bool(self.loss.uses_entropy)
-
-    @property
-    def top_k(self) -> int:
-        """See `Loss`."""
-        return self.rule.top_k
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
         """See `Loss`. The column `teacher_top` has the ids, and their bounded differences."""

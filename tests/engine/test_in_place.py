@@ -65,7 +65,7 @@ async def test_a_request_goes_on_under_the_new_weights_and_its_tokens_name_them(
             await control.continue_generation()
             fleet.apply(EngineReady("engine-1", address, 0, 1, "made", 32))
             answer = await pending
-            later = await generator.generate(IDS, SamplingParams(5), watch=Counting())
+            later = await generator.generate(IDS, SamplingParams(5, temperature=0.0), watch=Counting())
         await control.close()
         await fleet.close()
 

@@ -30,6 +30,9 @@ class Facts:
     def has(self, _turn: str) -> bool:
         return True
 
+    def data_key(self, _secret: str) -> bytes | None:
+        return b"k" * 32
+
     def secrets_of(self, _turn: str) -> str:
         return ""
 

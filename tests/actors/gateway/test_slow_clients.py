@@ -37,7 +37,7 @@ async def client_of(answer: Answered) -> AsyncIterator[tuple[asyncio.StreamReade
 
 
 async def test_the_end_of_a_stream_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reply_of, "_LAST_S", 0.2, raising=False)
+    monkeypatch.setattr(reply_of, "_LAST_S", 0.2)
     ended = asyncio.Event()
 
     async def answer(http: web.Request) -> web.StreamResponse:
@@ -56,7 +56,7 @@ async def test_the_end_of_a_stream_does_not_wait_for_ever(monkeypatch: pytest.Mo
 
 
 async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(actor, "_BODY_S", 0.2, raising=False)
+    monkeypatch.setattr(actor, "_BODY_S", 0.2)
     refused: asyncio.Future[LiveError] = asyncio.get_running_loop().create_future()
 
     async def answer(http: web.Request) -> web.StreamResponse:
