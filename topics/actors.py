@@ -66,16 +66,36 @@ class KeeperSnapshot(Message):
     state: bytes  # MessagePack
 
 
+ScaledBy: TypeAlias = Literal[
+    "",  # an older release, which did not record it
+    "start",  # the config, at the first start
+    "command",  # a user, `asyncrl scale`
+    "autoscale",  # the rule of `[autoscale]`
+]
+
+
 class FleetScaled(Message):
-    """The number of processes of each role from here on."""
+    """The number of processes of each pool from here on; empty where a request named no pool of the run."""
 
     wanted: dict[str, Processes]
+    by: ScaledBy = ""
+    reason: str = ""
+    request: Count = 0  # sequence of the `scale.requested` that is answered; 0: none
 
 
 class ScaleRequested(Message):
     """Request to change the numbers of processes."""
 
     wanted: dict[str, Processes]
+    by: ScaledBy = "command"
+    reason: str = ""
+    after: Count = 0  # with `by` autoscale: sequence of the `fleet.scaled` that it rests on; void behind any other
+
+
+class AutoscaleFailed(Message):
+    """The user's function that decides how many processes run gave no answer; empty: it answers again."""
+
+    reason: str = ""
 
 
 class StopRequested(Message):
@@ -205,7 +225,12 @@ ACTOR_STOPPED = Topic(
     "actor.stopped", ActorStopped, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
 )
 SCALE_REQUESTED = Topic(
-    "scale.requested", ScaleRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",), repeats=True
+    "scale.requested",
+    ScaleRequested,
+    ACTORS,
+    publishers=("operator", "supervisor"),
+    subscribers=("supervisor",),
+    repeats=True,
 )
 STOP_REQUESTED = Topic(
     "stop.requested", StopRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",), repeats=True
@@ -218,6 +243,9 @@ SKIP_REQUESTED = Topic(
 )
 FLEET_SCALED = Topic(
     "fleet.scaled", FleetScaled, FLEET, publishers=("supervisor",), subscribers=("supervisor",), repeats=True
+)
+AUTOSCALE_FAILED = Topic(
+    "autoscale.failed", AutoscaleFailed, FLEET, publishers=("supervisor",), subscribers=("supervisor",), repeats=True
 )
 WORK_ISOLATED = Topic("work.isolated", WorkIsolated, ACTORS, publishers=WORKERS, subscribers=WORKERS, key="place")
 VITALS_TAKEN = Topic(

@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from topics.actors import ScaledBy
 from topics.stalls import StallFound
 from topics.topic import VITALS, Topic
 from topics.wire import Id, Message
@@ -49,6 +50,18 @@ class ActorStatus(msgspec.Struct):
     vitals: dict[str, float]
 
 
+class ScalingStatus(msgspec.Struct):
+    """The newest change of the number of processes of a pool, and why a rule leaves it as it is now."""
+
+    pool: str
+    before: int
+    after: int
+    by: ScaledBy  # "": nothing has changed it
+    reason: str
+    at_s: float | None  # seconds since the epoch
+    held: str  # why the rule does not change it now; empty: it may, or there is none for this pool
+
+
 class RunStatus(Message, omit_defaults=False):
     """The state of a run as the supervisor sees it, once a second. Its lists are bounded."""
 
@@ -80,6 +93,8 @@ class RunStatus(Message, omit_defaults=False):
     ready_groups: float | None
     engines: list[EngineStatus]  # at most 256
     wanted: dict[str, int]  # processes of each pool: a role, or a group of engines
+    scalings: list[ScalingStatus]  # of pools that were scaled, or that the rule scales
+    autoscale_fault: str  # why the user's function does not answer
     actors: list[ActorStatus]  # at most 256
     stalls: list[StallFound]
     trajectories_failed: int

@@ -11,6 +11,7 @@ import msgspec
 
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
+from actors.supervisor.autoscaler import autoscale
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.observer import follow_run, publish_state, watch_for_stalls
 from actors.supervisor.retention import retain
@@ -96,7 +97,7 @@ class Supervisor:
         trimming = self.context.tasks.start(trimmer.run())
         retaining = self.context.tasks.start(retain(self.context))
         if not self._state.wanted:
-            await self._scale(first_fleet(self.context.config))
+            await self._scale(FleetScaled(first_fleet(self.context.config), by="start"))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
             self._begin("recorder-1")  # a supervisor died while the run ended: the summary may be missing
         else:
@@ -105,12 +106,9 @@ class Supervisor:
         # Engines that serve evaluations alone take one after the other.
         last_s = settings.deadline_s if settings.engines else _LAST_EVAL_S
         while not (self.context.stop.is_set() or self._state.stopping):
-            if self._state.asked:
-                asked, self._state.asked = self._state.asked, {}
-                known = {pool: count for pool, count in asked.items() if pool in self._state.wanted}
-                wanted = {pool: min(count, self._most(pool)) for pool, count in known.items()}
-                if any(self._state.wanted[pool] != count for pool, count in wanted.items()):
-                    await self._scale(wanted)
+            scaled = self._state.scaling.decide(self._state.wanted, self._most)
+            if scaled is not None:
+                await self._scale(scaled)
                 continue
             if self._names != self._reconciled:
                 self._reconcile()
@@ -141,6 +139,7 @@ class Supervisor:
         await asyncio.gather(
             publish_state(self.context, watch, self.keeper.now),
             watch_for_stalls(self.context, self.keeper, watch, lambda: self._state.trained),
+            autoscale(self.context, self.keeper, watch),
         )
 
     def _most(self, pool: str) -> int:
@@ -165,10 +164,10 @@ class Supervisor:
         by: Literal["command", "gate"] = "gate" if decision.by == "gate" else "command"
         return PromotionRefused(by, decision.cause, f"the files of version {decision.version} are not in the store")
 
-    async def _scale(self, wanted: dict[str, int]) -> None:
-        await self.keeper.append_until_stored([FleetScaled(wanted)])
+    async def _scale(self, decision: FleetScaled) -> None:
+        await self.keeper.append_until_stored([decision])
         crash_point("fleet.scaled")
-        self.context.log.info("fleet scaled", **wanted)
+        self.context.log.info("fleet scaled", by=decision.by, **decision.wanted)
 
     def _reconcile(self) -> None:
         """Start missing actors, and ask surplus ones to leave."""

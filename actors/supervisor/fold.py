@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from actors.supervisor.scaling import ScaleRequests
 from actors.supervisor.trimmer_fold import RoomState, TrimmerFold
 from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
@@ -13,7 +14,6 @@ from topics.batches import BatchTrained
 from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.evals import EvalRequested, EvalScored
 from topics.promotions import PromotionRefused, PromotionRequested, WeightsPromoted
-from topics.roles import SCALABLE, role_of
 from topics.weights import TrainingFinished, WeightsRefused
 
 
@@ -21,7 +21,7 @@ class SupervisorState(RoomState, msgspec.Struct):
     """The whole state as plain data, which snapshots hold. A field whose meaning changes gets another name."""
 
     wanted: dict[str, int] = {}
-    asked: dict[str, int] = {}  # numbers of processes that were asked for and are not wanted yet
+    scaling: ScaleRequests = msgspec.field(default_factory=ScaleRequests)
     announced: list[str] = []  # engines that were announced while the run went on, and not withdrawn
     withdrawn: set[str] = set()  # engines that shall be left
     stopping: str = ""
@@ -53,12 +53,13 @@ class SupervisorFold(TrimmerFold):
         return self.state.finished_at is not None and self.state.finished_at >= self._steps
 
     @on(FleetScaled)
-    def _on_scaled(self, scaled: FleetScaled, _record: Record) -> None:
+    def _on_scaled(self, scaled: FleetScaled, record: Record) -> None:
         self.state.wanted.update(scaled.wanted)
+        self.state.scaling.answer(scaled, record.sequence)
 
     @on(ScaleRequested)
-    def _on_scale_requested(self, request: ScaleRequested, _record: Record) -> None:
-        self.state.asked.update({pool: count for pool, count in request.wanted.items() if role_of(pool) in SCALABLE})
+    def _on_scale_requested(self, request: ScaleRequested, record: Record) -> None:
+        self.state.scaling.ask(request, record.sequence)
 
     @on(EngineAnnounced)
     def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:

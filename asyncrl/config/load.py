@@ -15,6 +15,7 @@ import msgspec
 
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config.check import Finding, contradictions
+from asyncrl.config.check_autoscale import autoscale_contradictions
 from asyncrl.config.check_data import data_contradictions
 from asyncrl.config.check_evaluations import evaluation_contradictions
 from asyncrl.config.check_live import live_contradictions
@@ -171,6 +172,7 @@ def _resolved(
         *share_contradictions(config),
         *live_contradictions(config),
         *pool_contradictions(config),
+        *autoscale_contradictions(config),
     ]
     found += [*data_contradictions(config), *evaluation_contradictions(config)]
     found += further(config, base) if further else []

@@ -20,6 +20,7 @@ from asyncrl.config.algorithm_names import (
     ScheduleName,
 )
 from asyncrl.config.assertion_settings import AssertionSettings
+from asyncrl.config.autoscale_settings import AutoscaleSettings
 from asyncrl.config.curriculum_settings import StageSettings
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.eval_settings import EvalSettings
@@ -281,6 +282,7 @@ class Config(Settings):
     live: LiveSettings = msgspec.field(default_factory=LiveSettings)
     eval: EvalSettings = msgspec.field(default_factory=EvalSettings)
     supervision: SupervisionSettings = msgspec.field(default_factory=SupervisionSettings)
+    autoscale: AutoscaleSettings = msgspec.field(default_factory=AutoscaleSettings)
     placement: PlacementSettings = msgspec.field(default_factory=PlacementSettings)
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
     start: StartSettings = msgspec.field(default_factory=StartSettings)

@@ -21,6 +21,7 @@ from asyncrl.data.protocol import DataError
 from asyncrl.judges.rule import judge_setup
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup, rollout_setup
+from asyncrl.run.autoscale_function import autoscale_setup
 from asyncrl.run.preflight_algorithms import check_algorithms
 from asyncrl.run.preflight_gateway import check_gateway
 from asyncrl.run.preflight_megatron import check_megatron
@@ -66,6 +67,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         _start,
         _functions,
         _judge,
+        _autoscale,
         check_data,
         _room,
     )
@@ -223,6 +225,15 @@ def _judge(config: Config, base: Path) -> Iterator[Finding]:
         setup = judge_setup(settings.function, base=base, time_limit_s=settings.deadline_s)
         for problem in filter(None, asyncio.run(load_problems([setup]))):
             yield Finding(("live.judge.function",), problem)
+
+
+def _autoscale(config: Config, base: Path) -> Iterator[Finding]:
+    """The user's function is loaded where it will run."""
+    settings = config.autoscale
+    if ":" in settings.function:
+        setup = autoscale_setup(settings.function, base=base, limit_s=settings.limit_s)
+        for problem in filter(None, asyncio.run(load_problems([setup]))):
+            yield Finding(("autoscale.function",), problem)
 
 
 def _has_host(url: str) -> bool:

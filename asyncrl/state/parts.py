@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from topics.actors import ActorStarted, ActorStopped, Vitals
+from topics.actors import ActorStarted, ActorStopped, ScaledBy, Vitals
 from topics.batches import BatchTrained
 from topics.evals import EvalScored
 
@@ -116,6 +116,16 @@ class Engine:
     def shown(self) -> int | None:
         """Return the version that it has, or is taking."""
         return self.updating if self.state == "updating" else self.version
+
+
+class Scaling(NamedTuple):
+    """The newest change of the number of processes of a pool."""
+
+    before: int
+    after: int
+    by: ScaledBy
+    reason: str
+    time_ns: int
 
 
 class Step(NamedTuple):

@@ -6,8 +6,8 @@ from collections import Counter
 
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from asyncrl.state.parts import SILENT_S, Actor, Engine
-from topics.actors import HeldWork, Vitals
+from asyncrl.state.parts import SILENT_S, Actor, Engine, Scaling
+from topics.actors import AutoscaleFailed, FleetScaled, HeldWork, Vitals
 from topics.engines import EngineAnnounced, EngineGone, EngineReady, EngineUpdating, EngineWithdrawn
 from topics.roles import pool_of, role_of
 
@@ -18,7 +18,9 @@ class Roster(Fold):
     def __init__(self) -> None:
         self.actors: dict[str, Actor] = {}
         self.wanted: dict[str, int] = {}  # processes by pool: a role, or a group of engines
-        self.scaled_ns = 0  # when that was requested
+        self.scaled_ns = self.scaled_at = 0  # when that was decided, and the sequence of the decision
+        self.scalings: dict[str, Scaling] = {}  # the newest of each pool since the first start
+        self.autoscale_fault = ""  # why the user's function does not answer
         self.announced: dict[str, str] = {}  # addresses of engines that were announced while the run went on
         self.withdrawn: set[str] = set()  # engines that shall be left
         self.engines: dict[str, Engine] = {}  # by name
@@ -79,6 +81,18 @@ class Roster(Fold):
     def _on_withdrawn(self, message: EngineWithdrawn, _record: Record) -> None:
         self.announced.pop(message.engine_id, None)
         self.withdrawn.add(message.engine_id)
+
+    def note_scaled(self, message: FleetScaled, record: Record) -> None:
+        """Take in how many processes each pool has from here on."""
+        for pool, count in message.wanted.items() if message.by not in ("", "start") else ():
+            before = self.wanted.get(pool, 0)
+            self.scalings[pool] = Scaling(before, count, message.by, message.reason, record.time_ns)
+        self.wanted.update(message.wanted)
+        self.scaled_ns, self.scaled_at = record.time_ns, record.sequence
+
+    @on(AutoscaleFailed)
+    def _on_autoscale_failed(self, message: AutoscaleFailed, _record: Record) -> None:
+        self.autoscale_fault = message.reason
 
     def _engine(self, engine_id: str) -> Engine:
         return self.engines.setdefault(engine_id, Engine(engine_id))

@@ -333,11 +333,11 @@ class RunState(Roster):
 
     @on(FleetScaled)
     def _on_scaled(self, message: FleetScaled, record: Record) -> None:
-        if self.wanted:
+        if self.wanted and message.wanted:
             fleet = ", ".join(f"{role} {count}" for role, count in message.wanted.items())
-            self.report("news", record.time_ns, f"fleet scaled: {fleet}")
-        self.wanted.update(message.wanted)
-        self.scaled_ns = record.time_ns
+            why = f" ({message.by}: {message.reason})" if message.reason else ""
+            self.report("news", record.time_ns, f"fleet scaled: {fleet}{why}")
+        self.note_scaled(message, record)
 
     @on(ActorStarted)
     def _on_started(self, message: ActorStarted, record: Record) -> None:

@@ -21,7 +21,7 @@ from asyncrl.state.run_state import RunState
 from asyncrl.state.status import curve, run_status
 from asyncrl.state.summary import own_metrics
 from topics.roles import ROLE_NAMES, pool_of, role_of
-from topics.runs import ActorStatus, RunStatus
+from topics.runs import ActorStatus, RunStatus, ScalingStatus
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -58,6 +58,7 @@ def render(status: RunStatus, width: int | None = None) -> RenderableType:
     )
     warnings = [f"{count:,} {what}; last: {last}" for count, what, last in troubles if count]
     warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in status.stalls]
+    warnings += [f"autoscale.function: {status.autoscale_fault}"] if status.autoscale_fault else []
     warnings += [status.failure] if status.failure else []
     parts += [Text(f"▲ {warning}", style="yellow", overflow="ellipsis", no_wrap=True) for warning in warnings]
     return Panel(
@@ -130,6 +131,7 @@ def _facts(status: RunStatus) -> dict[str, str]:
         "groups": _cells({what: f"{value:,.0f}" for what, value in groups.items() if value is not None}),
         "streams": _streams(status),
         "engines": _engines(status),
+        **{f"scaled {scaled.pool}": _scaled(scaled, status.at_s) for scaled in status.scalings},
     }
 
 
@@ -192,6 +194,18 @@ def _engines(status: RunStatus) -> str:
         shown.append(f"[{colour}]●[/] [dim]{engine.engine_id}[/] [bold]v{engine.version}[/]{state}")
     more = len(status.engines) - _ENGINES
     return "   ".join([*shown, f"[dim]and {more} more[/]"] if more > 0 else shown)
+
+
+def _scaled(scaled: ScalingStatus, now_s: float) -> str:
+    """`2 to 4 by autoscale 0:42 ago: 130 wait for 512 places`, and why the rule leaves it as it is."""
+    shown = []
+    if scaled.at_s is not None:
+        why = f": {escape(scaled.reason)}" if scaled.reason else ""
+        shown.append(
+            f"[bold]{scaled.before} to {scaled.after}[/] by {scaled.by} {duration(now_s - scaled.at_s)} ago{why}"
+        )
+    shown += [f"[dim]{escape(scaled.held)}[/]"] if scaled.held else []
+    return "   ".join(shown)
 
 
 def _fleet(status: RunStatus) -> Table:

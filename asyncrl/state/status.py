@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from asyncrl.state.parts import Actor
+from asyncrl.state.autoscale import held
+from asyncrl.state.loads import pool_loads
+from asyncrl.state.parts import Actor, Scaling
 from asyncrl.state.run_state import RunState
-from topics.runs import ActorStatus, EngineStatus, EvalStatus, RunStatus, StreamStatus
+from topics.runs import ActorStatus, EngineStatus, EvalStatus, RunStatus, ScalingStatus, StreamStatus
 
 _POINTS = 200  # of the curve of rewards
 _EVALS = 32
@@ -52,6 +54,8 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
             EngineStatus(engine.engine_id, engine.state, engine.shown, engine.update_s) for engine in engines[:most]
         ],
         wanted=state.pools,
+        scalings=_scalings(state, now_ns),
+        autoscale_fault=state.autoscale_fault if state.config.autoscale.function else "",
         actors=[_actor(actor, now_ns) for actor in state.fleet[:most]],
         stalls=list(state.stalls.values()),
         trajectories_failed=state.failed.count,
@@ -59,6 +63,19 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
         messages_unreadable=state.dead.count,
         last_unreadable=state.dead.last,
     )
+
+
+def _scalings(state: RunState, now_ns: int) -> list[ScalingStatus]:
+    """Each pool that was scaled, or that the rule scales, with its newest change."""
+    settings, loads, found = state.config.autoscale, pool_loads(state), []
+    for pool in dict.fromkeys([*settings.pools, *state.scalings]):
+        count, last = state.wanted.get(pool, 0), state.scalings.get(pool)
+        ruled = pool in settings.pools and pool in loads
+        why = held(settings, pool, loads[pool], last, now_ns / 1e9) if ruled else ""
+        change = last or Scaling(count, count, "", "", 0)
+        at_s = change.time_ns / 1e9 if last is not None else None
+        found.append(ScalingStatus(pool, change.before, change.after, change.by, change.reason, at_s, why))
+    return found
 
 
 def _actor(actor: Actor, now_ns: int) -> ActorStatus:

@@ -27,6 +27,7 @@ from asyncrl.state.run_state import RunState
 from topics.actors import (
     ACTOR_STARTED,
     ACTOR_STOPPED,
+    AUTOSCALE_FAILED,
     DEAD_LETTER,
     FLEET_SCALED,
     RUN_OPENED,
@@ -65,7 +66,7 @@ class _Part(NamedTuple):
 
 _PARTS = (  # starts and ends first, so that vital signs find their actor
     _Part((ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED, ENGINE_ANNOUNCED, ENGINE_WITHDRAWN)),
-    _Part((FLEET_SCALED, STALL_FOUND, STALL_ENDED, ADMISSION_PAUSED, ADMISSION_RESUMED)),
+    _Part((FLEET_SCALED, AUTOSCALE_FAILED, STALL_FOUND, STALL_ENDED, ADMISSION_PAUSED, ADMISSION_RESUMED)),
     _Part((STREAM_TRIMMED,), brief=0),
     _Part((ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE), "newest", "newest"),
     _Part((BATCH_TRAINED,), brief=64),  # a few steps, and what is published between them

@@ -151,4 +151,4 @@ def test_an_engine_is_wanted_from_its_announcement_until_it_is_withdrawn():
     fed.publish(ENGINE_ANNOUNCED, EngineAnnounced("engine-at-a-1", "http://a:1"))
     assert (fed.fold.state.announced[-1], fed.fold.state.withdrawn) == ("engine-at-a-1", {"engine-1"})
     fed.publish(SCALE_REQUESTED, ScaleRequested({"engine-large": 2, "learner": 3}))
-    assert fed.fold.state.asked == {"engine-large": 2}
+    assert {pool: wish.count for pool, wish in fed.fold.state.scaling.asked.items()} == {"engine-large": 2}

@@ -304,7 +304,7 @@ def test_a_stop_that_was_asked_before_the_run_was_opened_again_has_been_done():
 
     fed.publish(RUN_OPENED, OPENED)
     assert fed.fold.state.stopping == ""
-    assert fed.fold.state.asked == {"rollout": 3}
+    assert fed.fold.state.scaling.asked["rollout"].count == 3
 
     fed.publish(STOP_REQUESTED, StopRequested("enough again"))
     assert fed.fold.state.stopping == "enough again"
