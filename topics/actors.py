@@ -67,10 +67,10 @@ class KeeperSnapshot(Message):
 
 
 ScaledBy: TypeAlias = Literal[
-    "",  # an older release, which did not record it
     "start",  # the config, at the first start
     "command",  # a user, `asyncrl scale`
     "autoscale",  # the rule of `[autoscale]`
+    "",  # an older release, which did not record it
 ]
 
 
