@@ -1,17 +1,24 @@
-"""Messages about the channel `live`: the version that is served, beside those that are trained with."""
+"""Messages about the channel `live`: the version that is served, and a canary that a share of sessions gets."""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
 
 from topics.topic import ACTORS, FLEET, Topic
 from topics.wire import Count, Message, Sequence, Version
+
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+Owner: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z")]
 
 
 class PromotionRequested(Message):
     """Request to move the channel `live` to a version, or back to the one before."""
 
     version: Version | None = None  # of the newest lineage that has it; None: back
+    share: Share = 0.0  # above 0: as a canary, for this share of the sessions
+    owner: Owner = ""  # of those of a tenant or user alone, by `asyncrl.live.owners`; "": of all
 
 
 class WeightsPromoted(Message):
@@ -20,8 +27,10 @@ class WeightsPromoted(Message):
     lineage: Count
     version: Version
     digest: str
-    by: Literal["command", "gate", "rollback", "start"]  # start: the first one, where engines serve the channel
-    cause: Sequence  # of the promotion.requested, eval.scored or (start) weights.published that it follows
+    # start: the first one, where engines serve the channel; canary: as good as what was live.
+    by: Literal["command", "gate", "rollback", "start", "canary"]
+    # Of the promotion.requested, eval.scored, weights.canaried or (start) weights.published that it follows.
+    cause: Sequence
     reason: str = ""
 
     @property
@@ -30,11 +39,39 @@ class WeightsPromoted(Message):
         return f"{self.lineage}:{self.version}:{self.digest}"
 
 
+class WeightsCanaried(Message):
+    """A share of sessions is answered by this version from here on, until a later message about the channel."""
+
+    lineage: Count
+    version: Version
+    digest: str
+    against: str  # key of the version that is live, to whose turns its turns are compared
+    by: Literal["command", "gate", "newest"]
+    cause: Sequence  # of the promotion.requested, eval.scored or (newest) weights.published that it follows
+    share: Share  # of the sessions, by a digest of their id
+    owner: Owner = ""  # of a tenant or user alone; "": of all
+    reason: str = ""
+
+    @property
+    def key(self) -> str:
+        """Name of the version on engines: `lineage:version:digest`."""
+        return f"{self.lineage}:{self.version}:{self.digest}"
+
+
+class CanaryEnded(Message):
+    """No session is answered by the canary any more; the channel `live` stays where it is."""
+
+    key: str
+    by: Literal["reward", "command", "weights"]  # weights: engines cannot take it
+    cause: Sequence  # of the promotion.requested (command), else of the weights.canaried
+    reason: str
+
+
 class PromotionRefused(Message):
     """The channel `live` stays where it is."""
 
-    by: Literal["command", "gate"]
-    cause: Sequence  # of the promotion.requested, or of the eval.scored
+    by: Literal["command", "gate", "newest"]
+    cause: Sequence  # of the promotion.requested, the eval.scored, or (newest) the weights.published
     reason: str
 
 
@@ -51,7 +88,23 @@ WEIGHTS_PROMOTED = Topic(
     WeightsPromoted,
     FLEET,
     publishers=("supervisor",),
-    subscribers=("monitor", "supervisor", "engine"),
+    subscribers=("monitor", "supervisor", "engine", "gateway"),
+    repeats=True,
+)
+WEIGHTS_CANARIED = Topic(
+    "weights.canaried",
+    WeightsCanaried,
+    FLEET,
+    publishers=("supervisor",),
+    subscribers=("monitor", "supervisor", "engine", "gateway"),
+    repeats=True,
+)
+CANARY_ENDED = Topic(
+    "canary.ended",
+    CanaryEnded,
+    FLEET,
+    publishers=("supervisor",),
+    subscribers=("monitor", "supervisor", "engine", "gateway"),
     repeats=True,
 )
 PROMOTION_REFUSED = Topic(

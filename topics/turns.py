@@ -101,6 +101,8 @@ class TurnFinished(Message):
     history: ShortDigest = ""  # of the conversation up to the end of the reply, as its client sends it again
     marks: list[Mark] = field(default_factory=list)
     same: ShortDigest = ""  # equal for turns under one data key with the same prompt and reply
+    trial: Count = 0  # sequence of the weights.canaried in whose comparison it counts; 0: in none
+    canary: bool = False  # there: all its tokens are the canary's, and not those of the version that was live
     secret: SecretIds = ""  # of its turn
 
     def headers(self) -> dict[str, str]:
@@ -109,6 +111,7 @@ class TurnFinished(Message):
         found = {"turn": self.turn_id, "session": self.session, "finish": self.finish, "tokens": tokens}
         newest = str(self.versions.max()) if len(self.versions) else ""
         optional = {"newest": newest, "marks": ",".join(self.marks), "same": self.same}
+        optional |= {"trial": str(self.trial or ""), "canary": "1" if self.canary else ""}
         return found | {name: value for name, value in optional.items() if value} | sealed_under(self.secret)
 
 
@@ -181,6 +184,8 @@ class TurnAdmitted(Message):
     by: Literal["judge", "user"]
     temperature: LiveTemperature  # that it was sampled at
     secrets: SecretIds = ""  # data keys that reading it takes
+    trial: Count = 0  # as in its turn.finished
+    canary: bool = False
 
 
 class TurnSkipped(Message):
@@ -189,6 +194,9 @@ class TurnSkipped(Message):
     turn_id: Id
     session: Id
     reason: SkipReason
+    trial: Count = 0  # as in its turn.finished
+    canary: bool = False
+    reward: Real | None = None  # of its grade; of a reply that is garbage the least; None: nothing graded it
 
 
 class SessionClosed(Message):
@@ -223,6 +231,8 @@ class FinishHeads(msgspec.Struct):
     newest: int = 0  # version of its tokens
     marks: str = ""  # with commas between them
     same: ShortDigest = ""
+    trial: Count = 0
+    canary: Literal["", "1"] = ""
 
 
 class JudgeHeads(msgspec.Struct):

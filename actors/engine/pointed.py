@@ -1,4 +1,4 @@
-"""Which version an engine has that does not follow training: the one of an evaluation, or of the channel `live`."""
+"""Which version an engine has that does not follow training: that of an evaluation, of `live`, or of a canary."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from actors.engine.held import Announced, HeldVersions
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED
-from topics.promotions import WEIGHTS_PROMOTED, WeightsPromoted
+from topics.promotions import (
+    CANARY_ENDED,
+    WEIGHTS_CANARIED,
+    WEIGHTS_PROMOTED,
+    CanaryEnded,
+    WeightsCanaried,
+    WeightsPromoted,
+)
 from topics.topic import BATCHES, FLEET, TRAINING, Stream, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
@@ -74,6 +81,32 @@ class LiveVersions:
         self._refused.add(announced.sequence)
 
 
+class CanaryVersions(LiveVersions):
+    """The version of the canary; where there is none, or its bytes cannot be taken, the one that is live."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._canary = ""  # key
+
+    def apply(self, message: WeightsPublished | WeightsPromoted | WeightsCanaried | CanaryEnded, sequence: int) -> None:
+        """See `Versions`."""
+        if isinstance(message, WeightsPublished):
+            super().apply(message, sequence)
+            return
+        self._canary = message.key if isinstance(message, WeightsCanaried) else ""
+        if isinstance(message, WeightsPromoted):
+            super().apply(message, sequence)
+
+    def wanted(self) -> Announced | None:
+        """See `Versions`."""
+        announced = self._announced.get(self._canary)
+        if self._canary and announced is None:
+            return None
+        if announced is not None and announced.sequence not in self._refused:
+            return announced
+        return super().wanted()
+
+
 def versions_of(config: Config, engine_id: str) -> tuple[Versions | None, Followed]:
     """Return what an engine's version follows, and the topics that say so; None where it follows training."""
     match purpose_of(config, engine_id):
@@ -82,4 +115,7 @@ def versions_of(config: Config, engine_id: str) -> tuple[Versions | None, Follow
             return HeldVersions(), ((TRAINING, topics), (BATCHES, [EVAL_SCORED]))
         case "live":
             return LiveVersions(), ((TRAINING, [WEIGHTS_PUBLISHED]), (FLEET, [WEIGHTS_PROMOTED]))
+        case "canary":
+            moves = [WEIGHTS_PROMOTED, WEIGHTS_CANARIED, CANARY_ENDED]
+            return CanaryVersions(), ((TRAINING, [WEIGHTS_PUBLISHED]), (FLEET, moves))
     return None, ()

@@ -174,7 +174,8 @@ class Gateway:
                 async with self._place(), self._leaving(session, key.tenant, private=private):
                     secret = "" if private or turn.repeats else await self._data_keys.of(user)
                     await turn.begin(self._facts, key.tenant, name, session, secret=secret)
-                    ending = await turn.run(self._channels.generator, self._facts, reply.send, self._safety)
+                    service = self._channels.service(user, session.id)
+                    ending = await turn.run(service, self._facts, reply.send, self._safety)
                 self._context.count("turns_repeated" if turn.repeats else "turns")
                 return await reply.end(api.whole(turn.opening, ending), methodcaller("end", ending))
             except LiveError as error:

@@ -1,17 +1,30 @@
-"""The engines that a gateway asks: those of training, or those that hold the channel `live`."""
+"""The engines that a gateway asks: those of training, or those that hold the channel `live` and its canary."""
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.listen import Listener
+from asyncrl.bus.log import Record
 from asyncrl.config.pools import Purpose
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.generator import Generator, Manner
 from asyncrl.engine.stops import Decode
+from asyncrl.live.trials import Arm, Trials
+from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
+from topics.topic import FLEET, Topic
 
 LIVE_FIRST = 100
 """Priority of requests of the gateway; those of rollouts have 0. SGLang retracts for a difference above 10."""
+
+
+class Service(NamedTuple):
+    """The generator of a turn, and its side of a comparison."""
+
+    generator: Generator
+    arm: Arm
 
 
 class Channels:
@@ -25,17 +38,35 @@ class Channels:
         """
         self._context = context
         settings = context.config.gateway
-        self._purpose: Purpose = "live" if settings.engines else "training"
+        purposes: list[Purpose] = ["live"] if settings.engines else ["training"]
+        self._purposes: list[Purpose] = [*purposes, "canary"] if settings.canary_engines else purposes
+        self._trials = Trials()
         # Engines that hold a version load the next one without requests.
-        in_place = context.config.weights.update == "in_place" and self._purpose == "training"
-        self._fleet = open_fleet(context)
+        in_place = context.config.weights.update == "in_place" and not settings.engines
+        self._fleet = open_fleet(context, reserved="canary")
         manner = Manner(settings.stream_tokens, in_place, priority=LIVE_FIRST)
-        self.generator = Generator(self._fleet, served, decode, counts=context.vitals, manner=manner)
+        self._generator = Generator(self._fleet, served, decode, counts=context.vitals, manner=manner)
         self._listeners: list[Listener] = []
 
     async def start(self) -> None:
-        """Follow the engines."""
-        self._listeners.append(await follow_fleet(self._context, self._fleet, purpose=self._purpose))
+        """Follow the engines, and what is live or a canary."""
+        if "canary" in self._purposes:
+            moves = self._context.listen(FLEET, self._take, [WEIGHTS_PROMOTED, WEIGHTS_CANARIED, CANARY_ENDED])
+            self._listeners.append(moves)
+            await moves.start()
+            await moves.caught_up()
+        self._listeners.append(await follow_fleet(self._context, self._fleet, *self._purposes))
+
+    def _take(self, _topic: Topic[Any], message: Any, record: Record) -> None:
+        self._trials.apply(message, record.sequence)
+
+    def service(self, owner: str, session: str) -> Service:
+        """Return what answers a turn of a session.
+
+        Args:
+            owner: whose it is, by `asyncrl.live.owners`.
+        """
+        return Service(self._generator, self._trials.arm(owner, session))
 
     async def close(self) -> None:
         """Follow them no more, and close the connections."""

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+from actors.gateway.channels import Service
 from actors.gateway.facts import Facts
 from asyncrl.config.gateway_settings import GatewaySettings
 from asyncrl.config.safety_settings import SafetySettings
@@ -24,6 +25,7 @@ from asyncrl.live.marks import marks_of, same_of
 from asyncrl.live.sessions import Session, skip_of
 from asyncrl.live.text import ReplyText
 from asyncrl.live.tools import CallText, Wording
+from asyncrl.live.trials import Arm
 from asyncrl.live.turn_log import Asked, Stored
 from topics.actors import Waiting
 from topics.trajectories import Answer
@@ -70,6 +72,8 @@ class Turn(Watch):
         self._came = asyncio.Event()  # tokens, or the end
         self._session = ""  # known with its begin
         self._secret = ""
+        self._arm = Arm()
+        self._lineages = [-1] if self.continues else []  # of its tokens; -1: not known
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
         self._patience = asyncio.timeout(None)  # with its wait for an engine
@@ -116,7 +120,7 @@ class Turn(Watch):
         else:
             self._recorded = await facts.put(started)
 
-    async def run(self, generator: Generator, facts: Facts, send: Send, safety: SafetySettings) -> Ending:
+    async def run(self, service: Service, facts: Facts, send: Send, safety: SafetySettings) -> Ending:
         """Sample the reply and send its text; returns its end, once that is stored or waits to be.
 
         Args:
@@ -127,7 +131,8 @@ class Turn(Watch):
             ConnectionError: the client is gone.
         """
         finish: Finish = "failed"
-        task = asyncio.create_task(self._sample(generator))
+        self._arm = service.arm
+        task = asyncio.create_task(self._sample(service.generator))
         task.add_done_callback(lambda _task: self._came.set())
         try:
             async with asyncio.timeout(self._settings.deadline_s):
@@ -205,7 +210,7 @@ class Turn(Watch):
     async def _sample(self, generator: Generator) -> None:
         if self._answer.done:
             return
-        wanted = Wanted(group=self.prompt.parent or self.id)
+        wanted = Wanted(group=self.prompt.parent or self.id, first=self._arm.first)
         try:
             async with self._patience:
                 await generator.generate(
@@ -258,6 +263,7 @@ class Turn(Watch):
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """See `Watch`."""
         if tokens:
+            self._lineages = [*{*self._lineages, lineage}]
             self._came.set()
 
     async def _end(self, facts: Facts, finish: Finish, safety: SafetySettings) -> None:
@@ -265,6 +271,7 @@ class Turn(Watch):
         if self.repeats:
             return
         answer, whole, key = self._answer, finish in ("stop", "length"), facts.data_key(self._secret)
+        compared = whole and self._arm.holds(answer.versions, self._lineages)
         finished = TurnFinished(
             turn_id=self.id,
             session=self._session,
@@ -275,6 +282,8 @@ class Turn(Watch):
             history=self._history if whole else "",
             marks=self._marks(safety) if whole else [],
             same=same_of(key, self.prompt.ids, answer.tokens) if whole and key else "",
+            trial=self._arm.trial if compared else 0,
+            canary=compared and self._arm.canary,
             secret=self._secret,
         )
         if not self._recorded:

@@ -96,7 +96,7 @@ class RolloutWorker:
         branch_tasks(asyncio.get_running_loop())
         engines = [await follow_fleet(self.context, self.tools.fleet)]
         if self.tools.eval_fleet is not self.tools.fleet:
-            engines.append(await follow_fleet(self.context, self.tools.eval_fleet, purpose="evaluations"))
+            engines.append(await follow_fleet(self.context, self.tools.eval_fleet, "evaluations"))
         # The ends that are on the log by now are of work that was issued before: it is looked up when it comes.
         await self._ends_listener.start(after=await last_sequence(self.context.bus, BATCHES))
         self._old_work = await last_sequence(self.context.bus, PROMPTS)

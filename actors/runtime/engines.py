@@ -17,8 +17,12 @@ from topics.topic import ENGINES
 from topics.weights import WeightsRefused
 
 
-def open_fleet(context: Context) -> Fleet:
-    """The engines of the actor's run, none of which is known before it follows them."""
+def open_fleet(context: Context, *, reserved: Purpose | None = None) -> Fleet:
+    """The engines of the actor's run, none of which is known before it follows them.
+
+    Args:
+        reserved: what those serve that take requests for their weights alone.
+    """
     settings = context.config.engine
 
     def opened(engine_id: str, address: str) -> Sampler:
@@ -27,19 +31,23 @@ def open_fleet(context: Context) -> Fleet:
             return RouterClient(address, api_key=key, apart=settings.disaggregated)
         return open_client(settings, address, context.files.engine_key_file(settings, engine_id))
 
-    return Fleet(opened, counts=context.vitals, fail=context.fail)
+    def apart(engine_id: str) -> bool:
+        return role_of(engine_id) == "engine" and purpose_of(context.config, engine_id) == reserved
+
+    return Fleet(opened, counts=context.vitals, fail=context.fail, reserved=apart)
 
 
-async def follow_fleet(context: Context, fleet: Fleet, *, purpose: Purpose = "training") -> Listener:
+async def follow_fleet(context: Context, fleet: Fleet, *purposes: Purpose) -> Listener:
     """Give a fleet the engines that it samples from: those of training or the router in front of them, or others.
 
     Args:
-        purpose: what the engines serve.
+        purposes: what the engines serve; training, where none is given.
     """
-    sampled = "router" if context.config.engine.router.count and purpose == "training" else "engine"
+    served = purposes or ("training",)
+    sampled = "router" if context.config.engine.router.count and "training" in served else "engine"
 
     def take(news: EngineNews | WeightsRefused) -> None:
-        if role_of(news.engine_id) != sampled or purpose_of(context.config, news.engine_id) != purpose:
+        if role_of(news.engine_id) != sampled or purpose_of(context.config, news.engine_id) not in served:
             return
         if isinstance(news, WeightsRefused):
             fleet.refuse(news)

@@ -96,6 +96,7 @@ class SessionsFold(Fold):
         tokens, marks = int(record.headers["tokens"]), record.headers.get("marks", "").split(",")
         turn.skip = turn.skip or _UNTRAINED.get(finish) or ("empty" if not tokens else None)
         turn.newest, turn.same = int(record.headers.get("newest", 0)), record.headers.get("same", "")
+        turn.trial, turn.canary = int(record.headers.get("trial", 0)), "canary" in record.headers
         if turn.skip is None:
             self.state.watched.reply(tokens, marks)
             turn.skip = "garbage" if "garbage" in marks else None
@@ -337,21 +338,34 @@ class SessionsFold(Fold):
         return [*ends, *map(self._admitted, taken), *(self._skipped(name, "surplus") for name in surplus)]
 
     def _admitted(self, name: str) -> TurnAdmitted:
-        turn, most = self.state.turns[name], self._safety.reward
-        assert turn.verdict is not None and turn.verdict.reward is not None
+        turn, reward = self.state.turns[name], self._reward(self.state.turns[name])
+        assert turn.verdict is not None and reward is not None
         return TurnAdmitted(
             turn_id=name,
             session=turn.session,
             tenant=turn.tenant,
-            reward=min(most, max(-most, turn.verdict.reward)),
+            reward=reward,
             by=turn.verdict.by,
             temperature=turn.temperature,
             secrets=turn.secrets,
+            trial=turn.trial,
+            canary=turn.canary,
         )
+
+    def _reward(self, turn: OpenTurn) -> float | None:
+        """Return the reward of a turn within its bound; None where nothing graded it."""
+        most, verdict = self._safety.reward, turn.verdict
+        return None if verdict is None or verdict.reward is None else min(most, max(-most, verdict.reward))
 
     def _ready(self, name: str) -> TurnReady:
         turn = self.state.turns[name]
         return TurnReady(turn_id=name, session=turn.session, tenant=turn.tenant, evidence=turn.evidence)
 
     def _skipped(self, name: str, reason: SkipReason) -> TurnSkipped:
-        return TurnSkipped(turn_id=name, session=self.state.turns[name].session, reason=reason)
+        turn = self.state.turns[name]
+        skipped = TurnSkipped(turn_id=name, session=turn.session, reason=reason)
+        if turn.trial:
+            skipped.trial, skipped.canary = turn.trial, turn.canary
+            # No judge sees garbage: without a reward, a canary that says nothing else would never be compared.
+            skipped.reward = -self._safety.reward if reason == "garbage" else self._reward(turn)
+        return skipped

@@ -30,6 +30,8 @@ class OpenTurn(msgspec.Struct):
     newest: int = 0  # version of its tokens
     same: str = ""
     secrets: str = ""  # data keys that reading it takes
+    trial: int = 0  # as in its turn.finished
+    canary: bool = False
 
 
 class OpenSession(msgspec.Struct):

@@ -12,6 +12,7 @@ import msgspec
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.autoscaler import autoscale
+from actors.supervisor.channel import Decision
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.observer import follow_run, publish_state, watch_for_stalls
 from actors.supervisor.retention import retain
@@ -25,7 +26,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.placement import LOST, Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
-from topics.promotions import PromotionRefused, WeightsPromoted
+from topics.promotions import CanaryEnded, PromotionRefused, WeightsCanaried, WeightsPromoted
 from topics.roles import ROLES, SUPERVISOR, role_of
 from topics.topic import FLEET
 
@@ -113,8 +114,7 @@ class Supervisor:
             if self._names != self._reconciled:
                 self._reconcile()
                 continue
-            config = self.context.config
-            decision = self._state.channel.decide(self.fold.stored, config.weights, serves=bool(config.gateway.engines))
+            decision = self._decided()
             if decision is not None:
                 await self._move(decision)
                 continue
@@ -147,22 +147,32 @@ class Supervisor:
         group = self.context.config.engine.pools.get(pool)
         return MOST_PROCESSES if group is None else group.most
 
-    async def _move(self, decision: WeightsPromoted | PromotionRefused) -> None:
-        """Move the channel `live`, or publish why not."""
-        if isinstance(decision, WeightsPromoted):
+    def _decided(self) -> Decision | None:
+        """Return what is to be decided of the channel `live` now."""
+        channel, gateway = self._state.channel, self.context.config.gateway
+        self.context.vitals.update(channel.canary.figures())
+        serves, canaries = bool(gateway.engines), bool(gateway.canary_engines)
+        return channel.decide(self.fold.stored, self.context.config.weights, serves=serves, canaries=canaries)
+
+    async def _move(self, decision: Decision) -> None:
+        """Move the channel `live` or its canary, or publish why not."""
+        if isinstance(decision, WeightsPromoted | WeightsCanaried):
             decision = await self._if_there(decision)
         await self.keeper.append_until_stored([decision])
         self.context.log.info("channel decided", **msgspec.to_builtins(decision))
 
-    async def _if_there(self, decision: WeightsPromoted) -> WeightsPromoted | PromotionRefused:
+    async def _if_there(self, decision: WeightsPromoted | WeightsCanaried) -> Decision:
         """Refuse a version whose files are gone: the logs name those that were removed before this process, too."""
         if decision.by == "start":
             return decision  # the newest one is never pruned
         names = self.fold.names_of(decision.lineage, decision.version)
         if names and all([await is_stored(self.context.bus, self.context.files.weights, name) for name in names]):
             return decision
-        by: Literal["command", "gate"] = "gate" if decision.by == "gate" else "command"
-        return PromotionRefused(by, decision.cause, f"the files of version {decision.version} are not in the store")
+        why = f"the files of version {decision.version} are not in the store"
+        if decision.by == "canary":
+            return CanaryEnded(decision.key, "weights", decision.cause, why)
+        by: Literal["command", "gate", "newest"] = "command" if decision.by == "rollback" else decision.by
+        return PromotionRefused(by, decision.cause, why)
 
     async def _scale(self, decision: FleetScaled) -> None:
         await self.keeper.append_until_stored([decision])

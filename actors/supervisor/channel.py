@@ -7,16 +7,18 @@ supervisor's own log that names it: a supervisor that dies before that message i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
+from actors.supervisor.canary import Canary, as_canary
 from asyncrl.config.settings import WeightsSettings
 from topics.engines import version_of
 from topics.evals import EvalScored
-from topics.promotions import PromotionRefused, PromotionRequested, WeightsPromoted
+from topics.promotions import CanaryEnded, PromotionRefused, PromotionRequested, WeightsCanaried, WeightsPromoted
 from topics.weights import WeightsRefused
 
+Decision: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
 _REFUSALS = 64  # of engines that are remembered; each is of a version that was the newest
 
 
@@ -27,6 +29,11 @@ class Stored(msgspec.Struct, frozen=True):
     version: int
     digest: str
     sequence: int  # of its weights.published
+
+    @property
+    def key(self) -> str:
+        """Its name on engines."""
+        return f"{self.lineage}:{self.version}:{self.digest}"
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -45,11 +52,15 @@ class Channel(msgspec.Struct):
     evaluated: dict[str, int] = {}  # open evaluations: the version that was asked for
     answered: dict[str, int] = {}  # sequence of the newest request (command) and score (gate) that was answered
     refused: dict[int, str] = {}  # reasons of engines, by sequence of the weights.published; the newest ones
+    shares: dict[int, tuple[float, str]] = {}  # requests for canaries: share and owner, by sequence
+    canary: Canary = msgspec.field(default_factory=Canary)
 
     def ask(self, request: PromotionRequested, sequence: int) -> None:
         """Take note of a request."""
         if sequence > self.answered.get("command", 0):
             self.requests[sequence] = request.version
+            if request.share > 0:
+                self.shares[sequence] = (request.share, request.owner)
 
     def score(self, scored: EvalScored, sequence: int, settings: WeightsSettings) -> None:
         """Take note of an evaluation."""
@@ -70,15 +81,30 @@ class Channel(msgspec.Struct):
     def promote(self, message: WeightsPromoted, keep: int) -> None:
         """Move, and keep as many versions to roll back to as `weights.keep_live` wants."""
         self.live = self.live[:-1] if message.by == "rollback" else [*self.live, message.key][-keep:]
-        if message.by != "start":
-            self.answer("gate" if message.by == "gate" else "command", message.cause)
+        self.canary.end()
+        self.answer("command" if message.by == "rollback" else message.by, message.cause)
+
+    def try_out(self, message: WeightsCanaried, sequence: int) -> None:
+        """A canary begins."""
+        self.canary.begin(message, sequence)
+        self.answer(message.by, message.cause)
+
+    def end_canary(self, message: CanaryEnded) -> None:
+        """The canary ends, and nothing else changes."""
+        self.canary.end()
+        self.answer(message.by, message.cause)
 
     def answer(self, by: str, cause: int) -> None:
         """Forget what was decided."""
+        if by == "newest":
+            self.canary.tried = max(cause, self.canary.tried)
+        if by not in ("command", "gate"):
+            return
         self.answered[by] = max(cause, self.answered.get(by, 0))
         waiting = self.scores if by == "gate" else self.requests
         for sequence in [sequence for sequence in waiting if sequence <= cause]:
             del waiting[sequence]
+            self.shares.pop(sequence, None)
 
     def keeps(self, lineage: int, version: int, window: int, *, exact: bool) -> bool:
         """Return whether a version stays in the store.
@@ -90,33 +116,74 @@ class Channel(msgspec.Struct):
         judged = [*self.requests.values(), *(score.version for score in self.scores.values())]
         asked = sorted({*self.evaluated.values()})
         evaluated = version in asked[:window] if exact else bool(asked) and asked[0] <= version < asked[0] + window
-        live = any(version_of(key) == (lineage, version) for key in self.live)
+        live = any(version_of(key) == (lineage, version) for key in self.live) or self.canary.keeps(lineage, version)
         return live or version in judged or evaluated
 
     def decide(
-        self, stored: Sequence[Stored], settings: WeightsSettings, *, serves: bool = False
-    ) -> WeightsPromoted | PromotionRefused | None:
-        """Return the answer to the oldest request or score; None where there is none.
+        self, stored: Sequence[Stored], settings: WeightsSettings, *, serves: bool = False, canaries: bool = False
+    ) -> Decision | None:
+        """Return the answer to the oldest request or score, or what becomes of a canary; None where there is none.
 
         Args:
             serves: engines answer with what is live: where nothing was, the newest version becomes so.
+            canaries: engines answer with a canary.
         """
         if serves and not self.live and stored:
             first = stored[-1]
             return WeightsPromoted(first.lineage, first.version, first.digest, "start", first.sequence)
         if self.requests:
             sequence = min(self.requests)
-            return self._on_command(sequence, self.requests[sequence], stored)
+            decision = self._on_command(sequence, self.requests[sequence], stored)
+            return self._shared(decision, sequence, canaries=canaries) if sequence in self.shares else decision
         if self.scores:
             sequence = min(self.scores)
-            return self._on_score(sequence, self.scores[sequence], stored, settings)
-        return None
+            return self._scored(self._on_score(sequence, self.scores[sequence], stored, settings), settings)
+        return self._of_canary(stored, settings)
+
+    def _of_canary(self, stored: Sequence[Stored], settings: WeightsSettings) -> Decision | None:
+        """Return what becomes of the canary, or the newest version as the next one."""
+        if self.canary.open is not None:
+            key = self.canary.open.key
+            refusals = [self.refused[one.sequence] for one in stored if one.key == key and one.sequence in self.refused]
+            known = [one.sequence not in self.refused for one in stored if one.key == key]
+            return self.canary.decide(settings.canary, refusals[-1] if refusals and not any(known) else "")
+        if not (settings.canary.newest and stored and self.live):
+            return None
+        newest, live = stored[-1], version_of(self.live[-1])
+        if newest.sequence <= self.canary.tried or newest.sequence in self.refused:
+            return None
+        if (newest.lineage, newest.version) <= live:
+            return None
+        promoted = WeightsPromoted(newest.lineage, newest.version, newest.digest, "command", newest.sequence)
+        return as_canary(promoted, self.live[-1], share=settings.canary.share, by="newest")
+
+    def _shared(
+        self, decision: WeightsPromoted | CanaryEnded | PromotionRefused, sequence: int, *, canaries: bool
+    ) -> Decision:
+        """Turn what a request would promote into a canary."""
+        if not isinstance(decision, WeightsPromoted):
+            return decision
+        if not canaries:
+            return PromotionRefused("command", sequence, "no engines have canaries; gateway.canary_engines names them")
+        share, owner = self.shares[sequence]
+        return as_canary(decision, self.live[-1], share=share, owner=owner)
+
+    def _scored(self, decision: WeightsPromoted | PromotionRefused, settings: WeightsSettings) -> Decision:
+        """Turn what a gate would promote into a canary, where it shall begin as one."""
+        if not (isinstance(decision, WeightsPromoted) and settings.canary.share):
+            return decision
+        if self.canary.open is not None:
+            why = f"version {decision.version} passes, and {self.canary.open.key} is a canary still"
+            return PromotionRefused("gate", decision.cause, why)
+        return as_canary(decision, self.live[-1], share=settings.canary.share)
 
     def _on_command(
         self, sequence: int, version: int | None, stored: Sequence[Stored]
-    ) -> WeightsPromoted | PromotionRefused:
+    ) -> WeightsPromoted | CanaryEnded | PromotionRefused:
         if version is not None:
             return self._to(version, stored, "command", sequence)
+        if self.canary.open is not None:
+            return CanaryEnded(self.canary.open.key, "command", sequence, "asked to roll back")
         if len(self.live) < 2:
             return PromotionRefused("command", sequence, "there is no version before to go back to")
         lineage, number = version_of(self.live[-2])
@@ -156,6 +223,6 @@ class Channel(msgspec.Struct):
         if found.sequence in self.refused:
             why = f"an engine refused version {version}: {self.refused[found.sequence]}"
             return PromotionRefused(by, cause, why)
-        if self.live and self.live[-1] == f"{found.lineage}:{found.version}:{found.digest}":
+        if self.live and self.live[-1] == found.key:
             return PromotionRefused(by, cause, f"version {version} is live already")
         return WeightsPromoted(found.lineage, found.version, found.digest, by, cause, reason)

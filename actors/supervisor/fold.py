@@ -13,7 +13,8 @@ from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, Sc
 from topics.batches import BatchTrained
 from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.evals import EvalRequested, EvalScored
-from topics.promotions import PromotionRefused, PromotionRequested, WeightsPromoted
+from topics.promotions import CanaryEnded, PromotionRefused, PromotionRequested, WeightsCanaried, WeightsPromoted
+from topics.turns import TurnAdmitted, TurnSkipped
 from topics.weights import TrainingFinished, WeightsRefused
 
 
@@ -107,6 +108,22 @@ class SupervisorFold(TrimmerFold):
     @on(WeightsPromoted)
     def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
         self.state.channel.promote(message, self._keep_live)
+
+    @on(WeightsCanaried)
+    def _on_canaried(self, message: WeightsCanaried, record: Record) -> None:
+        self.state.channel.try_out(message, record.sequence)
+
+    @on(CanaryEnded)
+    def _on_canary_ended(self, message: CanaryEnded, _record: Record) -> None:
+        self.state.channel.end_canary(message)
+
+    @on(TurnAdmitted)
+    def _on_turn_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
+        self.state.channel.canary.count(admitted)
+
+    @on(TurnSkipped)
+    def _on_turn_skipped(self, skipped: TurnSkipped, _record: Record) -> None:
+        self.state.channel.canary.count(skipped)
 
     @on(PromotionRefused)
     def _on_promotion_refused(self, message: PromotionRefused, _record: Record) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
@@ -16,17 +16,23 @@ from asyncrl.bus.publish import publish
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_directory, add_server, any_run, live_run, read_topics
 from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.live.owners import owner_of, tenant_digest
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from topics.promotions import (
+    CANARY_ENDED,
     PROMOTION_REFUSED,
+    WEIGHTS_CANARIED,
     WEIGHTS_PROMOTED,
+    CanaryEnded,
     PromotionRefused,
     PromotionRequested,
+    WeightsCanaried,
     WeightsPromoted,
 )
 from topics.topic import FLEET, TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_STORED, WeightsPublished
 
+_Answer: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
 _NEWEST = 64  # versions that are looked for in the store, besides those that were promoted
 
 
@@ -37,6 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run-id", default="", metavar="RUN", help="id or directory of the run (default: the live one)"
     )
+    parser.add_argument(
+        "--canary",
+        type=float,
+        metavar="SHARE",
+        help="promote: answer this share of the sessions alone",
+    )
+    parser.add_argument("--tenant", default="", metavar="NAME", help="canary: of the sessions of this tenant alone")
+    parser.add_argument("--client", default="", metavar="NAME", help="canary: of this user of the tenant alone")
     add_directory(parser)
     add_server(parser)
     add_json(parser, "as one JSON array")
@@ -49,28 +63,42 @@ def run(arguments: argparse.Namespace) -> int:
     """List, or move and report."""
     if (arguments.action == "promote") != (arguments.version is not None) or (arguments.version or 0) < 0:
         raise WrongUsage("asyncrl weights promote VERSION names a version; list and rollback name none")
+    request = _request(arguments)
     if arguments.action == "list":
         found = any_run(arguments)
         versions = read_topics(found, "weights", lambda bus: _versions(bus, found))
         show(arguments, versions, lambda: _table(versions))
         return 0
-    print(asyncio.run(_move(live_run(arguments), arguments.version, arguments.wait)))
+    print(asyncio.run(_move(live_run(arguments), request, arguments.wait)))
     return 0
 
 
-async def _move(found: FoundRun, version: int | None, wait_s: float) -> str:
+def _request(arguments: argparse.Namespace) -> PromotionRequested:
+    share, tenant, user = arguments.canary, arguments.tenant, arguments.client
+    if share is not None and (arguments.action != "promote" or not 0 < share <= 1):
+        raise WrongUsage(f"--canary {share:g}: promote takes a share of the sessions above 0 and up to 1")
+    if share == 1 and not tenant:
+        raise WrongUsage("--canary 1 leaves no other sessions to compare with; name a smaller share, or a --tenant")
+    if (tenant and share is None) or (user and not tenant):
+        raise WrongUsage("--tenant names whose sessions a --canary has, and --client one of that tenant's users")
+    owner = owner_of(tenant, user) if user else tenant_digest(tenant) if tenant else ""
+    return PromotionRequested(arguments.version, share or 0.0, owner)
+
+
+async def _move(found: FoundRun, request: PromotionRequested, wait_s: float) -> str:
     """Ask the supervisor, and return its answer."""
-    answer: asyncio.Future[WeightsPromoted | PromotionRefused] = asyncio.get_running_loop().create_future()
+    answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
 
     async with connected(found, "weights") as bus:
         end = await newest_end(bus)
-        cause = await publish(bus, PromotionRequested(version))
+        cause = await publish(bus, request)
 
-        def take(_topic: Topic[Any], message: WeightsPromoted | PromotionRefused, _record: Record) -> None:
-            if message.by != "gate" and message.cause == cause and not answer.done():
+        def take(_topic: Topic[Any], message: _Answer, _record: Record) -> None:
+            if message.by in ("command", "rollback") and message.cause == cause and not answer.done():
                 answer.set_result(message)
 
-        subjects = [topic.pattern(bus.run) for topic in (WEIGHTS_PROMOTED, PROMOTION_REFUSED)]
+        topics = (WEIGHTS_PROMOTED, WEIGHTS_CANARIED, CANARY_ENDED, PROMOTION_REFUSED)
+        subjects = [topic.pattern(bus.run) for topic in topics]
         listener = Listener(bus, FLEET, take, lambda _record, _error: None, subjects=subjects)
         ended = asyncio.create_task(run_ended(bus, end))
         await listener.start()
@@ -89,30 +117,46 @@ async def _move(found: FoundRun, version: int | None, wait_s: float) -> str:
     decision = answer.result()
     if isinstance(decision, PromotionRefused):
         raise AsyncRLError(decision.reason)
+    if isinstance(decision, CanaryEnded):
+        return f"the canary {decision.key} is rolled back; what was live stays live"
+    if isinstance(decision, WeightsCanaried):
+        return f"canary: version {decision.version} ({decision.key}) for {decision.share:g} of the sessions"
     return f"live: version {decision.version} ({decision.key})"
 
 
 async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
     """Return the versions that are in the store or live, in the order in which it was published."""
     published: dict[str, dict[str, Any]] = {}
-    promoted: list[WeightsPromoted] = []
+    moves: list[WeightsPromoted | WeightsCanaried | CanaryEnded] = []
 
     def on_published(_topic: Topic[Any], message: WeightsPublished, _record: Record) -> None:
         names = ("lineage", "version", "digest", "store", "location", "base")
-        published[message.key] = {name: getattr(message, name) for name in names} | {"promoted": "", "live": False}
+        published[message.key] = {name: getattr(message, name) for name in names} | {
+            "promoted": "",
+            "live": False,
+            "canary": 0.0,
+            "rolled_back": "",
+        }
 
-    for stream, topic, take in (
-        (TRAINING, WEIGHTS_PUBLISHED, on_published),
-        (FLEET, WEIGHTS_PROMOTED, lambda _topic, message, _record: promoted.append(message)),
+    for stream, topics, take in (
+        (TRAINING, [WEIGHTS_PUBLISHED], on_published),
+        (FLEET, [WEIGHTS_PROMOTED, WEIGHTS_CANARIED, CANARY_ENDED], lambda _topic, move, _record: moves.append(move)),
     ):
-        await read_merged(bus, [Part(stream, subjects=[topic.pattern(bus.run)])], take, lambda *_: None)
-    for message in promoted:
-        if message.key in published:
-            published[message.key]["promoted"] = message.by
+        subjects = [topic.pattern(bus.run) for topic in topics]
+        await read_merged(bus, [Part(stream, subjects=subjects)], take, lambda *_: None)
+    promoted = [move for move in moves if isinstance(move, WeightsPromoted)]
+    for move in moves:
+        row = published.get(move.key, {})
+        if isinstance(move, CanaryEnded):
+            row["rolled_back"] = move.reason
+        elif isinstance(move, WeightsPromoted):
+            row["promoted"] = move.by
     if promoted and promoted[-1].key in published:
         published[promoted[-1].key]["live"] = True
+    if moves and isinstance(moves[-1], WeightsCanaried) and moves[-1].key in published:
+        published[moves[-1].key]["canary"] = moves[-1].share
     rows = list(published.values())
-    rows = [row for row in rows[:-_NEWEST] if row["promoted"]] + rows[-_NEWEST:]
+    rows = [row for row in rows[:-_NEWEST] if row["promoted"] or row["canary"]] + rows[-_NEWEST:]
     kept = [await _chunks(bus, row) if row["store"] == "stream" else _files(found, row) for row in rows]
     return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept or row["live"]]
 
@@ -129,11 +173,13 @@ def _files(found: FoundRun, row: dict[str, Any]) -> bool:
 def _table(versions: list[dict[str, Any]]) -> str:
     if not versions:
         return "there is no version in the store"
-    lines = [f"{'version':>8}  {'lineage':>7}  {'digest':<12}  {'':<4}  {'promoted by':<11}  location"]
+    lines = [f"{'version':>8}  {'lineage':>7}  {'digest':<12}  {'':<6}  {'promoted by':<11}  location"]
     for row in versions:
-        mark, digest = "live" if row["live"] else "", row["digest"][:12]
+        mark, digest = "live" if row["live"] else "canary" if row["canary"] else "", row["digest"][:12]
         place = f"{row['location']}{' (difference)' if row['base'] else ''}"
         lines.append(
-            f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<4}  {row['promoted']:<11}  {place}"
+            f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<6}  {row['promoted']:<11}  {place}"
         )
+        if row["rolled_back"]:
+            lines.append(f"{'':>8}  canary rolled back: {row['rolled_back']}")
     return "\n".join(lines)

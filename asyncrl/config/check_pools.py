@@ -11,6 +11,7 @@ from asyncrl.config.settings import Config
 _SERVED: dict[Purpose, tuple[str, str]] = {
     "evaluations": ("evaluations", "evaluations are served by no others"),
     "live": ("the channel live", "the gateway asks no others"),
+    "canary": ("canaries", "no others have their versions"),
 }
 
 
@@ -36,3 +37,18 @@ def pool_contradictions(config: Config) -> Iterator[Finding]:
             yield Finding((key, "engine.groups"), message)
         if purpose != "evaluations" and not config.gateway.count:
             yield Finding((key, "gateway.count"), "has no effect: there is no gateway (gateway.count); leave it out")
+    yield from _canary_contradictions(config)
+
+
+def _canary_contradictions(config: Config) -> Iterator[Finding]:
+    """A canary needs engines of its own, a version that is live beside it, and a share of the sessions."""
+    gateway, canary = config.gateway, config.weights.canary
+    if gateway.canary_engines and not gateway.engines:
+        message = "a canary is compared with the version that is live; name engines of that, too"
+        yield Finding(("gateway.canary_engines", "gateway.engines"), message)
+    if canary.share and not gateway.canary_engines:
+        message = "no engines have a canary's version; name a group of engines there"
+        yield Finding(("weights.canary.share", "gateway.canary_engines"), message)
+    if canary.newest and not canary.share:
+        message = "the newest version becomes a canary for no session; give it a share"
+        yield Finding(("weights.canary.newest", "weights.canary.share"), message)

@@ -24,6 +24,9 @@ class GatewaySettings(Settings):
     # Name of the group `[engine.groups.NAME]` that serves the gateway alone: its engines stay at the version of the
     # channel `live`. Empty: the engines of training answer, with the newest version that each has.
     engines: str = ""
+    # Name of the group whose engines have the version of a canary, and without one that which is live; they answer the
+    # canary's sessions alone. Empty: there are no canaries.
+    canary_engines: str = ""
     max_new_tokens: Positive = 1024  # Tokens of a reply whose request names no limit.
     stream_tokens: Positive = 4  # Greatest number of tokens that wait to be streamed together.
     alive_s: Seconds = 5.0  # Seconds without a token after which a stream gets an event that keeps its client waiting.

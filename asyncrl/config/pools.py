@@ -7,17 +7,22 @@ from typing import Literal, TypeAlias
 from asyncrl.config.settings import Config
 from topics.roles import pool_of
 
-Purpose: TypeAlias = Literal["training", "evaluations", "live"]
+Purpose: TypeAlias = Literal["training", "evaluations", "live", "canary"]
 
 
 def setting_of(purpose: Purpose) -> str:
     """Return the setting that names the group of a purpose; "" for training, which has all other groups."""
-    return {"evaluations": "eval.engines", "live": "gateway.engines"}.get(purpose, "")
+    keys = {"evaluations": "eval.engines", "live": "gateway.engines", "canary": "gateway.canary_engines"}
+    return keys.get(purpose, "")
 
 
 def own_groups(config: Config) -> dict[Purpose, str]:
     """Return the names of groups that serve one purpose alone."""
-    named: dict[Purpose, str] = {"evaluations": config.eval.engines, "live": config.gateway.engines}
+    named: dict[Purpose, str] = {
+        "evaluations": config.eval.engines,
+        "live": config.gateway.engines,
+        "canary": config.gateway.canary_engines,
+    }
     return {purpose: name for purpose, name in named.items() if name}
 
 

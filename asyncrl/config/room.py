@@ -249,6 +249,8 @@ def _stored(config: Config, version: int, weights: int) -> int:
     stored = (keep + 3) * version + chain
     if config.weights.gate_metric or config.gateway.engines:  # those that are or were live, and those under evaluation
         stored += config.weights.keep_live * (version + chain) + keep * version + chain
+    if config.gateway.canary_engines:  # the canary, which may be older than all of them
+        stored += version + chain
     if config.eval.engines:  # those of open evaluations, each a difference to others
         stored += keep * (version + chain)
     return stored

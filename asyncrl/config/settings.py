@@ -21,6 +21,7 @@ from asyncrl.config.algorithm_names import (
 )
 from asyncrl.config.assertion_settings import AssertionSettings
 from asyncrl.config.autoscale_settings import AutoscaleSettings
+from asyncrl.config.canary_settings import CanarySettings
 from asyncrl.config.curriculum_settings import StageSettings
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.eval_settings import EvalSettings
@@ -230,6 +231,7 @@ class WeightsSettings(Settings):
     gate_metric: str = ""
     gate_threshold: float = 1.0  # Least value of that metric that promotes.
     gate_set: str = ""  # Name of the held-out set whose evaluations are judged, where `eval.sets` names several.
+    canary: CanarySettings = msgspec.field(default_factory=CanarySettings)
 
 
 class RecorderSettings(Settings):

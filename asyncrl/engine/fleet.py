@@ -68,6 +68,7 @@ class Wanted(NamedTuple):
     version: int = 0  # of its weights, or a newer one
     exact: bool = False  # this version and no other
     group: str = ""  # requests of one group go to one engine, unless it is much busier than the others; "": to any
+    first: str = ""  # key: a reserved engine that has it and a free slot, before the others, which are not reserved
 
 
 class Engine:
@@ -107,13 +108,16 @@ class Fleet:
         *,
         counts: dict[str, float],
         fail: Callable[[BaseException], None],
+        reserved: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """
         Args:
             open_client: makes the client of an engine by its name and address; raises ValueError for what is none.
             counts: gets `mislabelled_at_s`, the time at which an engine was found to have other weights than announced.
             fail: is given an unexpected error of a background task.
+            reserved: whether an engine, by its name, takes those requests alone that ask for its weights.
         """
+        self._reserved = reserved
         self._open_client = open_client
         self._counts = counts
         self._engines: dict[str, Engine] = {}
@@ -206,9 +210,12 @@ class Fleet:
         return ""
 
     def _best(self, wanted: Wanted, avoid: Collection[Engine]) -> Engine | None:
-        version, exact, group = wanted
+        version, exact, group, first = wanted
         ready = [(engine, engine.ready.version) for engine in self._engines.values() if engine.ready is not None]
         fit = [engine for engine, has in ready if (has == version if exact else has >= version)]
+        apart = [engine for engine in fit if self._reserved(engine.engine_id)]
+        firsts = [engine for engine in apart if engine.has(first) and engine.load < 1 and engine not in avoid]
+        fit = firsts or [engine for engine in fit if engine not in apart]
         fit = [engine for engine in fit if engine not in avoid] or fit
         free = [engine for engine in fit if engine.load < 1]
         if group and len(fit) > 1:

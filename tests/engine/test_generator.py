@@ -198,10 +198,10 @@ def failing(error: Exception) -> Callable[[], Generation]:
 class Servers:
     """A fleet of scripted servers and a generator over it."""
 
-    def __init__(self) -> None:
+    def __init__(self, reserved: Callable[[str], bool] = lambda _: False) -> None:
         self.clients: dict[str, Scripted] = {}
         self.counts: dict[str, float] = {}
-        self.fleet = Fleet(self._open, counts=self.counts, fail=never)
+        self.fleet = Fleet(self._open, counts=self.counts, fail=never, reserved=reserved)
         shape = ModelInfo("any", 64, CONTEXT)
         self.generator = Generator(self.fleet, shape, str, counts=self.counts)
         self.ids = np.arange(3, 8, dtype=np.int32)

@@ -5,7 +5,14 @@ from harness.stories import Story
 from topics.actors import RUN_OPENED, SKIP_REQUESTED, RunOpened, SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchMember
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
-from topics.promotions import PROMOTION_REQUESTED, WEIGHTS_PROMOTED, PromotionRequested, WeightsPromoted
+from topics.promotions import (
+    PROMOTION_REQUESTED,
+    WEIGHTS_CANARIED,
+    WEIGHTS_PROMOTED,
+    PromotionRequested,
+    WeightsCanaried,
+    WeightsPromoted,
+)
 from topics.streams import STREAM_TRIMMING, StreamTrimming
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
@@ -132,6 +139,18 @@ def test_what_is_live_was_published_and_was_asked_for_or_evaluated():
     places = [f"message {first + number} of FLEET" for number in range(3)]
     kinds = ["foreign weights", "unasked promotion", "unasked promotion", "unasked promotion"]
     assert story.wrong() == list(zip(kinds, [places[0], *places], strict=True))
+
+
+def test_a_canary_was_asked_for_and_what_is_promoted_after_it_is_that_canary():
+    story = told()
+    request = story.publish(PROMOTION_REQUESTED, PromotionRequested(2, 0.5))
+    canary = story.publish(WEIGHTS_CANARIED, WeightsCanaried(0, 2, "0-2", "0:1:0-1", "command", request, 0.5))
+    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "canary", canary))
+    assert story.wrong() == []
+
+    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 1, "0-1", "canary", canary))
+    story.publish(WEIGHTS_CANARIED, WeightsCanaried(0, 1, "0-1", "0:2:0-2", "command", request, 0.5))
+    assert [kind for kind, _ in story.wrong()] == ["unasked promotion", "unasked promotion"]
 
 
 def test_late_and_forged_claims_end_nothing():

@@ -8,14 +8,15 @@ from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.violations import Violation, place_of
 from topics.evals import EvalScored
-from topics.promotions import PromotionRequested, WeightsPromoted
+from topics.promotions import PromotionRequested, WeightsCanaried, WeightsPromoted
 
 
 class Channel(Fold):
     """Collects what moved the channel, and what asked for it: they are on different logs."""
 
     def __init__(self) -> None:
-        self._promoted: list[tuple[str, WeightsPromoted]] = []
+        self._promoted: list[tuple[str, WeightsPromoted | WeightsCanaried]] = []
+        self._canaries: dict[int, str] = {}  # keys, by sequence
         self._requests: dict[int, int | None] = {}  # the version that was asked for, by sequence
         self._scores: set[int] = set()  # sequences
 
@@ -29,6 +30,11 @@ class Channel(Fold):
 
     @on(WeightsPromoted)
     def _on_promoted(self, message: WeightsPromoted, record: Record) -> None:
+        self._promoted.append((place_of(record), message))
+
+    @on(WeightsCanaried)
+    def _on_canaried(self, message: WeightsCanaried, record: Record) -> None:
+        self._canaries[record.sequence] = message.key
         self._promoted.append((place_of(record), message))
 
     def violations(self, published: Mapping[tuple[int, int], str], later: Set[int]) -> Iterator[Violation]:
@@ -48,7 +54,11 @@ class Channel(Fold):
                 found = f"version {message.version} by {message.by}, for message {message.cause}"
                 yield Violation("unasked promotion", place, found, "a request for it, or the score of an evaluation")
 
-    def _is_asked(self, message: WeightsPromoted) -> bool:
+    def _is_asked(self, message: WeightsPromoted | WeightsCanaried) -> bool:
+        if message.by == "newest":
+            return True  # no message asks for it; that it was published was compared above
+        if message.by == "canary":
+            return self._canaries.get(message.cause) == message.key
         if message.by == "gate":  # the newest scores may not have been read
             return message.cause in self._scores or message.cause > max(self._scores, default=0)
         wanted = None if message.by == "rollback" else message.version

@@ -290,7 +290,7 @@ async def test_an_engine_of_evaluations_holds_the_version_of_the_oldest_and_pass
     context = made.context("rollout", bus)
     fleets = {evaluations: open_fleet(context) for evaluations in (False, True)}
     purposes: dict[bool, Purpose] = {False: "training", True: "evaluations"}
-    listeners = [await follow_fleet(context, fleet, purpose=purposes[own]) for own, fleet in fleets.items()]
+    listeners = [await follow_fleet(context, fleet, purposes[own]) for own, fleet in fleets.items()]
     numbers = {0: 0, 3: 1, 9: 2}  # of the evaluations, by version
 
     async def ask(version: int) -> None:

@@ -1,15 +1,15 @@
 """Which version an engine has that serves the channel `live`."""
 
-from actors.engine.pointed import LiveVersions
-from topics.promotions import WeightsPromoted
+from actors.engine.pointed import CanaryVersions, LiveVersions
+from topics.promotions import CanaryEnded, WeightsCanaried, WeightsPromoted
 from topics.weights import WeightsPublished
 
 
 class Log:
     """Messages in their order."""
 
-    def __init__(self) -> None:
-        self.versions = LiveVersions()
+    def __init__(self, versions: LiveVersions | None = None) -> None:
+        self.versions = versions or LiveVersions()
         self._sequence = 0
 
     def publish(self, version: int, base: str = "") -> None:
@@ -76,3 +76,25 @@ def test_a_difference_comes_with_what_it_stands_on():
     log.promote(2)
 
     assert [one.version for one in log.versions.chain(log.versions.wanted())] == [0, 1, 2]
+
+
+def test_the_engine_of_a_canary_goes_back_to_what_is_live_when_it_ends_or_its_bytes_cannot_be_taken():
+    log = Log(CanaryVersions())
+    log.publish(0)
+    log.promote(0, "start")
+    assert log.wanted == 0
+
+    canary = WeightsCanaried(0, 1, "d1", "0:0:d0", "command", 1, 0.5)
+    log.versions.apply(canary, 2)
+    assert log.wanted is None  # its announcement is on another log
+    log.publish(1)
+    assert log.wanted == 1
+    log.versions.apply(CanaryEnded(canary.key, "reward", 2, "worse"), 3)
+    assert log.wanted == 0
+
+    log.versions.apply(canary, 4)
+    log.versions.refuse(log.versions.wanted())
+    assert log.wanted == 0
+    log.publish(1)
+    log.promote(1, "canary")
+    assert log.wanted == 1

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.gateway.channels import Service
 from actors.gateway.turn import Turn
 from asyncrl.config.gateway_settings import GatewaySettings
 from asyncrl.config.safety_settings import SafetySettings
@@ -14,6 +15,7 @@ from asyncrl.live.apis.words import Request
 from asyncrl.live.conversation import Conversations, Seam
 from asyncrl.live.sessions import Session
 from asyncrl.live.tools import Wording
+from asyncrl.live.trials import Arm
 from asyncrl.live.turn_log import Asked, TurnLog
 from harness.tokenizers import make_model
 from topics.trajectories import Answer
@@ -85,10 +87,10 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
     cut = turn()
     await cut.begin(facts, "anna", "chat", SESSION, secret="s")
     with pytest.raises(ConnectionResetError):
-        await cut.run(engines, facts, gone, SafetySettings())
+        await cut.run(Service(engines, Arm()), facts, gone, SafetySettings())
     again = turn()
     await again.begin(facts, "anna", "chat", SESSION, secret="s")
-    ending = await again.run(engines, facts, send, SafetySettings())
+    ending = await again.run(Service(engines, Arm()), facts, send, SafetySettings())
 
     assert (again.continues, facts.finishes) == (cut.id, ["gone", "stop"])
     assert engines.asked == 1 and ending.tokens == len(ids)

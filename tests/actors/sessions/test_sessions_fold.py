@@ -352,3 +352,25 @@ def test_a_turn_that_comes_under_an_erased_key_ends_and_so_does_one_that_its_jud
     made = fold.say(TurnJudged("t2", None, "rule", purged=True)).decide()
 
     assert [(one.turn_id, one.reason) for one in made] == [("t2", "purged")]
+
+
+def test_the_end_of_a_turn_says_what_a_canary_is_compared_by():
+    sessions = Sessions(reward=0.5)
+    for name, canary, more in (("a", True, {}), ("b", False, {}), ("c", True, {"marks": ["garbage"]})):
+        sessions.started(name).say(ended(name, trial=7, canary=canary, **more))
+    sessions.say(TurnJudged("a", 1.0, "rule")).say(FeedbackGiven("f", "b", "anna", -0.25))
+
+    ends = {end.turn_id: end for end in sessions.decide()}
+    assert {name: (end.trial, end.canary, end.reward) for name, end in ends.items()} == {
+        "a": (7, True, 0.5),
+        "b": (7, False, -0.25),
+        "c": (7, True, -0.5),  # garbage has the least reward: no judge sees it
+    }
+    assert isinstance(ends["c"], TurnSkipped)
+    untrained = Sessions(share=0.0)
+    untrained.started("a").say(ended("a", trial=7)).say(TurnJudged("a", 1.0, "rule"))
+    assert untrained.decide() == [TurnSkipped("a", "s", "off", trial=7, reward=1.0)]
+
+
+def ended(turn, **more):
+    return TurnFinished(turn, "s", "stop", tokens=TOKENS, logprobs=REALS, versions=TOKENS, **more)

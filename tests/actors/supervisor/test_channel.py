@@ -12,13 +12,13 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
 from topics.promotions import (
-    PROMOTION_REFUSED,
     PROMOTION_REQUESTED,
     WEIGHTS_PROMOTED,
     PromotionRefused,
     PromotionRequested,
     WeightsPromoted,
 )
+from topics.table import topic_for
 from topics.topic import Topic
 from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_REFUSED, WeightsPublished, WeightsRefused
 
@@ -53,8 +53,7 @@ class Supervised:
         """Decide, and read the decision back."""
         decision = self.decide(serves=serves)
         assert decision is not None
-        promoted = isinstance(decision, WeightsPromoted)
-        self.add(WEIGHTS_PROMOTED if promoted else PROMOTION_REFUSED, decision)
+        self.add(topic_for(decision), decision)
         return decision
 
     def kept(self) -> list[int]:

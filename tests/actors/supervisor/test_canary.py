@@ -1,0 +1,171 @@
+"""Canaries: what begins one, what ends it, and that no order of the logs changes it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from test_channel import Supervised
+
+from actors.supervisor.fold import SupervisorState
+from topics.promotions import (
+    PROMOTION_REQUESTED,
+    CanaryEnded,
+    PromotionRefused,
+    PromotionRequested,
+    WeightsCanaried,
+    WeightsPromoted,
+)
+from topics.turns import TURN_ADMITTED, TURN_SKIPPED, TurnAdmitted, TurnSkipped
+from topics.weights import WEIGHTS_REFUSED, WeightsRefused
+
+RULES = {"turns": 4, "margin": 0.1}
+
+
+class WithCanaries(Supervised):
+    """The fold of a supervisor whose engines have canaries."""
+
+    def __init__(self, gate: str = "", **canary: object) -> None:
+        super().__init__(canary={**RULES, **canary}, gate_metric=gate, gate_threshold=0.5)
+
+    def decide(self, *, serves: bool = True):
+        return self.fold.state.channel.decide(self.fold.stored, self.config.weights, serves=True, canaries=True)
+
+    def begin(self, version: int = 1, share: float = 0.25) -> int:
+        """Have a canary; returns the sequence of its message."""
+        self.publish(0)
+        self.settle()
+        self.publish(version)
+        self.add(PROMOTION_REQUESTED, PromotionRequested(version, share))
+        assert isinstance(self.settle(), WeightsCanaried)
+        return self._sequence
+
+    def turns(self, trial: int, canary: bool, *rewards: float) -> None:
+        for number, reward in enumerate(rewards):
+            if number % 2:
+                end = TurnAdmitted("t", "s", "anna", reward, "user", 1.0, trial=trial, canary=canary)
+                self.add(TURN_ADMITTED, end)
+            else:
+                self.add(TURN_SKIPPED, TurnSkipped("t", "s", "off", trial=trial, canary=canary, reward=reward))
+
+
+def test_a_canary_that_is_as_good_is_promoted_after_so_many_turns_of_both():
+    run = WithCanaries()
+    trial = run.begin()
+    run.turns(trial, True, 1, 1, 0, 1)
+    run.turns(trial, False, 1, 1, 0)
+    run.add(TURN_SKIPPED, TurnSkipped("t", "s", "unjudged", trial=trial))  # nothing graded it
+    run.turns(trial + 1000, False, 1, 1, 1)  # of another canary
+    run.turns(0, False, 1, 1, 1)  # of none
+    assert run.decide() is None
+    assert run.fold.state.channel.canary.figures()["others_turns"] == 3
+
+    run.turns(trial, False, 1)
+    promoted = run.settle()
+    assert isinstance(promoted, WeightsPromoted)
+    assert (promoted.key, promoted.by, promoted.cause) == ("0:1:d1", "canary", trial)
+    assert promoted.reason.startswith("mean reward of its 4 turns 0.75, of 4 others 0.75")
+    assert run.decide() is None
+    run.ask(None)
+    assert run.settle().key == "0:0:d0"
+
+
+@pytest.mark.parametrize(("reward", "ends"), [(0.9, False), (0.89, True)])
+def test_a_canary_is_rolled_back_below_the_others_less_the_margin(reward: float, ends: bool):
+    run = WithCanaries(margin=0.125)
+    trial = run.begin()
+    run.turns(trial, True, *[reward - 0.025] * 4)
+    run.turns(trial, False, 1, 1, 1, 1)
+    decision = run.settle()
+
+    assert isinstance(decision, CanaryEnded) == ends
+    assert run.fold.state.channel.live == ["0:0:d0"] + ([] if ends else ["0:1:d1"])
+    assert run.decide() is None
+    assert run.fold.state.channel.canary.compared == {}
+
+
+def test_turns_that_are_read_before_their_canary_count_and_nothing_is_decided_twice():
+    first, second = WithCanaries(), WithCanaries()
+    trial = first.begin()
+    second.turns(trial, True, 1, 1, 1, 1)  # a supervisor that reads the other log first
+    second.turns(trial, False, 1, 1, 1, 1)
+    second._sequence = 0
+    assert second.begin() == trial
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(second.fold.state), type=SupervisorState)
+    assert state.channel == second.fold.state.channel
+
+    assert second.settle().by == "canary"
+    second.turns(trial, True, -1, -1, -1, -1)
+    assert second.decide() is None
+
+
+def test_commands_end_a_canary_and_another_one_takes_its_place():
+    run = WithCanaries()
+    run.begin()
+    cause = run.ask(None)
+    ended = run.settle()
+    assert (ended.by, ended.cause, run.fold.state.channel.live) == ("command", cause, ["0:0:d0"])
+
+    run.publish(2, 3)
+    run.add(PROMOTION_REQUESTED, PromotionRequested(2, 0.5))
+    run.settle()
+    run.add(PROMOTION_REQUESTED, PromotionRequested(3, 0.5))
+    assert run.settle().version == 3
+    run.ask(2)
+    assert run.settle().by == "command"
+    assert run.fold.state.channel.canary.open is None
+
+
+def test_its_version_stays_in_the_store_and_one_that_engines_refuse_is_no_canary_any_more():
+    run = WithCanaries()
+    trial = run.begin()
+    run.publish(*range(2, 20))
+    assert run.kept() == [0, 1, 16, 17, 18, 19]
+
+    run.add(WEIGHTS_REFUSED, WeightsRefused("engine-canary-1", 0, 1, 3, "a chunk is missing"))
+    ended = run.settle()
+    assert (ended.by, ended.cause, ended.reason) == ("weights", trial, "a chunk is missing")
+    assert run.kept() == [0, 16, 17, 18, 19]
+
+
+def test_without_engines_for_it_a_canary_is_refused():
+    run = Supervised()
+    run.publish(0, 1)
+    run.add(PROMOTION_REQUESTED, PromotionRequested(1, 0.5))
+
+    assert "gateway.canary_engines" in run.settle().reason
+
+
+def test_a_gate_may_begin_a_canary_and_does_not_replace_one():
+    run = WithCanaries("accuracy", share=0.25)
+    run.publish(0)
+    run.settle()
+    run.publish(1, 2)
+    run.evaluate(0, 1, {1: 9}, 0.9)
+    canary = run.settle()
+    assert (canary.version, canary.by, canary.share, canary.against) == (1, "gate", 0.25, "0:0:d0")
+    run.evaluate(1, 2, {2: 9}, 0.9)
+    refused = run.settle()
+
+    assert isinstance(refused, PromotionRefused)
+    assert refused.reason == "version 2 passes, and 0:1:d1 is a canary still"
+
+
+def test_the_newest_version_is_the_next_canary_once_each():
+    run = WithCanaries(share=0.25, newest=True)
+    run.publish(0)
+    run.settle()
+    assert run.decide() is None
+    run.publish(1, 2)
+    canary = run.settle()
+    trial = run._sequence
+    assert (canary.version, canary.by) == (2, "newest")
+    run.publish(3)
+    assert run.decide() is None
+    run.turns(trial, True, -1, -1, -1, -1)
+    run.turns(trial, False, 1, 1, 1, 1)
+    assert isinstance(run.settle(), CanaryEnded)
+
+    assert run.settle().version == 3
+    run.ask(None)
+    run.settle()
+    assert run.decide() is None  # each once

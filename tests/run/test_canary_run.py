@@ -1,0 +1,111 @@
+"""A whole run in which canaries are rolled back and promoted by what users say, over kills of the supervisor."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from test_channels_run import moved, newest
+from test_gateway_run import turns_of
+
+from asyncrl.bus.connection import Bus
+from harness.audited import messages_on
+from harness.live_runs import new_key, with_gateway
+from harness.runs import address_of, command, kill, up
+from harness.sdks import openai, sdks
+from harness.stage import until
+from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
+from topics.topic import FLEET, Topic
+from topics.turns import TurnFinished
+
+pytestmark = pytest.mark.slow
+
+GROUPS = [f"engine.groups.{name}.kind=embedded" for name in ("train", "served", "canary")]
+SERVED = ["gateway.engines=served", "gateway.canary_engines=canary", "weights.canary.turns=6"]
+PATIENCE = ["gateway.hold_s=180", "engine.start_deadline_s=300", "live.idle_s=600", "learner.keep_versions=300"]
+
+
+class Users:
+    """Clients in sessions of two turns, who say of each reply what they think of its version."""
+
+    def __init__(self, bus: Bus, address: str, key: str) -> None:
+        self._bus, self._address, self._key = bus, address, key
+        self._sessions = 0
+
+    async def talk(self, opinion: Callable[[TurnFinished], float]) -> set[int]:
+        """Hold a session; returns the versions of its replies."""
+        self._sessions += 1
+        versions: set[int] = set()
+        headers = {"x-asyncrl-session": f"session-{self._sessions}"}
+        async with sdks(self._address, self._key) as (client, _):
+            for _turn in range(2):
+                with suppress(openai.APIError):  # everything dies with the supervisor, and is started again
+                    reply = await client.chat.completions.with_raw_response.create(
+                        model="any",
+                        messages=[{"role": "user", "content": "abc"}],
+                        max_tokens=4,
+                        extra_headers=headers,
+                    )
+                    _, finished = await turns_of(self._bus)
+                    turn = finished[reply.headers["x-asyncrl-turn"]]
+                    versions |= {*turn.versions.tolist()}
+                    body = {"turn": turn.turn_id, "number": opinion(turn)}
+                    await client.post("/feedback", cast_to=object, body=body)
+        return versions
+
+    async def until_decided(self, topic: Topic, count: int, opinion: Callable[[TurnFinished], float]) -> None:
+        """Talk until there are so many messages of a topic."""
+
+        async def decided() -> bool:
+            await self.talk(opinion)
+            return len((await messages_on(self._bus, FLEET)).on(topic)) >= count
+
+        await until(decided, f"{topic.name}, number {count}", 240)
+
+
+async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_supervisor(tmp_path: Path):
+    settings, address = with_gateway(tmp_path)
+    more = [*GROUPS, *SERVED, *PATIENCE, "learner.steps=100000"]
+    async with up(tmp_path, *settings, *more) as run:
+        key = await new_key(tmp_path, address)
+        bus = await Bus.connect(address_of(run), "short")
+        users = Users(bus, address, key)
+        [first] = await users.talk(lambda _: 1.0)
+        await run.reaches(lambda: len(run.steps()) >= 2, "training moves on")
+
+        bad = await moved(tmp_path, "promote", str(await newest(tmp_path)), "--canary", "0.5")
+        kill(run.actor("supervisor-1"))  # its decision is on the log, and nothing has followed from it
+        await users.until_decided(CANARY_ENDED, 1, lambda turn: -1.0 if turn.canary else 1.0)
+        kill(run.actor("supervisor-1"))
+        _, finished = await turns_of(bus)
+        compared = [turn for turn in finished.values() if turn.trial]
+        assert {turn.canary: {*turn.versions.tolist()} for turn in compared} == {True: {bad}, False: {first}}
+        sides: dict[str, set[bool]] = {}
+        for turn in compared:
+            sides.setdefault(turn.session, set()).add(turn.canary)
+        assert all(len(side) == 1 for side in sides.values()), "a session stays on its side"
+
+        async def is_back() -> bool:
+            return await users.talk(lambda _: 1.0) == {first}
+
+        await until(is_back, "everybody has what is live", 180)
+        good = await moved(tmp_path, "promote", str(await newest(tmp_path)), "--canary", "0.5", "--wait", "120")
+        await users.until_decided(WEIGHTS_PROMOTED, 2, lambda _: 1.0)
+        kill(run.actor("supervisor-1"))
+        await until(lambda: answered(users, {good}), "everybody has the canary that was promoted", 180)
+        fleet = await messages_on(bus, FLEET)
+        assert [one.version for one in fleet.on(WEIGHTS_CANARIED)] == [bad, good]
+        assert [(one.version, one.by) for one in fleet.on(WEIGHTS_PROMOTED)] == [(first, "start"), (good, "canary")]
+        assert len(fleet.on(CANARY_ENDED)) == 1
+        await asyncio.wait_for(bus.close(), 30)
+        code, output = await command(tmp_path, "weights", "list")
+        assert (code, "canary rolled back: mean reward of its" in output) == (0, True), output
+        code, _ = await command(tmp_path, "down")
+        assert (code, await run.ended()) == (0, 0), run.story
+    code, output = await command(tmp_path, "audit", "--deep")
+    assert code == 0, output
+
+
+async def answered(users: Users, versions: set[int]) -> bool:
+    return await users.talk(lambda _: 1.0) == versions
