@@ -52,7 +52,7 @@ class Critic:
         """Load the model of a directory as far as it is below its head."""
         self.scorer = load_policy(directory, how, ValueModel)
         self._passes = passes
-        self._own = Optimized(self.scorer.model, directory, eps=eps, stems=STEMS)
+        self._own = Optimized(self.scorer, directory, eps=eps, stems=STEMS)
 
     def gradient(self, rows: Sequence[TrainRow], step: CriticStep) -> tuple[float, dict[str, float]]:
         """Leave the gradient of the value loss in the parameters; returns its norm, and figures."""
@@ -70,7 +70,7 @@ class Critic:
         parts = []
         for batch in self._passes.even(batches, COLUMNS):
             laid = self._passes.lay(batch, COLUMNS)
-            values, *_ = self._passes.scored(self.scorer, laid.inputs)
+            values, *_ = self.scorer(*laid.inputs)
             loss, found = value_loss(values, laid.tokens, clip=clip)
             torch.autograd.backward(loss * self._passes.ranks)  # FSDP2 averages gradients over ranks
             parts.append({**found, "value_loss": loss.detach()})

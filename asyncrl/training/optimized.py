@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -14,6 +13,7 @@ from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk, stored
 from asyncrl.training.host_copy import Source
 from asyncrl.training.lora import is_adapter, peft_name
+from asyncrl.training.policy import Policy
 from asyncrl.training.tensor_files import TensorFiles, placed
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -39,16 +39,20 @@ class Stems(NamedTuple):
 class Optimized:
     """The parameters of a model by their Hugging Face names, and AdamW over those that are trained."""
 
-    def __init__(self, model: nn.Module, source: Path, *, eps: float, stems: Stems) -> None:
+    def __init__(self, policy: Policy, source: Path, *, eps: float, stems: Stems) -> None:
         """
         Args:
-            source: directory that the model was loaded from, for errors.
+            policy: the model.
+            source: directory that it was loaded from, for errors.
             stems: of the files of a checkpoint.
         """
         self._source = source
         self._stems = stems
         # FSDP2 may leave a model unsharded after a pass, which then has other parameters for a while.
-        self.parameters = stored(model)
+        self.rounded = stored(policy.model)
+        self._masters = policy.masters
+        exact = self._masters.parameters if self._masters is not None else {}
+        self.parameters: dict[str, torch.Tensor] = {**self.rounded, **exact}
         self._trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), lr=0.0, eps=eps, fused=True)
 
@@ -70,6 +74,11 @@ class Optimized:
             group["weight_decay"] = update.weight_decay
         self._optimizer.step()
         self.forget()
+        self._round()
+
+    def _round(self) -> None:
+        if self._masters is not None:
+            self._masters.round()
 
     def forget(self) -> None:
         """Forget the gradient."""
@@ -92,7 +101,8 @@ class Optimized:
     def tensors(self) -> list[torch.Tensor]:
         """Weights, and the moments of the optimiser."""
         moments = [state[key] for state in self._optimizer.state.values() for key in MOMENTS if key in state]
-        return [*self.parameters.values(), *moments]
+        rounded = [] if self._masters is None else [*self.rounded.values()]
+        return [*self.parameters.values(), *rounded, *moments]
 
     def gradients(self) -> list[torch.Tensor]:
         """Return none: an update forgets them."""
@@ -115,6 +125,7 @@ class Optimized:
                 with TensorFiles(directory, stem) as files:
                     self._load(adapters, files)
             self._load_state(state)
+        self._round()
 
     def _load(self, parameters: dict[str, torch.Tensor], files: TensorFiles) -> None:
         found = {name: files.shape(name) for name in files.names}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,7 @@ import torch.distributed as dist
 
 from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums, merge_sums
-from asyncrl.training.layouts import LAYOUTS, Inputs, MicroBatch, by_row, micro_batch
+from asyncrl.training.layouts import LAYOUTS, MicroBatch, by_row, micro_batch
 
 T = TypeVar("T")
 
@@ -27,7 +26,6 @@ class Passes:
     def __init__(
         self,
         device: torch.device,
-        dtype: torch.dtype,
         *,
         packing: str,
         micro_batch_tokens: int,
@@ -36,12 +34,11 @@ class Passes:
         """
         Args:
             device: of the model.
-            dtype: of its matrix products.
             packing: name of a layout in `LAYOUTS`.
             micro_batch_tokens: of one pass.
             group: of the ranks that have different rows, where they are not all.
         """
-        self._device, self._dtype = device, dtype
+        self._device = device
         self._layout, self._budget = LAYOUTS[packing], micro_batch_tokens
         self._group = group
         self.ranks = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -70,18 +67,12 @@ class Passes:
         """Rows as tensors."""
         return micro_batch(self._layout, rows, self._device, columns)
 
-    def scored(self, scorer: Scorer, inputs: Inputs, **options: Any) -> tuple[torch.Tensor, ...]:
-        """One pass. Without FSDP2, which casts parameters, the products of a CPU are cast one by one."""
-        mixed = self._dtype != torch.float32 and self.ranks == 1 and self._device.type == "cpu"
-        with torch.autocast("cpu", self._dtype) if mixed else nullcontext():
-            return scorer(*inputs, **options)
-
     def column(self, scorer: Scorer, rows: Sequence[TrainRow]) -> dict[int, npt.NDArray[np.float32]]:
         """A scorer's values of trained tokens, [T, ...] each, by the `id` of the row. Every rank takes part."""
         found: dict[int, npt.NDArray[np.float32]] = {}
         for batch in self.even(self.cut(rows)):
             with torch.no_grad():
-                values, *_ = self.scored(scorer, self.lay(batch).inputs)
+                values, *_ = scorer(*self.lay(batch).inputs)
             found |= zip(map(id, batch), by_row(values, batch), strict=True)
         return found
 
@@ -91,7 +82,7 @@ class Passes:
         for batch in self.even(self.cut(rows), (TOP,)):
             laid = self.lay(batch, (TOP,))
             with torch.no_grad():
-                *_, values = self.scored(scorer, laid.inputs, wanted=laid.tokens.columns[TOP][..., 0].long())
+                *_, values = scorer(*laid.inputs, wanted=laid.tokens.columns[TOP][..., 0].long())
             found |= zip(map(id, batch), by_row(values, batch), strict=True)
         return found
 

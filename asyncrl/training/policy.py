@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from asyncrl.training.attention import DOCUMENTS, Documents
 from asyncrl.training.lora import Lora, add_adapters
+from asyncrl.training.masters import Masters
 from asyncrl.training.replay_router import replay_routers
 from asyncrl.training.routing import Mixture, told
 from asyncrl.training.vocabulary import Kernels, Top, chosen_logprobs, most_probable
@@ -23,6 +24,9 @@ from asyncrl.training.vocabulary import Kernels, Top, chosen_logprobs, most_prob
 
 class Policy(nn.Module):
     """Log-probabilities of chosen tokens, with the vocabulary projected at their positions only."""
+
+    masters: Masters | None = None
+    """Exact weights beside those that it computes with; none where both are the same, or FSDP2 has them."""
 
     def __init__(self, model: Any, *, compiled: bool = False) -> None:
         super().__init__()
@@ -111,12 +115,13 @@ class Loading:
     `TORCHINDUCTOR_CACHE_DIR`, or a folder of the user among the temporary files."""
     recompute: bool = False  # keep only layer inputs for the backward pass
     lora: Lora | None = None  # adapters, which alone are trained then
+    trained: bool = False  # it has exact weights besides, where it computes with rounded ones
 
 
 def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> Policy:
-    """Load a Hugging Face model directory with float32 master weights.
+    """Load a Hugging Face model directory, with float32 master weights where it is trained.
 
-    On CUDA, or where torch.distributed is initialised, parameters are sharded with FSDP2 over all ranks.
+    Where torch.distributed is initialised, parameters are sharded with FSDP2 over all ranks.
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # it would be drawn into logs and reports
     attention = DOCUMENTS if how.packed else "sdpa"
@@ -133,8 +138,12 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     if how.recompute:
         model.gradient_checkpointing_enable()
     policy = kind(model, compiled=how.compiled).train()
-    if how.device.type == "cuda" or dist.is_initialized():
+    if dist.is_initialized():
         _shard(policy, how.device, how.dtype)
+    elif how.dtype != torch.float32:
+        policy.masters = Masters(policy.model) if how.trained else None
+        for parameter in policy.parameters():
+            parameter.data = parameter.detach().to(how.dtype)
     if how.compiled:
         for layer in policy.model.base_model.layers:
             layer.forward = torch.compile(layer.forward)  # not the hooks around it, which gather its parameters
@@ -142,8 +151,6 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
 
 
 def _shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
-    if not dist.is_initialized():
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     # Inputs keep their type: the temperatures and positions of rotary embeddings must not be rounded.
     mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

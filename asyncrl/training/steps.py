@@ -279,7 +279,7 @@ class Steps:
         batch = self._passes.lay(rows, loss.needs)
         columns = dict(batch.tokens.columns)
         wanted = {"wanted": columns[TOP][..., 0].long()} if loss.top_k else {}
-        logprobs, entropy, *outcomes = self._passes.scored(self._policy, batch.inputs, **wanted)
+        logprobs, entropy, *outcomes = self._policy(*batch.inputs, **wanted)
         columns |= {"entropy": entropy} if loss.uses_entropy else {}
         columns |= dict(zip(("outcomes",), outcomes, strict=False))
         return logprobs, entropy, batch.tokens._replace(columns=columns)

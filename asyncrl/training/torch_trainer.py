@@ -60,19 +60,16 @@ class TorchTrainer(Steps):
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
         frozen = Loading(self.device, self._dtype, self.settings.packing == "packed", self.settings.compiled)
         own = replace(frozen, lora=lora)
-        self._policy = load_policy(directory, replace(own, recompute=self.settings.recompute))
+        self._policy = load_policy(directory, replace(own, recompute=self.settings.recompute, trained=True))
         self._mixture, self.replays = self._policy.mixture, self.settings.replays
         if self.replays:
             self._policy.replay()
         self._passes = Passes(
             self.device,
-            self._dtype,
             packing=self.settings.packing,
             micro_batch_tokens=self.settings.micro_batch_tokens,
         )
-        self._own = Optimized(
-            self._policy.model, directory, eps=self.settings.eps, stems=Stems(WEIGHTS, STATE, ADAPTER)
-        )
+        self._own = Optimized(self._policy, directory, eps=self.settings.eps, stems=Stems(WEIGHTS, STATE, ADAPTER))
         self._resting, self._frozen = Resting(), list[torch.Tensor]()
         self._alone = RowPasses(self._passes, self._inputs, self._anew)
         self._reference = Reference(self._own.parameters, partial(load_policy, directory, own))
@@ -81,7 +78,7 @@ class TorchTrainer(Steps):
             teacher = load_policy(self.settings.teacher, frozen).requires_grad_(False)
             self.scorers["teacher"], self._frozen = teacher, list(teacher.parameters())
         if self.settings.critic is not None:
-            how = replace(frozen, recompute=self.settings.recompute)
+            how = replace(frozen, recompute=self.settings.recompute, trained=True)
             self._critic = Critic(self.settings.critic, how, self._passes, eps=self.settings.eps)
             self.scorers["values"] = self._critic.scorer
         further = {"teacher": self.scorers.get("teacher"), "critic": self._critic and self._critic.scorer}
@@ -111,7 +108,9 @@ class TorchTrainer(Steps):
         """See `Steps`; in `TorchSettings.dtype`."""
         lora = self.settings.lora
         found: list[Source] = []
-        for name, tensor, adapter in with_adapters(self._own.parameters, lora.scale if lora else 0.0):
+        # Adapters are added to exact weights, and the sum is rounded.
+        weights = self._own.parameters if lora else self._own.rounded
+        for name, tensor, adapter in with_adapters(weights, lora.scale if lora else 0.0):
             dtype = self._dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
             found += divided(Source(WEIGHTS, name, tensor, dtype, adapter), tuple(tensor.shape))
         return found

@@ -109,7 +109,7 @@ def chosen_logprobs(
         [N] log-probs in nats at the given temperatures, and [N] entropies in nats, both float32; with ids also
         [N, K + 1] log-probs of their outcomes.
     """
-    hidden, weight, bias = _cast(hidden, head)
+    weight, bias = head.weight, head.bias
     apply: Callable[..., tuple[torch.Tensor, ...]] = _ChosenLogProbs.apply
     return apply(hidden, weight, bias, columns if ids is None else (*columns, ids), kernels)
 
@@ -122,20 +122,12 @@ def most_probable(
     Returns:
         [N, number, 2] float32: id, which is exact up to 2^24, and log-prob, in falling order.
     """
-    hidden, weight, bias = _cast(hidden, head)
+    weight, bias = head.weight, head.bias
     size = max(kernels.chunk_elements // weight.shape[0], 1)
     parts = zip(torch.split(hidden, size), torch.split(temperatures, size), strict=True)
     return torch.cat(
         [kernels.most_probable(torch.nn.functional.linear(part, weight, bias), heat, *top) for part, heat in parts]
     )
-
-
-def _cast(hidden: torch.Tensor, head: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    weight, bias = head.weight, head.bias
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    return hidden, weight, bias
 
 
 class _ChosenLogProbs(torch.autograd.Function):
@@ -151,11 +143,10 @@ class _ChosenLogProbs(torch.autograd.Function):
         kernels: Kernels,
     ) -> tuple[torch.Tensor, ...]:
         size = max(kernels.chunk_elements // weight.shape[0], 1)
-        with torch.autocast(hidden.device.type, enabled=False):
-            scores = [
-                kernels.score(torch.nn.functional.linear(part, weight, bias), *rest)
-                for part, *rest in zip(*(torch.split(one, size) for one in (hidden, *tokens)), strict=True)
-            ]
+        scores = [
+            kernels.score(torch.nn.functional.linear(part, weight, bias), *rest)
+            for part, *rest in zip(*(torch.split(one, size) for one in (hidden, *tokens)), strict=True)
+        ]
         logprobs, entropy, total, *outcomes = (torch.cat(column) for column in zip(*scores, strict=True))
         ctx.save_for_backward(hidden, weight, bias, *tokens, entropy, total, *outcomes)
         ctx.kernels, ctx.size, ctx.inputs = kernels, size, len(tokens)

@@ -292,7 +292,9 @@ def test_bfloat16_publishes_rounded_weights_of_float32_masters(model, trainer):
 
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.05)
     assert {tensor.dtype for tensor in copies(rounded).values()} == {torch.bfloat16}
-    assert {parameter.dtype for parameter in rounded._policy.parameters()} == {torch.float32}
+    own = rounded._own
+    assert {parameter.dtype for parameter in own.parameters.values()} == {torch.float32}
+    assert all(torch.equal(own.rounded[name], exact.bfloat16()) for name, exact in own.parameters.items())
 
 
 @pytest.mark.parametrize("packing", ["packed", "padded"])

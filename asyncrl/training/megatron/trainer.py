@@ -59,7 +59,6 @@ class MegatronTrainer(Steps):
         self._own = MegatronOptimized(self._policy, eps=self.settings.eps, stems=Stems(WEIGHTS, STATE))
         self._passes = Passes(
             self.device,
-            torch.float32,  # the weights themselves are of another type; nothing is cast on the way
             packing="packed",
             micro_batch_tokens=self.settings.micro_batch_tokens,
             group=parallel_state.get_data_parallel_group(),
