@@ -1,7 +1,8 @@
 """Attention within the documents of a packed sequence: no token sees another document, and no mask is built.
 
-On GPUs in 16 bits it is one variable-length kernel (FlashAttention-2, arXiv 2307.08691), elsewhere causal attention of
-each document, those of one length that follow one another at once. Dropout is never applied: the trainer's
+On GPUs in 16 bits it is one variable-length kernel (FlashAttention-2, arXiv 2307.08691), or where there is one document
+what torch takes for it, which on Hopper is a kernel nearly twice as fast. Elsewhere it is causal attention of each
+document, those of one length that follow one another at once. Dropout is never applied: the trainer's
 probabilities must be those of the policy.
 """
 
@@ -20,6 +21,9 @@ DOCUMENTS = "asyncrl_documents"
 
 GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 """Newer versions of torch have to be told that heads are grouped, older ones have no such argument."""
+
+
+_OF_ONE = 2  # bounds of one document
 
 
 class Documents(NamedTuple):
@@ -56,7 +60,12 @@ def document_attention(
         [1, T, heads, D].
     """
     scale, window = options.get("scaling"), options.get("sliding_window") or 0
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
+    grouped = query.shape[1] != key.shape[1]
+    in_16_bits = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
+    if in_16_bits and documents.bounds.shape[0] == _OF_ONE and not window:
+        alone = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
+        return alone.transpose(1, 2), None
+    if in_16_bits:
         query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value))
         how: dict[str, Any] = {"scale": scale, "window_size": (window - 1, 0), **GROUPED_HEADS}
         ends, longest = documents.bounds, documents.longest
@@ -71,7 +80,7 @@ def document_attention(
         queries, keys, values = (tensor.transpose(0, 1) for tensor in split)
         mask = _band(length, window, query.device) if 0 < window < length else None
         part = scaled_dot_product_attention(
-            queries, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+            queries, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         )
         parts.append(part.transpose(1, 2).flatten(0, 1))
         start = stop

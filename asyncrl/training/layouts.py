@@ -104,14 +104,20 @@ def _padded(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
 
 
 def _packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
-    """One sequence of all rows, each without its last token; on GPUs a document of nothing fills it up."""
+    """One sequence of all rows, each without its last token; on GPUs nothing fills it up, as a document of its own.
+
+    A row that is alone becomes one document with it: no token sees what follows it.
+    """
     lengths = [len(row.tokens) - 1 for row in rows]
     filled = sum(lengths)
     rest = -filled % _MULTIPLE if device.type == "cuda" else 0
     tokens = np.zeros((1, filled + rest), np.int64)
     tokens[0, :filled] = np.concatenate([row.tokens[:-1] for row in rows])
     places = np.flatnonzero(np.concatenate([row.mask[1:] for row in rows]))
-    lengths += [rest] if device.type == "cuda" else []
+    if len(rows) == 1:
+        lengths = [filled + rest]
+    elif device.type == "cuda":
+        lengths += [rest]
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
     positions = np.arange(filled + rest) - np.repeat(bounds[:-1], lengths)
     documents = Documents(

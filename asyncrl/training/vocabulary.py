@@ -12,6 +12,8 @@ import torch
 
 CHUNK_ELEMENTS = 1 << 27
 """Logits held at once, forward and backward, whatever the number of tokens."""
+_COMPILED = 1 << 29
+"""The same where kernels are compiled: the gradient of the head is read and written once for each chunk."""
 
 _Scored: TypeAlias = tuple[torch.Tensor, ...]
 _Columns: TypeAlias = Sequence[torch.Tensor]
@@ -75,11 +77,11 @@ def _most_probable(logits: torch.Tensor, temperatures: torch.Tensor, number: int
 class Kernels:
     """The two computations on logits, compiled where they pay for it."""
 
-    def __init__(self, *, compiled: bool, chunk_elements: int = CHUNK_ELEMENTS) -> None:
+    def __init__(self, *, compiled: bool, chunk_elements: int = 0) -> None:
         self.score: Callable[..., _Scored] = torch.compile(_score) if compiled else _score
         self.slope: Callable[..., torch.Tensor] = torch.compile(_slope) if compiled else _slope
         self.most_probable: Callable[..., torch.Tensor] = _most_probable
-        self.chunk_elements = chunk_elements
+        self.chunk_elements = chunk_elements or (_COMPILED if compiled else CHUNK_ELEMENTS)
 
 
 class Top(NamedTuple):
