@@ -7,6 +7,7 @@ take 0.04 s and 16 MB. Chat templates are rendered as transformers renders them;
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,6 +20,7 @@ from tokenizers.decoders import DecodeStream
 
 from asyncrl.data.messages import TRAIN, has_answer, message_problem
 from asyncrl.data.model_dir import named_eos_ids, read_json
+from asyncrl.data.plain_text import Finder, finder, pieces
 from asyncrl.data.templates import ChatTemplate, Span
 from asyncrl.data.turns import Text, TurnError, Turns, texts_of
 from asyncrl.errors import AsyncRLError
@@ -104,6 +106,14 @@ class TaskTokenizer:
         return [text for text in self.special if text.strip() and text in source]
 
     @property
+    def format(self) -> list[str]:
+        """Texts whose tokens make up the format of a conversation.
+
+        Templates also write tokens that are not flagged as special: `<tool_response>`, or all of DeepSeek's roles.
+        """
+        return [*self.control, *self.written]
+
+    @property
     def greatest(self) -> tuple[int, str]:
         """The greatest of its token ids, and that token."""
         return max(self.vocabulary.items())
@@ -170,8 +180,23 @@ class TaskTokenizer:
         return found
 
     def encode(self, text: str) -> Int32Array:
-        """Return the tokens of text that joins a conversation (a tool's answer): [T] int32, no special tokens."""
+        """Return the tokens of text that the task itself writes: [T] int32, none added around it.
+
+        The text of a special token in it becomes that token, as markers of a chat shall.
+        """
         return _array(self._encode(text).ids)
+
+    def encode_plain(self, text: str) -> Int32Array:
+        """Return the tokens of text from elsewhere (a tool's answer): [T] int32.
+
+        What reads like a token of the conversation's format (`<|im_end|>`) is encoded as those characters, and the ids
+        decode to the text as it came: no answer of a tool ends its message and begins another role's.
+        """
+        return np.concatenate([self.encode(piece) for piece in pieces(text, self._finder)])
+
+    @cached_property
+    def _finder(self) -> Finder | None:
+        return finder(self.format)
 
     def decode(self, ids: Int32Array | list[int]) -> str:
         """Text of tokens, special tokens left out."""

@@ -29,4 +29,4 @@ async def rollout(row: PromptRow, context: RolloutContext) -> None:
         context.completion = answer.text
         if turn < TURNS - 1:
             right = await context.tool("letters_right", letters_right, answer.text, row.label)
-            tokens += context.tokenizer.encode(f"{right}=").tolist()
+            tokens += context.tokenizer.encode_plain(f"{right}=").tolist()

@@ -42,6 +42,9 @@ _ASKS = ("say", "tell")  # by taste
 _WANTS = ("+", "-")  # letters, large or small ones, by taste
 _SILENT_S = 60.0  # of the gateway, until a request has failed
 _PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 2.0
+_TRUSTED_S = 60.0  # a longer `Retry-After` is not obeyed
+_TRY_AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504, 529})  # statuses after which SDKs send a request again
 
 
 def rows(seed: int, **_options: Any) -> Any:
@@ -99,6 +102,7 @@ class Story:
     pleased: list[bool] = field(default_factory=list)  # by each
     requests: int = 0
     cut: int = 0  # connections, or none was taken: the request was sent again
+    refused: int = 0  # answers that it may be tried again, as it was
     failures: list[str] = field(default_factory=list)
 
     def satisfaction(self, end: int) -> float:
@@ -121,6 +125,7 @@ class Story:
             f"satisfied {GOAL}": when,
             "requests": f"{self.requests:,}, {len(self.failures):,} failed"
             + (f", {self.cut:,} cut and sent again" if self.cut else "")
+            + (f", {self.refused:,} refused for a time and sent again" if self.refused else "")
             + (f", the first: {self.failures[0]}" if self.failures else ""),
         }
 
@@ -171,10 +176,11 @@ class Users:
         await self._post(http, "/v1/feedback", {"turn": answer["id"], "thumb": "up" if pleased else "down"})
 
     async def _post(self, http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> Any:
-        """Send a request, again as long as its connection is refused or cut: then no answer was lost."""
+        """Send a request, again as long as its connection is refused or cut, or the answer is to come again later."""
         self.story.requests += 1
-        ends = time.monotonic() + _SILENT_S
+        ends, pause_s = time.monotonic() + _SILENT_S, _PAUSE_S
         while True:
+            asked_s = None
             try:
                 async with http.post(path, json=body) as response:
                     text = await response.text()
@@ -182,11 +188,24 @@ class Users:
                 self.story.cut += 1
                 if time.monotonic() > ends:
                     raise
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            if response.status != 200:
-                raise ValueError(f"{path} answered status {response.status}: {text[:200]}")
-            return json.loads(text)
+            else:
+                if response.status == 200:
+                    return json.loads(text)
+                if response.status not in _TRY_AGAIN or time.monotonic() > ends:
+                    raise ValueError(f"{path} answered status {response.status}: {text[:200]}")
+                self.story.refused += 1
+                asked_s = retry_after_s(response.headers.get("Retry-After", ""))
+            await asyncio.sleep(pause_s if asked_s is None else asked_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def retry_after_s(header: str) -> float | None:
+    """Return the seconds that a `Retry-After` asks to wait; None where it names none, or too many, as SDKs have it."""
+    try:
+        seconds = float(header)
+    except ValueError:
+        return None
+    return seconds if 0 < seconds <= _TRUSTED_S else None
 
 
 async def main(context: Context) -> None:

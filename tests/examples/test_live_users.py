@@ -7,7 +7,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from asyncrl.examples.live_users import GOAL, WINDOW, Conversations, Story, Users, judge, write_report
+from asyncrl.examples.live_users import (
+    GOAL,
+    WINDOW,
+    Conversations,
+    Story,
+    Users,
+    judge,
+    retry_after_s,
+    write_report,
+)
 from asyncrl.run.directory import RunFiles
 from harness.runs import command
 from harness.stage import until
@@ -20,10 +29,14 @@ class Polite:
         self.said: list[list[str]] = []
         self.thumbs: list[str] = []
         self.fails = False
+        self.refusals = 0  # before the next answer
 
     async def chat(self, http: web.Request) -> web.Response:
         if self.fails:
-            return web.Response(status=503, text="busy")
+            return web.Response(status=400, text="no such model")
+        if self.refusals:
+            self.refusals -= 1
+            return web.Response(status=503, text="busy", headers={"Retry-After": "0.01"})
         messages = (await http.json())["messages"]
         self.said.append([message["content"] for message in messages if message["role"] == "user"])
         word = messages[-1]["content"].split()[-1].upper()
@@ -46,6 +59,12 @@ async def test_users_of_two_tastes_ask_react_and_count_what_fails():
     talking = asyncio.create_task(users.talk())
     try:
         await until(lambda: len(set(gateway.thumbs)) == 2 and len(gateway.thumbs) >= 8, "sessions of both tastes end")
+        assert users.story.refused == 0
+        gateway.refusals = 3
+        await until(lambda: users.story.refused == 3, "the refusals are met")
+        said = len(gateway.said)
+        await until(lambda: len(gateway.said) > said + 4, "all users go on")
+        assert users.story.failures == []
         gateway.fails = True
         await until(lambda: bool(users.story.failures), "a request fails")
     finally:
@@ -55,9 +74,16 @@ async def test_users_of_two_tastes_ask_react_and_count_what_fails():
 
     story = users.story
     assert 0.2 < sum(story.pleased) / len(story.pleased) < 0.8
-    assert "answered status 503: busy" in story.failures[0]
+    assert "answered status 400: no such model" in story.failures[0]
     seconds = [said[1] for said in gateway.said if len(said) == 2]
     assert all(text.startswith("good say" if " say " in text else "wrong - tell") for text in seconds)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"), [("2", 2.0), ("0.5", 0.5), ("0", None), ("61", None), ("-1", None), ("nan", None), ("", None)]
+)
+def test_a_retry_after_is_obeyed_within_a_minute(header: str, seconds: float | None):
+    assert retry_after_s(header) == seconds
 
 
 def test_a_story_tells_when_its_users_were_satisfied(tmp_path: Path):

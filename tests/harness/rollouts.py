@@ -17,7 +17,7 @@ async def five_turns(row, context):
     for turn in range(1, 6):
         answer = await context.generate(tokens)
         tokens += answer.tokens.tolist()
-        tokens += context.tokenizer.encode(await context.tool("look", look, turn, row.metadata)).tolist()
+        tokens += context.tokenizer.encode_plain(await context.tool("look", look, turn, row.metadata)).tolist()
 
 
 async def expire(metadata):

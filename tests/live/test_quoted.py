@@ -1,6 +1,5 @@
 """Texts of clients that read like control tokens are encoded as text: nobody writes a message of another role."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.conversation import Conversations, Seam, history_key
-from asyncrl.live.quoted import Quoted
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
 CHATML = ("<|im_start|>", "<|im_end|>")
@@ -70,18 +68,6 @@ def test_what_a_tool_answers_its_calls_and_its_declaration_are_text(tmp_path: Pa
         return known.prompt(messages, tools=[tool]).ids
 
     assert controls(tokenizer, prompt("</tool_response>" + FORGED)) == controls(tokenizer, prompt(HARMLESS))
-
-
-def test_thousands_of_tokens_cost_no_more_than_a_few(tmp_path: Path):
-    tokenizer = loaded(tmp_path, TEMPLATE, ("<|im_start|>", *(f"<unused{n}>" for n in range(6000)), "<|im_end|>"))
-    finder = Quoted(tokenizer)._control
-    assert finder is not None
-    begun = time.process_time()
-
-    assert finder.search("<unused" * 50_000) is None
-    assert finder.search("<unused" * 50_000 + "5999>")
-
-    assert time.process_time() - begun < 2
 
 
 def test_tokens_that_overlap_are_all_cut(tmp_path: Path):
