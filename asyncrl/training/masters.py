@@ -1,7 +1,6 @@
 """float32 master weights of a model that computes in 16 bits, where one process holds all of it (arXiv 1710.03740).
 
-FSDP2 has masters of its own; its gathering and casting of each layer in every pass costs a device that is alone an
-eighth of its step.
+FSDP2 has masters of its own; a device that is alone would gather and cast each layer in every pass for nothing.
 """
 
 from __future__ import annotations

@@ -201,10 +201,11 @@ def test_a_step_without_gradient_still_moves_by_momentum(trainer):
     assert any(not torch.equal(before[name], tensor) for name, tensor in copies(trainer).items())
 
 
-def test_training_resumes_bit_equal(model, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_training_resumes_bit_equal(model, tmp_path, dtype):
     rng = np.random.default_rng(3)
     batches = [policy_rows(rng, 12) for _ in range(4)]
-    whole, first, second = (TorchTrainer(model) for _ in range(3))
+    whole, first, second = (TorchTrainer(model, TorchSettings(dtype=dtype)) for _ in range(3))
     for rows in batches:
         whole.step(rows, policy())
     for rows in batches[:2]:
@@ -218,6 +219,7 @@ def test_training_resumes_bit_equal(model, tmp_path):
     for rows in batches[2:]:
         second.step(rows, policy())
     assert_same_bits(copies(whole), copies(second))
+    assert_same_bits(whole._own.parameters, second._own.parameters)
 
 
 def test_a_checkpoint_of_another_model_is_refused(trainer, tmp_path):
