@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 
 import numpy as np
 
-from actors.rollout.progress import Progress, ProgressLog
-from actors.rollout.progress_reader import ProgressReader
+from actors.rollout.progress import Progress, ProgressLog, ProgressReader
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.engines import open_fleet

@@ -1,26 +1,31 @@
 """The progress of one trajectory on a rollout worker: stored in the worker's log, and found again by the next worker.
 
-The first time, a message inside the trajectory's fence names the log. After that an entry costs little, because it
-shares a message with others: a trajectory that is due takes along those that are nearly so.
+Progress is stored outside of the trajectories' fences. The first time, a message inside the trajectory's fence names
+the log that counts. After that an entry costs little, because it shares a message with others: a trajectory that is due
+takes along those that are nearly so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from itertools import chain
+from typing import NamedTuple
 
-from actors.rollout.progress_reader import ProgressReader, StoredEntry
 from actors.runtime.actor import Context
 from actors.runtime.delivery import PUBLISHING, Delivery
+from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
-from asyncrl.bus.log import Record
+from asyncrl.bus.log import Record, read_next
 from asyncrl.bus.publish import BlobMissing, Fenced, attempt_of, publish, read
 from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
 from topics.prompts import PromptIssued
 from topics.table import topic_of
+from topics.topic import TRAJECTORIES
 from topics.trajectories import (
+    PROGRESS_STORED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
     Holding,
@@ -33,6 +38,7 @@ from topics.wire import INLINE_BYTES, WireError
 _ENTRY_BYTES = 512  # of an entry, besides its tokens and answers
 _TOKEN_BYTES = 12
 _COMPANY = 0.9  # of the limit that is not stored: such a trajectory shares the message of one that is due
+_LOGS_KEPT = 2  # of dead workers, whose trajectories arrive one after the other
 
 
 class Progress:
@@ -314,3 +320,70 @@ def _size_of(entry: ProgressEntry) -> int:
     answers = entry.journal.values()
     further = sum(len(answer.result) + len(answer.routing) for answer in answers)
     return _ENTRY_BYTES + sum(len(answer.tokens) for answer in answers) * _TOKEN_BYTES + further
+
+
+class StoredEntry(NamedTuple):
+    """An entry, and where it lies."""
+
+    record: Record
+    entry: ProgressEntry
+
+
+class ProgressReader:
+    """Reads other workers' logs, each once: all trajectories of a dead worker come at about the same time."""
+
+    def __init__(self, bus: Bus, refuse: Callable[[Record, Exception], None]) -> None:
+        """
+        Args:
+            refuse: is given each message that cannot be read.
+        """
+        self._bus = bus
+        self._refuse = refuse
+        self._logs: dict[str, _Log] = {}
+
+    async def entries(self, trajectory_id: str, attempt: int, holding: Holding) -> list[StoredEntry]:
+        """The entries that one delivery of a trajectory stored, oldest first.
+
+        Args:
+            holding: with `until` 0 for all that there are by now.
+        """
+        log = self._logs.pop(holding.log, None)
+        if log is None or log.since > holding.since:
+            log = _Log(holding.log, holding.since)
+        self._logs[holding.log] = log  # the newest stands last
+        for old in list(self._logs)[:-_LOGS_KEPT]:
+            del self._logs[old]
+        await log.read_on(self._bus, self._refuse)
+        return [
+            stored
+            for stored in log.entries.get(trajectory_id, [])
+            if stored.entry.attempt == attempt
+            and stored.entry.delivery == holding.delivery
+            and holding.since <= stored.record.sequence <= (holding.until or stored.record.sequence)
+        ]
+
+
+class _Log:
+    """The entries read from one log."""
+
+    def __init__(self, key: str, since: int) -> None:
+        self.since = since
+        self.entries: dict[str, list[StoredEntry]] = {}
+        self._key = key
+        self._next = since
+        self._reading = asyncio.Lock()
+
+    async def read_on(self, bus: Bus, refuse: Callable[[Record, Exception], None]) -> None:
+        """Read up to its present end."""
+        subject = PROGRESS_STORED.subject(bus.run, self._key)
+        async with self._reading:
+            while (record := await read_next(bus, TRAJECTORIES, subject, self._next)) is not None:
+                self._next = record.sequence + 1
+                try:
+                    message = await read(bus, ProgressStored, record)
+                except (WireError, BlobMissing) as error:
+                    refuse(record, error)
+                    continue
+                bare = record._replace(data=b"")
+                for entry in message.entries:
+                    self.entries.setdefault(entry.trajectory_id, []).append(StoredEntry(bare, entry))

@@ -6,8 +6,7 @@ from collections.abc import Callable
 import pytest
 from nats.aio.msg import Msg
 
-from actors.rollout.progress import Progress, ProgressLog
-from actors.rollout.progress_reader import ProgressReader
+from actors.rollout.progress import Progress, ProgressLog, ProgressReader
 from actors.runtime.delivery import Delivery
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
