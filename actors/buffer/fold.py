@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from actors.buffer.batch_record import batch_figures, eval_scored, references
-from actors.buffer.ends import drop, drop_filtered, drop_group, drop_old
-from actors.buffer.gathering import completed, deadline_s, expired_grading, gather, grading_deadlines
+from actors.buffer import groups
 from actors.buffer.plan import Plan
-from actors.buffer.purging import ended, erase, purge_if_gone
 from actors.buffer.state import BufferState, Group
-from actors.buffer.tenants import crowded, make_room
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.fold import Fold, on, on_headers
@@ -40,7 +36,7 @@ class BufferFold(Fold):
         self._plan = plan
         self.state = BufferState(plan.origin, plan.origin, stages=[name for _, name in plan.stages])
         # As many failures as groups may be open at once: a service that is back soon ends no run.
-        self._most_failed = {stage: (plan.max_lag + 1) * groups for stage, groups in plan.batch_groups.items()}
+        self._most_failed = {stage: (plan.max_lag + 1) * count for stage, count in plan.batch_groups.items()}
 
     @on(TrajectoryGraded)
     def _on_graded(self, graded: TrajectoryGraded, record: Record) -> None:
@@ -60,7 +56,7 @@ class BufferFold(Fold):
             self.state.late += 1
             return
         group.submitted[submitted.member] = submitted
-        gather(self.state, self._plan, group, submitted.member)
+        groups.gather(self.state, self._plan, group, submitted.member)
 
     @on(GroupCompleted)
     def _on_completed(self, completed: GroupCompleted, record: Record) -> None:
@@ -77,7 +73,7 @@ class BufferFold(Fold):
 
     @on(PurgeRequested)
     def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
-        erase(self.state, purge.secrets)
+        groups.erase(self.state, purge.secrets)
 
     @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
@@ -105,22 +101,25 @@ class BufferFold(Fold):
     def decide(self, now_s: float) -> list[Message]:
         """Return the messages due now, at this moment of the server's clock (seconds since the epoch)."""
         if self.state.purging:
-            return ended(self.state)
+            return groups.ended(self.state)
         decisions = self._expire(now_s)
         for prompt_id in self.state.waiting_drop:
             decisions += self._end_failed(self.state.groups[prompt_id])
-        return decisions or completed(self.state) or self._score(now_s) or self._pack()
+        return decisions or groups.completed(self.state) or self._score(now_s) or self._pack()
 
     def next_deadline(self) -> float | None:
         """Return the first deadline of an open group, seconds since the epoch; None when nothing is open."""
-        deadlines = [*map(self._first_deadline, self.state.issued), *grading_deadlines(self.state, self._plan).values()]
+        deadlines = [
+            *map(self._first_deadline, self.state.issued),
+            *groups.grading_deadlines(self.state, self._plan).values(),
+        ]
         return min(filter(None, deadlines), default=None)
 
     def _first_deadline(self, stage: Stage) -> float | None:
         for prompt_id, issued_ns in self.state.issued[stage].items():  # in the order of issue
             group = self.state.groups.get(prompt_id)
             if group is None or not (group.known or self._being_issued(group)):
-                return deadline_s(self.state, self._plan, stage, issued_ns)
+                return groups.deadline_s(self.state, self._plan, stage, issued_ns)
         return None
 
     def should_give_up(self) -> str:
@@ -170,8 +169,8 @@ class BufferFold(Fold):
         group.tenant = headers.get("tenant", "")
         group.temperature, group.min_version = float(headers["temperature"]), int(headers["min-version"])
         group.secrets = headers.get("secrets", "")
-        purge_if_gone(self.state, group)
-        gather(self.state, self._plan, group, int(headers["trajectory"].rsplit("-", 1)[1]))
+        groups.purge_if_gone(self.state, group)
+        groups.gather(self.state, self._plan, group, int(headers["trajectory"].rsplit("-", 1)[1]))
         if group.complete:
             self._settle(group)
 
@@ -196,7 +195,7 @@ class BufferFold(Fold):
             group.graded[member], group.graded_ns[member] = message, time_ns
         else:
             group.failed[member] = message
-        gather(self.state, self._plan, group, member)
+        groups.gather(self.state, self._plan, group, member)
         # Claims about what was never issued end nothing.
         if group.complete and prompt_id in self.state.issued[stage_of(prompt_id)]:
             self._settle(group)
@@ -218,7 +217,7 @@ class BufferFold(Fold):
         else:
             group.dropped.add(int(member))
             group.expired |= message.reason == "deadline"
-            gather(self.state, self._plan, group, int(member))
+            groups.gather(self.state, self._plan, group, int(member))
             if group.size and group.complete:
                 self._settle(group)
 
@@ -254,8 +253,8 @@ class BufferFold(Fold):
 
     def _stages_of(self, prompt_ids: Iterable[str]) -> int:
         """Stages of the run that a batch follows: as many as had begun for the newest group of it or of one before."""
-        groups = (self.state.groups[name] for name in prompt_ids if name in self.state.groups)
-        return max([self.state.stages_packed, *(group.stages for group in groups)])
+        known = (self.state.groups[name] for name in prompt_ids if name in self.state.groups)
+        return max([self.state.stages_packed, *(group.stages for group in known)])
 
     def _close(self, prompt_id: str) -> None:
         self.state.closed.add(prompt_id)
@@ -274,36 +273,36 @@ class BufferFold(Fold):
 
     def _expire(self, now_s: float) -> list[Message]:
         expired = [end for stage in self.state.issued for end in self._expire_of(stage, now_s)]
-        return expired or expired_grading(self.state, self._plan, now_s)
+        return expired or groups.expired_grading(self.state, self._plan, now_s)
 
     def _expire_of(self, stage: Stage, now_s: float) -> list[Message]:
         decisions: list[Message] = []
         for prompt_id, issued_ns in self.state.issued[stage].items():
-            if deadline_s(self.state, self._plan, stage, issued_ns) > now_s:
+            if groups.deadline_s(self.state, self._plan, stage, issued_ns) > now_s:
                 break
             group = self.state.groups[prompt_id]
             if group.known or self._being_issued(group):
                 continue
             if len(group.graded.keys() - group.dropped) + len(group.ungraded()) < group.least:
-                decisions.append(drop_group(group, "deadline"))
+                decisions.append(groups.drop_group(group, "deadline"))
                 continue
             missing = [member for member in range(group.size) if not group.is_known(member)]
-            decisions += [drop(group, member, "deadline") for member in missing]
+            decisions += [groups.drop(group, member, "deadline") for member in missing]
         return decisions
 
     def _end_failed(self, group: Group) -> list[Message]:
         """The ends that a complete group needs before it can be packed, or its own end."""
         if len(group.live()) < group.least:
             purged = any(failed.reason == "purged" for failed in group.failed.values())
-            return [drop_group(group, "purged" if purged else "failed")]
+            return [groups.drop_group(group, "purged" if purged else "failed")]
         decisions: list[Message] = [
-            drop(group, member, failed.reason, detail=failed.detail)
+            groups.drop(group, member, failed.reason, detail=failed.detail)
             for member, failed in sorted(group.failed.items())
             if member not in group.dropped
         ]
         if decisions:
             return decisions
-        return [drop_filtered(group, self._filter(group))]
+        return [groups.drop_filtered(group, self._filter(group))]
 
     def _score(self, now_s: float) -> list[Message]:
         """The results of evaluations whose every member has an end of its own or a grade."""
@@ -312,7 +311,7 @@ class BufferFold(Fold):
             begun_s = max(self.state.issued["eval"].get(name, 0), self.state.opened_ns) / 1e9
             seconds = max(0.0, now_s - begun_s) if begun_s else 0.0
             group = self.state.groups[name]
-            decisions.append(eval_scored(group, set_of(self._plan.held_out, group.task), seconds=seconds))
+            decisions.append(groups.eval_scored(group, set_of(self._plan.held_out, group.task), seconds=seconds))
         return decisions
 
     def _pack(self) -> list[Message]:
@@ -327,7 +326,7 @@ class BufferFold(Fold):
         if len(ready) < count:
             return []
         min_version = step - 1 - plan.max_lag
-        over = crowded(ready, plan.tenant_most)
+        over = groups.crowded(ready, plan.tenant_most)
         beyond = {group.prompt_id for group in over}
         drops: list[Message] = []
         chosen: list[Group] = []
@@ -337,7 +336,7 @@ class BufferFold(Fold):
             old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
             if old:
                 again = plan.reissue and not group.expired and not group.prompt_id.startswith(LIVE)
-                drops += drop_old(group, old, step, again=again)
+                drops += groups.drop_old(group, old, step, again=again)
                 continue
             chosen.append(group)
             if len(chosen) == count:
@@ -345,7 +344,7 @@ class BufferFold(Fold):
         if drops:
             return drops
         if len(chosen) < count:
-            return make_room(
+            return groups.make_room(
                 over, count - len(chosen), self.state.issued[stage].keys() - self.state.ready[stage].keys()
             )
         objective = plan.objective(step, "")
@@ -353,18 +352,18 @@ class BufferFold(Fold):
             # A group of an earlier stage passed the filters of that one, not yet those that the batch records.
             objective = self._objective(step, self._stages_of(group.prompt_id for group in chosen))
             rules = objective.filters, objective.filter_options
-            drops = [drop_filtered(one, name) for one in chosen if (name := filtered_by(one.live(), *rules))]
+            drops = [groups.drop_filtered(one, name) for one in chosen if (name := filtered_by(one.live(), *rules))]
             if drops:
                 return drops
         figures = {}
         if stage == "rl":
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
-            figures = batch_figures([group.live() for group in chosen], seconds)
-        groups = [
-            BatchGroup(group.prompt_id, references(group.live()), group.task, group.temperature, group.estimator)
+            figures = groups.batch_figures([group.live() for group in chosen], seconds)
+        packed = [
+            BatchGroup(group.prompt_id, groups.references(group.live()), group.task, group.temperature, group.estimator)
             for group in chosen
         ]
-        return [BatchPacked(step, stage, groups, min_version, objective, figures)]
+        return [BatchPacked(step, stage, packed, min_version, objective, figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:
         """From the issue of a group, or the last time the run went on before the grade, to the grade of each member."""

@@ -1,6 +1,6 @@
 """What a batch says of its trajectories, by numbers worked by hand, and what people read of it."""
 
-from actors.buffer.batch_record import batch_figures, references
+from actors.buffer.groups import batch_figures, references
 from actors.recorder.fold import RecorderFold
 from asyncrl.state.summary import FLAT_STEPS, summary_text
 from harness.buffer_feed import feed
