@@ -19,6 +19,12 @@ from harness.stage import LEASE_S, Connect, Stage, Unretrieved, provision_leased
 gc.disable()  # until all tests are imported: passes of the collector over what that makes are a third of its time
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run files with whole runs first: files of quick tests then keep every worker busy to the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 def pytest_collection_finish() -> None:
     """Collect garbage again, but not among what was imported."""
     gc.freeze()
