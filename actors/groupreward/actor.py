@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 
-import xxhash
-
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import WorkFailed
 from actors.runtime.worker import WorkerLoop
-from asyncrl.bus.log import read_message
-from asyncrl.bus.publish import BlobMissing, body_of, read
+from asyncrl.bus.publish import BlobMissing, read, read_result
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.tasks import Task, largest_group
 from asyncrl.rewards.graders import GroupGrader, GroupReward
@@ -20,16 +17,14 @@ from asyncrl.rewards.score import GradeRequest, RewardFailed, request_of
 from asyncrl.rewards.shaping import shaped
 from topics.actors import Waiting
 from topics.groups import GROUP_GRADED, GroupCompleted, GroupGraded, MemberGrade
-from topics.topic import TRAJECTORIES
 from topics.trajectories import (
     TrajectoryFailed,
-    TrajectoryGenerated,
     TrajectoryGraded,
     TrajectorySubmitted,
     member_fields,
     tokens_sampled,
 )
-from topics.wire import WireError, decode
+from topics.wire import WireError
 
 
 async def main(context: Context) -> None:
@@ -118,17 +113,10 @@ class GroupRewardWorker:
         Raises:
             WorkFailed: its tokens are gone, as they are once the group has ended.
         """
-        bus, name, sequence = self._context.bus, member.trajectory_id, member.payload.sequence
-        record = await read_message(bus, TRAJECTORIES, sequence)
-        if record is None:
-            raise WorkFailed("reward", f"the tokens of {name} (message {sequence}) are gone")
         try:
-            body = await body_of(bus, record)
+            return request_of(await read_result(self._context.bus, member.payload))
         except BlobMissing as error:
-            raise WorkFailed("reward", f"the tokens of {name}: {error}") from error
-        if xxhash.xxh3_64_hexdigest(body) != member.payload.digest:
-            raise WireError(f"the tokens of {name} (message {sequence}) are not those that were submitted")
-        return request_of(decode(TrajectoryGenerated, body))
+            raise WorkFailed("reward", f"{member.trajectory_id}: {error}") from error
 
     def _claim(
         self, member: TrajectorySubmitted, grade: MemberGrade, delivery: int

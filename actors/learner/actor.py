@@ -16,8 +16,8 @@ from actors.learner.fold import LearnerFold
 from actors.learner.group import GroupLost, new_group
 from actors.learner.offers import Offers
 from actors.learner.outbox import Outbox
-from actors.learner.publication import Digest, Export, Publish, Save, Share
-from actors.learner.rank import CopyState, CopyWeights, Load, Rest, Step, StepResult, read_batch
+from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
+from actors.learner.rank import Load, Rest, Step, StepResult, read_batch
 from actors.learner.teacher import TeacherFault
 from actors.learner.turns import OnCard, Stopping, Turns
 from actors.runtime.actor import ActorDown, ActorFault, Context

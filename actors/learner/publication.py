@@ -14,6 +14,24 @@ from asyncrl.weights.versions import FullShare, new_attempt
 from topics.weights import WeightsPublished
 
 
+class CopyWeights(Call[None]):
+    """Copy the weights away, for `Digest`, `Publish` and `Export`; what was copied before must be written."""
+
+    on_card = True
+
+    def _compute(self, rank: Rank) -> None:
+        rank.publisher.copy_weights()
+
+
+class CopyState(Call[None]):
+    """Copy weights and optimiser away, for `Save`; what was copied before must be written."""
+
+    on_card = True
+
+    def _compute(self, rank: Rank) -> None:
+        rank.publisher.copy_state()
+
+
 class Share(Call[bytes]):
     """Return the copied weights for other processes of the host: see `Publisher.shared`."""
 

@@ -15,15 +15,15 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from actors.learner.payloads import fetch_trajectories
 from actors.learner.teacher import TeacherServer
 from actors.runtime.actor import ActorFault
-from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
+from asyncrl.algorithms.batches import BatchStats, GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.flops import Work
 from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import BlobMissing, read, read_result
+from asyncrl.bus.vault import SecretGone
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
@@ -33,7 +33,7 @@ from asyncrl.training.publisher import Member, Publisher
 from asyncrl.training.ranks import join_ranks, limit_memory, shares, work_of
 from asyncrl.training.trainers import layout_of, open_trainer
 from asyncrl.weights.store import STORES, StorePlace
-from topics.batches import Anomaly, BatchPacked
+from topics.batches import Anomaly, BatchMember, BatchPacked
 from topics.topic import BATCHES
 from topics.trajectories import TrajectoryGenerated
 from topics.weights import WEIGHTS_STORED
@@ -42,6 +42,8 @@ from topics.wire import WireError, prepare
 T = TypeVar("T")
 
 _ROWS = ("rows", "rows_skipped")  # figures that are counts
+_AT_ONCE = 64  # payloads asked for at once
+_SHOWN = 3  # doubles that an error names
 
 
 class StepResult(NamedTuple):
@@ -161,6 +163,77 @@ async def read_batch(bus: Bus, sequence: int) -> BatchPacked:
         return await read(bus, BatchPacked, record)
     except (BlobMissing, WireError) as error:
         raise ActorFault(f"message {sequence} of {BATCHES.name}, a batch: {error}") from error
+
+
+class PayloadGone(ActorFault):
+    """Tokens of a batch that are not stored any more."""
+
+
+async def fetch_trajectories(
+    bus: Bus, packed: BatchPacked, rank: int = 0, owners: Sequence[int] | None = None
+) -> list[GradedGroup]:
+    """The groups of a batch, in the order it names them; of a member that was purged since, the counts alone are known.
+
+    Args:
+        rank: number of the rank whose share of the batch is fetched; of all others only the counts are known.
+        owners: the rank of each trajectory, in the order the batch names them; this one has all where left out.
+
+    Raises:
+        PayloadGone: tokens are trimmed.
+        ActorFault: tokens are not those that were graded.
+    """
+    _check_doubles(packed)
+    limit = asyncio.Semaphore(_AT_ONCE)
+
+    async def fetch(member: BatchMember, owner: int) -> GradedTrajectory:
+        elsewhere = GradedTrajectory(
+            member.trajectory_id, (), member.reward, member.tokens, turn_rewards=member.turn_rewards
+        )
+        if owner != rank:
+            return elsewhere
+        async with limit:
+            try:
+                result = await _result(bus, packed.step, member)
+            except SecretGone:  # as if another rank had it: what is purged has no gradient, and changes no other's
+                return elsewhere
+        return GradedTrajectory(member.trajectory_id, result.segments, member.reward, turn_rewards=member.turn_rewards)
+
+    named = [member for group in packed.groups for member in group.members]
+    fetched = iter(await asyncio.gather(*map(fetch, named, owners or [rank] * len(named))))
+    return [
+        GradedGroup([next(fetched) for _ in group.members], group.estimator, group.temperature)
+        for group in packed.groups
+    ]
+
+
+async def _result(bus: Bus, step: int, member: BatchMember) -> TrajectoryGenerated:
+    try:
+        result = await read_result(bus, member.payload)
+    except BlobMissing as error:
+        raise PayloadGone(f"batch {step}, {member.trajectory_id}: {error}") from error
+    except WireError as error:
+        raise ActorFault(f"batch {step}, {member.trajectory_id}: {error}") from error
+    if (result.trajectory_id, result.attempt) != (member.trajectory_id, member.attempt):
+        raise ActorFault(
+            f"batch {step}: message {member.payload.sequence} holds {result.trajectory_id} (attempt "
+            f"{result.attempt}), and the batch names it as {member.trajectory_id} (attempt {member.attempt})"
+        )
+    return result
+
+
+def _check_doubles(packed: BatchPacked) -> None:
+    """Refuse a batch that would train a trajectory or its tokens twice.
+
+    Raises:
+        ActorFault: it would.
+    """
+    members = [member for group in packed.groups for member in group.members]
+    names = Counter(member.trajectory_id for member in members)
+    messages = Counter(member.payload.sequence for member in members)
+    found = [f"{name} is {count} of its members" for name, count in names.items() if count > 1]
+    found += [f"message {at} holds the tokens of {count} members" for at, count in messages.items() if count > 1]
+    if found:
+        raise ActorFault(f"batch {packed.step}: {'; '.join(found[:_SHOWN])}; a batch trains every trajectory once")
 
 
 class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
@@ -315,21 +388,3 @@ class Rest(Call[int]):
     def merged(self, answers: Sequence[int]) -> int:
         """See `Call`."""
         return sum(answers)
-
-
-class CopyWeights(Call[None]):
-    """Copy the weights away, for `Digest`, `Publish` and `Export`; what was copied before must be written."""
-
-    on_card = True
-
-    def _compute(self, rank: Rank) -> None:
-        rank.publisher.copy_weights()
-
-
-class CopyState(Call[None]):
-    """Copy weights and optimiser away, for `Save`; what was copied before must be written."""
-
-    on_card = True
-
-    def _compute(self, rank: Rank) -> None:
-        rank.publisher.copy_state()

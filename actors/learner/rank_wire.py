@@ -10,6 +10,8 @@ from actors.learner.publication import (
     CompleteExport,
     CompleteSave,
     CompleteVersion,
+    CopyState,
+    CopyWeights,
     Digest,
     Drop,
     Export,
@@ -18,7 +20,7 @@ from actors.learner.publication import (
     Share,
     WriteVersion,
 )
-from actors.learner.rank import CopyState, CopyWeights, Fetch, Gather, Load, Open, Rest, Step
+from actors.learner.rank import Fetch, Gather, Load, Open, Rest, Step
 from actors.learner.teacher import TeacherFault
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.named import AlgorithmError

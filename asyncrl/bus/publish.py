@@ -18,7 +18,8 @@ from asyncrl.bus.sealing import open_body, seal_body
 from asyncrl.crash import crash_point
 from topics.actors import BLOB_KEPT, BLOB_STORED
 from topics.table import BY_NAME, topic_for, topic_of
-from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
+from topics.topic import BLOBS, LEDGER_BLOBS, TRAJECTORIES, Stream, Topic
+from topics.trajectories import TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
 from topics.wire import ID_PATTERN, INLINE_BYTES, SEALED, Message, WireError, decode, encode
 
 M = TypeVar("M", bound=Message)
@@ -52,7 +53,7 @@ class TwoContents(BusError):
 
 
 class BlobMissing(BusError):
-    """A blob's chunks are missing, or differ from what the record states."""
+    """A message, or chunks of a blob, are missing, or the chunks differ from what the record states."""
 
 
 class Blob(NamedTuple):
@@ -261,6 +262,23 @@ async def body_of(bus: Bus, record: Record) -> bytes:
         return record.data
     topic = topic_of(record.subject)
     return await _fetch_blob(bus, BLOBS if topic is None else topic.blobs, reference)
+
+
+async def read_result(bus: Bus, payload: Reference) -> TrajectoryGenerated:
+    """The result of a trajectory, by the reference with which a grade or a batch names it.
+
+    Raises:
+        BlobMissing: it is gone.
+        WireError: these are not the tokens that were graded.
+        SecretGone: it is sealed under a data key that is not there.
+    """
+    record = await read_message(bus, TRAJECTORIES, payload.sequence)
+    if record is None:
+        raise BlobMissing(f"the tokens in message {payload.sequence} are gone")
+    body = await body_of(bus, record)
+    if (digest := xxhash.xxh3_64_hexdigest(body)) != payload.digest:
+        raise WireError(f"the tokens in message {payload.sequence} have digest {digest}, {payload.digest} was graded")
+    return decode(TrajectoryGenerated, await open_body(bus, TRAJECTORY_GENERATED, record, body))
 
 
 async def _store_blob(bus: Bus, topic: Topic[Any], body: bytes, sequence: int) -> str:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.learner.payloads import fetch_trajectories
+from actors.learner.rank import fetch_trajectories
 from actors.learner.retraining import ReplayError, TrainingLog
 from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault
@@ -188,8 +188,8 @@ def test_prompter_and_buffer_go_on_after_the_start():
 async def test_damaged_tokens_are_named(bus: Bus, stage: Callable[..., Stage]):
     sequence = await publish(bus, result("p000000-0", ()))
     for reference, message in (
-        (Reference(sequence, "00", 1), "batch 1: the tokens of p000000-0 have digest .*, 00 was graded"),
-        (Reference(sequence + 1, "00", 1), r"batch 1: the tokens of p000000-0 \(message 2\) are gone"),
+        (Reference(sequence, "00", 1), r"batch 1, p000000-0: the tokens in message \d+ have digest .*, 00 was graded"),
+        (Reference(sequence + 1, "00", 1), "batch 1, p000000-0: the tokens in message 2 are gone"),
     ):
         group = BatchGroup("p000000", [BatchMember("p000000-0", 0, reference, 1.0, 1)])
         with pytest.raises(ActorFault, match=message):

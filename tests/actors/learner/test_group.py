@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from actors.learner.group import GROUPS, GroupLost, RankProcesses, TrainerGroup
-from actors.learner.publication import Digest, Export, Publish, Save
-from actors.learner.rank import CopyState, CopyWeights, Fetch, Load, Rank, Step
+from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save
+from actors.learner.rank import Fetch, Load, Rank, Step
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged import read_log

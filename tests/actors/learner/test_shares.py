@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from actors.learner.group import RankProcesses
-from actors.learner.publication import Digest, Publish, Save
-from actors.learner.rank import CopyState, CopyWeights, Load, Rank, Step
+from actors.learner.publication import CopyState, CopyWeights, Digest, Publish, Save
+from actors.learner.rank import Load, Rank, Step
 from asyncrl.bus.connection import Bus
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
