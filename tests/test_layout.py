@@ -186,10 +186,10 @@ def test_nothing_is_pickled_and_nothing_sleeps_on_a_thread():
 
 
 def test_every_actor_of_the_table_has_a_file():
-    from topics.roles import ROLE_NAMES
+    from topics.roles import ROLE_NAMES, ROLES
     from topics.table import TOPICS
 
     output = {role for topic in TOPICS for role in topic.publishers} - {"operator"}
 
     assert output == set(ROLE_NAMES)
-    assert {f"actors.{role}.actor" for role in ROLE_NAMES} <= FILES.keys()
+    assert {role.module for role in ROLES} <= FILES.keys()

@@ -1,6 +1,6 @@
 """The roles of a run, one row each: process, work queue, count, scaling, stop order and permissions follow from it.
 
-The module of a role is `actors/ROLE/actor.py`. What it publishes and subscribes to stands in the rows of the topics.
+What it publishes and subscribes to stands in the rows of the topics.
 The lists grow by the user's own actors (`topics.table.register`), for all that hold them.
 """
 
@@ -24,6 +24,12 @@ class Role(NamedTuple):
     children: bool = False  # its work runs in processes that are not actors
     processes: int = 1  # at the start, where no setting has them
     subscribes: tuple[str, ...] = ()  # names of topics, besides those whose rows name this role
+    folder: str = ""  # below `actors`, where it is not called as the role
+
+    @property
+    def module(self) -> str:
+        """The module with its `main`; that of a user's actor is theirs."""
+        return f"actors.{self.folder or self.name}.actor"
 
 
 SUPERVISOR = "supervisor"
@@ -48,6 +54,7 @@ ROLES = [
         queue="group.completed",
         scalable=True,
         children=True,
+        folder="reward",
     ),
     Role("judge", "worker", stops=3, setting="judges", queue="turn.ready", scalable=True, children=True),
     Role("buffer", "keeper", stops=4),
@@ -63,7 +70,7 @@ ROLE_NAMES = [role.name for role in ROLES]
 KEEPERS = [role.name for role in ROLES if role.kind == "keeper"]
 WORKERS = [role.name for role in ROLES if role.kind == "worker"]
 SCALABLE = [role.name for role in ROLES if role.scalable]
-OWN = tuple(ROLE_NAMES)  # without the user's
+OWN = {role.name: role for role in ROLES}  # without the user's
 
 
 def pool_of(actor_id: str) -> str:

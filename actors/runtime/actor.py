@@ -227,7 +227,7 @@ def module_of(role: str) -> ModuleType:
         ActorFault: there is no such role in this run.
     """
     if role in OWN:
-        return importlib.import_module(f"actors.{role}.actor")
+        return importlib.import_module(OWN[role].module)
     module = user_module(role)
     if module is None:
         raise ActorFault(f"no role is called {role!r} in this run; there are {', '.join(ROLE_NAMES)}")

@@ -323,9 +323,7 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
     await pack(bus, 1)
     await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {})
     first = await opened()
-    with pytest.raises(
-        ActorFault, match=r"batch 1, p000001-\d: the tokens in .* are gone; .* --skip-batch 1$"
-    ):
+    with pytest.raises(ActorFault, match=r"batch 1, p000001-\d: the tokens in .* are gone; .* --skip-batch 1$"):
         await first.task
 
     await request_skip(bus, first.context.config.origin, 1)

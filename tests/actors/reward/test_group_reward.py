@@ -7,8 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from actors.groupreward import actor as groupreward
-from actors.reward import actor as reward
+from actors.reward.actor import main
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish, publish_if_latest
 from asyncrl.crash import CRASH_FOLDER, arm
@@ -61,7 +60,7 @@ PUNISHED = {"penalty": 2.0, "longest_tokens": 100, "interval_tokens": 40}
 async def work(bus: Bus, play: Stage, role: str) -> None:
     """Have a worker inside this process do all work of its queue."""
     context = play.context(role, bus)
-    running = asyncio.create_task({"reward": reward.main, "groupreward": groupreward.main}[role](context))
+    running = asyncio.create_task(main(context))
     await until(lambda: is_done(bus, role), "all is done")
     context.stop.set()
     await asyncio.wait_for(running, 60)

@@ -1,1 +1,0 @@
-"""Group reward worker: grade the members of a group together."""

@@ -1,0 +1,83 @@
+"""What all trajectories of a rollout worker share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from actors.rollout.progress import Progress, ProgressLog, ProgressReader
+from actors.runtime.actor import Context
+from actors.runtime.delivery import Delivery
+from actors.runtime.engines import open_fleet
+from actors.runtime.isolation import Isolation
+from asyncrl.bus.group_rows import GroupRows
+from asyncrl.config.held_out import graded_tasks, held_out_sets
+from asyncrl.config.tasks import turns_of
+from asyncrl.data.model_dir import model_info
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.engine.generator import Generator, Manner
+from asyncrl.functions import load_rollout
+from asyncrl.live.hints import HintReader, HintWriter
+from asyncrl.live.stored import TurnReader
+from asyncrl.rollout.context import RolloutFunction, single_turn
+from topics.prompts import PromptIssued, PromptRow
+from topics.trajectories import Segment
+
+
+class Tools:
+    """The dependencies that all trajectories of a worker share."""
+
+    def __init__(self, context: Context, isolation: Isolation) -> None:
+        """
+        Raises:
+            ModelError, TokenizerError, FunctionError: the model or the rollout function cannot serve.
+        """
+        config, directory = context.config, context.files.model_path(context.config.model)
+        model = model_info(directory)
+        self.context = context
+        self.isolation = isolation
+        self.model_context = model.context  # tokens that the trained model takes
+        self.served = model._replace(context=config.engine.context or model.context)  # the model as engines serve it
+        self.tokenizer = TaskTokenizer.load(directory)
+        self.functions: dict[str, RolloutFunction] = {}  # by task
+        for name, task in graded_tasks(config).items():
+            own = task.rollout != "single_turn"
+            self.functions[name] = load_rollout(task.rollout, base=context.files.base) if own else single_turn
+        self.held_out = held_out_sets(config)
+        self.fleet = open_fleet(context)
+        # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
+        settings = config.rollout
+        routed = config.learner.routing == "replay"
+        manner = Manner(settings.progress_limit, config.weights.update == "in_place", settings.seeded, routed)
+        decode, counts = self.tokenizer.decode_all, context.vitals
+        self.generator = Generator(self.fleet, self.served, decode, counts=counts, manner=manner)
+        self.eval_fleet, self.eval_generator = self.fleet, self.generator
+        if config.eval.engines:  # what one version began no other goes on with
+            self.eval_fleet, manner = open_fleet(context), manner._replace(in_place=False)
+            self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
+        self.rows = GroupRows(context.bus)
+        self.turns = TurnReader(context.bus)
+        self.hints = self._hint_reader(context)
+        self.log = ProgressLog(context)
+        self.reader = ProgressReader(context.bus, context.refuse)
+        self.under_way: set[Progress] = set()
+
+    def _hint_reader(self, context: Context) -> HintReader | None:
+        live = context.config.live
+        if not live.share or live.method == "binary":
+            return None
+        return HintReader(context.bus, HintWriter(self.tokenizer, live.hindsight.wording), context=self.model_context)
+
+    def open_progress(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> Progress:
+        """Return the progress of a trajectory, of which nothing is read yet."""
+        return Progress(self.context, issued, delivery, self.log, self.reader)
+
+    def supervised(self, rows: list[PromptRow]) -> list[Segment]:
+        """Each row becomes a segment, or some: mask 1 on what is trained, version -1, log-prob 0."""
+        turns = turns_of(self.context.config.warmup)
+        segments = []
+        for row in rows:
+            encoded = self.tokenizer.encode_supervised(row, turns, max_tokens=self.model_context)
+            for tokens, mask in encoded:
+                zeros = np.zeros(len(tokens), np.float32)
+                segments.append(Segment(tokens, mask, zeros, np.full(len(tokens), -1, np.int32)))
+        return segments
