@@ -24,6 +24,7 @@ NAMES = {
     "publication": "seconds the learner stands still for a version and a checkpoint, and until they are written",
     "weights": "seconds until weights are published, and from there until many engines of one host have them",
     "direct": "seconds from a step until an engine under load has its weights: out of the store, and directly",
+    "rescoring": "log-probs of a server whose weights change, against the trainer's of the versions that tokens name",
     "rollouts": "tokens per second of a server through asyncrl, and by a bare client",
     "gateway": "what the gateway adds to a reply, beside the same ids sent straight to the engine",
     "live": "what clients of a gateway meet while its model learns, beside the same load without training",
@@ -77,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_weights_options(parsers["weights"])
     _add_direct_options(parsers["direct"])
     _add_schedule_options(parsers["schedule"])
+    _add_rescoring_options(parsers["rescoring"])
     _add_rollouts_options(parsers["rollouts"])
     _add_learner_options(parsers["learner"])
     _add_oracle_options(parsers["oracle"])
@@ -165,15 +167,33 @@ def _add_direct_options(parser: argparse.ArgumentParser) -> None:
         "--ways", nargs="+", choices=ways, default=["files", "ipc", "gloo"], help="default: files ipc gloo"
     )
     parser.add_argument("--updates", nargs="+", choices=updates, default=list(updates), help="default: both")
-    parser.add_argument("--kind", choices=("embedded", "sglang"), default="embedded", help="of the server")
-    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--delta", action="store_true", help="versions are differences to the one before")
+    parser.add_argument("--idle", action="store_true", help="begin no step before the version of the last has arrived")
+    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    _add_server_options(parser)
+    _add_trainer_options(parser)
+
+
+def _add_rescoring_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tokens", type=int, default=800, help="of an answer (default: 800)")
+    parser.add_argument("--crossed", type=int, default=3, help="updates while it is sampled (default: 3)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="of the steps between them (default: 1e-3)")
+    _add_server_options(parser)
+    _add_trainer_options(parser)
+
+
+def _add_trainer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="of the trainer: cpu (default), cuda or cuda:N")
     parser.add_argument("--gpus", type=int, nargs="*", default=[], metavar="N", help="of the server")
     parser.add_argument("--running", type=int, default=16, help="requests under way (default: 16)")
-    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
     parser.add_argument(
         "--size", type=int, nargs=2, default=(4, 64), metavar=("ROWS", "TOKENS"), help="of a step (default: 4 64)"
     )
+
+
+def _add_server_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kind", choices=("embedded", "sglang"), default="embedded", help="of the server")
+    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
     parser.add_argument("--arguments", default="", help="of SGLang, as on a command line")
     parser.add_argument("--pythonpath", default="", metavar="FOLDERS", help="with which SGLang is imported")
 
@@ -188,10 +208,7 @@ def _add_rollouts_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tool-s", type=float, default=0.05, help="seconds between two turns (default: 0.05)")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window (default: 15)")
     parser.add_argument("--rounds", type=int, default=3, help="figures are medians of so many (default: 3)")
-    parser.add_argument("--kind", choices=("embedded", "sglang"), default="embedded", help="of the server")
-    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
-    parser.add_argument("--arguments", default="", help="of SGLang, as on a command line")
-    parser.add_argument("--pythonpath", default="", metavar="FOLDERS", help="with which SGLang is imported")
+    _add_server_options(parser)
 
 
 def _add_learner_options(parser: argparse.ArgumentParser) -> None:

@@ -65,6 +65,7 @@ _PUBLICATION = {
 }
 _WEIGHTS = {"files_loaded_s": Goal(1.5, at_most=True), "stream_one_reader_mb_per_s": Goal(300)}
 _ROLLOUTS = {f"share_{count}_of_bare": Goal(0.98) for count in (16, 64, 256, 1024)}
+_RESCORING = {"crossed_over_still": Goal(2, at_most=True)}
 _LEARNER = {
     **{f"tiny_{rows}_share_of_bare": Goal(0.95) for rows in ("even", "mixed")},
     **{
@@ -119,6 +120,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "idle": _IDLE,
         "publication": _PUBLICATION,
         "weights": _WEIGHTS,
+        "rescoring": _RESCORING,
         "rollouts": _ROLLOUTS,
         "learner": _LEARNER,
         "fleet": _FLEET,

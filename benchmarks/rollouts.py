@@ -37,12 +37,18 @@ import asyncio, random
 async def look():
     await asyncio.sleep({tool_s})
 
+begun = 0
+
 async def rollout(row, context):
+    global begun
+    begun += 1
+    rest = begun <= {slots}  # a part of a trajectory, as if it had begun before
     tokens = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
-    for turn in range({turns}):
+    for turn in range(random.randint(1, {turns}) if rest else {turns}):
         if turn:
             await context.tool("look", look)
-        generated = await context.generate(tokens, max_new_tokens=random.randint({least}, {most}))
+        least = 1 if rest and not turn else {least}
+        generated = await context.generate(tokens, max_new_tokens=random.randint(least, {most}))
         tokens += generated.tokens.tolist()
 """
 _DEADLINE_S = 900.0
@@ -58,9 +64,9 @@ class Load(NamedTuple):
     tool_s: float  # between two turns
 
     @property
-    def warmed(self) -> int:
-        """Trajectories that end before a window begins: those that began together have spread by then."""
-        return 2 * self.concurrent
+    def slots(self) -> int:
+        """Trajectories of a worker."""
+        return -(-self.concurrent // self.workers)
 
     @property
     def bounds(self) -> tuple[int, int]:
@@ -81,7 +87,9 @@ async def bench_rollouts(*, concurrent: list[int], seconds: float, rounds: int, 
     """Measure at several numbers of concurrent trajectories; each has a run and a server of its own.
 
     A round measures a window through asyncrl, with progress messages and versions of all tokens, then a window of a
-    client that sends whole requests to the same server, each alone, and keeps nothing but their number of tokens.
+    client that sends whole requests to the same server, each alone, and keeps nothing but their number of tokens. In
+    each of them tokens of trajectories that ended are counted, and by how many the server's running requests have more
+    at its end than at its beginning. What runs first is the rest of a trajectory each: else all would end together.
 
     Args:
         concurrent: numbers of trajectories at once.
@@ -90,7 +98,7 @@ async def bench_rollouts(*, concurrent: list[int], seconds: float, rounds: int, 
         options: the other fields of `Load` and `Server`.
 
     Returns:
-        Medians of tokens/s of finished generations, and of the rounds' ratios.
+        Medians of tokens/s, and of the rounds' ratios.
 
     Raises:
         BenchError: an actor fell, or no trajectory came in time.
@@ -114,16 +122,19 @@ async def _measured(load: Load, server: Server, seconds: float, rounds: int) -> 
             key = read_key(stage.files.engine_key_file(config.engine, "engine-1"))
             client = EngineClient(ready.address, api_key=key)
             for number in range(rounds):
-                through.append(await stage.until(_through_asyncrl(stage, load, seconds), _DEADLINE_S + seconds))
+                routed = _through_asyncrl(stage, client, load, seconds)
+                through.append(await stage.until(routed, _DEADLINE_S + seconds))
+                report(f"{load.concurrent}, round {number + 1}: {through[-1]:,.0f} tokens/s through asyncrl")
                 for worker in range(load.workers):
                     await stage.leave("rollout", worker + 1)
                 await stage.until(client.empty(), _DEADLINE_S)
-                direct = _bare(ready.address, key or "", load, seconds)
+                direct = _bare(client, key or "", load, seconds)
                 bare.append(await stage.until(direct, _DEADLINE_S + seconds))
                 await stage.until(client.empty(), _DEADLINE_S)
                 for worker in range(load.workers):
                     await stage.enter("rollout", worker + 1)
-                report(f"{load.concurrent}, round {number + 1}: {through[-1]:,.0f} and {bare[-1]:,.0f} tokens/s")
+                share = through[-1] / bare[-1]
+                report(f"{load.concurrent}, round {number + 1}: {bare[-1]:,.0f} by the bare client; share {share:.3f}")
             await client.close()
     return {
         "asyncrl_at_tokens_per_s": statistics.median(through),
@@ -140,7 +151,7 @@ def _config(scratch: Path, load: Load, server: Server) -> Config:
     write_random_model(model, SHAPES[server.shape], context=context, dtype=dtype)
     write_tokenizer(model, _ALPHABET, context=context)
     module = scratch / "rollout.py"
-    module.write_text(_MODULE.format(tool_s=load.tool_s, turns=load.turns, least=least, most=most))
+    module.write_text(_MODULE.format(slots=load.slots, tool_s=load.tool_s, turns=load.turns, least=least, most=most))
     environment = {"PYTHONPATH": server.pythonpath} if server.pythonpath else {}
     return bench_config(
         "bench-rollouts",
@@ -148,7 +159,7 @@ def _config(scratch: Path, load: Load, server: Server) -> Config:
         task={"source": "reverse", "options": {"letters": 6}, "rollout": f"{module}:rollout"},
         rollout={
             "workers": load.workers,
-            "slots": -(-load.concurrent // load.workers),
+            "slots": load.slots,
             "group_size": _GROUP,
             "max_new_tokens": most,
         },
@@ -163,56 +174,72 @@ def _config(scratch: Path, load: Load, server: Server) -> Config:
     )
 
 
-async def _through_asyncrl(stage: Stage, load: Load, seconds: float) -> float:
-    """Tokens/s of the results in a window by the server's clock, which begins when `Load.warmed` have come."""
-    since, left = time.time_ns(), load.warmed
+async def _through_asyncrl(stage: Stage, client: EngineClient, load: Load, seconds: float) -> float:
+    """Tokens/s of a window that begins when as many trajectories have ended as run at once."""
+    since, left = time.time_ns(), load.concurrent
 
     def warmed(record: Record) -> bool:
         nonlocal left
         left -= record.time_ns > since
         return left <= 0
 
-    begin = (await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, warmed)).time_ns
-    end = await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, lambda record: record.time_ns > begin + seconds * 1e9)
+    await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, warmed)
+    begin, before = time.time_ns(), await client.load()
+    await asyncio.sleep(seconds)
+    end, after = time.time_ns(), await client.load()
     results = [
         decode(TrajectoryGenerated, record.data)
         for record in await stage.read(TRAJECTORIES, [TRAJECTORY_GENERATED])
-        if begin < record.time_ns <= end.time_ns
+        if begin < record.time_ns <= end
     ]
     tokens = sum(count.tokens for result in results for count in result.versions)
-    return tokens / (end.time_ns - begin) * 1e9
+    return (tokens + after.tokens - before.tokens) / (end - begin) * 1e9
 
 
-async def _bare(address: str, key: str, load: Load, seconds: float) -> float:
-    """Tokens/s of trajectories that end in a window, as `_through_asyncrl` counts them."""
+async def _bare(client: EngineClient, key: str, load: Load, seconds: float) -> float:
+    """Tokens/s of such a window, by a client of its own."""
     ends: list[tuple[float, int]] = []
     connector = aiohttp.TCPConnector(limit=load.concurrent)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-    async with aiohttp.ClientSession(address, connector=connector, headers=headers) as session:
+    async with aiohttp.ClientSession(client.address, connector=connector, headers=headers) as session:
         clients = [asyncio.create_task(_trajectories(session, load, ends)) for _ in range(load.concurrent)]
         try:
-            while len(ends) < load.warmed or ends[-1][0] <= ends[load.warmed - 1][0] + seconds:
-                done, _ = await asyncio.wait(clients, timeout=0.05, return_when=asyncio.FIRST_COMPLETED)
-                for client in done:
-                    client.result()  # they end by a fault alone
+            while len(ends) < load.concurrent:
+                await _unless_one_fails(clients, 0.05)
+            begin, before = time.monotonic(), await client.load()
+            await _unless_one_fails(clients, seconds)
+            end, after = time.monotonic(), await client.load()
         finally:
-            for client in clients:
-                client.cancel()
-            for client in clients:
+            for task in clients:
+                task.cancel()
+            for task in clients:
                 with suppress(asyncio.CancelledError):
-                    await client
-    begin, end = ends[load.warmed - 1][0], ends[-1][0]
-    return sum(tokens for at, tokens in ends if begin < at <= end) / (end - begin)
+                    await task
+    tokens = sum(tokens for at, tokens in ends if begin < at <= end)
+    return (tokens + after.tokens - before.tokens) / (end - begin)
+
+
+async def _unless_one_fails(tasks: list[asyncio.Task[None]], seconds: float) -> None:
+    """Wait, unless one of the tasks ends, which happens by a fault alone."""
+    done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
 
 
 async def _trajectories(session: aiohttp.ClientSession, load: Load, ends: list[tuple[float, int]]) -> None:
+    rest = True  # the first one is a part of a trajectory, as if it had begun before
     while True:
         tokens, sampled = list(_PROMPT), 0
-        for turn in range(load.turns):
+        for turn in range(random.randint(1, load.turns) if rest else load.turns):
             if turn:
                 await asyncio.sleep(load.tool_s)
-            sampling = {"max_new_tokens": random.randint(*load.bounds), "temperature": 1.0}
-            body = {"input_ids": tokens, "sampling_params": sampling, "return_logprob": True}
+            least, most = load.bounds
+            drawn = random.randint(1 if rest and not turn else least, most)
+            body = {
+                "input_ids": tokens,
+                "sampling_params": {"max_new_tokens": drawn, "temperature": 1.0},
+                "return_logprob": True,
+            }
             async with session.post("/generate", data=msgspec.json.encode(body)) as response:
                 if response.status != HTTPStatus.OK:
                     raise BenchError(f"the server answered {response.status}: {await response.text()}")
@@ -220,3 +247,4 @@ async def _trajectories(session: aiohttp.ClientSession, load: Load, ends: list[t
             tokens = tokens + answer["output_ids"]
             sampled += len(answer["output_ids"])
         ends.append((time.monotonic(), sampled))
+        rest = False

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,13 +92,13 @@ class Stage:
         async with asyncio.timeout(_LEAVE_S):
             await process.wait()
 
-    async def until(self, event: Coroutine[Any, Any, T], deadline_s: float) -> T:
+    async def until(self, event: Awaitable[T], deadline_s: float) -> T:
         """Wait for something, unless an actor falls or the time runs out.
 
         Raises:
             BenchError: which of the two it was.
         """
-        task = asyncio.create_task(event)
+        task = asyncio.ensure_future(event)
         waits: set[asyncio.Future[Any]] = {task, self._fallen}
         try:
             await asyncio.wait(waits, timeout=deadline_s, return_when=asyncio.FIRST_COMPLETED)

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from actors.engine.card import Card
 from actors.engine.direct import DirectFailed, DirectWay
 from actors.engine.fetch import Fetcher
@@ -312,12 +314,14 @@ class EngineActor:
         server, deadline = self._server, self.settings.update_deadline_s
         try:
             async with asyncio.timeout(deadline):
-                self._held = True
+                self._held, paused = True, time.monotonic()
                 await server.hold(keep=self.context.config.weights.update == "in_place" and self._pinned is None)
                 crash_point("engine.paused")
+                held = time.monotonic()
                 directory = await self._load(target, source)
+                load_s = time.monotonic() - held
                 await server.resume()
-                self._held = False
+                self._held, pause_s = False, time.monotonic() - paused
                 confirmed = await server.label()
         except TimeoutError:
             words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
@@ -327,7 +331,8 @@ class EngineActor:
         crash_point("engine.swapped")
         self._loaded, self._found, self._overtaken = target.key, "", 0
         way = self._direct.kind if directory is None and self._direct is not None else ""
-        await self._publish_ready(target, update_s=time.monotonic() - began, fetch_s=fetch_s, direct=way)
+        seconds = {"update_s": time.monotonic() - began, "fetch_s": fetch_s, "pause_s": pause_s, "load_s": load_s}
+        await self._publish_ready(target, direct=way, **seconds)
         return directory
 
     async def _pass_card(self, card: Card) -> None:
@@ -353,11 +358,9 @@ class EngineActor:
         await self._server.load_weights(source, target.key)
         return source
 
-    async def _publish_ready(
-        self, target: WeightsPublished, *, update_s: float = 0.0, fetch_s: float = 0.0, direct: str = ""
-    ) -> None:
-        server, update_s, fetch_s = self._server, round(update_s, 4), round(fetch_s, 4)
-        self.context.vitals.update(version=target.version, update_s=update_s, fetch_s=fetch_s)
+    async def _publish_ready(self, target: WeightsPublished, *, direct: str = "", **seconds: float) -> None:
+        server = self._server
+        self.context.vitals.update(version=target.version, **seconds)
         ready = EngineReady(
             self.context.actor_id,
             server.address,
@@ -365,12 +368,11 @@ class EngineActor:
             target.version,
             target.digest,
             self._slots,
-            update_s=update_s,
             delta=bool(target.base) and not direct,
-            fetch_s=fetch_s,
             direct=direct,
             fallback="" if direct or self._direct is None else self._direct.failure,
         )
+        ready = msgspec.structs.replace(ready, **{name: round(value, 4) for name, value in seconds.items()})
         if not server.own:  # its owner may have restarted it, and others may have sampled under the same key since
             ready.cache = secrets.token_hex(4)
         await self._publish(ready)

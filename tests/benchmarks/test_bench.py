@@ -18,8 +18,10 @@ from benchmarks.bus import Sizes, bench_bus
 from benchmarks.goals import goals_of
 from benchmarks.history import bench_history
 from benchmarks.learner import bench_learner, mixed_lengths
+from benchmarks.load import PROBES, Events, Update, silence, transition
 from benchmarks.pipeline import bench_pipeline
 from benchmarks.recovery import of_long_logs
+from benchmarks.rescoring import bench_rescoring
 from benchmarks.rollouts import bench_rollouts
 from benchmarks.schedule import Cell, Script, bench_schedule, cell_config, parallel_for
 from benchmarks.stage import BenchError
@@ -92,6 +94,34 @@ async def test_rollouts_are_compared_with_a_bare_client_of_the_same_server():
 
     assert figures.keys() == {"asyncrl_4_tokens_per_s", "bare_4_tokens_per_s", "share_4_of_bare"}
     assert all(value > 0 for value in figures.values())
+
+
+@pytest.mark.slow
+async def test_answers_that_crossed_updates_are_rescored_under_the_versions_that_their_tokens_name():
+    server = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": "", "gpus": []}
+
+    figures = await bench_rescoring(tokens=600, crossed=3, running=2, device="cpu", size=(2, 16), lr=1e-3, **server)
+
+    assert figures["crossed_answers"] >= 1
+    assert figures["crossed_mean_abs_nats"] < 1e-5 < 1e-3 < figures["neighbour_mean_abs_nats"]
+
+
+def test_the_standstill_of_an_update_is_that_of_the_requests_whose_every_token_is_seen():
+    # Two requests that tell of every token, and one that tells of some; the update is at 10.2, and over at 10.6.
+    seen = [(10.0, 0, 0), (10.1, 1, 0), (10.3, PROBES, 0), (10.7, 0, 1), (10.8, 1, 1), (11.9, PROBES, 1)]
+    events = Events(*map(list, zip(*seen, strict=True)))
+    update = Update(version=1, stepped=9.0, updating=10.2, ready=10.6, until=13.0)
+
+    still = silence(events, 9.5, 13.0)
+    moved = transition(events, update, running=PROBES + 1, in_place=True)
+
+    assert still["silence_s"] == pytest.approx(1.1)
+    assert still["request_silence_s"] == pytest.approx(0.7)
+    assert moved == {}  # of 16 that are looked at two came
+    assert transition(events, update, running=2, in_place=True) == {
+        "again_s": pytest.approx(0.6),
+        "new_90_s": pytest.approx(1.8),
+    }
 
 
 def test_mixed_lengths_fill_a_step():

@@ -1,0 +1,239 @@
+"""Requests to one engine, sent by a process of their own, and the times at which their tokens come.
+
+`python -m benchmarks.load SETTINGS`, which is JSON: a line on stdin is answered by the tokens since the one before; the
+end of stdin ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.control import read_key
+from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.generator import Generator, Manner, Watch
+from asyncrl.framing import pack
+from benchmarks.stage import BenchError, Stage
+from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
+from topics.table import topic_of
+from topics.topic import ENGINES
+from topics.trajectories import Answer
+from topics.wire import decode
+
+PROMPT, NEW = 128, 1_000  # tokens of a request; `NEW` are the most, half of them the least
+PROBES = 16  # requests whose every token is reported; the others tell of 16 at a time
+_NEWS = (ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE)
+
+
+class LoadSettings(msgspec.Struct):
+    """The requests of a load."""
+
+    bus: str  # file that holds its address
+    run: str
+    key: str  # file
+    running: int
+    in_place: bool  # engines take new weights under them
+    vocabulary: int
+
+
+class Events(msgspec.Struct):
+    """When tokens came, for which request, and by which version; columns of one length."""
+
+    times: list[float] = []
+    requests: list[int] = []
+    versions: list[int] = []
+
+    def extend(self, others: Events) -> None:
+        """Add others behind these."""
+        self.times += others.times
+        self.requests += others.requests
+        self.versions += others.versions
+
+
+class Update(NamedTuple):
+    """An update, in times of this host's clock."""
+
+    version: int
+    stepped: float  # end of the step that made it
+    updating: float  # `engine.updating`
+    ready: float  # `engine.ready`
+    until: float  # what is looked at
+
+
+class Load:
+    """The process that sends the requests."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+
+    @classmethod
+    async def start(cls, stage: Stage, *, running: int, in_place: bool, vocabulary: int) -> Load:
+        """Start it against the one engine of a stage."""
+        address = stage.files.credentials / "rollout.json"
+        key = stage.files.engine_key_file(stage.config.engine, "engine-1")
+        settings = LoadSettings(str(address), stage.config.run, str(key), running, in_place, vocabulary)
+        pipe = asyncio.subprocess.PIPE
+        words = ["-m", "benchmarks.load", msgspec.json.encode(settings).decode()]
+        return cls(await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe))
+
+    async def events(self) -> Events:
+        """What came since the last call."""
+        process = self._process
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(b"\n")
+            size = int.from_bytes(await process.stdout.readexactly(4), "little")
+            return msgspec.msgpack.decode(await process.stdout.readexactly(size), type=Events)
+        except (ConnectionError, asyncio.IncompleteReadError) as error:
+            raise BenchError(f"the load ended with code {await process.wait()}") from error
+
+    async def end(self) -> None:
+        """End it."""
+        await self._process.communicate(b"")
+
+
+def silence(events: Events, since: float, until: float) -> dict[str, float]:
+    """Longest time without a token: of all requests together, and of one, median and most over the probes."""
+    seen: dict[int, list[float]] = {}
+    times = [at for at in events.times if since <= at <= until]
+    for at, request in zip(events.times, events.requests, strict=True):
+        if request < PROBES and since <= at <= until:
+            seen.setdefault(request, []).append(at)
+    each = [_longest(one) for one in seen.values()] or [0.0]
+    return {
+        "silence_s": _longest(times),
+        "request_silence_s": float(np.median(each)),
+        "request_silence_most_s": max(each),
+    }
+
+
+def transition(events: Events, update: Update, *, running: int, in_place: bool) -> dict[str, float]:
+    """Seconds until most requests have a token again, and until they have one of the new version.
+
+    A request that goes on where it was tells of 16 tokens at a time: there the probes alone say when it has one again.
+    """
+    again: set[int] = set()
+    new: set[int] = set()
+    figures: dict[str, float] = {}
+    counted = min(PROBES, running) if in_place else running
+    for at, request, version in zip(events.times, events.requests, events.versions, strict=True):
+        if at > update.ready and request < counted:
+            again.add(request)
+            if len(again) >= 0.95 * counted:
+                figures.setdefault("again_s", at - update.updating)
+        if version >= update.version and at > update.stepped:
+            new.add(request)
+            if len(new) >= 0.9 * running:
+                figures.setdefault("new_90_s", at - update.stepped)
+    return figures
+
+
+def _longest(times: list[float]) -> float:
+    return max((later - earlier for earlier, later in itertools.pairwise(times)), default=0.0)
+
+
+class _Noted(Watch):
+    """Notes when tokens of one request come."""
+
+    def __init__(self, number: int, answer: Answer, requests: _Requests) -> None:
+        self._number, self._answer, self._requests = number, answer, requests
+
+    def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
+        """See `Watch`."""
+        if tokens:
+            events = self._requests.events
+            events.times.append(time.monotonic())
+            events.requests.append(self._number)
+            events.versions.append(int(self._answer.versions[-1]))
+
+
+class _Requests:
+    """So many requests under way, each followed by another one."""
+
+    def __init__(self, settings: LoadSettings, fleet: Fleet) -> None:
+        self.events = Events()
+        model, counts = ModelInfo("any", settings.vocabulary, PROMPT + 2 * NEW), dict[str, float]()
+        manner = Manner(in_place=settings.in_place)
+        self._common = Generator(fleet, model, str, counts=counts, manner=manner)
+        self._probing = Generator(fleet, model, str, counts=counts, manner=manner._replace(portion=1))
+        self._vocabulary = settings.vocabulary
+
+    async def ask(self, number: int) -> None:
+        """Send one after the other."""
+        rng = np.random.default_rng(number)
+        generator = self._probing if number < PROBES else self._common
+        while True:
+            ids = rng.integers(3, self._vocabulary, PROMPT).astype(np.int32)
+            sampling = SamplingParams(int(rng.integers(NEW // 2, NEW)), ignore_eos=True)
+            answer = Answer("generate", "", done=False)
+            await generator.generate(ids, sampling, answer=answer, watch=_Noted(number, answer, self))
+
+
+@asynccontextmanager
+async def fleet_of(bus: Bus, key_file: Path) -> AsyncIterator[Fleet]:
+    """The engines of a run, as its messages say, for the length of the block."""
+    key, faults = read_key(key_file), list[BaseException]()
+    fleet = Fleet(lambda _, found: EngineClient(found, api_key=key), counts={}, fail=faults.append)
+
+    def take(record: Record) -> None:
+        if (topic := topic_of(record.subject)) in _NEWS:
+            fleet.apply(decode(topic.message, record.data))
+
+    reader = LogReader(bus, ENGINES, take)
+    await reader.start()
+    try:
+        yield fleet
+    finally:
+        await fleet.close()
+        await reader.close()
+
+
+async def _send(settings: LoadSettings) -> None:
+    bus = await Bus.connect(BusAddress.read(Path(settings.bus)), settings.run)
+    async with fleet_of(bus, Path(settings.key)) as fleet:
+        await _kept_up(settings, fleet)
+    await bus.close()
+
+
+async def _kept_up(settings: LoadSettings, fleet: Fleet) -> None:
+    """Keep the requests under way until stdin ends, or one of them does."""
+    requests = _Requests(settings, fleet)
+    tasks = [asyncio.create_task(requests.ask(number)) for number in range(settings.running)]
+    answering = asyncio.create_task(_answer(requests))
+    await asyncio.wait([answering, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        if task.done():
+            print(f"a request ended: {task.exception()}", file=sys.stderr)
+        task.cancel()
+    answering.cancel()
+    await asyncio.gather(answering, *tasks, return_exceptions=True)
+
+
+async def _answer(requests: _Requests) -> None:
+    """Answer until stdin ends."""
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while await lines.readline():
+        events, requests.events = requests.events, Events()
+        sys.stdout.buffer.write(pack(events))
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(_send(msgspec.json.decode(sys.argv[1], type=LoadSettings)))

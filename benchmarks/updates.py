@@ -1,0 +1,204 @@
+"""A trainer whose versions go to one real server under the control of its engine actor, as the learner sends them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actors.learner.offers import Offers
+from actors.runtime.actor import Context
+from asyncrl.algorithms.rows import TrainRow
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import WRITER, publish
+from asyncrl.config.settings import Config
+from asyncrl.telemetry.logs import open_log
+from asyncrl.training.publisher import Publisher
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.weights.files import FileStore
+from benchmarks.learner_process import train_row
+from benchmarks.random_model import SHAPES, write_random_model
+from benchmarks.stage import Stage, bench_config, report
+from topics.actors import VITALS_TAKEN, Vitals
+from topics.batches import Objective
+from topics.engines import EngineReady, EngineUpdating
+from topics.table import topic_of
+from topics.topic import ENGINES, VITALS
+from topics.weights import WeightsPublished
+from topics.wire import decode
+
+DEADLINE_S = 600.0
+_REFUSED = "weights not taken directly"
+
+
+class Served(NamedTuple):
+    """A server, the trainer, and how versions travel between them."""
+
+    way: str  # "files", or a `weights.direct`
+    update: str  # a `weights.update`
+    kind: str  # of the server
+    shape: str  # of the model
+    device: str  # of the trainer
+    gpus: list[int]  # of the server
+    running: int  # requests
+    size: tuple[int, int]  # rows of a step, and tokens of each
+    arguments: str  # of SGLang
+    pythonpath: str  # with which it is imported
+    context: int  # tokens that the model takes
+    delta: bool = False  # versions are differences to the one before
+    lr: float = 1e-6
+
+    @property
+    def dtype(self) -> Any:
+        """Of the products, and of what is published."""
+        return "float32" if self.kind == "embedded" else "bfloat16"
+
+    def config(self, model: Path) -> Config:
+        """Of its run."""
+        environment = {"PYTHONPATH": self.pythonpath} if self.pythonpath else {}
+        direct = "never" if self.way == "files" else self.way
+        return bench_config(
+            "bench-updates",
+            model={"path": str(model)},
+            weights={"direct": direct, "update": self.update, "direct_deadline_s": 60.0},
+            engine={
+                "kind": self.kind,
+                "max_running": self.running,
+                "gpus": self.gpus,
+                "arguments": shlex.split(self.arguments),
+                "environment": environment,
+                "start_deadline_s": 400.0,
+            },
+            learner={},
+        )
+
+
+class Updates:
+    """Steps, copies and versions, and what the engine publishes of them."""
+
+    def __init__(self, stage: Stage, served: Served, model: Path) -> None:
+        self.updating: dict[str, float] = {}  # when, by key
+        self.ready: dict[str, tuple[EngineReady, float]] = {}
+        self.announced: dict[str, float] = {}
+        self.versions: list[WeightsPublished] = []
+        self.stage = stage
+        self._served = served
+        self._model = model
+        self._news = asyncio.Event()
+        self._begun = 0.0
+        self._offers: Offers
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, served: Served) -> AsyncIterator[Updates]:
+        """The server and the trainer, with version 0, for the length of the block."""
+        with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
+            model = Path(scratch) / "model"
+            write_random_model(model, SHAPES[served.shape], context=served.context, dtype=served.dtype)
+            async with Stage.open(served.config(model)) as stage, contextlib.AsyncExitStack() as stack:
+                stack.callback(_tell, stage)
+                updates = cls(stage, served, model)
+                await updates._start(stack)
+                yield updates
+
+    async def step(self) -> float:
+        """Make a step; returns how long it took."""
+        began = time.monotonic()
+        await asyncio.to_thread(self._step)
+        return time.monotonic() - began
+
+    async def copy(self) -> None:
+        """Copy the weights away, as the learner does between two steps."""
+        await self._offers.withdraw()
+        await asyncio.to_thread(self._publisher.copy_weights)
+
+    async def announce(self, number: int) -> WeightsPublished:
+        """Store what was copied, and announce it."""
+        base = self.versions[-1].key if self._served.delta and self.versions else ""
+        message = await asyncio.to_thread(self._publisher.publish, lineage=0, version=number, base=base)
+        self.versions.append(message)
+        self._offers.open(message.key)
+        await publish(self.stage.bus, message, headers={WRITER: "bench"})
+        self.announced[message.key] = time.monotonic()
+        return message
+
+    async def loaded(self, version: WeightsPublished) -> EngineReady:
+        """Wait until the engine has a version."""
+        return await self.stage.until(self._loaded(version), DEADLINE_S)
+
+    def prune(self, version: WeightsPublished) -> None:
+        """Remove all versions but one."""
+        FileStore(self.stage.files.weights).prune({Path(version.location).name}, (0, version.version))
+
+    async def _start(self, stack: contextlib.AsyncExitStack) -> None:
+        stage = self.stage
+        await stage.enter("engine")
+        report(f"{self._served.way}, {self._served.update}: the server starts")
+        await stage.until(stage.follow(VITALS, VITALS_TAKEN, _has_answered), DEADLINE_S)
+        reader = LogReader(stage.bus, ENGINES, self._on_record)
+        await reader.start()
+        stack.push_async_callback(reader.close)
+        context = Context("learner", "learner-1", stage.config, stage.files, stage.bus, open_log(actor="learner-1"))
+        report("the trainer loads")
+        await asyncio.to_thread(self._open)
+        self._offers = Offers(context, lambda: asyncio.to_thread(self._publisher.shared))
+        await self._offers.start()
+        stack.push_async_callback(self._offers.close)
+        await self.copy()
+        await self.loaded(await self.announce(0))
+
+    def _open(self) -> None:
+        served = self._served
+        rows, tokens = served.size
+        shares = served.way != "files"
+        settings = TorchSettings(device=served.device, dtype=served.dtype, micro_batch_tokens=tokens, shares=shares)
+        self._trainer = TorchTrainer(self._model, settings)
+        store, run = FileStore(self.stage.files.weights.absolute()), self.stage.config.run
+        self._publisher = Publisher(self._trainer, store=store, checkpoints=Path(), run=run if served.delta else "")
+        self._rows: Sequence[TrainRow] = [
+            train_row(number, tokens, SHAPES[served.shape].vocabulary) for number in range(rows)
+        ]
+        self._step()
+
+    def _step(self) -> None:
+        self._trainer.step(self._rows, Objective(learning_rate=self._served.lr))
+
+    async def _loaded(self, version: WeightsPublished) -> EngineReady:
+        while version.key not in self.ready:
+            self._news.clear()
+            await self._news.wait()
+        return self.ready[version.key][0]
+
+    def _on_record(self, record: Record) -> None:
+        topic, now = topic_of(record.subject), time.monotonic()
+        message: Any = decode(topic.message, record.data) if topic is not None else None
+        if isinstance(message, EngineUpdating):
+            self._begun = now
+        elif isinstance(message, EngineReady):
+            self.updating[message.key], self.ready[message.key] = self._begun, (message, now)
+            self._news.set()
+
+
+def _has_answered(record: Record) -> bool:
+    vitals = msgspec.json.decode(record.data, type=Vitals)
+    return vitals.role == "engine" and "answered_at_s" in vitals.values
+
+
+def _tell(stage: Stage) -> None:
+    """Report what went wrong in the engine's logs."""
+    for path in sorted(stage.files.logs.glob("engine*")):
+        lines = [line for line in path.read_text(errors="replace").splitlines() if _telling(path, line)]
+        for line in lines[-8:]:
+            report(f"  {path.name}: {line[:600]}")
+
+
+def _telling(path: Path, line: str) -> bool:
+    return _REFUSED in line or '"level":"error"' in line.replace(" ", "") or path.name.endswith("sender.log")
