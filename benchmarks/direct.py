@@ -21,7 +21,7 @@ _WARM = 1  # versions that are not counted
 
 
 class Course(NamedTuple):
-    """What happens while versions travel."""
+    """The number of versions, and whether steps go on beside them."""
 
     rounds: int  # versions that are counted
     idle: bool  # the trainer begins no step before a version has arrived

@@ -91,7 +91,7 @@ class Load:
         return cls(await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe))
 
     async def events(self) -> Events:
-        """What came since the last call."""
+        """Return the tokens since the last call."""
         process = self._process
         assert process.stdin is not None and process.stdout is not None
         try:
