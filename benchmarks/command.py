@@ -142,6 +142,15 @@ def _add_tastes_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], help="a run each (default: 1 to 5)")
     parser.add_argument("--tastes", type=int, choices=(1, 2), default=1, help="of the users (default: 1)")
     parser.add_argument("--steps", type=int, default=60, help="optimiser steps of a run (default: 60)")
+    parser.add_argument(
+        "--limit",
+        dest="limit_s",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="time after which a run is asked to stop; 0 for none (default)",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, of about two cores each (default: 1)")
 
 
 def _add_publication_options(parser: argparse.ArgumentParser) -> None:

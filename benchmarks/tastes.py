@@ -9,31 +9,58 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from asyncrl.examples.live_users import GOAL, Story
 from asyncrl.ports import free_port
 from asyncrl.process import python, with_parent
 from benchmarks.stage import BenchError
 
+_YEAR_S = 3.2e7
 _SHOWN = 2000  # characters of a run's output that an error repeats
 
 
-async def bench_tastes(*, methods: Sequence[str], seeds: Sequence[int], tastes: int, steps: int) -> dict[str, float]:
-    """Run the live demo once for each method and seed, one after the other.
+class Series(NamedTuple):
+    """What is the same for all runs of a measurement."""
+
+    tastes: int  # of the users, 1 or 2
+    steps: int  # of a run at most
+    limit_s: float  # seconds after which a run is asked to stop; 0 for none
+
+
+async def bench_tastes(
+    *, methods: Sequence[str], seeds: Sequence[int], jobs: int, **options: Any
+) -> dict[str, float]:
+    """Run the live demo once for each method and seed; a line is printed whenever one has ended.
 
     Args:
         methods: values of `live.method`.
-        tastes: of the users, 1 or 2.
-        steps: of a run at most.
+        jobs: runs at once; each keeps about two cores busy.
+        options: the fields of `Series`.
 
     Returns:
         By method: `reached` (runs), medians and maxima of `turns` and `seconds` of talk to a satisfaction of 0.9 over
         the runs that reached it, `before` and `after` (means), and `failed` requests (sum).
+
+    Raises:
+        BenchError: a run failed; raised once all others have ended.
     """
+    series, places = Series(**options), asyncio.Semaphore(jobs)
+
+    async def one(method: str, seed: int) -> Story:
+        async with places:
+            return await _run(series, method, seed)
+
+    runs = [(method, seed) for seed in seeds for method in methods]  # those of a seed beside each other
+    results = await asyncio.gather(*(one(*run) for run in runs), return_exceptions=True)
     figures: dict[str, float] = {}
     for method in methods:
-        stories = [await _run(method, seed, tastes, steps) for seed in seeds]
-        figures |= {f"{method}_{name}": value for name, value in _summary(stories).items()}
+        found = [result for run, result in zip(runs, results, strict=True) if run[0] == method]
+        stories = [story for story in found if isinstance(story, Story)]
+        figures |= {f"{method}_{name}": value for name, value in _summary(stories).items()} if stories else {}
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
     return figures
 
 
@@ -49,16 +76,16 @@ def _summary(stories: Sequence[Story]) -> dict[str, float]:
     return found | {"failed": float(sum(len(story.failures) for story in stories))}
 
 
-async def _run(method: str, seed: int, tastes: int, steps: int) -> Story:
+async def _run(series: Series, method: str, seed: int) -> Story:
     settings = {
         "seed": seed,
         "gateway.port": free_port(),
         "live.method": method,
-        "task.options.tastes": tastes,
-        "learner.steps": steps,
+        "task.options.tastes": series.tastes,
+        "learner.steps": series.steps,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-    with tempfile.TemporaryDirectory(prefix="asyncrl-tastes-") as folder:
+    with tempfile.TemporaryDirectory(prefix="asyncrl-tastes-", ignore_cleanup_errors=True) as folder:
         process = await asyncio.create_subprocess_exec(
             *python("-m", "asyncrl.cli.main", "up", "live-demo", *words),
             cwd=folder,
@@ -68,14 +95,17 @@ async def _run(method: str, seed: int, tastes: int, steps: int) -> Story:
             stderr=asyncio.subprocess.STDOUT,
             preexec_fn=with_parent(),
         )
+        ending = asyncio.get_running_loop().call_later(series.limit_s or _YEAR_S, process.terminate)
         output = (await process.communicate())[0].decode(errors="replace")
+        ending.cancel()
         if process.returncode:
             raise BenchError(f"live-demo, {method}, seed {seed}, ended with {process.returncode}: {output[-_SHOWN:]}")
         story = _story(Path(folder) / "runs" / "live-demo")
     reached = story.reached()
     when = f"{reached} turns, {story.seconds[reached - 1]:.0f} s" if reached else "never"
+    last = f"{len(story.pleased)} turns, {story.seconds[-1]:.0f} s" if story.pleased else "no turn"
     requests = story.rows()["requests"].split(", the first")[0]
-    print(f"{method}  seed {seed}  {GOAL} after {when}  of {len(story.pleased)} turns; {requests}", flush=True)
+    print(f"{method}  seed {seed}  {GOAL} after {when}  of {last}; {requests}", flush=True)
     return story
 
 

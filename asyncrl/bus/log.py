@@ -17,8 +17,8 @@ from nats.aio.msg import Msg
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusGone, BusRefused, BusUnreachable, Disconnected
-from asyncrl.bus.pull import Puller, position
-from topics.topic import Stream
+from asyncrl.bus.pull import Position, Puller, position
+from topics.topic import Retention, Stream
 
 T = TypeVar("T")
 
@@ -49,7 +49,8 @@ class LogReader:
     """Hands every message of a stream to `on_record`, in order and without gaps.
 
     It reads through a consumer of its own and makes a new one, from the last message seen, when the server forgot it or
-    a message is missing. `caught_up` is set once everything that was there at the start has been read.
+    a message is missing. A log that keeps the newest of each subject lies in the server's memory, and begins anew with
+    the server: of such a one the newest of each are read again, and handed on if they are new. `caught_up` is set once everything that was there at the start has been read.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class LogReader:
         self._restart: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
+        self._seen_ns = 0  # server's clock at the newest message handed on, of a log that may begin anew
 
     async def start(self) -> None:
         """Begin to read.
@@ -114,8 +116,9 @@ class LogReader:
             "inactive_threshold": int(_FORGET_S * 1e9),
             "headers_only": self._headers_only,
         }
-        if self._newest and not self.last:
+        if self._seen_ns or (self._newest and not self.last):
             config["deliver_policy"] = "last_per_subject"
+            config["filter_subjects"] = [f"asyncrl.{self._bus.run}.>"]
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": self.last + 1}
         if self._subjects:
@@ -142,15 +145,21 @@ class LogReader:
             self._lost(f"message {self._expected} is missing")
             return
         self._expected += 1
-        self.last = at.stream_sequence
-        self._on_record(
-            Record(self.stream, self.last, message.subject, message.headers or {}, message.data, at.time_ns)
-        )
-        self._news.set()
+        if at.time_ns > self._seen_ns:
+            self._hand_on(message, at)
         if at.pending == 0:
             self._end()
         if not self._paced:
             self.more(1)
+
+    def _hand_on(self, message: Msg, at: Position) -> None:
+        self.last = at.stream_sequence
+        if self.stream.keep is Retention.LAST:
+            self._seen_ns = at.time_ns
+        self._on_record(
+            Record(self.stream, self.last, message.subject, message.headers or {}, message.data, at.time_ns)
+        )
+        self._news.set()
 
     def more(self, count: int) -> None:
         """Hand on that many more messages."""

@@ -8,10 +8,11 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.bus.publish import publish
 from asyncrl.bus.pull import Puller
+from asyncrl.bus.server import EmbeddedServer
 from harness.published_messages import issue
-from harness.stage import DEADLINE_S, until
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
-from topics.topic import ACTORS, PROMPTS
+from harness.stage import DEADLINE_S, LEASE_S, provision_leased, until
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, VITALS_TAKEN, ActorStopped
+from topics.topic import ACTORS, PROMPTS, VITALS, Stream
 
 
 async def say_lives(bus: Bus, count: int, first: int = 0) -> None:
@@ -69,8 +70,8 @@ async def test_an_empty_log_is_caught_up_at_once_and_followed_from_then_on(bus: 
     await reader.close()
 
 
-async def consumers(bus: Bus) -> list[str]:
-    names: list[str] = (await bus.api(f"CONSUMER.NAMES.{ACTORS.full_name(bus.run)}"))["consumers"] or []
+async def consumers(bus: Bus, stream: Stream = ACTORS) -> list[str]:
+    names: list[str] = (await bus.api(f"CONSUMER.NAMES.{stream.full_name(bus.run)}"))["consumers"] or []
     return names
 
 
@@ -87,6 +88,33 @@ async def test_a_reader_whose_consumer_is_deleted_goes_on_where_it_was(bus: Bus)
 
     await until(lambda: len(records) == 10, "the second half is read")
     assert [record.sequence for record in records] == list(range(1, 11))
+    await reader.close()
+
+
+async def test_vital_signs_are_followed_when_the_server_that_had_them_in_memory_is_started_again(
+    bus: Bus, server: EmbeddedServer
+):
+    records: list[Record] = []
+    reader = LogReader(bus, VITALS, records.append)
+    await reader.start()
+    for number in range(9):
+        await bus.store(VITALS_TAKEN.subject(bus.run, f"a-{number}"), b"", {"number": str(number)})
+    await until(lambda: len(records) == 9, "all are read")
+
+    assert server.process is not None
+    server.process.kill()
+    await server.process.wait()
+    await server.start()
+    await provision_leased(bus, LEASE_S)
+    await bus.store(VITALS_TAKEN.subject(bus.run, "a-1"), b"", {"number": "9"})
+
+    await until(lambda: len(records) == 10, "it is read, though its sequence was another one's before")
+    assert (records[-1].sequence, records[-1].headers["number"]) == (1, "9")
+
+    await bus.api(f"CONSUMER.DELETE.{VITALS.full_name(bus.run)}.{(await consumers(bus, VITALS))[0]}")
+    await bus.store(VITALS_TAKEN.subject(bus.run, "a-2"), b"", {"number": "10"})
+    await until(lambda: len(records) == 11, "what is new is read")
+    assert records[-1].headers["number"] == "10"  # and what it had read is not handed on again
     await reader.close()
 
 
