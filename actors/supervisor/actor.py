@@ -62,7 +62,7 @@ class _Child:
         self.actor_id = actor_id
         self.process: Placed | None = None
         self.deaths = deaths
-        self.trained = 0  # batches when it died last
+        self.achieved = 0  # by the run when it died last, see `SupervisorFold`
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
 
@@ -217,8 +217,8 @@ class Supervisor:
             if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self._state.left)):
                 return
             if code != LOST:  # however many hosts are lost, another start helps
-                child.deaths.add(killed=code < 0, worked=self._state.trained > child.trained)
-            child.trained = self._state.trained
+                child.deaths.add(killed=code < 0, worked=self.fold.achieved > child.achieved)
+            child.achieved = self.fold.achieved
             reason = self._state.reasons.pop(child.actor_id, words)
             self.context.log.warning(
                 "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason

@@ -6,7 +6,7 @@ import msgspec
 
 from actors.supervisor.scaling import ScaleRequests
 from actors.supervisor.trimmer_fold import RoomState, TrimmerFold
-from asyncrl.bus.fold import on
+from asyncrl.bus.fold import on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, ScaleRequested, StopRequested
@@ -14,8 +14,12 @@ from topics.batches import BatchTrained
 from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.evals import EvalRequested, EvalScored
 from topics.promotions import CanaryEnded, PromotionRefused, PromotionRequested, WeightsCanaried, WeightsPromoted
+from topics.trajectories import TrajectoryGenerated
 from topics.turns import TurnAdmitted, TurnSkipped
 from topics.weights import TrainingFinished, WeightsRefused
+
+
+_WITHOUT_REPLY = ("gone", "failed", "empty", "lost", "purged")  # reasons of turns whose end is no work of anybody
 
 
 class SupervisorState(RoomState, msgspec.Struct):
@@ -47,6 +51,7 @@ class SupervisorFold(TrimmerFold):
         self._steps = config.learner.steps
         self._weights = config.weights
         self._keep_live = config.weights.keep_live
+        self.achieved = 0  # steps, tokens of trajectories, and whole replies that were stored, as often as read here
 
     @property
     def finished(self) -> bool:
@@ -85,6 +90,12 @@ class SupervisorFold(TrimmerFold):
     @on(BatchTrained)
     def _on_trained(self, _trained: BatchTrained, _record: Record) -> None:
         self.state.trained += 1
+        self.achieved += 1
+
+    @on_headers(TrajectoryGenerated)
+    def _on_stored(self, record: Record) -> None:
+        super()._on_stored(record)
+        self.achieved += 1
 
     @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
@@ -120,10 +131,12 @@ class SupervisorFold(TrimmerFold):
     @on(TurnAdmitted)
     def _on_turn_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
         self.state.channel.canary.count(admitted)
+        self.achieved += 1
 
     @on(TurnSkipped)
     def _on_turn_skipped(self, skipped: TurnSkipped, _record: Record) -> None:
         self.state.channel.canary.count(skipped)
+        self.achieved += skipped.reason not in _WITHOUT_REPLY
 
     @on(PromotionRefused)
     def _on_promotion_refused(self, message: PromotionRefused, _record: Record) -> None:

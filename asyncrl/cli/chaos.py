@@ -118,7 +118,8 @@ async def inject(files: RunFiles, plan: Plan, report: Callable[[str], None]) -> 
     Raises:
         AsyncRLError: for a minute no process lived that could be chosen.
     """
-    dice, order, rests = random.Random(f"{plan.seed} target"), drawn(plan.targets, plan.seed), Rests()
+    dice, order = random.Random(f"{plan.seed} target"), drawn(plan.targets, plan.seed)
+    rests = Rests(files.root)
     nodes = NodeKiller(files, dice)
     wake_s = files.read_config().workers.lease_s + 1.0  # another worker may have its work by then
     began_s = found_s = time.monotonic()

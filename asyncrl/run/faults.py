@@ -69,7 +69,7 @@ def _part(process: psutil.Process, words: list[str], file: Path) -> Part:
 
 SEVERAL = "several"  # two to four processes in the same instant
 IN_A_ROW = 5  # faults of one role before it is left alone: its supervisor gives up at eight deaths in a row
-_REST_S = 25.0  # longer than a supervisor requires of a healthy start
+_REST_S = 25.0  # longer than a supervisor requires of a healthy start, of which something must come besides
 
 
 class Target(NamedTuple):
@@ -140,20 +140,43 @@ def drawn(targets: Sequence[Target], seed: int) -> Iterator[Target]:
 
 
 class Rests:
-    """Knows which roles are left alone for a while, because they had several faults in a row."""
+    """Knows which roles are left alone, because they had several faults in a row: until a while has passed, and the
+    run has trained a batch, so that its supervisor counts their deaths anew."""
 
-    def __init__(self) -> None:
-        self._rows: dict[str, tuple[int, float]] = {}  # faults in a row and when the last one was, by role
+    def __init__(self, root: Path) -> None:
+        """
+        Args:
+            root: of the run, whose metrics grow with each batch that it trains.
+        """
+        self._metrics = root / "metrics.jsonl"
+        self._rows: dict[str, _Row] = {}  # by role
 
     def note(self, role: str) -> None:
         """Note a fault."""
-        (count, last_s), now_s = self._rows.get(_supervised(role), (0, 0.0)), time.monotonic()
-        self._rows[_supervised(role)] = (count + 1 if now_s - last_s < _REST_S else 1, now_s)
+        row = self._row(role)
+        self._rows[_supervised(role)] = _Row(1 if self._over(row) else row.faults + 1, time.monotonic(), self._size())
 
     def has(self, role: str) -> bool:
         """Return whether a role is to be left alone."""
-        count, last_s = self._rows.get(_supervised(role), (0, 0.0))
-        return count >= IN_A_ROW and time.monotonic() - last_s < _REST_S
+        row = self._row(role)
+        return row.faults >= IN_A_ROW and not self._over(row)
+
+    def _row(self, role: str) -> _Row:
+        return self._rows.get(_supervised(role), _Row())
+
+    def _over(self, row: _Row) -> bool:
+        return time.monotonic() - row.last_s >= _REST_S and self._size() > row.size
+
+    def _size(self) -> int:
+        return self._metrics.stat().st_size if self._metrics.exists() else 0
+
+
+class _Row(NamedTuple):
+    """Faults of a role in a row, the moment of the last one, and the size of the metrics then."""
+
+    faults: int = 0
+    last_s: float = 0.0
+    size: int = 0
 
 
 def _supervised(role: str) -> str:

@@ -73,7 +73,7 @@ class Injector:
         self._dice = dice
         self._report = report
         self._began_ns = time.time_ns()
-        self._rests = Rests()
+        self._rests = Rests(stage.root)
         self._postponed: list[Target] = []  # drawn while they were not there, or rested
         self._seen = {SEVERAL}  # roles of this run
         self._armed: dict[Path, asyncio.Task[None]] = {}

@@ -10,6 +10,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
 from asyncrl.process import python
+from asyncrl.run import faults
 from asyncrl.run.faults import IN_A_ROW, SERVER, Rests, Target, TargetError, drawn, parse_targets, parts
 from asyncrl.run.node_faults import node_targets
 from benchmarks.chaos.targets import all_targets
@@ -59,13 +60,22 @@ def test_a_seed_draws_the_same_targets_and_every_family_as_often():
     assert set(found) == set(all_targets())
 
 
-def test_a_role_that_had_too_many_faults_in_a_row_is_left_alone_and_an_engine_with_its_server():
-    rests = Rests()
+def test_a_role_that_had_too_many_faults_in_a_row_is_left_alone_until_the_run_trains_and_an_engine_with_its_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    rests = Rests(tmp_path)
     for _ in range(IN_A_ROW):
         assert not rests.has("engine")
         rests.note(SERVER)
-
     assert rests.has("engine") and rests.has(SERVER) and not rests.has("rollout")
+
+    monkeypatch.setattr(faults, "_REST_S", 0.0)  # long enough: but its supervisor counts on until something came of it
+    assert rests.has("engine")
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    assert not rests.has("engine")
+
+    rests.note("engine")
+    assert not rests.has("engine")  # a row of its own
 
 
 def test_the_processes_of_a_run_are_found_by_its_directory_and_no_others(server: EmbeddedServer, tmp_path: Path):

@@ -169,3 +169,16 @@ def test_the_newest_version_is_the_next_canary_once_each():
     run.ask(None)
     run.settle()
     assert run.decide() is None  # each once
+
+
+def test_replies_that_users_got_are_work_between_two_deaths_of_a_process_and_failed_ones_are_none():
+    run = WithCanaries()
+    before = run.fold.achieved
+
+    for reason in ("failed", "lost", "gone", "purged"):
+        run.add(TURN_SKIPPED, TurnSkipped("t", "s", reason))
+    assert run.fold.achieved == before  # an engine that dies at each request is given up
+
+    run.add(TURN_SKIPPED, TurnSkipped("t", "s", "surplus"))  # no learner takes them, and the engine works
+    run.add(TURN_ADMITTED, TurnAdmitted("t", "s", "anna", 1.0, "user", 1.0))
+    assert run.fold.achieved == before + 2
