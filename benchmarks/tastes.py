@@ -21,16 +21,14 @@ _SHOWN = 2000  # characters of a run's output that an error repeats
 
 
 class Series(NamedTuple):
-    """What is the same for all runs of a measurement."""
+    """Settings of all runs of a measurement."""
 
     tastes: int  # of the users, 1 or 2
     steps: int  # of a run at most
     limit_s: float  # seconds after which a run is asked to stop; 0 for none
 
 
-async def bench_tastes(
-    *, methods: Sequence[str], seeds: Sequence[int], jobs: int, **options: Any
-) -> dict[str, float]:
+async def bench_tastes(*, methods: Sequence[str], seeds: Sequence[int], jobs: int, **options: Any) -> dict[str, float]:
     """Run the live demo once for each method and seed; a line is printed whenever one has ended.
 
     Args:
