@@ -235,7 +235,7 @@ def _add_learner_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_oracle_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", default="demo", help="file, or name of a shipped one (default: demo)")
-    parser.add_argument("--lags", type=int, nargs="+", default=[0, 1, 2, 4, 8], help="bounds (default: 0 1 2 4 8)")
+    parser.add_argument("--lags", type=int, nargs="*", default=[0, 1, 2, 4, 8], help="bounds (default: 0 1 2 4 8)")
     parser.add_argument(
         "--uncorrected",
         type=int,
@@ -244,13 +244,21 @@ def _add_oracle_options(parser: argparse.ArgumentParser) -> None:
         help="bounds measured without correction, too (default: 8)",
     )
     parser.add_argument(
-        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of prompts and draws, one run each (default: 1 2 3)"
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of prompts and draws, a run each (default: 1 2 3)"
     )
     parser.add_argument(
         "--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help="of all runs; repeatable"
     )
-    parser.add_argument("--jobs", type=int, default=1, help="runs at once, of about two cores each (default: 1)")
-    parser.add_argument("--output", default="", metavar="FOLDER", help="gets oracle.json and oracle.png")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at once, of one to two cores each (default: 1)")
+    parser.add_argument(
+        "--output",
+        type=os.path.abspath,
+        metavar="FOLDER",
+        help="gets oracle.jsonl, oracle.md and oracle.png; what the first has is not measured again",
+    )
+    parser.add_argument(
+        "--limit-s", type=float, default=0.0, metavar="SECONDS", help="give up what runs after so long (default: none)"
+    )
 
 
 def _add_weights_options(parser: argparse.ArgumentParser) -> None:

@@ -1,12 +1,16 @@
 """The synchronous reference: GRPO on one task in one loop, in plain torch, from the checkpoint of a run.
 
 It shares with the product only what defines the task and its random numbers: rows, tokenizer, names and seeds of the
-trajectories, and the draw of a token by seed and position.
+trajectories, and the draw of a token by seed and position. `python -m benchmarks.synchronous CONFIG BASE KEY=VALUE ...`
+prints the rewards by step, from the weights of the run in the folder BASE.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +20,14 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from actors.prompter.actor import sampling_seed
+from asyncrl.config.load import load_config
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.embedded.sampling import inverse_cdf, mix, uniforms
 from asyncrl.rollout.context import seed_of_call
+from benchmarks.oracle_results import reached
+from benchmarks.oracle_run import checkpoint_of
 from topics.ids import prompt_name
 
 _LETTER = "p"  # of prompts of the task
@@ -130,3 +137,18 @@ class Synchronous:
                 parameter.copy_(weights[name])
                 state = {kind: moments[f"{kind}.{name}"] for kind in ("step", "exp_avg", "exp_avg_sq")}
                 self._optimizer.state[parameter] = state
+
+
+def synchronous(config: str, run: Path, settings: Sequence[str]) -> list[float]:
+    """Rewards by step of the loop, from the weights after the warm-up of a run, until it has reached the goal."""
+    torch.set_num_threads(1)
+    loaded = load_config(config, overrides=settings).config
+    loop = Synchronous(loaded, run / "model", checkpoint_of(run))
+    rewards: list[float] = []
+    while len(rewards) < loaded.learner.steps and not reached(rewards):
+        rewards.append(loop.step(len(rewards) + 1))
+    return rewards
+
+
+if __name__ == "__main__":
+    print(json.dumps(synchronous(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])))

@@ -1,7 +1,7 @@
 """Attention within the documents of a packed sequence: no token sees another document, and no mask is built.
 
-On GPUs in 16 bits it is one variable-length kernel (FlashAttention-2, arXiv 2307.08691), or where there is one document
-what torch takes for it, which on Hopper is a kernel nearly twice as fast. Elsewhere it is causal attention of each
+On GPUs in 16 bits it is one variable-length kernel (FlashAttention-2, arXiv 2307.08691), or where documents are alike
+what torch takes for them, which on Hopper is a kernel nearly twice as fast. Elsewhere it is causal attention of each
 document, those of one length that follow one another at once. Dropout is never applied: the trainer's
 probabilities must be those of the policy.
 """
@@ -23,9 +23,6 @@ GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen
 """Newer versions of torch have to be told that heads are grouped, older ones have no such argument."""
 
 
-_OF_ONE = 2  # bounds of one document
-
-
 class Documents(NamedTuple):
     """D documents of a sequence of T tokens."""
 
@@ -33,6 +30,7 @@ class Documents(NamedTuple):
     bounds: torch.Tensor  # [D + 1] int32: 0, and the end of each
     longest: int  # at least the length of the longest one
     groups: tuple[tuple[int, int], ...]  # number and length of documents of one length that follow one another
+    alike: int = 0  # D where all are of one length, and are best attended to at once; else 0
     routing: torch.Tensor | None = None  # [T, B] bytes: see `asyncrl.training.routing`; zeros where nothing is known
 
 
@@ -60,12 +58,9 @@ def document_attention(
         [1, T, heads, D].
     """
     scale, window = options.get("scaling"), options.get("sliding_window") or 0
-    grouped = query.shape[1] != key.shape[1]
-    in_16_bits = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
-    if in_16_bits and documents.bounds.shape[0] == _OF_ONE and not window:
-        alone = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale, enable_gqa=grouped)
-        return alone.transpose(1, 2), None
-    if in_16_bits:
+    if documents.alike and not window:
+        return _attended((query, key, value), documents.alike, None, scale).unsqueeze(0), None
+    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value))
         how: dict[str, Any] = {"scale": scale, "window_size": (window - 1, 0), **GROUPED_HEADS}
         ends, longest = documents.bounds, documents.longest
@@ -74,17 +69,23 @@ def document_attention(
     parts, start = [], 0
     for count, length in documents.groups:
         stop = start + count * length
-        split = (
-            tensor[0, :, start:stop].reshape(-1, count, length, tensor.shape[-1]) for tensor in (query, key, value)
-        )
-        queries, keys, values = (tensor.transpose(0, 1) for tensor in split)
+        own = (query[:, :, start:stop], key[:, :, start:stop], value[:, :, start:stop])
         mask = _band(length, window, query.device) if 0 < window < length else None
-        part = scaled_dot_product_attention(
-            queries, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
-        )
-        parts.append(part.transpose(1, 2).flatten(0, 1))
+        parts.append(_attended(own, count, mask, scale))
         start = stop
     return torch.cat(parts).unsqueeze(0), None
+
+
+def _attended(
+    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], count: int, mask: torch.Tensor | None, scale: Any
+) -> torch.Tensor:
+    """Attention, [T, heads, D], of documents of one length, [1, heads, T, D]; causal without a mask."""
+    query, key, value = (one[0].reshape(one.shape[1], count, -1, one.shape[-1]).transpose(0, 1) for one in tensors)
+    grouped = query.shape[1] != key.shape[1]
+    found = scaled_dot_product_attention(
+        query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
+    )
+    return found.transpose(1, 2).flatten(0, 1)
 
 
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:

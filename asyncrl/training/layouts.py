@@ -17,6 +17,7 @@ from asyncrl.algorithms.token_loss import Tokens
 from asyncrl.training.attention import Documents
 
 _MULTIPLE = 128  # tokens to which a packed sequence is filled up on GPUs: fewer shapes, whole tiles of the kernels
+_LONG = 2048  # tokens of several rows of one length from which on a kernel for them pays for its compilation
 
 
 class Inputs(NamedTuple):
@@ -106,40 +107,40 @@ def _padded(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
 def _packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
     """One sequence of all rows, each without its last token; on GPUs nothing fills it up, as a document of its own.
 
-    A row that is alone becomes one document with it: no token sees what follows it.
+    Rows that are alike are filled up one by one, each as one document: no token sees what follows it.
     """
     lengths = [len(row.tokens) - 1 for row in rows]
-    filled = sum(lengths)
-    rest = -filled % _MULTIPLE if device.type == "cuda" else 0
-    tokens = np.zeros((1, filled + rest), np.int64)
-    tokens[0, :filled] = np.concatenate([row.tokens[:-1] for row in rows])
-    places = np.flatnonzero(np.concatenate([row.mask[1:] for row in rows]))
-    if len(rows) == 1:
-        lengths = [filled + rest]
-    elif device.type == "cuda":
-        lengths += [rest]
-    bounds = np.cumsum([0, *lengths], dtype=np.int32)
-    positions = np.arange(filled + rest) - np.repeat(bounds[:-1], lengths)
-    documents = Documents(
+    multiple = _MULTIPLE if device.type == "cuda" else 1
+    alike = len(rows) if len(rows) == 1 or min(lengths) == max(lengths) >= _LONG else 0
+    if alike:
+        documents = [length + -length % multiple for length in lengths]
+    else:
+        documents = lengths + [-sum(lengths) % multiple] * (multiple > 1)
+    bounds = np.cumsum([0, *documents], dtype=np.int32)
+    tokens = np.zeros(bounds[-1], np.int64)
+    for row, start in zip(rows, bounds, strict=False):
+        tokens[start : start + len(row.tokens) - 1] = row.tokens[:-1]
+    places = [start + np.flatnonzero(row.mask[1:]) for row, start in zip(rows, bounds, strict=False)]
+    positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], documents)
+    laid = Documents(
         positions=_put(positions[None], device),
         bounds=_put(bounds, device),
-        longest=1 << (max(lengths) - 1).bit_length(),  # a power of two: kernels are compiled for few of them
-        groups=tuple((len(list(same)), length) for length, same in groupby(lengths) if length),
-        routing=_routing(rows, filled + rest, device),
+        longest=1 << (max(documents) - 1).bit_length(),  # a power of two: kernels are compiled for few of them
+        groups=tuple((len(list(same)), length) for length, same in groupby(documents) if length),
+        alike=alike,
+        routing=_routing(rows, bounds, device),
     )
-    return _inputs(tokens, places, rows, device)._replace(documents=documents)
+    return _inputs(tokens[None], np.concatenate(places), rows, device)._replace(documents=laid)
 
 
-def _routing(rows: Sequence[TrainRow], tokens: int, device: torch.device) -> torch.Tensor | None:
+def _routing(rows: Sequence[TrainRow], bounds: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor | None:
     width = next((row.routing.shape[1] for row in rows if row.routing is not None), 0)
     if not width:
         return None
-    found, start = np.zeros((tokens, width), np.uint8), 0
-    for row in rows:
-        end = start + len(row.tokens) - 1
+    found = np.zeros((bounds[-1], width), np.uint8)
+    for row, start in zip(rows, bounds, strict=False):
         if row.routing is not None:
-            found[start:end] = row.routing[:-1]
-        start = end
+            found[start : start + len(row.tokens) - 1] = row.routing[:-1]
     return _put(found, device)
 
 

@@ -4,6 +4,7 @@ import torch
 
 from asyncrl.training.attention import document_attention
 from asyncrl.training.layouts import LAYOUTS, by_row, micro_batch
+from benchmarks.learner_process import train_row
 from harness.training import policy_rows
 
 CPU = torch.device("cpu")
@@ -28,6 +29,23 @@ def test_documents_attend_to_themselves_alone(window):
     key, value = (one.repeat_interleave(2, 1) for one in (key, value))
     scores = (query @ key.mT / 6**0.5).masked_fill(~torch.from_numpy(seen), -torch.inf)
     torch.testing.assert_close(found, (scores.softmax(-1) @ value).transpose(1, 2), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_long_documents_of_one_length_are_attended_to_at_once_and_alone(window):
+    rows = [train_row(number, 2049, 50) for number in range(2)]
+    documents = LAYOUTS["packed"].lay(rows, CPU).documents
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 2 * 2048, 4) for heads in (2, 1, 1))
+
+    found, _ = document_attention(None, query, key, value, None, documents=documents, sliding_window=window)
+
+    assert (documents.alike, documents.groups) == (2, ((2, 2048),))
+    for place in (slice(0, 2048), slice(2048, 4096)):
+        alone = documents._replace(alike=0, groups=((1, 2048),))
+        own = (one[:, :, place] for one in (query, key, value))
+        expected, _ = document_attention(None, *own, None, documents=alone, sliding_window=window)
+        torch.testing.assert_close(found[:, place], expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("packing", LAYOUTS)

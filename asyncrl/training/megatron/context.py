@@ -64,7 +64,7 @@ def share_of(inputs: Inputs, documents: Documents, layout: Layout) -> Share:
         rest = -inputs.tokens.shape[1] % layout.tensor
         if rest:
             bounds = torch.cat([documents.bounds, documents.bounds[-1:] + rest])
-            documents = documents._replace(bounds=bounds, groups=(*documents.groups, (1, rest)))
+            documents = documents._replace(bounds=bounds, groups=(*documents.groups, (1, rest)), alike=0)
             if documents.routing is not None:
                 routing = torch.nn.functional.pad(documents.routing, (0, 0, 0, rest))
                 documents = documents._replace(routing=routing)
@@ -115,9 +115,10 @@ class _Zigzag:
             routing = torch.where(there_[:, None], routing[tokens_], 0)
         bounds = torch.from_numpy(np.cumsum([0, *self._filled], dtype=np.int32)).to(device)
         groups = tuple((1, int(length)) for length in self._filled if length)
+        held = documents._replace(bounds=bounds, groups=groups, alike=0, routing=routing)
         return Share(
             taken[None],
-            PackedDocuments(documents._replace(bounds=bounds, groups=groups, routing=routing), self._segments(device)),
+            PackedDocuments(held, self._segments(device)),
             of_rank[scored],
             inputs.targets[scored],
             inputs.temperatures[scored],
