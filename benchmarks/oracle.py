@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
 
 class _Measuring(NamedTuple):
-    """What all runs of a measurement share."""
+    """Parts that all runs of a measurement share."""
 
     plan: Plan
     base: Path  # the run that they begin from
@@ -193,7 +193,7 @@ async def _process(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def _done(running: asyncio.subprocess.Process) -> str:
-    """What a process has printed, once it has ended."""
+    """Return what a process has printed, once it has ended."""
     async with asyncio.timeout(_DEADLINE_S):
         output, error = await running.communicate()
     if running.returncode:
