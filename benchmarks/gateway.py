@@ -1,4 +1,4 @@
-"""What the gateway adds to a reply: beside the same ids sent straight to the engine, and over long conversations."""
+"""Time that the gateway adds to a reply: beside the same ids sent straight to the engine, and in long conversations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from asyncrl.live.conversation import Conversations, Seam, history_key
 from asyncrl.live.stored import TurnReader
 from asyncrl.ports import free_port
 from benchmarks.stage import BenchError, Stage, bench_config, report
-from benchmarks.talks import Talk, Told, gateway_key, percentile, talking_model, timed
+from benchmarks.talks import Reply, Talk, gateway_key, percentile, talking_model, timed
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES
 from topics.wire import decode
@@ -84,7 +84,7 @@ class Pairs:
         self._tokens = tokens
         self._draw = random.Random(1)
         self._turns = TurnReader(stage.bus)
-        self._found: list[tuple[Told, Told]] = []
+        self._found: list[tuple[Reply, Reply]] = []
         self._engine = self._engine_key = self._key = ""
         self._address = f"http://127.0.0.1:{stage.config.gateway.port}"
 
@@ -122,7 +122,7 @@ class Pairs:
             straight = _whole(await self._straight(stored.prompt.tolist()))
             self._found.append((through, straight))
 
-    async def _straight(self, ids: list[int]) -> Told:
+    async def _straight(self, ids: list[int]) -> Reply:
         sampling = {"max_new_tokens": self._tokens, "temperature": 0.0, "stream_interval": _STREAM_TOKENS}
         body = {
             "input_ids": ids,
@@ -179,10 +179,10 @@ def _of_engine(data: bytes) -> str | None:
     return "." if event["output_ids"] else ""
 
 
-def _whole(told: Told) -> Told:
-    if told.failed:
-        raise BenchError(f"a reply failed: status {told.status}, {told.events} events")
-    return told
+def _whole(answer: Reply) -> Reply:
+    if answer.failed:
+        raise BenchError(f"a reply failed: status {answer.status}, {answer.events} events")
+    return answer
 
 
 def rendering(model: Path, rounds: int = 20) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What clients of a gateway meet while its model learns: the same seeded load without training, and with it."""
+"""Figures that clients of a gateway meet while its model learns: the same seeded load without training, and with it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import aiohttp
 from asyncrl.config.settings import Config
 from asyncrl.ports import free_port
 from benchmarks.stage import Stage, bench_config, report
-from benchmarks.talks import APIS, Talk, Told, gateway_key, percentile, talking_model
+from benchmarks.talks import APIS, Reply, Talk, gateway_key, percentile, talking_model
 from topics.batches import BATCH_TRAINED
 from topics.engines import ENGINE_READY
 from topics.topic import ENGINES, TRAINING
@@ -105,8 +105,8 @@ async def _measured(config: Config, rate: float, seconds: float) -> dict[str, fl
         clock_ns = time.time_ns() + int(_WARM_S * 1e9)
         async with _cpu(stage) as used:
             load = _load(http, address, key, rate, _WARM_S + seconds)
-            told = await stage.until(load, _DEADLINE_S + seconds)
-        window = [one for one in told if begin <= one.asked_s < begin + seconds]
+            replies = await stage.until(load, _DEADLINE_S + seconds)
+        window = [one for one in replies if begin <= one.asked_s < begin + seconds]
         counts = {
             "updates": await _count(stage, ENGINES, ENGINE_READY, clock_ns, seconds),
             "steps": await _count(stage, TRAINING, BATCH_TRAINED, clock_ns, seconds),
@@ -114,14 +114,14 @@ async def _measured(config: Config, rate: float, seconds: float) -> dict[str, fl
         return {**summed(window, seconds), **counts, **used}
 
 
-def summed(told: list[Told], seconds: float) -> dict[str, float]:
+def summed(replies: list[Reply], seconds: float) -> dict[str, float]:
     """Return what clients met in a window."""
-    whole = [one for one in told if not one.failed]
+    whole = [one for one in replies if not one.failed]
     first_ms, whole_ms = [1e3 * one.first_s for one in whole], [1e3 * one.whole_s for one in whole]
     return {
-        "requests_per_s": len(told) / seconds,
-        "not_2xx": float(sum(one.status // 100 != 2 for one in told)),
-        "broken_streams": float(sum(one.broken and one.status // 100 == 2 for one in told)),
+        "requests_per_s": len(replies) / seconds,
+        "not_2xx": float(sum(one.status // 100 != 2 for one in replies)),
+        "broken_streams": float(sum(one.broken and one.status // 100 == 2 for one in replies)),
         "first_token_p50_ms": percentile(first_ms, 0.5),
         "first_token_p99_ms": percentile(first_ms, 0.99),
         "whole_p50_ms": percentile(whole_ms, 0.5),
@@ -131,9 +131,9 @@ def summed(told: list[Told], seconds: float) -> dict[str, float]:
     }
 
 
-async def _load(http: aiohttp.ClientSession, address: str, key: str, rate: float, seconds: float) -> list[Told]:
+async def _load(http: aiohttp.ClientSession, address: str, key: str, rate: float, seconds: float) -> list[Reply]:
     """Begin sessions at their times, and return what all of them met."""
-    began, told = time.monotonic(), list[Told]()
+    began, replies = time.monotonic(), list[Reply]()
 
     async def session(number: int) -> None:
         await asyncio.sleep(began + number * _TURNS / rate - time.monotonic())
@@ -141,11 +141,11 @@ async def _load(http: aiohttp.ClientSession, address: str, key: str, rate: float
         talk = Talk(http, address, key, APIS[number % len(APIS)])
         for turn in range(_TURNS):
             opinion = draw.choice(("good ", "wrong ")) if turn else ""
-            told.append(await talk.say(opinion + "".join(draw.choices(_WORDS, k=_ASKED)), tokens=_TOKENS))
+            replies.append(await talk.say(opinion + "".join(draw.choices(_WORDS, k=_ASKED)), tokens=_TOKENS))
             await asyncio.sleep(_PAUSE_S)
 
     await asyncio.gather(*(session(number) for number in range(int(seconds * rate / _TURNS))))
-    return told
+    return replies
 
 
 @asynccontextmanager

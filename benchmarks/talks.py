@@ -26,7 +26,7 @@ _UP_S = 120.0
 _SILENT_S = 120.0
 
 
-class Told(NamedTuple):
+class Reply(NamedTuple):
     """A streamed reply as its client met it; seconds are of the monotonic clock."""
 
     asked_s: float
@@ -93,15 +93,15 @@ class Talk:
         self._messages: list[dict[str, str]] = []
         self._last = ""  # id of the last turn
 
-    async def say(self, text: str, *, tokens: int, temperature: float = 1.0) -> Told:
+    async def say(self, text: str, *, tokens: int, temperature: float = 1.0) -> Reply:
         """Ask, and read the reply to its end."""
         self._messages.append({"role": "user", "content": text})
         path, body = self._request(text, tokens)
         raw = msgspec.json.encode({"model": "any", "stream": True, "temperature": temperature, **body})
-        told = await timed(self._http, f"{self._address}{path}", raw, self._headers, _DELTAS[self._api])
-        self._messages.append({"role": "assistant", "content": told.text})
-        self._last = told.turn
-        return told
+        reply = await timed(self._http, f"{self._address}{path}", raw, self._headers, _DELTAS[self._api])
+        self._messages.append({"role": "assistant", "content": reply.text})
+        self._last = reply.turn
+        return reply
 
     def _request(self, text: str, tokens: int) -> tuple[str, dict[str, Any]]:
         if self._api == "chat":
@@ -114,7 +114,7 @@ class Talk:
 
 async def timed(
     http: aiohttp.ClientSession, url: str, body: bytes, headers: dict[str, str], deltas: Callable[[bytes], str | None]
-) -> Told:
+) -> Reply:
     """Send a request, and time the events of its answer.
 
     Args:
@@ -143,7 +143,7 @@ async def timed(
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         ended = False
     whole = time.monotonic() - asked
-    return Told(asked, first, whole, silence, status, not ended, events, "".join(texts), turn)
+    return Reply(asked, first, whole, silence, status, not ended, events, "".join(texts), turn)
 
 
 async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

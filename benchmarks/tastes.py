@@ -98,22 +98,10 @@ async def _run(series: Series, method: str, seed: int) -> Story:
         ending.cancel()
         if process.returncode:
             raise BenchError(f"live-demo, {method}, seed {seed}, ended with {process.returncode}: {output[-_SHOWN:]}")
-        story = _story(Path(folder) / "runs" / "live-demo")
+        story = Story(**json.loads((Path(folder) / "runs/live-demo/satisfaction.json").read_text()))
     reached = story.reached()
     when = f"{reached} turns, {story.seconds[reached - 1]:.0f} s" if reached else "never"
     last = f"{len(story.pleased)} turns, {story.seconds[-1]:.0f} s" if story.pleased else "no turn"
     requests = story.rows()["requests"].split(", the first")[0]
     print(f"{method}  seed {seed}  {GOAL} after {when}  of {last}; {requests}", flush=True)
     return story
-
-
-def _story(root: Path) -> Story:
-    replies = json.loads((root / "satisfaction.json").read_text())
-    told = json.loads((root / "reports" / "users.json").read_text())["requests"]
-    count, failed = (int(part.split()[0].replace(",", "")) for part in told.split(", ")[:2])
-    return Story(
-        seconds=[seconds for seconds, _ in replies],
-        pleased=[pleased for _, pleased in replies],
-        requests=count,
-        failures=["failed"] * failed,
-    )

@@ -1,4 +1,4 @@
-"""What users import from `asyncrl`: every name is there, and none is loaded before it is used."""
+"""Names that users import from `asyncrl`: every name is there, and none is loaded before it is used."""
 
 import subprocess
 import sys

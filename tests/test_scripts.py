@@ -1,4 +1,4 @@
-"""What the scripts make of a virtual environment that is only half there."""
+"""The scripts with a virtual environment that is only half there."""
 
 import os
 import shutil

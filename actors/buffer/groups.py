@@ -233,7 +233,7 @@ def eval_scored(group: Group, held_out: HeldOut, *, seconds: float) -> EvalScore
 
 
 def _missing(group: Group) -> str:
-    """Why answers of an evaluation have no grade; "" where all have one."""
+    """Return why answers of an evaluation have no grade; "" where all have one."""
     missing = group.size - len(group.live())
     if not missing:
         return ""

@@ -1,4 +1,4 @@
-"""What all trajectories of a rollout worker share."""
+"""Dependencies that all trajectories of a rollout worker share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the keeper of sessions counts of turns for alarms and caps: figures of the newest ones, as plain data."""
+"""Counts of turns for alarms and caps, kept by the keeper of sessions: figures of the newest ones, as plain data."""
 
 from __future__ import annotations
 

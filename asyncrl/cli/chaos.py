@@ -24,7 +24,7 @@ from asyncrl.cli.target import add_directory, know_actors, live_run
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
-from asyncrl.run.faults import Part, Rests, Target, choose, drawn, parse_targets, parts, resume, signal_targets, strike
+from asyncrl.run.faults import Part, Rests, Target, choose, drawn, inject, parse_targets, parts, resume, signal_targets
 from asyncrl.run.node_faults import NODE, NodeKiller, node_targets
 from asyncrl.state.audit.reading import Audited, audit_run
 
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _chaos(found: FoundRun, plan: Plan) -> int:
-    counts = await inject(found.files, plan, lambda line: print(line, flush=True))
+    counts = await inject_until_end(found.files, plan, lambda line: print(line, flush=True))
     text = ", ".join(f"{target} {count}" for target, count in sorted(counts.items())) or "none"
     print(f"run {found.run}, seed {plan.seed}: {counts.total()} injections: {text}", flush=True)
     audited = await _audited(found)
@@ -106,7 +106,7 @@ async def _chaos(found: FoundRun, plan: Plan) -> int:
     return 1 if audited.findings.violations else 0
 
 
-async def inject(files: RunFiles, plan: Plan, report: Callable[[str], None]) -> Counter[Target]:
+async def inject_until_end(files: RunFiles, plan: Plan, report: Callable[[str], None]) -> Counter[Target]:
     """Inject faults into the live run of a directory, until it has been enough or the run ends.
 
     Args:
@@ -136,7 +136,7 @@ async def inject(files: RunFiles, plan: Plan, report: Callable[[str], None]) -> 
         chosen = [] if rests.has(target.role) else choose(target.role, parts(files.root), dice)
         if chosen:
             found_s = now_s
-            strike(target.kind, chosen)
+            inject(target.kind, chosen)
             counts[target] += 1
             report(f"{now_s - began_s:>8.1f} s  {target.kind} {', '.join(part.name for part in chosen)}")
             for part in chosen:

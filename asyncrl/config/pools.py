@@ -1,4 +1,4 @@
-"""What the groups of engines serve: training, or one purpose alone."""
+"""Purposes that the groups of engines serve: training, or one other alone."""
 
 from __future__ import annotations
 

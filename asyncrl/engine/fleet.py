@@ -199,7 +199,7 @@ class Fleet:
             await engine.client.close()
 
     def _absence(self, version: int) -> str:
-        """Why no engine will have a version any more; "" where one may."""
+        """Return why no engine will have a version any more; "" where one may."""
         ready = [engine.ready.version for engine in self._engines.values() if engine.ready is not None]
         if ready and min(ready) > version:
             return f"no engine has version {version} now; the oldest that is ready is {min(ready)}"

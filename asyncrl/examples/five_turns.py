@@ -17,7 +17,7 @@ TURNS = 5
 
 def letters_right(answer: str, label: str) -> int:
     """The tool. Sync or async, it may do anything; its answer is recorded before the policy sees it."""
-    return sum(said == wanted for said, wanted in zip(answer.strip(), label, strict=False))
+    return sum(given == wanted for given, wanted in zip(answer.strip(), label, strict=False))
 
 
 async def rollout(row: PromptRow, context: RolloutContext) -> None:

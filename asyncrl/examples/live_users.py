@@ -19,7 +19,7 @@ import asyncio
 import json
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -252,10 +252,9 @@ async def _is_served(context: Context) -> bool:
 
 
 def write_report(story: Story, files: RunFiles) -> None:
-    """Write `satisfaction.json` (each reply: seconds, pleased), the rows of the summary, and `satisfaction.png`."""
+    """Write `satisfaction.json` (figures and replies), the rows of the summary, and `satisfaction.png`."""
     root = files.root
-    replies = list(zip(story.seconds, story.pleased, strict=True))
-    (root / "satisfaction.json").write_text(json.dumps(replies))
+    (root / "satisfaction.json").write_text(json.dumps(asdict(story)))
     found = story.rows()
     if story.pleased:
         draw_satisfaction(story, root / "satisfaction.png")

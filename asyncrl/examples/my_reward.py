@@ -16,7 +16,7 @@ A config names it, and the rows it grades, with paths relative to the config:
 def reward(completion: str, label: str) -> dict[str, float]:
     """Return a number, or a dict with "reward" and further numbers, which `trajectory.graded` carries."""
     answer = completion.strip()
-    right = sum(said == wanted for said, wanted in zip(answer, label, strict=False))
+    right = sum(given == wanted for given, wanted in zip(answer, label, strict=False))
     return {
         "reward": right / max(len(answer), len(label)),  # an answer that is too long or too short loses, too
         "solved": float(answer == label),

@@ -1,4 +1,4 @@
-"""What judges have in common: a case, a vote, and a verdict of several votes."""
+"""Common ground of judges: a case, a vote, and a verdict of several votes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ HINTS = 3  # candidates of a turn: its teacher scores the reply behind each
 class VoteFailed(AsyncRLError):
     """A vote that was not given, with the reason; the other votes on the turn are not touched."""
 
-    def __init__(self, reason: str, said: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "") -> None:
         """
         Args:
             reason: without a word of what was said: logs have it.
             said: what follows it in the error, which may quote a user or an answer.
         """
-        super().__init__(reason + said)
+        super().__init__(reason + detail)
         self.reason = reason
 
 

@@ -48,8 +48,8 @@ class HintWriter:
         end = len(prompt) - len(self._opening)
         if end < 0 or not np.array_equal(prompt[end:], self._opening):
             return None
-        (said,) = self._quoted.messages([{"role": "user", "content": self._wording.replace("{hint}", hint)}])
-        return np.concatenate([prompt[:end], self._quoted.encode(said["content"]), self._opening])
+        (message,) = self._quoted.messages([{"role": "user", "content": self._wording.replace("{hint}", hint)}])
+        return np.concatenate([prompt[:end], self._quoted.encode(message["content"]), self._opening])
 
 
 class HintReader:

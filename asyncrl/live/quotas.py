@@ -1,4 +1,4 @@
-"""What tenants have used, folded from what is stored of their requests, and the limits of their keys."""
+"""Usage of tenants, folded from what is stored of their requests, and the limits of their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stored turns tell any gateway: histories that a prompt may begin with, and replies that a retry goes on with."""
+"""Stored turns as every gateway knows them: histories that a prompt may begin with, replies that a retry takes up."""
 
 from __future__ import annotations
 

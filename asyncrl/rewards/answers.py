@@ -75,13 +75,13 @@ def f1(completion: str, label: Any) -> dict[str, float]:
     `yes`, `no` and `noanswer` count only where both are equal. The metrics `precision` and `recall` come with it.
     Source: the evaluation of SQuAD (arXiv 1606.05250, section 6.1) and of HotpotQA (arXiv 1809.09600).
     """
-    said, wanted = _words(completion), _words(str(label))
-    common = sum((Counter(said) & Counter(wanted)).values())
-    if {" ".join(said), " ".join(wanted)} & _WHOLE and said != wanted:
+    answered, wanted = _words(completion), _words(str(label))
+    common = sum((Counter(answered) & Counter(wanted)).values())
+    if {" ".join(answered), " ".join(wanted)} & _WHOLE and answered != wanted:
         common = 0
     if not common:
         return {"reward": 0.0, "precision": 0.0, "recall": 0.0}
-    precision, recall = common / len(said), common / len(wanted)
+    precision, recall = common / len(answered), common / len(wanted)
     return {"reward": 2 * precision * recall / (precision + recall), "precision": precision, "recall": recall}
 
 

@@ -191,7 +191,7 @@ def choose(role: str, living: Sequence[Part], dice: random.Random) -> list[Part]
     return [dice.choice(fitting)] if fitting else []
 
 
-def strike(kind: str, chosen: Iterable[Part]) -> None:
+def inject(kind: str, chosen: Iterable[Part]) -> None:
     """Kill processes, or stop them until they are resumed."""
     for part in chosen:
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended first

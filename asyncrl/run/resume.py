@@ -1,4 +1,4 @@
-"""What a run that goes on may be given: other settings of some kinds, and a batch that it passes over."""
+"""Changes that a run which goes on may be given: other settings of some kinds, and a batch that it passes over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a host without the run's directory is sent: login of one role, keys that it uses, model, the user's files."""
+"""Files that a host without the run's directory is sent: login of one role, its keys, model, the user's files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor reports of live traffic: a channel that is held too far behind, and figures beyond their bounds."""
+"""Findings of the doctor about live traffic: a channel that is held too far behind, and figures beyond their bounds."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ADAPTER = "adapter_model"
 """Stem of PEFT's files."""
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""What PEFT reads beside them."""
+"""File that PEFT reads beside them."""
 
 _PREFIX = "base_model.model."  # of PEFT's names
 _SEED = 0  # of the initial matrices: every rank, and every start, has the same ones

@@ -18,7 +18,7 @@ from asyncrl.training.attention import DOCUMENTS, Documents
 from asyncrl.training.lora import Lora, add_adapters
 from asyncrl.training.masters import Masters
 from asyncrl.training.replay_router import replay_routers
-from asyncrl.training.routing import Mixture, told
+from asyncrl.training.routing import Mixture, recorded
 from asyncrl.training.vocabulary import Kernels, Top, chosen_logprobs, most_probable
 
 
@@ -98,9 +98,9 @@ class Policy(nn.Module):
     def _tell(self, documents: Documents | None) -> None:
         routing = None if documents is None else documents.routing
         mixture = self.mixture
-        every = None if routing is None or mixture is None else told(routing, mixture.layers, mixture.experts)
+        every = None if routing is None or mixture is None else recorded(routing, mixture.layers, mixture.experts)
         for number, router in self._routers.items():  # they keep it for a recomputation in the backward pass
-            router.told = None if every is None else every[:, number]
+            router.recorded = None if every is None else every[:, number]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,13 +20,13 @@ Routed: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 class ReplayRouter(Qwen3MoeTopKRouter):
     """The router of transformers, which goes by what is told to it. A gradient reaches it through the shares."""
 
-    told: torch.Tensor | None = None
+    recorded: torch.Tensor | None = None
 
     def forward(self, hidden: torch.Tensor) -> Routed:
         """Choose experts."""
         logits = F.linear(hidden.reshape(-1, self.hidden_dim), self.weight)
         shares = logits.softmax(-1, dtype=torch.float)
-        chosen = replayed(shares.topk(self.top_k, -1).indices, self.told)
+        chosen = replayed(shares.topk(self.top_k, -1).indices, self.recorded)
         found = shares.gather(1, chosen)
         if self.norm_topk_prob:
             found = found / found.sum(-1, keepdim=True)
@@ -36,7 +36,7 @@ class ReplayRouter(Qwen3MoeTopKRouter):
 def _replay_corrected(router: Any, routed: Routed) -> Routed:
     """Return what a router of sigmoid scores makes of the experts that it is told."""
     logits, _, own = routed
-    chosen = replayed(own, router.told)
+    chosen = replayed(own, router.recorded)
     shares = logits.sigmoid().gather(1, chosen)
     if router.norm_topk_prob:
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # as transformers does
@@ -46,7 +46,7 @@ def _replay_corrected(router: Any, routed: Routed) -> Routed:
 class DeepseekReplayRouter(DeepseekV3TopkRouter):
     """As `ReplayRouter`, of DeepSeek-V3."""
 
-    told: torch.Tensor | None = None
+    recorded: torch.Tensor | None = None
 
     def forward(self, hidden: torch.Tensor) -> Routed:
         """Choose experts."""
@@ -57,7 +57,7 @@ class DeepseekReplayRouter(DeepseekV3TopkRouter):
 class Glm4ReplayRouter(Glm4MoeTopkRouter):
     """As `ReplayRouter`, of GLM-4.5."""
 
-    told: torch.Tensor | None = None
+    recorded: torch.Tensor | None = None
 
     def forward(self, hidden: torch.Tensor) -> Routed:
         """Choose experts."""

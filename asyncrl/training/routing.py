@@ -19,7 +19,7 @@ class Mixture(NamedTuple):
     experts: int
 
 
-def told(routing: torch.Tensor, layers: int, experts: int) -> torch.Tensor:
+def recorded(routing: torch.Tensor, layers: int, experts: int) -> torch.Tensor:
     """Read what engines recorded.
 
     Args:
@@ -32,11 +32,11 @@ def told(routing: torch.Tensor, layers: int, experts: int) -> torch.Tensor:
     return wide.view(len(routing), layers, -1).long()
 
 
-def replayed(own: torch.Tensor, told: torch.Tensor | None) -> torch.Tensor:
+def replayed(own: torch.Tensor, recorded: torch.Tensor | None) -> torch.Tensor:
     """Return the recorded experts [T, K], and the router's own where none were: a router never chooses one twice."""
-    if told is None:
+    if recorded is None:
         return own
-    return torch.where((told == told[:, :1]).all(1, keepdim=True), own, told)
+    return torch.where((recorded == recorded[:, :1]).all(1, keepdim=True), own, recorded)
 
 
 def check_routing(row: TrainRow, mixture: Mixture) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """Where and how a trainer computes, and the models beside the one that it trains."""
+    """Device and precision of a trainer, and the models beside the one that it trains."""
 
     device: str = "cpu"  # "cpu", "cuda" or, with torch, "cuda:N"; the megatron trainer takes the GPU of its rank
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -17,9 +17,9 @@ class TrainerSettings:
     micro_batch_tokens: int = 4096
     recompute: bool = False
     shares: bool = False
-    """Whether other processes of the host may read the copied weights; on a GPU they take its memory."""
+    """True where other processes of the host may read the copied weights; on a GPU they take its memory."""
     replays: bool = False
-    """Whether tokens go to the experts that they went to where they were sampled."""
+    """True where tokens go to the experts that they went to where they were sampled."""
     threads: int = 1
     eps: float = 1e-8
     teacher: Path | None = None  # directory of the model that fills the column `teacher`

@@ -18,7 +18,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.publish import publish
 from asyncrl.crash import arm
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.faults import IN_A_ROW, NATS, SEVERAL, Part, Rests, Target, choose, resume, strike
+from asyncrl.run.faults import IN_A_ROW, NATS, SEVERAL, Part, Rests, Target, choose, inject, resume
 from benchmarks.chaos.stage import Stage
 from benchmarks.chaos.targets import AT_THE_END
 from benchmarks.chaos.witness import Witness
@@ -131,7 +131,7 @@ class Injector:
         chosen = await self._choose(target.role, living)
         if not chosen:
             return False
-        strike(target.kind, chosen)
+        inject(target.kind, chosen)
         self._note(target, chosen)
         if target.kind == "wake":
             self._spawn(self._wake(chosen[0]))
@@ -169,7 +169,7 @@ class Injector:
         occasion = "recorder" if target.kind == "actor.started" else target.role
         if target.kind in (*_PASSED_AT_ITS_START, "actor.started"):
             for part in [part for part in living if part.role == occasion][:1]:
-                strike("kill", [part])
+                inject("kill", [part])
                 self._note(Target(occasion, "kill"), [part])
         elif target.kind == "fleet.scaled":
             self._spawn(self._scale())

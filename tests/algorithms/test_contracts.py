@@ -1,4 +1,4 @@
-"""What every entry of each dictionary of algorithms keeps to, and what entries of these tests keep to as well."""
+"""Contract of every entry of each dictionary of algorithms, and of entries of these tests."""
 
 import importlib.util
 import re

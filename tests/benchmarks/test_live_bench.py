@@ -6,7 +6,7 @@ from benchmarks import live as live_bench
 from benchmarks.gateway import bench_gateway
 from benchmarks.goals import goals_of
 from benchmarks.live import bench_live, summed
-from benchmarks.talks import Told, percentile
+from benchmarks.talks import Reply, percentile
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ async def test_clients_of_all_apis_are_served_while_the_model_learns(monkeypatch
 
 
 def test_what_fails_is_counted_and_not_timed():
-    good = Told(0.0, 0.1, 1.0, 0.2, 200, broken=False, events=3, text="abc")
+    good = Reply(0.0, 0.1, 1.0, 0.2, 200, broken=False, events=3, text="abc")
     refused, cut = good._replace(status=503, broken=True), good._replace(broken=True, whole_s=9.0)
 
     figures = summed([good, good, refused, cut], 2.0)

@@ -1,4 +1,4 @@
-"""Who may log in: TLS, nkeys, passwords, revoked users; each refusal is one clear error at once."""
+"""Logins: TLS, nkeys, passwords, revoked users; each refusal is one clear error at once."""
 
 import asyncio
 import os
@@ -36,7 +36,7 @@ DEADLINE_S = 60.0
 
 
 async def refusal(address: BusAddress) -> str:
-    """Why a login is refused, which must be known at once."""
+    """Return why a login is refused, which must be known at once."""
     async with asyncio.timeout(AT_ONCE_S):
         with pytest.raises(BusDenied) as error:
             await Bus.connect(address, "mine", deadline_s=DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Where a run's own servers listen: a port and an address of one's choice, or any free port on loopback."""
+"""Addresses of a run's own servers: a port and an address of one's choice, or any free port on loopback."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.cli import bench
-from asyncrl.cli.chaos import Plan, inject
+from asyncrl.cli.chaos import Plan, inject_until_end
 from asyncrl.cli.main import run as run_command
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
@@ -64,5 +64,5 @@ async def test_injections_end_where_no_process_of_the_wanted_roles_lives(
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(AsyncRLError, match="no process lives of rollout:kill"):
-            await inject(RunFiles(tmp_path), plan, print)
-    assert await inject(RunFiles(tmp_path), plan, print) == {}  # the run is over
+            await inject_until_end(RunFiles(tmp_path), plan, print)
+    assert await inject_until_end(RunFiles(tmp_path), plan, print) == {}  # the run is over

@@ -1,4 +1,4 @@
-"""What `check` refuses of servers started here: GPUs that do not suffice, ports and roles that meet."""
+"""Servers started here that `check` refuses: GPUs that do not suffice, ports and roles that meet."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a config is hinted at."""
+"""Hints about a config."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a config may say, and what is answered when it says something else."""
+"""Configs that load, and the errors of those that do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a tool answers stays text: it ends no message and begins none, whatever it says."""
+"""Answers of tools stay text: none ends a message or begins one."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What the embedded engine and a real SGLang 0.5.17 must do alike: the same cases against both."""
+"""Contract of the embedded engine and a real SGLang 0.5.17: the same cases against both."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What the run gives the servers that it starts, and what the doctor and `check` tell of engines."""
+"""Arguments of the servers that a run starts, and findings of the doctor and of `check` about engines."""
 
 import asyncio
 import json
@@ -105,21 +105,21 @@ def test_check_hints_where_log_probs_are_not_of_what_was_sampled_from(setting: s
 
 
 def test_a_server_with_weights_of_somebody_else_is_a_finding_while_training_goes_on():
-    told = MadeState(last_step_s=NOW_S - 1)
-    told.engine(EngineUpdating("engine-1", 0, 5, found="default"), at_s=NOW_S - 9)
-    told.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 8)
-    assert told.found() == [("mislabelled", "engine-1")]
-    assert told.evidence().startswith("9 s ago the server at http://e had weights called 'default', which this run did")
+    case = MadeState(last_step_s=NOW_S - 1)
+    case.engine(EngineUpdating("engine-1", 0, 5, found="default"), at_s=NOW_S - 9)
+    case.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 8)
+    assert case.found() == [("mislabelled", "engine-1")]
+    assert case.evidence().startswith("9 s ago the server at http://e had weights called 'default', which this run did")
 
-    told.state.now_ns += int(60e9)
-    assert ("mislabelled", "engine-1") not in told.found()
+    case.state.now_ns += int(60e9)
+    assert ("mislabelled", "engine-1") not in case.found()
 
 
 def test_answers_labelled_otherwise_than_the_server_announces_are_a_finding():
-    told = MadeState(last_step_s=NOW_S - 1).vitals("rollout-1", mislabelled_at_s=NOW_S - 4, mislabelled_tokens=1234)
+    case = MadeState(last_step_s=NOW_S - 1).vitals("rollout-1", mislabelled_at_s=NOW_S - 4, mislabelled_tokens=1234)
 
-    assert told.found() == [("mislabelled", "rollout-1")]
-    assert "1,234 tokens were thrown away" in told.evidence()
+    assert case.found() == [("mislabelled", "rollout-1")]
+    assert "1,234 tokens were thrown away" in case.evidence()
 
 
 def test_a_server_without_its_key_file_does_not_start(model: Path, tmp_path: Path):

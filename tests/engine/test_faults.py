@@ -1,4 +1,4 @@
-"""What goes wrong with one request concerns that one alone: a client against a server that answers as SGLang does."""
+"""Faults of one request concern that one alone: a client against a server that answers as SGLang does."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,1 +1,1 @@
-"""What tests share: runs, actors in process, made-up messages, servers."""
+"""Parts that tests share: runs, actors in process, made-up messages, servers."""

@@ -12,7 +12,7 @@ SETTINGS = {
 }
 
 
-def told():
+def ordinary_story():
     """Return the messages of the run."""
     story = Story()
     story.publish(RUN_OPENED, RunOpened(9, 1, SETTINGS))

@@ -78,7 +78,7 @@ class Recorded:
         return Recorded(logs, self.run, self.base)
 
     def places(self, topic: Topic[Any]) -> list[int]:
-        """Where the messages of a topic are in their log."""
+        """Sequences of the messages of a topic in their log."""
         return [at for at, record in enumerate(self._log(topic)) if topic_of(record.subject) is topic]
 
     def records(self, topic: Topic[Any]) -> list[Record]:

@@ -1,4 +1,4 @@
-"""What stored turns tell a gateway: a fold fed by hand."""
+"""Stored turns as a gateway knows them: a fold fed by hand."""
 
 from pathlib import Path
 

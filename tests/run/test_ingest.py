@@ -163,7 +163,7 @@ def own(role: str, headers: dict[str, str] | None = None) -> list[Request]:
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> AsyncIterator[Path]:
-    """Where the credentials of a run's server lie; every stream holds a message on each of its topics."""
+    """Return the folder with a server's credentials; every stream holds a message on each of its topics."""
     server = EmbeddedServer(tmp_path, run=RUN)
     address = await server.start()
     owner = await Bus.connect(address, RUN)

@@ -1,4 +1,4 @@
-"""Where processes are started: this machine's implementation and another one keep the same promises."""
+"""Placement of processes: this machine's implementation and another one keep the same promises."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""What `check` knows of the megatron trainer before anything is loaded."""
+"""Checks of the megatron trainer before anything is loaded."""
 
 import json
 import re

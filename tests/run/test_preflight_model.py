@@ -1,4 +1,4 @@
-"""What `check` knows of a model, its rows, the functions and the machine before anything is loaded."""
+"""Checks of a model, its rows, the functions and the machine before anything is loaded."""
 
 from __future__ import annotations
 

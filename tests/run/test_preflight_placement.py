@@ -1,4 +1,4 @@
-"""What a config that places actors by Ray must have, and what is wrong with a cluster, before a start."""
+"""Checks of configs that place actors by Ray, and of the cluster, before a start."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What `check` knows of routing replay before anything is started."""
+"""Checks of routing replay before anything is started."""
 
 import json
 

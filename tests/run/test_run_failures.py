@@ -1,4 +1,4 @@
-"""What goes wrong in runs as a user sees it: one clear message, exit code 1, the rest of the run unharmed."""
+"""Failures of runs as a user sees them: one clear message, exit code 1, the rest of the run unharmed."""
 
 import json
 import re

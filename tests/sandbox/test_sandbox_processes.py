@@ -1,4 +1,4 @@
-"""What a call does to its process, and a process to its calls: limits, deaths, neighbours, pipes, the end."""
+"""Effects of a call on its process, and of a process on its calls: limits, deaths, neighbours, pipes, the end."""
 
 from __future__ import annotations
 

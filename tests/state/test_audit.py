@@ -7,7 +7,7 @@ import pytest
 from asyncrl.bus.publish import publish
 from asyncrl.state.audit.audit import Queue
 from asyncrl.state.audit.reading import audit_run
-from harness.ordinary_run import told
+from harness.ordinary_run import ordinary_story
 from harness.runs import command
 from harness.stories import FIRST, LOGS, result
 from topics.actors import DEAD_LETTER, DeadLetter
@@ -18,7 +18,7 @@ from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 
 
 def test_a_run_in_which_nothing_is_wrong_is_clean():
-    findings = told().findings(deep=True, queues={"rollout": Queue(10), "reward": Queue(6)})
+    findings = ordinary_story().findings(deep=True, queues={"rollout": Queue(10), "reward": Queue(6)})
 
     assert findings.violations == []
     assert (findings.prompts, findings.issued, findings.trained, findings.packed) == (6, 11, 5, 1)
@@ -29,7 +29,7 @@ def test_a_run_in_which_nothing_is_wrong_is_clean():
 
 
 def test_the_order_between_logs_does_not_matter():
-    story = told()
+    story = ordinary_story()
     story.trained(2, 9)  # and neither does it where something is wrong
     for logs in permutations(LOGS[len(FIRST) :]):
         assert story.wrong(logs=(*FIRST, *logs)) == [("trained twice", "batch 2")]
@@ -140,7 +140,7 @@ CORRUPTIONS = {
 @pytest.mark.parametrize("corruption", CORRUPTIONS)
 def test_a_planted_corruption_is_named_and_nothing_else(corruption):
     corrupt, *expected = CORRUPTIONS[corruption]
-    story = told()
+    story = ordinary_story()
 
     corrupt(story)
 
@@ -148,7 +148,7 @@ def test_a_planted_corruption_is_named_and_nothing_else(corruption):
 
 
 def test_work_acknowledged_without_a_result_is_lost():
-    story = told()
+    story = ordinary_story()
 
     assert story.wrong(queues={"rollout": Queue(12)}) == [("lost", "p000004-1")]
     assert story.wrong(queues={"reward": Queue(7)}) == [("lost", "p000004-0")]
@@ -159,7 +159,7 @@ def test_work_acknowledged_without_a_result_is_lost():
 
 
 def test_a_queue_that_holds_less_than_what_is_open_has_lost_some_of_it():
-    story = told()  # of two that are open, one is sampled and one is graded
+    story = ordinary_story()  # of two that are open, one is sampled and one is graded
 
     rollout, reward = Queue(9, delivered=12, newest=12), Queue(5, delivered=5, newest=7)
     assert story.wrong(queues={"rollout": rollout}) == [("lost", "queue rollout")]
@@ -185,7 +185,7 @@ async def tell(story, bus):
 
 
 async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_path):
-    await tell(told(), bus)
+    await tell(ordinary_story(), bus)
     await bus.store(TRAJECTORY_GRADED.subject(bus.run, "p000001-1"), b"garbage", {})
     audited = await audit_run(bus, deep=True)
     findings = audited.findings

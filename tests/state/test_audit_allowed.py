@@ -1,6 +1,6 @@
-"""What is unusual and right: the audit finds nothing there, and the violation beside it."""
+"""Unusual histories that are right: the audit finds nothing there, and the violation beside it."""
 
-from harness.ordinary_run import SETTINGS, told
+from harness.ordinary_run import SETTINGS, ordinary_story
 from harness.stories import Story
 from topics.actors import RUN_OPENED, SKIP_REQUESTED, RunOpened, SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchMember
@@ -19,7 +19,7 @@ from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
 
 
 def test_a_step_trained_again_on_a_newer_line_counts_once():
-    story = told()
+    story = ordinary_story()
     sequence = story.messages(BATCH_TRAINED)[1].batch_sequence
     story.published(1, lineage=1)
     story.trained(1, sequence, lineage=1)
@@ -36,7 +36,7 @@ def test_a_step_trained_again_on_a_newer_line_counts_once():
 
 
 def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
-    story = told()
+    story = ordinary_story()
     story.graded("p000004-1")
     story.dropped("p000004-1", "lag")
     story.issued("p000004-1", attempt=1)
@@ -52,7 +52,7 @@ def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
 
 
 def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
-    story = told()
+    story = ordinary_story()
     story.trained(3, len(story.logs["BATCHES"]), 1)
     story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
     assert story.wrong() == [("unasked skip", "batch 3")]
@@ -104,8 +104,8 @@ def test_batches_are_as_large_as_the_run_was_opened_with_when_they_were_packed()
 
 
 def test_engines_of_evaluations_answer_with_the_version_that_was_asked_for():
-    def told_of(engines, *versions):
-        story = told()
+    def findings_of(engines, *versions):
+        story = ordinary_story()
         story.alter(RUN_OPENED, 0, settings={**SETTINGS, "eval": {"engines": engines, "prompts": 2}})
         story.publish(EVAL_REQUESTED, EvalRequested("e000000", 1, 2, 1.0))
         members = []
@@ -118,12 +118,12 @@ def test_engines_of_evaluations_answer_with_the_version_that_was_asked_for():
         story.publish(EVAL_SCORED, EvalScored("e000000", 1, counted, 1.0, 2, 0, 1.0, members))
         return story.wrong()
 
-    assert told_of("held", 1, 1) == told_of("", 1, 2) == []
-    assert told_of("held", 1, 2) == [("wrong version", "e000000")]
+    assert findings_of("held", 1, 1) == findings_of("", 1, 2) == []
+    assert findings_of("held", 1, 2) == [("wrong version", "e000000")]
 
 
 def test_what_is_live_was_published_and_was_asked_for_or_evaluated():
-    story = told()
+    story = ordinary_story()
     story.publish(EVAL_SCORED, EvalScored("e000000", 1, {}, 1.0, 0, 0, 0.0))
     score = len(story.logs["BATCHES"])
     moves = [("command", 1, 1), ("command", 2, 2), ("rollback", 1, None), ("gate", 2, None)]
@@ -142,7 +142,7 @@ def test_what_is_live_was_published_and_was_asked_for_or_evaluated():
 
 
 def test_a_canary_was_asked_for_and_what_is_promoted_after_it_is_that_canary():
-    story = told()
+    story = ordinary_story()
     request = story.publish(PROMOTION_REQUESTED, PromotionRequested(2, 0.5))
     canary = story.publish(WEIGHTS_CANARIED, WeightsCanaried(0, 2, "0-2", "0:1:0-1", "command", request, 0.5))
     story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "canary", canary))
@@ -154,7 +154,7 @@ def test_a_canary_was_asked_for_and_what_is_promoted_after_it_is_that_canary():
 
 
 def test_late_and_forged_claims_end_nothing():
-    story = told()
+    story = ordinary_story()
     story.failed("p000000-0")
     story.failed("p000077-0")
     story.graded("p000078-0", (55,))
@@ -163,7 +163,7 @@ def test_late_and_forged_claims_end_nothing():
 
 
 def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
-    story = told()
+    story = ordinary_story()
     story.unsay(TRAJECTORY_GENERATED, 1)
     assert story.wrong() == [("lost", "p000000-0")]
 
@@ -176,7 +176,7 @@ def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
 
 
 def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_has_them():
-    story = told()
+    story = ordinary_story()
     story.publish(
         CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
     )
@@ -188,7 +188,7 @@ def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_h
 
 
 def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
-    story = told()
+    story = ordinary_story()
     story.unsay(TRAJECTORY_GENERATED, 5)
     story.publish(STREAM_TRIMMING, StreamTrimming("TRAJECTORIES", 7))
 
@@ -197,7 +197,7 @@ def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
 
 
 def test_what_had_ended_when_it_was_trimmed_between_what_is_needed_is_not_lost_and_all_else_is():
-    story = told()
+    story = ordinary_story()
     story.unsay(TRAJECTORY_GENERATED, 5)
 
     assert story.wrong(ended={"p000003-1": 7}) == []

@@ -1,4 +1,4 @@
-"""What is trained of a live turn is what the gateway stored of it: anything else is found."""
+"""Tokens trained of a live turn are those that the gateway stored: all else is found."""
 
 import msgspec
 import numpy as np

@@ -115,17 +115,17 @@ def test_a_users_function_decides_within_the_bounds():
 
 
 def made(**pools: PoolBounds) -> MadeState:
-    told = MadeState()
+    case = MadeState()
     text = {"pools": {pool: {"least": bounds.least, "most": bounds.most} for pool, bounds in pools.items()}}
     text["function"] = "mine.py:scale"
-    told.publish(RUN_OPENED, RunOpened(100, 0, {"autoscale": text, "engine": {"max_running": 8}}), at_s=2.0)
-    return told.publish(ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "elsewhere", 1), at_s=2.0)
+    case.publish(RUN_OPENED, RunOpened(100, 0, {"autoscale": text, "engine": {"max_running": 8}}), at_s=2.0)
+    return case.publish(ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "elsewhere", 1), at_s=2.0)
 
 
 def test_loads_come_from_queues_and_from_what_engines_report():
-    told = made().queue("rollout", waiting=7, under_way=200).vitals("engine-1", requests=11)
+    case = made().queue("rollout", waiting=7, under_way=200).vitals("engine-1", requests=11)
 
-    loads = pool_loads(told.state)
+    loads = pool_loads(case.state)
 
     assert loads["rollout"] == PoolLoad("rollout", 1, 1, 256, 7, 200)
     assert loads["engine"] == PoolLoad("engine", 1, 1, 8, 3, 8)
@@ -134,12 +134,12 @@ def test_loads_come_from_queues_and_from_what_engines_report():
 
 
 def test_status_shows_the_last_change_with_its_reason_and_why_a_pool_is_left_alone():
-    told = made(rollout=PoolBounds(), reward=PoolBounds())
-    told.publish(FLEET_SCALED, FleetScaled({"rollout": 2}, "autoscale", "9 wait for 4 places", 3), at_s=NOW_S - 42)
-    told.publish(FLEET_SCALED, FleetScaled({"engine": 3}, "command"), at_s=NOW_S - 10)
-    told.publish(AUTOSCALE_FAILED, AutoscaleFailed("raised: no"))
+    case = made(rollout=PoolBounds(), reward=PoolBounds())
+    case.publish(FLEET_SCALED, FleetScaled({"rollout": 2}, "autoscale", "9 wait for 4 places", 3), at_s=NOW_S - 42)
+    case.publish(FLEET_SCALED, FleetScaled({"engine": 3}, "command"), at_s=NOW_S - 10)
+    case.publish(AUTOSCALE_FAILED, AutoscaleFailed("raised: no"))
 
-    status = run_status(told.state, int(NOW_S * 1e9))
+    status = run_status(case.state, int(NOW_S * 1e9))
 
     by_pool = {one.pool: one for one in status.scalings}
     assert list(by_pool) == ["rollout", "reward", "engine"]

@@ -35,27 +35,27 @@ from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 
 def test_a_run_that_trains_has_no_finding():
-    told = MadeState(last_step_s=NOW_S - 0.4)
+    case = MadeState(last_step_s=NOW_S - 0.4)
 
-    assert told.found() == []
-    assert headline(told.state) == "healthy: step 5 of 100, 0.4 s ago"
+    assert case.found() == []
+    assert headline(case.state) == "healthy: step 5 of 100, 0.4 s ago"
 
 
 def test_a_run_whose_rewards_are_all_equal_learns_nothing():
-    told = MadeState()
+    case = MadeState()
     for step in range(6, 14):
-        told.trained(step, at_s=NOW_S - 14 + step, spread=0.0)
-        told.packed(step)
+        case.trained(step, at_s=NOW_S - 14 + step, spread=0.0)
+        case.packed(step)
 
-    assert headline(told.state).endswith(
+    assert headline(case.state).endswith(
         "ago; all rewards of a batch were equal in its last 8 steps: nothing is learned"
     )
-    assert told.found() == []  # no stall
+    assert case.found() == []  # no stall
 
 
 def test_what_is_short_beside_the_pace_of_the_run_is_no_stall():
-    told = MadeState(last_step_s=NOW_S - 40).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
-    assert told.found() == [("reward hanging", "reward-1")]  # its steps took a second each
+    case = MadeState(last_step_s=NOW_S - 40).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
+    assert case.found() == [("reward hanging", "reward-1")]  # its steps took a second each
 
     slow = MadeState(last_step_s=400.0).vitals("reward-1", work("p000007-0", held_s=30, quiet_s=30))
     for step in range(6, 14):
@@ -79,59 +79,59 @@ def test_what_the_doctor_may_not_see_is_named():
 
 
 def test_a_full_disk_explains_whatever_waits():
-    told = MadeState().vitals("reward-1", work("p000007-0"))
-    told.state.disks = [Disk("/runs/demo", 40_000_000, 100_000_000_000)]
+    case = MadeState().vitals("reward-1", work("p000007-0"))
+    case.state.disks = [Disk("/runs/demo", 40_000_000, 100_000_000_000)]
 
-    assert told.found() == [("disk full", "/runs/demo")]
-    assert told.evidence() == "40 of 100,000 MB are free"
+    assert case.found() == [("disk full", "/runs/demo")]
+    assert case.evidence() == "40 of 100,000 MB are free"
 
 
 def test_a_full_stream_explains_whatever_waits_and_one_that_fills_is_a_finding():
-    told = MadeState().vitals("reward-1", work("p000007-0"))
-    told.state.streams["TRAJECTORIES"].bytes = 995
-    assert told.found() == [("stream full", "TRAJECTORIES")]
+    case = MadeState().vitals("reward-1", work("p000007-0"))
+    case.state.streams["TRAJECTORIES"].bytes = 995
+    assert case.found() == [("stream full", "TRAJECTORIES")]
 
-    told.state.streams["TRAJECTORIES"].bytes = 920
-    assert told.found() == [("stream full", "TRAJECTORIES"), ("reward hanging", "reward-1")]
+    case.state.streams["TRAJECTORIES"].bytes = 920
+    assert case.found() == [("stream full", "TRAJECTORIES"), ("reward hanging", "reward-1")]
 
 
 def test_a_clock_that_is_off_is_found_while_training_goes_on():
-    told = MadeState(last_step_s=NOW_S - 1).vitals("rollout-1", clock_s=NOW_S + 41.0)
+    case = MadeState(last_step_s=NOW_S - 1).vitals("rollout-1", clock_s=NOW_S + 41.0)
 
-    assert told.found() == [("clock off", "rollout-1")]
-    assert told.evidence() == "the clock of elsewhere is 42.0 s ahead of the server's"
+    assert case.found() == [("clock off", "rollout-1")]
+    assert case.evidence() == "the clock of elsewhere is 42.0 s ahead of the server's"
 
 
 def test_dead_letters_of_the_last_minute_are_reported():
-    told = MadeState(last_step_s=NOW_S - 1)
-    told.state.letters = [Letter("prompt.issued", "poison: 5 deliveries without progress", int((NOW_S - 90) * 1e9))]
-    assert told.found() == []
+    case = MadeState(last_step_s=NOW_S - 1)
+    case.state.letters = [Letter("prompt.issued", "poison: 5 deliveries without progress", int((NOW_S - 90) * 1e9))]
+    assert case.found() == []
 
-    told.state.letters.append(Letter("trajectory.graded", "not a TrajectoryGraded", int((NOW_S - 9) * 1e9)))
-    assert told.found() == [("dead letters", "DEAD")]
+    case.state.letters.append(Letter("trajectory.graded", "not a TrajectoryGraded", int((NOW_S - 9) * 1e9)))
+    assert case.found() == [("dead letters", "DEAD")]
 
 
 def test_an_actor_without_a_sign_of_life_is_found_and_not_what_it_holds():
-    told = MadeState().vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE), at_s=NOW_S - 9)
+    case = MadeState().vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE), at_s=NOW_S - 9)
 
-    assert told.found() == [("actor silent", "rollout-1")]
-    assert told.evidence().startswith("no vital sign for 9 s; process 1 on elsewhere is silent")
+    assert case.found() == [("actor silent", "rollout-1")]
+    assert case.evidence().startswith("no vital sign for 9 s; process 1 on elsewhere is silent")
 
 
 def test_a_stopped_process_of_this_machine_is_found_at_once():
-    told = MadeState(last_step_s=NOW_S - 1)
-    told.state.actors["buffer-1"].process = "stopped"
+    case = MadeState(last_step_s=NOW_S - 1)
+    case.state.actors["buffer-1"].process = "stopped"
 
-    assert told.found() == [("actor silent", "buffer-1")]
+    assert case.found() == [("actor silent", "buffer-1")]
 
 
 def test_an_actor_that_dies_again_and_again_is_found_with_its_last_error():
-    told = MadeState().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
+    case = MadeState().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
     for before_s in (9, 6, 2):
-        told.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
+        case.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
 
-    assert told.found() == [("actor dying", "buffer-1")]
-    assert told.evidence() == "started 3 times in the last minute; last error: no room"
+    assert case.found() == [("actor dying", "buffer-1")]
+    assert case.evidence() == "started 3 times in the last minute; last error: no room"
 
 
 def test_a_refusal_by_the_server_is_a_missing_permission():
@@ -139,149 +139,149 @@ def test_a_refusal_by_the_server_is_a_missing_permission():
     assert MadeState().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]
 
     stopped = ActorStopped("buffer", "buffer-1", "the login has expired", denied=True)
-    told = MadeState().publish(ACTOR_STOPPED, stopped, at_s=NOW_S - 1)
-    assert told.found() == [("permission missing", "buffer-1")]
+    case = MadeState().publish(ACTOR_STOPPED, stopped, at_s=NOW_S - 1)
+    assert case.found() == [("permission missing", "buffer-1")]
 
 
 def test_a_log_that_no_keeper_writes_is_found():
-    told = MadeState()
-    told.state.streams["BATCHES"].last_ns = int((NOW_S - 30) * 1e9)
+    case = MadeState()
+    case.state.streams["BATCHES"].last_ns = int((NOW_S - 30) * 1e9)
 
-    assert told.found() == [("no writer", "buffer")]
+    assert case.found() == [("no writer", "buffer")]
 
 
 def test_work_that_nobody_asks_for_is_found():
-    told = MadeState().publish(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
+    case = MadeState().publish(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
 
-    assert told.found() == [("no worker", "rollout")]
-    assert told.evidence() == "7 wait in its queue; rollout was scaled to 0, none asks for work"
+    assert case.found() == [("no worker", "rollout")]
+    assert case.evidence() == "7 wait in its queue; rollout was scaled to 0, none asks for work"
 
 
 def test_weights_that_a_step_did_not_change_are_reported_until_one_does():
-    told = MadeState().publish(weights.WEIGHTS_UNCHANGED, weights.WeightsUnchanged(0, 6, "0:5:d"))
-    told.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"))
-    assert told.found() == [("weights unchanged", "learner")]
-    assert told.evidence() == "all tensors of version 6 are those of 0:5:d"
+    case = MadeState().publish(weights.WEIGHTS_UNCHANGED, weights.WeightsUnchanged(0, 6, "0:5:d"))
+    case.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"))
+    assert case.found() == [("weights unchanged", "learner")]
+    assert case.evidence() == "all tensors of version 6 are those of 0:5:d"
 
-    told.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 7, "e", "files", "there"))
-    assert told.found() == [("unexplained", "demo")]
+    case.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 7, "e", "files", "there"))
+    assert case.found() == [("unexplained", "demo")]
 
 
 def test_a_step_beyond_an_asserted_bound_is_a_finding_until_one_is_within():
-    told = MadeState()
-    told.state.config.learner.assertions.k3 = 0.1
+    case = MadeState()
+    case.state.config.learner.assertions.k3 = 0.1
     for step, gap in ((6, 0.5), (7, 0.05)):
         message = BatchTrained(step, 0, "rl", {"mismatch_k3": gap}, {}, 0, [0.0, 0.3], 1, 1)
-        told.publish(BATCH_TRAINED, message, at_s=NOW_S - 0.5).packed(step)
+        case.publish(BATCH_TRAINED, message, at_s=NOW_S - 0.5).packed(step)
         if step == 6:
-            assert told.found() == [("assertion broken", "learner")]
-            assert told.evidence() == "mismatch_k3 of step 6 is 0.5 nats, learner.assertions.k3 = 0.1"
+            assert case.found() == [("assertion broken", "learner")]
+            assert case.evidence() == "mismatch_k3 of step 6 is 0.5 nats, learner.assertions.k3 = 0.1"
 
-    assert "assertion broken" not in [cause for cause, _ in told.found()]
+    assert "assertion broken" not in [cause for cause, _ in case.found()]
 
 
 def test_a_step_that_is_an_anomaly_is_a_finding_that_names_trajectories():
-    told, anomaly = MadeState(), Anomaly("loss 9, usual is 0 to 1", [Carrier("p000004-1", 8.5, 50.25)])
+    case, anomaly = MadeState(), Anomaly("loss 9, usual is 0 to 1", [Carrier("p000004-1", 8.5, 50.25)])
     message = BatchTrained(6, 0, "rl", {}, {}, 0, [0.0, 0.3], 1, 1, anomaly=anomaly)
-    told.publish(BATCH_TRAINED, message, at_s=NOW_S - 0.5).packed(6)
+    case.publish(BATCH_TRAINED, message, at_s=NOW_S - 0.5).packed(6)
 
-    assert told.found() == [("step anomalous", "learner")]
+    assert case.found() == [("step anomalous", "learner")]
     expected = "step 6: loss 9, usual is 0 to 1; carried by p000004-1 (gradient norm 50.25, loss 8.5)"
-    assert told.evidence() == expected
+    assert case.evidence() == expected
 
 
 def test_a_learner_that_is_slower_than_ever_is_behind():
-    told = MadeState().packed(6, at_s=NOW_S - 60)
-    told.vitals("learner-1", doing=Activity("training", 6), doing_s=60.0)
-    assert told.found() == [("learner behind", "learner-1")]
+    case = MadeState().packed(6, at_s=NOW_S - 60)
+    case.vitals("learner-1", doing=Activity("training", 6), doing_s=60.0)
+    assert case.found() == [("learner behind", "learner-1")]
     assert (
-        told.evidence()
+        case.evidence()
         == "batch 6 is packed; for 60 s the learner has been training batch 6, its slowest step took 0.5 s"
     )
 
-    told.packed(6, at_s=NOW_S - 3)
-    assert told.found() == []  # it has waited for this batch all the time
+    case.packed(6, at_s=NOW_S - 3)
+    assert case.found() == []  # it has waited for this batch all the time
 
-    told.packed(6, at_s=NOW_S - 60).trained(5, at_s=900, train_s=50.0)
-    assert told.found() == []
+    case.packed(6, at_s=NOW_S - 60).trained(5, at_s=900, train_s=50.0)
+    assert case.found() == []
 
 
 def test_a_learner_that_waits_for_its_teacher_names_it():
-    told = MadeState().packed(6, at_s=NOW_S - 60)
-    told.vitals("learner-1", doing=Activity("awaiting teacher", 6), doing_s=60.0)
+    case = MadeState().packed(6, at_s=NOW_S - 60)
+    case.vitals("learner-1", doing=Activity("awaiting teacher", 6), doing_s=60.0)
 
-    assert [cause for cause, _ in told.found()] == ["teacher away"]
-    assert told.evidence() == "for 60 s the learner has waited for the teacher's log-probs of batch 6"
+    assert [cause for cause, _ in case.found()] == ["teacher away"]
+    assert case.evidence() == "for 60 s the learner has waited for the teacher's log-probs of batch 6"
 
 
 def test_a_learner_that_does_not_live_is_behind():
-    told = MadeState().packed(6, at_s=NOW_S - 60).vitals("learner-1", at_s=NOW_S - 20)
+    case = MadeState().packed(6, at_s=NOW_S - 60).vitals("learner-1", at_s=NOW_S - 20)
 
-    assert told.found() == [("learner behind", "learner-1")]
-    assert told.evidence().startswith("batch 6 is packed and waits for it; no vital sign for 20 s")
+    assert case.found() == [("learner behind", "learner-1")]
+    assert case.evidence().startswith("batch 6 is packed and waits for it; no vital sign for 20 s")
 
 
 def test_a_learner_that_owes_a_version_is_behind_and_not_the_engines_that_wait_for_it():
-    told = (
+    case = (
         MadeState()
         .trained(6, at_s=NOW_S - 40)
         .vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=6)))
     )
-    assert told.found() == [("learner behind", "learner-1")]
-    assert "p000007-0 waits for version 6, which was trained 40 s ago and is not published" in told.evidence()
+    assert case.found() == [("learner behind", "learner-1")]
+    assert "p000007-0 waits for version 6, which was trained 40 s ago and is not published" in case.evidence()
 
-    told.vitals("learner-1", at_s=NOW_S - 40)
-    assert told.found() == [("learner behind", "learner-1")]
-    assert told.evidence().startswith("version 6 is trained and not published; no vital sign for 40 s")
+    case.vitals("learner-1", at_s=NOW_S - 40)
+    assert case.found() == [("learner behind", "learner-1")]
+    assert case.evidence().startswith("version 6 is trained and not published; no vital sign for 40 s")
 
 
 def test_a_hanging_reward_is_found_and_not_the_groups_that_wait_for_it():
-    told = (
+    case = (
         MadeState().vitals("reward-1", work("p000007-0", held_s=60), graded=140).queue("reward", under_way=9, waiting=3)
     )
-    told.vitals("prompter-1", open_groups=6)
+    case.vitals("prompter-1", open_groups=6)
 
-    assert told.found() == [("reward hanging", "reward-1")]
-    assert told.evidence() == (
+    assert case.found() == [("reward hanging", "reward-1")]
+    assert case.evidence() == (
         "grades p000007-0 for 60 s, 140 done before; reward workers have 9, 3 more wait; reward.time_limit_s is 30"
     )
 
 
 def test_a_hanging_rollout_function_is_found():
-    told = MadeState().vitals("rollout-1", work("p000007-0"), work("p000008-1"))
+    case = MadeState().vitals("rollout-1", work("p000007-0"), work("p000008-1"))
 
-    assert told.found() == [("rollout hanging", "rollout-1")]
-    assert told.evidence().startswith("p000007-0 has run for 60 s, without progress for 60 s in the rollout")
+    assert case.found() == [("rollout hanging", "rollout-1")]
+    assert case.evidence().startswith("p000007-0 has run for 60 s, without progress for 60 s in the rollout")
 
 
 def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
-    told = MadeState().vitals("rollout-1", work("p000007-3", tokens=3200, quiet_s=0.2, waiting=AT_ENGINE))
-    told.state.ended = {f"p000007-{member}" for member in range(7) if member != 3}
+    case = MadeState().vitals("rollout-1", work("p000007-3", tokens=3200, quiet_s=0.2, waiting=AT_ENGINE))
+    case.state.ended = {f"p000007-{member}" for member in range(7) if member != 3}
 
-    assert told.found() == [("straggler", "p000007-3")]
-    assert told.evidence() == (
+    assert case.found() == [("straggler", "p000007-3")]
+    assert case.evidence() == (
         "6 of the 8 trajectories of its group are done; p000007-3 has run for 60 s, without progress for 0 s at "
         "3,200 tokens on rollout-1, engine-1"
     )
 
 
 def test_groups_that_are_dropped_one_after_another_are_found():
-    told = MadeState().vitals("rollout-1")
+    case = MadeState().vitals("rollout-1")
     for number in range(4):
-        told.publish(groups.GROUP_DROPPED, GroupDropped(f"p{number:06d}", "zero_variance", 8))
+        case.publish(groups.GROUP_DROPPED, GroupDropped(f"p{number:06d}", "zero_variance", 8))
 
-    assert told.found() == [("groups dropped", "buffer")]
-    assert told.evidence() == "4 groups were dropped since the last batch: 4 for zero_variance"
+    assert case.found() == [("groups dropped", "buffer")]
+    assert case.evidence() == "4 groups were dropped since the last batch: 4 for zero_variance"
 
 
 def test_many_trajectories_that_advance_while_all_credit_is_taken_lack_credit():
     works = [work(f"p00000{number}-0", quiet_s=0.1, waiting=AT_ENGINE, tokens=900) for number in range(6)]
-    told = (
+    case = (
         MadeState().vitals("rollout-1", *works).vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
     )
 
-    assert told.found() == [("no credit", "prompter")]
-    assert told.evidence().startswith("6 of at most 6 groups are open; 1 are complete, a batch takes 2; 4 trajectories")
+    assert case.found() == [("no credit", "prompter")]
+    assert case.evidence().startswith("6 of at most 6 groups are open; 1 are complete, a batch takes 2; 4 trajectories")
 
 
 def test_credit_without_prompts_is_the_end_of_data():
@@ -289,10 +289,10 @@ def test_credit_without_prompts_is_the_end_of_data():
 
 
 def test_rows_that_are_still_made_while_there_is_credit_are_slow_data():
-    told = MadeState().vitals("prompter-1", open_groups=1, doing=Activity("making row", 17), doing_s=42.4)
+    case = MadeState().vitals("prompter-1", open_groups=1, doing=Activity("making row", 17), doing_s=42.4)
 
-    assert told.found() == [("slow data", "prompter")]
-    assert told.evidence() == (
+    assert case.found() == [("slow data", "prompter")]
+    assert case.evidence() == (
         "it has been making row 17 of reverse for 42 s; 1 of at most 6 groups are open, and a batch takes 2"
     )
 
@@ -303,8 +303,8 @@ def test_a_stall_that_nothing_explains_is_reported_after_a_minute():
 
 
 def test_a_run_that_ends_is_not_stalled():
-    told = MadeState().publish(weights.TRAINING_FINISHED, weights.TrainingFinished(Config().learner.steps, "steps"))
-    assert told.found() == []
+    case = MadeState().publish(weights.TRAINING_FINISHED, weights.TrainingFinished(Config().learner.steps, "steps"))
+    assert case.found() == []
     assert MadeState().publish(actors.STOP_REQUESTED, actors.StopRequested()).found() == []
 
 

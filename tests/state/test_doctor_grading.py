@@ -10,47 +10,47 @@ from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.trajectories import TRAJECTORY_FAILED
 
 
-def told_of_groups(workers=1, **settings):
-    told = MadeState()
-    told.state.config.reward = msgspec.convert({"scope": "group", "function": "a.py:b", **settings}, RewardSettings)
+def case_of_groups(workers=1, **settings):
+    case = MadeState()
+    case.state.config.reward = msgspec.convert({"scope": "group", "function": "a.py:b", **settings}, RewardSettings)
     for number in range(1, workers + 1):
-        told.publish(ACTOR_STARTED, ActorStarted("groupreward", f"groupreward-{number}", "elsewhere", 1), at_s=1.0)
-        told.vitals(f"groupreward-{number}")
-    return told
+        case.publish(ACTOR_STARTED, ActorStarted("groupreward", f"groupreward-{number}", "elsewhere", 1), at_s=1.0)
+        case.vitals(f"groupreward-{number}")
+    return case
 
 
 def test_complete_groups_that_nobody_grades_are_found():
-    told = told_of_groups(workers=0).publish(FLEET_SCALED, FleetScaled({"groupreward": 0}))
-    told.queue("groupreward", waiting=5, pulls=0)
+    case = case_of_groups(workers=0).publish(FLEET_SCALED, FleetScaled({"groupreward": 0}))
+    case.queue("groupreward", waiting=5, pulls=0)
 
-    assert told.found() == [("no worker", "groupreward")]
-    assert told.evidence() == "5 wait in its queue; groupreward was scaled to 0, none asks for work"
+    assert case.found() == [("no worker", "groupreward")]
+    assert case.evidence() == "5 wait in its queue; groupreward was scaled to 0, none asks for work"
 
 
 def test_a_group_that_is_graded_for_too_long_is_found_with_its_limit():
-    told = told_of_groups().vitals("groupreward-1", work("p000007", held_s=60)).queue("groupreward", under_way=2)
+    case = case_of_groups().vitals("groupreward-1", work("p000007", held_s=60)).queue("groupreward", under_way=2)
 
-    assert told.found() == [("reward hanging", "groupreward-1")]
-    assert told.evidence() == (
+    assert case.found() == [("reward hanging", "groupreward-1")]
+    assert case.evidence() == (
         "grades p000007 for 60 s, 0 done before; groupreward workers have 2, 0 more wait; reward.time_limit_s is 30"
     )
-    told.state.config.reward.tournament = "swiss"
-    assert "reward.tournament_limit_s is 300" in told.evidence()
+    case.state.config.reward.tournament = "swiss"
+    assert "reward.tournament_limit_s is 300" in case.evidence()
 
 
 def test_rewards_that_fail_are_found_until_a_batch_is_packed():
-    told = told_of_groups().queue("groupreward")
+    case = case_of_groups().queue("groupreward")
     for member in range(2):
-        told.publish(TRAJECTORY_FAILED, failure(f"p000007-{member}", "reward", detail="ValueError: no judge"))
-    assert told.found() == [("unexplained", "demo")]
-    told.publish(GROUP_DROPPED, GroupDropped("p000007", "failed", 2))
+        case.publish(TRAJECTORY_FAILED, failure(f"p000007-{member}", "reward", detail="ValueError: no judge"))
+    assert case.found() == [("unexplained", "demo")]
+    case.publish(GROUP_DROPPED, GroupDropped("p000007", "failed", 2))
 
-    assert told.found() == [("reward failing", "groupreward")]
-    assert told.evidence() == (
+    assert case.found() == [("reward failing", "groupreward")]
+    assert case.evidence() == (
         "2 trajectories got no reward since the last batch, and 1 groups ended with that; the last failure: "
         "p000007-1 reward: ValueError: no judge"
     )
-    told.packed(6, at_s=NOW_S - 1)
-    assert ("reward failing", "groupreward") not in told.found()
+    case.packed(6, at_s=NOW_S - 1)
+    assert ("reward failing", "groupreward") not in case.found()
     alone = MadeState().publish(TRAJECTORY_FAILED, failure("p000007-0", "reward"))
     assert alone.publish(GROUP_DROPPED, GroupDropped("p000007", "failed", 2)).found() == [("reward failing", "reward")]

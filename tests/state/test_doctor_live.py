@@ -1,4 +1,4 @@
-"""What the doctor reports of live traffic."""
+"""Findings of the doctor about live traffic."""
 
 from asyncrl.state.diagnose import diagnose
 from harness.states import NOW_S, MadeState
@@ -7,39 +7,39 @@ from topics.engines import EngineReady
 
 
 def with_gateway(**safety: float) -> MadeState:
-    told = MadeState()
-    config = told.state.config
+    case = MadeState()
+    config = case.state.config
     config.gateway.count, config.gateway.engines, config.live.share = 1, "served", 0.5
     for name, bound in safety.items():
         setattr(config.live.safety, name, bound)
     for role, actor in (("sessions", "sessions-1"), ("engine", "engine-served-1")):
-        told.publish(ACTOR_STARTED, ActorStarted(role, actor, "elsewhere", 1), at_s=NOW_S - 90)
-    return told
+        case.publish(ACTOR_STARTED, ActorStarted(role, actor, "elsewhere", 1), at_s=NOW_S - 90)
+    return case
 
 
-def live_ones(told: MadeState) -> list[tuple[str, str]]:
-    return [found for found in told.found() if found[0] in ("channel behind", "live alarm")]
+def live_ones(case: MadeState) -> list[tuple[str, str]]:
+    return [found for found in case.found() if found[0] in ("channel behind", "live alarm")]
 
 
 def test_a_channel_that_is_held_too_far_behind_is_found():
-    told = with_gateway()
-    told.state.config.buffer.max_lag = 2
-    told.vitals("sessions-1", turns_skipped_behind=7.0)
-    told.engine(EngineReady("engine-served-1", "http://f", 0, 3, "d", 8), at_s=NOW_S - 80)
-    assert live_ones(told) == []  # version 5 is the newest
+    case = with_gateway()
+    case.state.config.buffer.max_lag = 2
+    case.vitals("sessions-1", turns_skipped_behind=7.0)
+    case.engine(EngineReady("engine-served-1", "http://f", 0, 3, "d", 8), at_s=NOW_S - 80)
+    assert live_ones(case) == []  # version 5 is the newest
 
-    told.state.config.buffer.max_lag = 1
-    assert live_ones(told) == [("channel behind", "engine-served-1")]
-    [words] = [one.evidence for one in diagnose(told.state) if one.cause == "channel behind"]
+    case.state.config.buffer.max_lag = 1
+    assert live_ones(case) == [("channel behind", "engine-served-1")]
+    [words] = [one.evidence for one in diagnose(case.state) if one.cause == "channel behind"]
     assert words.startswith("version 3 is live, 2 versions behind training")
     assert words.endswith("(7 so far)")
 
 
 def test_figures_beyond_their_bounds_are_alarms():
-    told = with_gateway(questions=0.25)
-    told.vitals("sessions-1", live_questions=0.25, live_invalid_calls=0.05, live_length_drift=2.0)
-    assert live_ones(told) == []
+    case = with_gateway(questions=0.25)
+    case.vitals("sessions-1", live_questions=0.25, live_invalid_calls=0.05, live_length_drift=2.0)
+    assert live_ones(case) == []
 
-    told.vitals("sessions-1", live_questions=0.5, live_disagreement=0.4, live_length_drift=0.2)
+    case.vitals("sessions-1", live_questions=0.5, live_disagreement=0.4, live_length_drift=0.2)
     found = {("live alarm", "questions"), ("live alarm", "disagreement"), ("live alarm", "length_drift")}
-    assert {*live_ones(told)} == found
+    assert {*live_ones(case)} == found

@@ -1,4 +1,4 @@
-"""What is no finding: stops that were asked for, new processes, servers that compile, groups that are done."""
+"""No findings: stops that were asked for, new processes, servers that compile, groups that are done."""
 
 from harness.states import AT_ENGINE, NOW_S, MadeState, work
 from topics.actors import (
@@ -16,60 +16,60 @@ from topics.weights import TRAINING_FINISHED, TrainingFinished
 
 
 def test_an_engine_that_was_asked_to_leave_is_not_dead():
-    told = MadeState(last_step_s=NOW_S - 1)
+    case = MadeState(last_step_s=NOW_S - 1)
 
-    assert told.engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 0.5).found() == []
-    assert told.engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.4).found() == [("engine dead", "engine-1")]
+    assert case.engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 0.5).found() == []
+    assert case.engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.4).found() == [("engine dead", "engine-1")]
 
 
 def test_while_a_run_ends_nobody_is_missed():
     asked, finished = StopRequested("asyncrl down"), TrainingFinished(100, "steps")
     for topic, message in ((STOP_REQUESTED, asked), (TRAINING_FINISHED, finished)):
-        told = MadeState(last_step_s=NOW_S - 1).engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
-        told.vitals("rollout-1", at_s=NOW_S - 60)
-        assert told.found()
-        assert told.publish(topic, message).found() == []
+        case = MadeState(last_step_s=NOW_S - 1).engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
+        case.vitals("rollout-1", at_s=NOW_S - 60)
+        assert case.found()
+        assert case.publish(topic, message).found() == []
 
 
 def test_a_process_that_was_just_asked_for_may_take_its_time():
-    told = MadeState(last_step_s=NOW_S - 1)
-    told.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 11)
-    assert told.found() == []
+    case = MadeState(last_step_s=NOW_S - 1)
+    case.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 11)
+    assert case.found() == []
 
-    told = MadeState(last_step_s=NOW_S - 1)
-    told.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
-    assert told.found() == [("actor silent", "rollout")]
-    assert told.evidence() == "1 of 2 have not started 100 s after they were requested"
+    case = MadeState(last_step_s=NOW_S - 1)
+    case.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
+    assert case.found() == [("actor silent", "rollout")]
+    assert case.evidence() == "1 of 2 have not started 100 s after they were requested"
 
 
 def test_who_stops_a_run_and_goes_on_with_it_lets_nobody_die():
-    told = MadeState(last_step_s=NOW_S - 1)
+    case = MadeState(last_step_s=NOW_S - 1)
     for at_s in (NOW_S - 50, NOW_S - 40, NOW_S - 2):
-        told.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 1), at_s=at_s)
-    assert told.vitals("buffer-1").found() == [("actor dying", "buffer-1")]
+        case.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 1), at_s=at_s)
+    assert case.vitals("buffer-1").found() == [("actor dying", "buffer-1")]
 
-    settings = told.state.config
+    settings = case.state.config
     opened = RunOpened(100, 0, {"buffer": {"batch_groups": settings.buffer.batch_groups}})
-    assert told.publish(RUN_OPENED, opened, at_s=NOW_S - 3).found() == []
+    assert case.publish(RUN_OPENED, opened, at_s=NOW_S - 3).found() == []
 
 
 def test_a_group_whose_every_member_is_done_has_no_straggler():
-    told = MadeState().vitals("rollout-1", work("p000007-0", quiet_s=0.5, waiting=AT_ENGINE))
-    told.state.ended = {f"p000007-{member}" for member in range(1, 8)}
-    assert ("straggler", "p000007-0") in told.found()
+    case = MadeState().vitals("rollout-1", work("p000007-0", quiet_s=0.5, waiting=AT_ENGINE))
+    case.state.ended = {f"p000007-{member}" for member in range(1, 8)}
+    assert ("straggler", "p000007-0") in case.found()
 
-    told.state.ended.add("p000007-0")
-    assert ("straggler", "p000007-0") not in told.found()
+    case.state.ended.add("p000007-0")
+    assert ("straggler", "p000007-0") not in case.found()
 
 
 def test_a_server_on_a_gpu_may_compile_before_its_first_answers():
     def starting(kind):
-        told = MadeState()
-        told.state.config.engine.kind = kind
-        told.state.steps, told.state.packed = [], None
-        told.state.engines["engine-1"].ready_ns = int((NOW_S - 60) * 1e9)
-        told.vitals("prompter-1", open_groups=6).vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE))
-        return told
+        case = MadeState()
+        case.state.config.engine.kind = kind
+        case.state.steps, case.state.packed = [], None
+        case.state.engines["engine-1"].ready_ns = int((NOW_S - 60) * 1e9)
+        case.vitals("prompter-1", open_groups=6).vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE))
+        return case
 
     assert starting("sglang").found() == []
     assert starting("embedded").found() != []
@@ -77,35 +77,35 @@ def test_a_server_on_a_gpu_may_compile_before_its_first_answers():
 
 def beginning(last_step_s):
     """A run whose warm-up was quick and whose first two steps of RL were not; its work advances."""
-    told = MadeState()
-    told.state.steps, told.state.packed = [], None
+    case = MadeState()
+    case.state.steps, case.state.packed = [], None
     for step in range(-5, 1):
-        told.trained(step, at_s=last_step_s - 10 + step / 10, stage="warmup")
+        case.trained(step, at_s=last_step_s - 10 + step / 10, stage="warmup")
     for step in (1, 2):
-        told.trained(step, at_s=last_step_s - 8 + 4 * step)
-    return told.vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
+        case.trained(step, at_s=last_step_s - 8 + 4 * step)
+    return case.vitals("prompter-1", open_groups=6).vitals("buffer-1", ready_groups=1)
 
 
 def test_work_that_advances_is_not_too_slow_before_the_run_has_a_pace():
     many = [work(f"p00000{number}-0", quiet_s=1, waiting=AT_ENGINE) for number in range(6)]
     for late, cause in ((many, ("no credit", "prompter")), (many[:1], ("straggler", "p000000-0"))):
         for quiet_s, found in ((20, []), (70, [cause])):
-            told = beginning(NOW_S - quiet_s).vitals("rollout-1", *late)
-            told.state.ended = {"p000000-1"} if late == many[:1] else set()
-            assert told.found() == found
+            case = beginning(NOW_S - quiet_s).vitals("rollout-1", *late)
+            case.state.ended = {"p000000-1"} if late == many[:1] else set()
+            assert case.found() == found
     hanging = beginning(NOW_S - 20).vitals("rollout-1", work("p000007-0"))
     assert hanging.found() == [("rollout hanging", "rollout-1")]
 
 
 def test_the_last_batches_wait_for_their_own_groups():
-    told = MadeState(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
-    assert told.vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE)).found() == [
+    case = MadeState(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
+    assert case.vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE)).found() == [
         ("no credit", "prompter")
     ]
 
-    told.state.total = 8  # three more, as many as may be open
-    assert told.found() == []
-    told.state.ended = {"p000007-1"}
-    assert told.found() == []
-    told.vitals("rollout-1", work("p000007-0", quiet_s=5))
-    assert told.found() == [("straggler", "p000007-0")]
+    case.state.total = 8  # three more, as many as may be open
+    assert case.found() == []
+    case.state.ended = {"p000007-1"}
+    assert case.found() == []
+    case.vitals("rollout-1", work("p000007-0", quiet_s=5))
+    assert case.found() == [("straggler", "p000007-0")]

@@ -1,4 +1,4 @@
-"""What `up` and `status` make of a run's topics."""
+"""Display of a run's topics by `up` and `status`."""
 
 import io
 

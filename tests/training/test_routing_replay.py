@@ -154,14 +154,14 @@ def test_the_experts_of_another_model_are_refused(model, wrong):
         TorchTrainer(model, TorchSettings(replays=True)).step([row], policy())
 
 
-@pytest.mark.parametrize("told", [0, 7])
-def test_an_engine_that_returns_no_row_for_each_token_is_refused(told):
-    with pytest.raises(EngineRefused, match=f"{told} routed experts for 8 tokens.*--enable-return-routed-experts"):
+@pytest.mark.parametrize("recorded", [0, 7])
+def test_an_engine_that_returns_no_row_for_each_token_is_refused(recorded):
+    with pytest.raises(EngineRefused, match=f"{recorded} routed experts for 8 tokens.*--enable-return-routed-experts"):
         answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))
-        keep_routing(answer, np.zeros(told, np.int32), prompt=4, had=0, fed=8, wide=False)
+        keep_routing(answer, np.zeros(recorded, np.int32), prompt=4, had=0, fed=8, wide=False)
 
 
-class Told:
+class Recorded:
     """A server whose answers, with their experts, are given by the test."""
 
     exact, apart = True, False
@@ -194,7 +194,7 @@ async def test_rows_of_no_token_of_the_answer_keep_out_none_of_it(before):
         tokens = np.arange(tokens, dtype=np.int32)
         return Generation(tokens, -np.ones(len(tokens), np.float32), spans, finish, routed.astype(np.int32))
 
-    server = Told(update, lambda fed: some(count, "length", np.tile([3, 4], fed + count - 1)))
+    server = Recorded(update, lambda fed: some(count, "length", np.tile([3, 4], fed + count - 1)))
     fleet = Fleet(lambda *_: server, counts={}, fail=lambda error: None)
     fleet.apply(EngineReady("engine-1", "made", 0, 0, "made", 32))
     shape = ModelInfo("any", 64, 128, experts=8)

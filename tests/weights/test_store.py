@@ -1,4 +1,4 @@
-"""What every weight store does; a second one that keeps versions in memory passes as well."""
+"""Contract of every weight store; a second one that keeps versions in memory passes as well."""
 
 import json
 import os

@@ -162,9 +162,9 @@ def _take(messages: list[Message], entry: Message, where: str) -> None:
         messages.append(result_of(entry.get("call_id"), entry.get("output"), where, parts))
     elif kind == "function_call":
         call = call_of(entry.get("name"), entry.get("call_id"), entry.get("arguments"), where)
-        said = messages.pop() if messages and messages[-1]["role"] == "assistant" else assistant_message("", [])
-        calls = [one["function"] | {"id": one["id"]} for one in said.get("tool_calls", [])]
-        messages.append(assistant_message(said["content"], [*(Call(**one) for one in calls), call]))
+        before = messages.pop() if messages and messages[-1]["role"] == "assistant" else assistant_message("", [])
+        calls = [one["function"] | {"id": one["id"]} for one in before.get("tool_calls", [])]
+        messages.append(assistant_message(before["content"], [*(Call(**one) for one in calls), call]))
     elif kind == "message":
         messages.append(message_of(entry, where, roles=OPENAI_ROLES, parts=parts))
     else:

@@ -1,4 +1,4 @@
-"""What the HTTP APIs have in common: a request, a reply and a refusal, in no API's own terms."""
+"""Common ground of the HTTP APIs: a request, a reply and a refusal, in no API's own terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the stages of a run began: as operators or settings asked, before the first prompt that obeys them was issued;
+"""Check where the stages of a run began (as operators or settings asked, before the first prompt that obeys them),
 and which batches follow them."""
 
 from __future__ import annotations

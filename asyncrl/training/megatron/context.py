@@ -43,7 +43,7 @@ class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
         super().__init__("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
         self.documents = documents
         self.segments = segments
-        self.told: torch.Tensor | None = None  # [T of this rank, layers, K] experts, where they are replayed
+        self.recorded: torch.Tensor | None = None  # [T of this rank, layers, K] experts, where they are replayed
 
 
 class Share(NamedTuple):

@@ -65,15 +65,15 @@ class Experts(nn.Module):
 class _Replay:
     """The choice of experts as the library asks for it; it has the same, but keeps micro-batches in a queue."""
 
-    def __init__(self, told: torch.Tensor) -> None:
-        self._told = told
+    def __init__(self, recorded: torch.Tensor) -> None:
+        self._recorded = recorded
 
     def get_replay_topk(
         self, scores: torch.Tensor, topk: int, groups: int | None, group_topk: int | None, choose: Callable[..., Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scores of the chosen experts, [T, K], and these."""
         _, own = choose(scores, topk, num_groups=groups, group_topk=group_topk)
-        chosen = replayed(own, self._told)
+        chosen = replayed(own, self._recorded)
         return scores.gather(1, chosen), chosen
 
 
@@ -83,8 +83,8 @@ class ExpertLayer(TransformerLayer):  # type: ignore[misc]
 
     def forward(self, *args: Any, packed_seq_params: PackedDocuments, **kwargs: Any) -> Any:
         """See `TransformerLayer`."""
-        told = packed_seq_params.told
-        self.mlp.router.router_replay = None if told is None else _Replay(told[:, self.layer_number - 1])
+        recorded = packed_seq_params.recorded
+        self.mlp.router.router_replay = None if recorded is None else _Replay(recorded[:, self.layer_number - 1])
         return super().forward(*args, packed_seq_params=packed_seq_params, **kwargs)
 
 

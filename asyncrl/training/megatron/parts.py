@@ -27,7 +27,7 @@ def _itself(parameter: torch.Tensor) -> torch.Tensor:
 
 
 class Place(NamedTuple):
-    """Where a tensor lies."""
+    """Place of a tensor."""
 
     name: str
     shape: tuple[int, ...]  # of the whole

@@ -21,7 +21,7 @@ from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.modules import build
 from asyncrl.training.megatron.parts import Parts, is_no_head
 from asyncrl.training.megatron.vocabulary import ParallelKernels
-from asyncrl.training.routing import Mixture, told
+from asyncrl.training.routing import Mixture, recorded
 from asyncrl.training.vocabulary import Top, chosen_logprobs, most_probable
 
 
@@ -130,7 +130,7 @@ class MegatronPolicy:
         routing = share.packed.documents.routing
         if routing is not None and self.mixture is not None:
             own = routing.chunk(self._layout.tensor)[parallel_state.get_tensor_model_parallel_rank()]
-            share.packed.told = told(own, self.mixture.layers, self.mixture.experts)
+            share.packed.recorded = recorded(own, self.mixture.layers, self.mixture.experts)
         return share
 
     def hidden(self, model: Any, share: Share) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What a batch says of its trajectories, by numbers worked by hand, and what people read of it."""
+"""Figures that a batch records of its trajectories, by numbers worked by hand, and their display."""
 
 from actors.buffer.groups import batch_figures, references
 from actors.recorder.fold import RecorderFold

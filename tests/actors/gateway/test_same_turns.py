@@ -1,4 +1,4 @@
-"""What tells the keeper of sessions that the same was said again, in a header that tells nobody else anything."""
+"""A header from which the keeper of sessions, and nobody else, learns that a turn repeats another."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where a replay begins."""
+"""Beginnings of replays."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What the reward worker makes of outcomes that rollout functions gave: a grade by one rule, with metrics of both."""
+"""Grades that the reward worker makes of outcomes that rollout functions gave: by one rule, with metrics of both."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

@@ -1,4 +1,4 @@
-"""What a rollout worker knows of ends and engines: bounded, and true from its first piece of work on."""
+"""Ends and engines as a rollout worker knows them: bounded, and true from its first piece of work on."""
 
 import tracemalloc
 from collections.abc import Callable

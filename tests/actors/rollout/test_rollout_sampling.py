@@ -1,4 +1,4 @@
-"""How a rollout worker samples when servers fail, are overloaded, restarted or relabelled: one worker, real HTTP."""
+"""Sampling of a rollout worker when servers fail, are overloaded, restarted or relabelled: one worker, real HTTP."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable

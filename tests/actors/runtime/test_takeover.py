@@ -1,4 +1,4 @@
-"""Who writes a keeper's log: one takes over from another that is silent, and from nobody else."""
+"""Writers of a keeper's log: one takes over from another that is silent, and from nobody else."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What is trimmed is needed by nobody: no batch after the oldest kept checkpoint, no open work, no reward worker."""
+"""Trimming removes what nobody needs: no batch after the oldest kept checkpoint, no open work, no reward worker."""
 
 import itertools
 import random
