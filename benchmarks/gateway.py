@@ -211,7 +211,7 @@ def rendering(model: Path, rounds: int = 20) -> dict[str, float]:
                 read[turn].append(1e3 * (parsed - began))
             reply = {"role": "assistant", "content": "".join(draw.choices(_WORDS, k=_LONG))}
             ids = np.concatenate([prompt.ids, tokenizer.encode(reply["content"])])
-            known.put(history_key(messages, reply, prompt.root), f"turn-{turn}", ids)
+            known.put(history_key(reply, prompt.key), f"turn-{turn}", ids)
             messages.append(reply)
     figures = {f"turn_{turn}_render_ms": statistics.median(found) for turn, found in made.items()}
     figures |= {f"turn_{turn}_read_ms": statistics.median(found) for turn, found in read.items()}

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from operator import methodcaller
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,24 +17,26 @@ from actors.gateway.data_keys import DataKeys
 from actors.gateway.facts import Facts
 from actors.gateway.feedback import give_feedback
 from actors.gateway.meter import Meter
-from actors.gateway.reply import Reply
+from actors.gateway.reply import Reply, all_of, retry_after
 from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, last_sequence
 from asyncrl.bus.publish import BY
+from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.apis.messages import COUNT_PATH
 from asyncrl.live.apis.table import APIS, MESSAGES
-from asyncrl.live.apis.words import Api, LiveError, Request
+from asyncrl.live.apis.words import Api, Ending, LiveError, Request
+from asyncrl.live.beginnings import begin_reply
 from asyncrl.live.conversation import Conversations, Prompt, Seam
 from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
 from asyncrl.live.keys import Keys
 from asyncrl.live.owners import owner_of, user_of
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
-from asyncrl.live.tools import Wording, format_of
-from asyncrl.live.turn_log import Stored, TurnLog, asked
+from asyncrl.live.tools import Wording
+from asyncrl.live.turn_log import Asked, Stored, TurnLog, asked
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.topic import ACTORS, TURNS, Topic
 from topics.turns import KEY_ADDED, KEY_REVOKED, KeyAdded, SessionLeft, TurnFinished, TurnSampled, TurnStarted
@@ -68,7 +70,8 @@ class Gateway:
         self._settings, self._safety = config.gateway, config.live.safety
         self._served = model._replace(context=config.engine.context or model.context)
         self._tokenizer = TaskTokenizer.load(directory)
-        self._wording = Wording(self._tokenizer, format_of(self._tokenizer))
+        self._wording = Wording.of(self._tokenizer)
+        self._grammars = _has_grammars(config)
         self._known = Conversations(Seam(self._tokenizer), most_tokens=self._settings.history_tokens)
         self._keys = Keys()
         self._channels = Channels(context, self._served, self._tokenizer.decode_all)
@@ -160,36 +163,47 @@ class Gateway:
                 # Turns that are stored never go on from one that is not.
                 user = owner_of(key.tenant, user_of(http.headers, request.user))
                 owner = f"{user}{' private' if private else ''}"
-                prompt, who = await self._prompt(request, owner), asked(owner, name, request, http.headers)
-                stored = self._log.retried(who, time.time())
-                if stored is not None and not _same(stored, prompt):
-                    stored = None
-                turn = Turn(request, prompt, self._wording, self._settings, asked=who, stored=stored)
-                session = session_of(key.tenant, http.headers, turn.id, prompt.session)
+                prompt = await self._prompt(request, owner)
+                who = asked(owner, name, request, http.headers, messages=prompt.key)
+                turns = [self._turn(request, prompt, one) for one in who]
+                session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
                 begun_s = self._meter.begin(key)
             except LiveError as error:
                 return self._refusal(api, error, "none")
-            reply = Reply(http, api, turn, session)
+            reply, new = Reply(http, api, turns, session), [turn for turn in turns if not turn.repeats]
+
+            async def ending(number: int, turn: Turn, secret: str) -> Ending:
+                await turn.begin(self._facts, key.tenant, name, session, secret=secret)
+                service = self._channels.service(user, session.id)
+                return await turn.run(service, self._facts, partial(reply.send, number), self._safety)
+
             try:
                 async with self._place(), self._leaving(session, key.tenant, private=private):
-                    secret = "" if private or turn.repeats else await self._data_keys.of(user)
-                    await turn.begin(self._facts, key.tenant, name, session, secret=secret)
-                    service = self._channels.service(user, session.id)
-                    ending = await turn.run(service, self._facts, reply.send, self._safety)
-                self._context.count("turns_repeated" if turn.repeats else "turns")
-                return await reply.end(api.whole(turn.opening, ending), methodcaller("end", ending))
+                    secret = await self._data_keys.of(user) if new and not private else ""
+                    endings = await all_of([ending(number, turn, secret) for number, turn in enumerate(turns)])
+                self._context.count("turns_repeated", len(turns) - len(new))
+                self._context.count("turns", len(new))
+                return await reply.end(endings)
             except LiveError as error:
                 self._context.count("turns_failed")
-                status, body = api.error(error, turn.id)
-                return await reply.end(body, methodcaller("fail", error), status)
+                return await reply.fail(error)
             except ConnectionError:
                 self._context.count("clients_gone")
                 return reply.response or web.Response()
             finally:
-                if not turn.repeats:
-                    await self._meter.end(key, turn.id, begun_s, turn.size, private=private)
+                if new:
+                    size = sum(turn.size for turn in new)
+                    await self._meter.end(key, new[0].id, begun_s, size, private=private)
 
         return answer
+
+    def _turn(self, request: Request, prompt: Prompt, who: Asked) -> Turn:
+        """Return a turn, which goes on with a stored one that it repeats; raises as `TurnLog.retried`."""
+        stored = self._log.retried(who, time.time())
+        # A grammar begins with the first token: it goes on with no others.
+        if stored is not None and not (_same(stored, prompt) and (stored.whole or not request.schema)):
+            stored = None
+        return Turn(request, prompt, self._wording, self._settings, asked=who, stored=stored)
 
     @contextlib.asynccontextmanager
     async def _leaving(self, session: Session, tenant: str, *, private: bool) -> AsyncIterator[None]:
@@ -213,9 +227,7 @@ class Gateway:
         if models and request.model not in models:
             words = f"model {request.model!r} is not served here; there are {', '.join(models)}"
             raise LiveError("absent", words, field="model")
-        if request.tools and self._wording.form is None:
-            words = "tools are not supported by the chat template of this model, or it writes calls in no known format"
-            raise LiveError("invalid", words, field="tools")
+        begun = begin_reply(request, self._wording, grammars=self._grammars)
         try:
             prompt = self._following(request, owner)
             if (prompt is None or prompt.rewritten) and self._settings.count > 1 and await self._caught_up():
@@ -225,6 +237,8 @@ class Gateway:
         if prompt is None:
             words = f"no response {request.previous!r} of yours is known here; send all messages"
             raise LiveError("absent", words, field="previous_response_id")
+        if begun.ids.size:
+            prompt = prompt._replace(ids=np.concatenate([prompt.ids, begun.ids]), begun=begun.text)
         most = self._served.context - 1
         if not 0 < len(prompt.ids) <= most:
             words = f"the prompt has {len(prompt.ids)} tokens; the model takes 1 to {most}: send fewer messages"
@@ -324,8 +338,14 @@ class Gateway:
     def _refusal(self, api: Api, error: LiveError, turn: str) -> web.Response:
         self._context.count("requests_refused")
         status, body = api.error(error, turn)
-        headers = {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
-        return web.json_response(body, status=status, headers=headers)
+        return web.json_response(body, status=status, headers=retry_after(error))
+
+
+def _has_grammars(config: Config) -> bool:
+    """Return whether the engines that answer force forms of a reply; those that others run are SGLang's."""
+    group = config.gateway.engines
+    pools = config.engine.pools
+    return all(one.kind not in ("embedded", "scripted") for one in ([pools[group]] if group else pools.values()))
 
 
 def _is_private(key: KeyAdded, http: web.Request) -> bool:

@@ -4,59 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from actors.gateway.turn import Turn
-from asyncrl.live.apis.words import Api, Call, Events
+from asyncrl.live.apis.words import Api, Call, Ending, LiveError, Piece, Thought
 from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _LAST_S = 30.0  # for a client to read the end of a stream
 
 
+def retry_after(error: LiveError) -> dict[str, str]:
+    """Return the header that says when a refused request may be tried again, where that is known."""
+    return {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
+
+
+async def all_of(replies: Sequence[Coroutine[Any, Any, Ending]]) -> list[Ending]:
+    """Return the ends of all replies to a request; where one fails, the others end, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(reply) for reply in replies]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
 class Reply:
     """The HTTP answer to one request: whole, or a stream that is opened by its first event."""
 
-    def __init__(self, http: web.Request, api: Api, turn: Turn, session: Session) -> None:
+    def __init__(self, http: web.Request, api: Api, turns: list[Turn], session: Session) -> None:
+        """
+        Args:
+            turns: of the request, one for each of its choices.
+        """
         self.response: web.StreamResponse | None = None
-        self._headers = {SESSION_HEADER: session.name, TURN_HEADER: turn.id}
+        self._headers = {SESSION_HEADER: session.name, TURN_HEADER: ",".join(turn.id for turn in turns)}
         self._http = http
-        self._turn = turn
-        self._events = api.events(turn.opening, turn.request) if turn.request.stream else None
+        self._preparing = asyncio.Lock()
+        self._api = api
+        self._opening, self._request = turns[0].opening, turns[0].request
+        streams = range(len(turns)) if self._request.stream else ()
+        self._events = [api.events(self._opening, self._request, number) for number in streams]
 
-    async def send(self, text: str | Call | None) -> None:
+    async def send(self, choice: int, piece: Piece | None) -> None:
         """See `Send`."""
         if self._http.transport is None or self._http.transport.is_closing():
             raise ConnectionResetError("the client is gone")
-        if self._events is not None and text is not None:
-            response = await self._opened(self._events)
-            if isinstance(text, Call):
-                await response.write(self._events.call(text))
+        if self._events and piece is not None:
+            response, events = await self._opened(), self._events[choice]
+            if isinstance(piece, Call):
+                await response.write(events.call(piece))
+            elif isinstance(piece, Thought):
+                await response.write(events.thought(piece.text))
             else:
-                await response.write(self._events.text(text) if text else self._events.alive())
+                await response.write(events.text(piece) if piece else events.alive())
 
-    async def end(
-        self, whole: dict[str, Any], last: Callable[[Events], bytes], status: int = 200
-    ) -> web.StreamResponse:
-        """Send the last events, or the whole body; what fails before the first event is a refusal with its status."""
-        if self._events is None or (self.response is None and status != 200):
-            return web.json_response(whole, status=status, headers=self._headers)
+    async def end(self, endings: list[Ending]) -> web.StreamResponse:
+        """Send the last events, or the whole body."""
+        if not self._events:
+            body = self._api.whole(self._opening, self._request, endings)
+            return web.json_response(body, headers=self._headers)
+        ends = [events.end(ending) for events, ending in zip(self._events, endings, strict=True)]
+        return await self._last(b"".join(ends) + self._events[0].done(endings))
+
+    async def fail(self, error: LiveError) -> web.StreamResponse:
+        """Send the event of a failure; what fails before the first event is a refusal with its status."""
+        if self._events and self.response is not None:
+            return await self._last(self._events[0].fail(error))
+        status, body = self._api.error(error, self._opening.turn)
+        return web.json_response(body, status=status, headers=self._headers | retry_after(error))
+
+    async def _last(self, events: bytes) -> web.StreamResponse:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LAST_S):
-                response = await self._opened(self._events)
-                await response.write(last(self._events))
+                response = await self._opened()
+                await response.write(events)
                 await response.write_eof()
                 return response
         if self._http.transport is not None:
             self._http.transport.abort()
         return self.response or web.Response()
 
-    async def _opened(self, events: Events) -> web.StreamResponse:
-        if self.response is None:
-            self.response = web.StreamResponse(headers=_EVENTS | self._headers)
-            await self.response.prepare(self._http)
-            await self.response.write(events.begin())
-        return self.response
+    async def _opened(self) -> web.StreamResponse:
+        async with self._preparing:  # choices come at the same time
+            if self.response is None:
+                self.response = web.StreamResponse(headers=_EVENTS | self._headers)
+                await self.response.prepare(self._http)
+                await self.response.write(b"".join(events.begin() for events in self._events))
+            return self.response

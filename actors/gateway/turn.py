@@ -10,21 +10,33 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+import msgspec
+
 from actors.gateway.channels import Service
 from actors.gateway.facts import Facts
 from asyncrl.config.gateway_settings import GatewaySettings
 from asyncrl.config.safety_settings import SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.engine.answer import Likeliest
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Watch
 from asyncrl.engine.stops import stop_string
-from asyncrl.live.apis.words import Call, Ending, LiveError, Opening, Request, Sampled, assistant_message
+from asyncrl.live.apis.words import (
+    Ending,
+    LiveError,
+    Opening,
+    Piece,
+    Request,
+    Sampled,
+    Thought,
+    assistant_message,
+)
 from asyncrl.live.conversation import Prompt, history_key
 from asyncrl.live.marks import marks_of, same_of
+from asyncrl.live.parts import ReplyParts
 from asyncrl.live.sessions import Session, skip_of
-from asyncrl.live.text import ReplyText
-from asyncrl.live.tools import CallText, Wording
+from asyncrl.live.tools import Wording
 from asyncrl.live.trials import Arm
 from asyncrl.live.turn_log import Asked, Stored
 from topics.actors import Waiting
@@ -32,8 +44,8 @@ from topics.trajectories import Answer
 from topics.turns import Finish, Mark, TurnFinished, TurnSampled, TurnStarted
 
 _STORED_TOKENS = 64  # of a reply under way, after which they are stored
-Send = Callable[[str | Call | None], Awaitable[None]]
-"""Sends new text or a call, "" for a sign of life, None for nothing; a ConnectionError: the client is gone."""
+Send = Callable[[Piece | None], Awaitable[None]]
+"""Sends a new piece, "" for a sign of life, None for nothing; a ConnectionError: the client is gone."""
 
 
 class Turn(Watch):
@@ -65,9 +77,9 @@ class Turn(Watch):
             self._answer.tokens, self._answer.logprobs = stored.tokens, stored.logprobs
             self._answer.versions, self._answer.finish = stored.versions, stored.finish if stored.whole else ""
         self._tokenizer = wording.tokenizer
-        self._text = ReplyText(wording.tokenizer, request.stop)
         self._form = wording.form if request.tools else None
-        self._calls = CallText(self._form, self.id)
+        self._parts = ReplyParts(request, wording, self.id, begun=prompt.begun)
+        self._likeliest: list[Likeliest] = [[]] * len(self._answer.tokens)
         self._settings = settings
         self._came = asyncio.Event()  # tokens, or the end
         self._session = ""  # known with its begin
@@ -139,8 +151,7 @@ class Turn(Watch):
                 await self._stream(task, facts, send)
                 await task
                 finish = self._whole
-                for piece in [*self._calls.add(self._text.end()), *self._calls.end()]:
-                    await send(piece)
+                await self._send(self._parts.end(), send)
         except (ConnectionError, asyncio.CancelledError):
             finish = "gone"
             raise
@@ -152,15 +163,28 @@ class Turn(Watch):
         finally:
             await self._cancel(task)
             await self._end(facts, finish, safety)
-        said, sampled = self._calls, self._told if self.request.logprobs else None
-        return Ending(said.text, len(self._answer.tokens), self._whole, self._text.stop, said.calls, sampled)
+        parts, sampled, tokens = self._parts, self._told if self.request.logprobs else None, self._answer.tokens
+        ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled)
+        if not self.request.thoughts:
+            return ending
+        return msgspec.structs.replace(ending, thoughts=parts.thoughts, thought_tokens=parts.thought_tokens(tokens))
+
+    async def _send(self, pieces: list[Piece], send: Send) -> None:
+        for piece in pieces:
+            if self.request.thoughts or not isinstance(piece, Thought):
+                await send(piece)
 
     @property
     def _told(self) -> list[Sampled]:
-        """The tokens of the reply without its end, with their log-probs."""
-        known = zip(self._answer.tokens.tolist(), self._answer.logprobs.tolist(), strict=True)
-        tokenizer = self._tokenizer
-        return [Sampled(tokenizer.decode_all([one]), value) for one, value in known if one not in tokenizer.eos_ids]
+        """The tokens of the reply without its end, with their log-probs, and where they are known the likeliest."""
+        answer, ends, text = self._answer, self._tokenizer.eos_ids, self._tokenizer.decode_all
+        likeliest = [*self._likeliest, *[[]] * (len(answer.tokens) - len(self._likeliest))]
+        known = zip(answer.tokens.tolist(), answer.logprobs.tolist(), likeliest, strict=True)
+        return [
+            Sampled(text([token]), value, [(text([one]), other) for one, other in top])
+            for token, value, top in known
+            if token not in ends
+        ]
 
     @property
     def _whole(self) -> Literal["stop", "length"]:
@@ -179,10 +203,11 @@ class Turn(Watch):
                 await send(None if self._held else "")
                 continue
             self._came.clear()
+            if self.request.schema and not task.done():  # it may be sampled anew
+                continue
             new = self._answer.tokens[had:]
             had += len(new)
-            for piece in self._calls.add(self._text.add(new)):
-                await send(piece)
+            await self._send(self._parts.add(new), send)
             if task.done():
                 return
             if self._recorded and had - stored >= _STORED_TOKENS:
@@ -239,8 +264,7 @@ class Turn(Watch):
 
     @property
     def _history(self) -> str:
-        reply = assistant_message(self._calls.text, self._calls.calls)
-        return history_key(self.request.messages, reply, self.prompt.root).hex()
+        return history_key(assistant_message(self._parts.text, self._parts.calls), self.prompt.key).hex()
 
     @property
     def _sampling(self) -> SamplingParams:
@@ -252,6 +276,8 @@ class Turn(Watch):
             top_k=-1 if request.top_k is None else request.top_k,
             stop=[*request.stop, *self._last_call],
             seed=request.seed,
+            top=request.top_logprobs,
+            schema=request.schema,
         )
 
     @property
@@ -265,6 +291,14 @@ class Turn(Watch):
         if tokens:
             self._lineages = [*{*self._lineages, lineage}]
             self._came.set()
+
+    def on_likeliest(self, likeliest: list[Likeliest]) -> None:
+        """See `Watch`."""
+        self._likeliest += likeliest
+
+    def again(self) -> None:
+        """See `Watch`."""
+        self._likeliest.clear()
 
     async def _end(self, facts: Facts, finish: Finish, safety: SafetySettings) -> None:
         """Store how it ended; where its tokens have no room, that nobody has them."""
@@ -295,8 +329,8 @@ class Turn(Watch):
 
     def _marks(self, safety: SafetySettings) -> list[Mark]:
         offered = {tool.get("function", {}).get("name") for tool in self.request.tools}
-        invalid = self._calls.invalid + sum(call.name not in offered for call in self._calls.calls)
-        return marks_of(self._calls.text, self._answer.tokens, safety, invalid_calls=invalid)
+        invalid = self._parts.invalid + sum(call.name not in offered for call in self._parts.calls)
+        return marks_of(self._parts.text, self._answer.tokens, safety, invalid_calls=invalid)
 
     @staticmethod
     async def _cancel(task: asyncio.Task[None]) -> None:

@@ -18,7 +18,6 @@ from topics.trajectories import TrajectoryGenerated
 from topics.turns import TurnAdmitted, TurnSkipped
 from topics.weights import TrainingFinished, WeightsRefused
 
-
 _WITHOUT_REPLY = ("gone", "failed", "empty", "lost", "purged")  # reasons of turns whose end is no work of anybody
 
 

@@ -105,6 +105,10 @@ class TaskTokenizer:
         source = self._template.source if self._template is not None else ""
         return [text for text in self.special if text.strip() and text in source]
 
+    def mentions(self, text: str) -> bool:
+        """Return whether the source of the chat template has a text."""
+        return self._template is not None and text in self._template.source
+
     @property
     def format(self) -> list[str]:
         """Texts whose tokens make up the format of a conversation.

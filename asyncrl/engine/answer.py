@@ -26,6 +26,9 @@ class VersionSpan(msgspec.Struct, frozen=True):
     end: int
 
 
+Likeliest: TypeAlias = list[tuple[int, float]]  # tokens and their log-probs in one place, in falling order
+
+
 class Chunk(msgspec.Struct, frozen=True):
     """New tokens of a running generation."""
 
@@ -35,6 +38,7 @@ class Chunk(msgspec.Struct, frozen=True):
     reported: bool = (
         False  # by the engine, for each of these tokens; else it is the label of the event that brought them
     )
+    likeliest: list[Likeliest] = []  # in the place of each token, where that was asked for
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -45,6 +49,7 @@ class Generation(msgspec.Struct, frozen=True):
     weight_versions: list[VersionSpan]  # exact where the engine reports it, else one span per streamed chunk
     finish_reason: FinishType
     routed: Int32Array | None = None  # experts of every token that was fed, layer by layer; None where none were told
+    likeliest: list[Likeliest] = []  # in the place of each token, where that was asked for
 
 
 OnTokens: TypeAlias = Callable[[Chunk], bool | None]
@@ -63,6 +68,7 @@ class _Meta(msgspec.Struct, frozen=True):
     weight_version: str = ""
     weight_versions: list[VersionSpan] = []  # of all output tokens, in order; SGLang 0.5.17 sends none
     output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
+    output_top_logprobs: list[list[tuple[float | None, int, str | None]] | None] | None = None
     routed_experts: bytes | None = None  # Base64 of int32, in the last event
 
 
@@ -106,13 +112,14 @@ class Member:
         self.extra_key = extra_key
         self.group = group
         self.routed = routed
-        self.priority = 0
+        self.priority = self.top = 0
         self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self.left = False  # by its caller, while the engine may go on with it
         self.seen_at = time.monotonic()  # when its last part came, or when it was requested
         self._on_tokens = on_tokens
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
+        self._likeliest: list[Likeliest] = []
         self._spans: list[VersionSpan] = []
         self._routed: Int32Array | None = None
 
@@ -147,7 +154,7 @@ class Member:
         if not self.future.done():
             tokens, logprobs = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
             finish = cast(FinishType, reason) if reason in ("stop", "length") else "abort"
-            self.future.set_result(Generation(tokens, logprobs, self._spans, finish, self._routed))
+            self.future.set_result(Generation(tokens, logprobs, self._spans, finish, self._routed, self._likeliest))
 
     def fail(self, fault: Exception) -> None:
         """Notify the caller, unless it was answered or left."""
@@ -172,6 +179,8 @@ class Member:
             new_ids, new_logprobs = ids[-fresh:], _known([triple[0] for triple in logprobs[-fresh:]], have)
             self._tokens += new_ids
             self._logprobs += new_logprobs
+            if self.top:
+                self._likeliest += _likeliest(meta, fresh)
             spans = _reported(meta, have, total)
             label = [VersionSpan(meta.weight_version, have, total)]
             wanted = all(self._hand_on(span, reported=bool(spans)) for span in spans or label)
@@ -190,7 +199,7 @@ class Member:
             return True
         part = slice(span.start, span.end)
         tokens, logprobs = np.array(self._tokens[part], np.int32), np.array(self._logprobs[part], np.float32)
-        return self._on_tokens(Chunk(tokens, logprobs, span.version, reported)) is not False
+        return self._on_tokens(Chunk(tokens, logprobs, span.version, reported, self._likeliest[part])) is not False
 
 
 def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
@@ -203,6 +212,13 @@ def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
     ends = [start, *(span.end for span in known)]
     whole = ends[-1] == end and all(span.start == begin for span, begin in zip(known, ends[:-1], strict=True))
     return known if whole else []
+
+
+def _likeliest(meta: _Meta, fresh: int) -> list[Likeliest]:
+    """The likeliest tokens in the places of the newest ones; none in a place of which the engine told none."""
+    places = (meta.output_top_logprobs or [])[-fresh:]
+    known = [[(token, value) for value, token, _ in place or () if value is not None] for place in places]
+    return [*[[]] * (fresh - len(known)), *known]
 
 
 def _known(logprobs: list[float | None], have: int) -> list[float]:

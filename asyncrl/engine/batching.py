@@ -103,10 +103,10 @@ class Batcher:
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
-        by_key: dict[tuple[str | None, int], list[Member]] = {}
+        by_key: dict[tuple[str | None, int, int], list[Member]] = {}
         for member in gathered:
             if not member.future.done():
-                by_key.setdefault((member.extra_key, member.priority), []).append(member)
+                by_key.setdefault((member.extra_key, member.priority, member.top), []).append(member)
         for members in by_key.values():
             for start in range(0, len(members), MAX_BATCH):
                 self._tasks.start(self._send(members[start : start + MAX_BATCH]))
@@ -159,6 +159,8 @@ class Batcher:
             body["return_routed_experts"] = True
         if members[0].extra_key is not None:
             body["extra_key"] = members[0].extra_key
+        if members[0].top:
+            body["top_logprobs_num"] = members[0].top
         if members[0].priority:
             body["priority"] = members[0].priority
         group = members[0].group if alone else ""

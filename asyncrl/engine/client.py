@@ -54,6 +54,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     ignore_eos: bool = False
     group: str = ""  # a router sends requests of one group to one engine
     routed: bool = False  # the engine tells the experts of each token
+    top: int = 0  # likeliest tokens in each place whose log-probs are told
+    schema: str = ""  # JSON schema that the tokens must make, as JSON; "": any tokens
     priority: int = 0  # a request takes the place of one with a smaller one, which goes on later
 
     def body(self, stream_interval: int | None) -> dict[str, Any]:
@@ -67,6 +69,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
             body["stop"] = self.stop
         if self.stop_token_ids:
             body["stop_token_ids"] = self.stop_token_ids
+        if self.schema:
+            body["json_schema"] = self.schema
         if self.ignore_eos:
             body["ignore_eos"] = True
         if self.seed is not None:
@@ -152,7 +156,7 @@ class EngineClient:
         ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
         body = sampling.body(stream_interval if on_tokens else None)
         member = Member(ids, body, extra_key, on_tokens, sampling.group, routed=sampling.routed)
-        member.priority = sampling.priority
+        member.priority, member.top = sampling.priority, sampling.top
         return await self._batcher.generate(member, alone=alone)
 
     # -- control -------------------------------------------------------------------------------------------------

@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import structlog
 
 from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.answer import Likeliest
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet, Wanted
 from asyncrl.engine.routing import keep_routing
 from asyncrl.engine.stops import Decode, reach_of, stop_string
+from asyncrl.engine.tape import Tape
 from topics.actors import Waiting
 from topics.engines import version_of
 from topics.trajectories import Answer
-from topics.wire import Float32Array, Int32Array
+from topics.wire import Int32Array
 
 TRIES = 4
 """Requests of one generation that may fail, one after another and without a token, before it has failed."""
@@ -48,6 +50,12 @@ class Watch:
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """Tokens came: so many that belong to the answer, and so many that belong to none."""
+
+    def on_likeliest(self, likeliest: list[Likeliest]) -> None:
+        """The likeliest tokens in the places of tokens that `on_tokens` tells of next, where they were asked for."""
+
+    def again(self) -> None:
+        """The tokens so far are dropped: a request goes on from none."""
 
 
 class Manner(NamedTuple):
@@ -139,6 +147,8 @@ class Generator:
             self._count("resumed")
             if fruitful := len(answer.tokens) > had:
                 engine.doubts = 0
+            if sampling.schema:
+                _begin_anew(answer, watch)
             if pause_s := faults.pause_s(fruitful=fruitful):
                 fault = faults.words or "an answer without a token"
                 with watch.waiting(Waiting("retry", engine.engine_id, fault=fault)):
@@ -188,7 +198,10 @@ class Generator:
         if not streamed:
             for span in generation.weight_versions:
                 part = slice(span.start, span.end)
-                intake.on_tokens(Chunk(generation.token_ids[part], generation.logprobs[part], span.version))
+                likeliest = generation.likeliest[part]
+                intake.on_tokens(
+                    Chunk(generation.token_ids[part], generation.logprobs[part], span.version, likeliest=likeliest)
+                )
         # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.
         told = generation.finish_reason != "abort" or (generation.routed is not None and len(generation.token_ids))
         if self._routed and told and not labels.wrong:
@@ -221,6 +234,13 @@ class Generator:
 
     def _count(self, name: str, by: int = 1) -> None:
         self._counts[name] = self._counts.get(name, 0) + by
+
+
+def _begin_anew(answer: Answer, watch: Watch) -> None:
+    """Drop the tokens so far: a server begins its grammar with the first token of a request."""
+    if len(answer.tokens):
+        answer.tokens, answer.logprobs, answer.versions = answer.tokens[:0], answer.logprobs[:0], answer.versions[:0]
+        watch.again()
 
 
 class _Faults:
@@ -344,6 +364,8 @@ class _Intake:
         lineage, version = version_of(label)
         self._tape.extend(tokens[:wanted], chunk.logprobs[:wanted], version)
         self._answer.hybrid |= self._labels.changed
+        if chunk.likeliest:
+            self._watch.on_likeliest(chunk.likeliest[:wanted])
         self._watch.on_tokens(wanted, len(tokens) - wanted, lineage)
         return not self.stopped
 
@@ -357,32 +379,3 @@ class _Intake:
                     self.stopped = True
                     return end - had
         return len(tokens)
-
-
-class Tape:
-    """Appends sampled tokens to an open generation: the one place where tokens enter a trajectory.
-
-    The arrays have room to grow, so that a token costs the same at the end of a long generation as at its start. What
-    was handed out before (for a progress message under way) stays as it was: nothing behind an end is written again.
-    """
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._room: list[np.ndarray[Any, Any]] = [np.empty(0)] * 3  # tokens, log-probs, versions
-
-    def extend(self, tokens: Int32Array, logprobs: Float32Array, version: int) -> None:
-        """Append tokens that one version sampled.
-
-        Raises:
-            ValueError: not one log-prob per token.
-        """
-        if len(tokens) != len(logprobs):
-            raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs; a sampler sends one per token")
-        answer, start = self._answer, len(self._answer.tokens)
-        end = start + len(tokens)
-        if end > len(self._room[0]):
-            known = (answer.tokens, answer.logprobs, answer.versions)
-            self._room = [np.concatenate([old, np.empty(2 * end - start, old.dtype)]) for old in known]
-        all_tokens, all_logprobs, all_versions = self._room
-        all_tokens[start:end], all_logprobs[start:end], all_versions[start:end] = tokens, logprobs, version
-        answer.tokens, answer.logprobs, answer.versions = all_tokens[:end], all_logprobs[:end], all_versions[:end]

@@ -29,6 +29,9 @@ _PROBES = (  # histories before a reply, which what follows it may not depend on
     [_QUESTION, {"role": "assistant", "content": "a"}, _QUESTION],
 )
 
+_UNSAID = ("reasoning_content", "turn")  # keys of a message that a history is not known by
+_SIBLINGS = 8  # replies with one text behind the same messages, of which the ids are kept
+
 _ENCODER = msgspec.json.Encoder(order="deterministic")
 
 Message = dict[str, Any]
@@ -42,7 +45,8 @@ class Prompt(NamedTuple):
     known: int = 0  # ids of that turn
     rewritten: int = 0  # replies in the request that no turn gave as they are: edited, compacted or foreign
     session: str = ""  # of that turn
-    root: bytes = b""  # what the request's messages are known behind: of the first one, or a history's key
+    key: bytes = b""  # digest of all messages before the reply
+    begun: str = ""  # text of the reply that the ids end with: of a call that is forced
 
 
 class Seam:
@@ -125,7 +129,7 @@ class Conversations:
         self._seam = seam
         self._most = most_tokens
         self._tokens = 0
-        self._known: OrderedDict[bytes, History] = OrderedDict()
+        self._known: OrderedDict[bytes, dict[str, History]] = OrderedDict()  # by turn: some differ in reasoning alone
 
     def prompt(self, messages: Sequence[Message], owner: str = "", tools: Sequence[Message] = ()) -> Prompt:
         """Return the tokens of a request's prompt.
@@ -138,14 +142,18 @@ class Conversations:
         Raises:
             TokenizerError: the template refuses them.
         """
-        root = root_of(owner, tools)
-        for number, key in reversed(list(_keys(messages, root))):
-            if (known := self._known.get(key)) is None:
+        ends = list(_keys(messages, root_of(owner, tools)))
+        whole = ends[-1].key
+        for end in reversed(ends):
+            if not end.reply or (siblings := self._known.get(end.key)) is None:
                 continue
-            self._known.move_to_end(key)
-            ids = self._seam.after(known.ids, messages[number:])
-            return Prompt(ids, known.turn, len(known.ids), _replies(messages[number:]), known.session, root)
-        return Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), root=root)
+            self._known.move_to_end(end.key)
+            # A reference of its client tells siblings apart; it finds no history whose messages are others.
+            known = siblings.get(end.turn) or next(reversed(siblings.values()))
+            behind = messages[end.messages :]
+            ids = self._seam.after(known.ids, behind)
+            return Prompt(ids, known.turn, len(known.ids), _replies(behind), known.session, whole)
+        return Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), key=whole)
 
     def following(self, history: History, key: bytes, messages: Sequence[Message]) -> Prompt:
         """Return the tokens of a prompt that follows a history, whose messages the request leaves out.
@@ -153,8 +161,8 @@ class Conversations:
         Raises:
             TokenizerError: the template refuses them.
         """
-        ids = self._seam.after(history.ids, messages)
-        return Prompt(ids, history.turn, len(history.ids), _replies(messages), history.session, key)
+        ids, (*_, end) = self._seam.after(history.ids, messages), _keys(messages, key)
+        return Prompt(ids, history.turn, len(history.ids), _replies(messages), history.session, end.key)
 
     def put(self, key: bytes, turn: str, ids: Int32Array, session: str = "") -> None:
         """Keep a history.
@@ -165,28 +173,37 @@ class Conversations:
             ids: [T] its tokens, prompt and reply of that turn.
             session: of that turn.
         """
-        before = self._known.pop(key, None)
-        self._known[key] = History(turn, ids, session)
-        self._tokens += len(ids) - (len(before.ids) if before else 0)
+        siblings = self._known.setdefault(key, {})
+        self._known.move_to_end(key)
+        self._drop(siblings, [turn])
+        self._drop(siblings, list(siblings)[: 1 - _SIBLINGS])
+        siblings[turn] = History(turn, ids, session)
+        self._tokens += len(ids)
         while self._tokens > self._most and len(self._known) > 1:
-            self._tokens -= len(self._known.popitem(last=False)[1].ids)
+            self._drop(oldest := self._known.popitem(last=False)[1], list(oldest))
 
     def forget(self, turns: Collection[str]) -> None:
         """Keep the histories of these turns no more."""
-        for key in [key for key, history in self._known.items() if history.turn in turns]:
-            self._tokens -= len(self._known.pop(key).ids)
+        for key in [key for key, siblings in self._known.items() if not siblings.keys().isdisjoint(turns)]:
+            siblings = self._known[key]
+            self._drop(siblings, [turn for turn in siblings if turn in turns])
+            if not siblings:
+                del self._known[key]
+
+    def _drop(self, siblings: dict[str, History], turns: Sequence[str]) -> None:
+        for turn in turns:
+            if turn in siblings:
+                self._tokens -= len(siblings.pop(turn).ids)
 
 
-def history_key(messages: Sequence[Message], reply: Message, root: bytes) -> bytes:
+def history_key(reply: Message, before: bytes) -> bytes:
     """Return what a conversation is known by.
 
     Args:
-        messages: of a request.
         reply: as the client got it.
-        root: of the request's prompt.
+        before: key of the request's prompt.
     """
-    *_, (_, key) = _keys([*messages, reply], root)
-    return key
+    return _behind(before, reply)
 
 
 def root_of(owner: str = "", tools: Sequence[Message] = ()) -> bytes:
@@ -203,13 +220,26 @@ def _replies(messages: Sequence[Message]) -> int:
     return sum(message["role"] == "assistant" for message in messages)
 
 
-def _keys(messages: Sequence[Message], key: bytes) -> Iterator[tuple[int, bytes]]:
-    """Return the messages and a digest of each beginning of a conversation that ends with a reply."""
-    begin = 0
-    for end, message in enumerate(messages, 1):
-        if message["role"] == "assistant":
-            key, begin = _digest(key + _ENCODER.encode(messages[begin:end])), end
-            yield end, key
+class _End(NamedTuple):
+    """A beginning of a conversation."""
+
+    messages: int  # that it has
+    key: bytes  # digest of them
+    reply: bool  # the last one is a reply
+    turn: str  # that the client says gave it; "": it does not say
+
+
+def _keys(messages: Sequence[Message], key: bytes) -> Iterator[_End]:
+    """Return each beginning of a conversation; each message is read once."""
+    for count, message in enumerate(messages, 1):
+        key = _behind(key, message)
+        yield _End(count, key, message["role"] == "assistant", message.get("turn", ""))
+
+
+def _behind(key: bytes, message: Message) -> bytes:
+    """Return the digest of a conversation with one more message: reasoning, which some clients leave out, aside."""
+    known = {name: value for name, value in message.items() if name not in _UNSAID}
+    return _digest(key + _ENCODER.encode(known))
 
 
 def _digest(raw: bytes) -> bytes:

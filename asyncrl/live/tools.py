@@ -8,6 +8,7 @@ import msgspec
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.apis.words import Call, assistant_message
+from asyncrl.live.thoughts import opened_by
 
 _QUESTION = {"role": "user", "content": "a"}
 _TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
@@ -29,22 +30,59 @@ FORMATS: dict[str, ToolFormat] = {
 """Formats by the family that began with them; Qwen 2.5 and 3 write calls as Hermes does."""
 
 
+class Beginning(NamedTuple):
+    """Text that the calls of a template begin with."""
+
+    name: str  # up to where the name of the tool is
+    arguments: str  # what stands between the name and the arguments
+
+    def of(self, tool: str) -> str:
+        """Return the beginning of a call of a tool; of any tool for ""."""
+        return self.name + (tool and msgspec.json.encode(tool).decode()[1:-1] + self.arguments)
+
+
 class Wording(NamedTuple):
-    """Tokens of a model, and the form of its calls of tools."""
+    """Tokens of a model, and how it writes calls of tools and reasoning."""
 
     tokenizer: TaskTokenizer
-    form: ToolFormat | None
+    form: ToolFormat | None  # of calls; None: it writes none
+    beginning: Beginning | None  # of calls; None: the template writes another order
+    thinks: bool | None  # whether the template opens the reasoning; None: there is none
+
+    @classmethod
+    def of(cls, tokenizer: TaskTokenizer) -> Wording:
+        """Find how the chat template of a model writes."""
+        form = format_of(tokenizer)
+        return cls(tokenizer, form, _beginning_of(tokenizer, form), opened_by(tokenizer))
+
+
+def _written(tokenizer: TaskTokenizer) -> str:
+    """Return a conversation with a call; "" where the template writes none."""
+    call = assistant_message("", [Call("call_1", "find", {"a": "b"})])
+    try:
+        return tokenizer.chat_text(
+            [_QUESTION, call, {"role": "tool", "content": "c", "tool_call_id": "call_1"}], [_TOOL]
+        )
+    except TokenizerError:
+        return ""
+
+
+def _beginning_of(tokenizer: TaskTokenizer, form: ToolFormat | None) -> Beginning | None:
+    """Return what stands before the name and the arguments of a call; None where they come in another order."""
+    if form is None:
+        return None
+    # The first opener may stand in the words in which the template tells of tools.
+    *_, call = _written(tokenizer).split(form.opener)
+    before, found, behind = call.partition('"find"')
+    between, colon, _ = behind.partition(f'"{form.fields[1]}":')
+    if not (found and colon) or before.strip('{"name: \n') or between.strip(", \n"):
+        return None
+    return Beginning(form.opener + before + '"', f'"{between}{colon}')
 
 
 def format_of(tokenizer: TaskTokenizer) -> ToolFormat | None:
     """Return how a model's chat template writes calls of tools; None where it writes none, or otherwise."""
-    call = assistant_message("", [Call("call_1", "find", {"a": "b"})])
-    try:
-        text = tokenizer.chat_text(
-            [_QUESTION, call, {"role": "tool", "content": "c", "tool_call_id": "call_1"}], [_TOOL]
-        )
-    except TokenizerError:
-        return None
+    text = _written(tokenizer)
     for form in FORMATS.values():
         after = text.partition(form.opener)[2]
         if after and (not form.closer or form.closer in after) and f'"{form.fields[1]}"' in after:

@@ -47,11 +47,21 @@ class Stored(msgspec.Struct):
         return self.finish in ("stop", "length")
 
 
-def asked(owner: str, api: str, request: Request, headers: Mapping[str, str]) -> Asked:
-    """Return what tells a request from others; some clients repeat a cut stream as a request for a whole reply."""
-    body = msgspec.json.encode(msgspec.structs.replace(request, stream=False, usage=False))
-    key, count = headers.get("Idempotency-Key", ""), headers.get("x-stainless-retry-count", "0")
-    return Asked(_digest(owner, api, body), key and _digest(owner, key), count not in ("", "0"), owner)
+def asked(owner: str, api: str, request: Request, headers: Mapping[str, str], *, messages: bytes) -> list[Asked]:
+    """Return what tells a request from others, for each of its choices.
+
+    Some clients repeat a cut stream as a request for a whole reply.
+
+    Args:
+        messages: key of its prompt.
+    """
+    rest = msgspec.structs.replace(request, stream=False, usage=False, messages=[], tools=[])
+    body, again = messages + msgspec.json.encode(rest), headers.get("x-stainless-retry-count", "0") not in ("", "0")
+    key = headers.get("Idempotency-Key", "")
+    return [
+        Asked(_digest(owner, api, body, number), key and _digest(owner, key, number), again, owner)
+        for number in ("", *map(str, range(1, request.choices)))
+    ]
 
 
 class _Known(NamedTuple):

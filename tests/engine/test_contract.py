@@ -182,6 +182,20 @@ async def test_log_probs_of_a_prompt_and_its_likeliest_tokens(served, new):
     assert abs(likeliest[0] - places[2][0][0]) < close
 
 
+async def test_the_likeliest_tokens_in_the_places_of_sampled_ones(client):
+    chunks = []
+    asked = {"on_tokens": chunks.append, "stream_interval": 2}
+    for options in ({}, asked):
+        generation = await client.generate([3, 1, 4], SamplingParams(5, top=3), **options)
+        places = generation.likeliest
+        assert len(places) == len(generation.token_ids) and all(len(place) == 3 for place in places)
+        for place, token, logprob in zip(places, generation.token_ids.tolist(), generation.logprobs, strict=True):
+            values = [value for _, value in place]
+            assert values == sorted(values, reverse=True) and logprob <= values[0] + 1e-3
+            assert all(abs(value - logprob) < 1e-3 for other, value in place if other == token)
+    assert [place for chunk in chunks for place in chunk.likeliest] == places
+
+
 # -- differences, as docs/engines.md lists them -------------------------------------------------------------------
 
 
@@ -193,7 +207,6 @@ async def test_log_probs_of_a_prompt_and_its_likeliest_tokens(served, new):
         (ask(input_ids=[[1], [2]], sampling_params=[{}]), 400, 500),
         (ask(sampling_params={"max_new_tokens": 2, "n": 2}), 400, 200),
         (ask(sampling_params={"max_new_tokens": 2, "frequency_penalty": 0.5}), 400, 200),
-        (ask(top_logprobs_num=2), 400, 200),
     ],
     ids=lambda part: str(part)[:60],
 )

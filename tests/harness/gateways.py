@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from aiohttp import web
 
 from actors.gateway.actor import Gateway
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import publish
+from asyncrl.engine.embedded.scheduler import Engine
+from asyncrl.engine.embedded.server import EngineServer
 from asyncrl.live.keys import make_key
 from asyncrl.ports import free_port
 from harness.live_runs import answers, conversing_model
@@ -20,6 +24,32 @@ from harness.workers import KEY, SLOTS
 from topics.engines import EngineReady
 from topics.topic import TURNS
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
+
+
+class Embedded:
+    """The embedded engine, inside the test."""
+
+    address = ""
+    weight_version = ""
+
+    @contextlib.asynccontextmanager
+    async def serving(self, model: Path) -> AsyncIterator[None]:
+        """Serve a model for the length of the block."""
+        engine = Engine(model, max_running=SLOTS, weight_version=self.weight_version, seed=1)
+        runner = web.ServerRunner(EngineServer(engine, incremental=True).protocol())
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        stepping = asyncio.create_task(engine.run())
+        try:
+            yield
+        finally:
+            stepping.cancel()
+            await runner.cleanup()
+
+
+AnyEngine: TypeAlias = LikeSGLang | Embedded
 
 
 class Served:
@@ -48,7 +78,12 @@ class Served:
 
 
 def gateway_stage(
-    make_stage: Callable[..., Stage], model: Path, inference: LikeSGLang, *, tools: bool = False, **settings: Any
+    make_stage: Callable[..., Stage],
+    model: Path,
+    inference: AnyEngine,
+    *,
+    tools: bool = False,
+    **settings: Any,
 ) -> Stage:
     """Make the stage of a gateway; further arguments are settings of `gateway`."""
     inference.weight_version = KEY
@@ -61,19 +96,22 @@ def gateway_stage(
 
 @contextlib.asynccontextmanager
 async def gateway(
-    bus: Bus, make_stage: Callable[..., Stage], model: Path, inference: LikeSGLang, **settings: Any
+    bus: Bus, make_stage: Callable[..., Stage], model: Path, inference: AnyEngine, **settings: Any
 ) -> AsyncIterator[Served]:
     """Serve in front of an inference server; further arguments are settings of `gateway`."""
     served = Served(bus, gateway_stage(make_stage, model, inference, **settings))
-    await served.start()
-    await publish(bus, ready(inference))
-    try:
-        yield served
-    finally:
-        await served.stop()
+    async with contextlib.AsyncExitStack() as stack:
+        if isinstance(inference, Embedded):
+            await stack.enter_async_context(inference.serving(model))
+        await served.start()
+        await publish(bus, ready(inference))
+        try:
+            yield served
+        finally:
+            await served.stop()
 
 
-def ready(inference: LikeSGLang) -> EngineReady:
+def ready(inference: AnyEngine) -> EngineReady:
     """Return what the actor of an inference server states."""
     lineage, version, digest = KEY.split(":")
     return EngineReady("engine-1", inference.address, int(lineage), int(version), digest, SLOTS)

@@ -37,14 +37,14 @@ async def served(pieces: list[str], ending: Ending, *, fails: LiveError | None =
                 status, body = api.error(error, "t1")
                 return web.json_response(body, status=status)
             if not request.stream:
-                return web.json_response(api.whole(OPENING, ending))
+                return web.json_response(api.whole(OPENING, request, [ending]))
             response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
             await response.prepare(http)
             events = api.events(OPENING, request)
             await response.write(events.begin())
             for piece in pieces:
                 await response.write(events.alive() + events.text(piece))
-            await response.write(events.fail(fails) if fails else events.end(ending))
+            await response.write(events.fail(fails) if fails else events.end(ending) + events.done([ending]))
             return response
 
         return handle

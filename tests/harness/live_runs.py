@@ -18,7 +18,8 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}
 
 WITH_TOOLS = """
 {%- for t in tools or [] %}{{ t.function.name }}{% endfor %}
-{%- for m in messages %}{{ m.content }}
+{%- for m in messages %}
+{%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}
 {%- for c in m.tool_calls or [] -%}
 <tool_call>{{ {'name': c.function.name, 'arguments': c.function.arguments} | tojson }}</tool_call>
 {%- endfor %}
@@ -26,7 +27,7 @@ WITH_TOOLS = """
 
 
 def conversing_model(folder: Path, *, tools: bool = False) -> Path:
-    """Write an untrained model of 512 tokens with a chat template; one for tools has all letters of JSON."""
+    """Write an untrained model of 512 tokens with a chat template; one for tools has all letters, and reasons."""
     alphabet = Config().model.create.alphabet
     more = "".join(letter for letter in string.printable[:95] if letter not in alphabet) if tools else ""
     create_model(folder, alphabet=alphabet + more, seed=1, shape=ModelShape(context=512))

@@ -23,24 +23,22 @@ def parse(api: str, **fields: object) -> Request:
 
 def stream(api: str, ending: Ending, **fields: object) -> list[tuple[str, dict]]:
     events = APIS[api].events(OPENING, parse(api, **fields))
-    return parsed_events(events.begin() + events.text("Hel") + events.text("lo") + events.end(ending))
+    first = events.begin() + events.text("Hel") + events.text("lo")
+    return parsed_events(first + events.end(ending) + events.done([ending]))
 
 
 @pytest.mark.parametrize("api", APIS)
 def test_a_minimal_request_asks_for_nothing_of_its_own(api: str):
     request = parse(api)
 
-    assert request == Request("tiny", [USER], 9 if api == "messages" else None)
+    most, thoughts = (9, "") if api == "messages" else (None, "text")
+    assert request == Request("tiny", [USER], most, thoughts=thoughts)
 
 
 def test_what_agents_always_send_and_no_reply_must_obey_is_ignored():
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-    code = {"thinking": {"type": "adaptive"}, "context_management": edits, "output_config": {"effort": "high"}}
-    codex = {
-        "client_metadata": {"a": "b"},
-        "include": ["reasoning.encrypted_content"],
-        "reasoning": {"summary": "auto"},
-    }
+    code = {"thinking": {"type": "disabled"}, "context_management": edits, "output_config": {"effort": "high"}}
+    codex = {"client_metadata": {"a": "b"}, "reasoning": {"effort": "low"}, "include": ["file_search_call.results"]}
 
     assert parse("messages", **code) == parse("messages")
     assert parse("responses", **codex) == parse("responses")
@@ -75,7 +73,7 @@ def test_chat_completions_read_all_that_they_know():
 
 
 def test_responses_take_their_own_output_back():
-    output = APIS["responses"].whole(OPENING, ENDING)["output"]
+    output = APIS["responses"].whole(OPENING, parse("responses"), [ENDING])["output"]
 
     request = parse("responses", instructions="Be short", input=[USER, *output, USER], max_output_tokens=4)
 
@@ -110,12 +108,25 @@ WRONG = [
     ("chat", {"stream": 1}, "stream", r"stream is 1; expected true or false"),
     ("chat", {"stop": [""]}, "stop", r"expected a text that is not empty"),
     ("chat", {"stop": ["a", "b" * 513]}, "stop", r"has a text of more than 512 characters"),
-    ("chat", {"n": 2}, "n", r"n is 2, which this gateway does not support"),
-    ("chat", {"n": True}, "n", r"n is true, which this gateway does not support"),
+    ("chat", {"n": 17}, "n", r"n is 17; expected a whole number from 1 to 16"),
+    ("chat", {"n": True}, "n", r"n is true; expected a whole number"),
+    ("chat", {"top_logprobs": 2}, "top_logprobs", r"of the sampled tokens are not asked for"),
+    ("chat", {"top_logprobs": 21, "logprobs": True}, "top_logprobs", r"expected a whole number from 0 to 20"),
+    ("responses", {"top_logprobs": 2}, "top_logprobs", r"of the sampled tokens are not asked for"),
     ("chat", {"tools": [{}]}, "tools[0]", r"tools\[0\] has no name"),
     ("chat", {"tools": 5}, "tools", r"tools is 5; expected a list of at most"),
-    ("chat", {"tool_choice": "required"}, "tool_choice", r"cannot force a call: expected auto or none"),
-    ("chat", {"response_format": {"type": "json_object"}}, "response_format", r"does not support"),
+    ("chat", {"tool_choice": "required"}, "tool_choice", r"and there are no tools"),
+    (
+        "chat",
+        {"tool_choice": {"type": "function", "function": {"name": "x"}}},
+        "tool_choice",
+        r"expected auto, none, r",
+    ),
+    ("chat", {"tool_choice": {"type": "allowed_tools"}}, "tool_choice", r"expected auto, none, required, or function"),
+    ("chat", {"response_format": {"type": "json_schema"}}, "response_format", r"json_schema with a schema"),
+    ("chat", {"response_format": "json"}, "response_format", r'is "json"; expected the type text, json_object'),
+    ("responses", {"text": {"form": 1}}, "text", r"expected a format, a verbosity, or both"),
+    ("responses", {"text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format", r"with a schema"),
     ("chat", {"novel": 1}, "novel", r"novel is not supported by this gateway"),
     ("chat", {"messages": [{"role": "tool", "content": ""}]}, "messages[0]", r"names no call: expected the id of one"),
     ("chat", {"messages": [{"role": "tools", "content": ""}]}, "messages[0].role", r"expected one of system"),
@@ -132,16 +143,17 @@ WRONG = [
     ("chat", {"stream_options": 1}, "stream_options", r"expected {\"include_usage\""),
     ("responses", {"input": 5}, "input", r"input is 5; expected a list of objects"),
     ("responses", {"previous_response_id": 5}, "previous_response_id", r"is 5; expected the id of a response"),
-    ("responses", {"input": [{"type": "reasoning"}]}, "input[0].type", r'is "reasoning"; this gateway takes'),
+    ("responses", {"input": [{"type": "file"}]}, "input[0].type", r'is "file"; this gateway takes'),
+    ("responses", {"input": [{"type": "reasoning"}]}, "input", r"ends with a message of the assistant"),
     ("responses", {"input": [{"type": "function_call"}]}, "input[0]", r"is no call: expected an id, a name"),
     ("responses", {"tools": [{"type": "shell"}]}, "tools[0].type", r"knows functions with a schema"),
     ("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", r"functions with a schema"),
-    ("messages", {"tool_choice": {"type": "any"}}, "tool_choice", r"cannot force a call"),
+    ("messages", {"tool_choice": {"type": "any"}}, "tool_choice", r"and there are no tools"),
     ("messages", {"tool_choice": "auto"}, "tool_choice", r"expected one with a type"),
     ("messages", {"max_tokens": None}, "max_tokens", r"max_tokens is absent"),
     ("messages", {"temperature": 1.5}, "temperature", r"expected a number from 0.0 to 1.0"),
-    ("messages", {"output_config": {"format": {}}}, "output_config", r"forces no form of a reply"),
-    ("messages", {"output_config": "high"}, "output_config", r"forces no form of a reply"),
+    ("messages", {"output_config": {"format": {}}}, "output_config.format", r"with a schema"),
+    ("messages", {"output_config": "high"}, "output_config", r"expected an effort, a format, or both"),
     (
         "messages",
         {"messages": [USER | {"content": [{"type": "tool_result"}]}]},
@@ -194,12 +206,12 @@ def test_chat_completions_as_chunks(ending: Ending, finish: str):
     assert deltas == [(first, None), ({"content": "Hel"}, None), ({"content": "lo"}, None), ({}, finish)]
     assert last["choices"] == []
     assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
-    assert APIS["chat"].whole(OPENING, ending)["choices"][0]["finish_reason"] == finish
+    assert APIS["chat"].whole(OPENING, parse("chat"), [ending])["choices"][0]["finish_reason"] == finish
 
 
 def test_chat_completions_end_with_done_and_give_usage_only_when_asked():
     events = APIS["chat"].events(OPENING, parse("chat", stream=True))
-    end = events.end(ENDING)
+    end = events.end(ENDING) + events.done([ENDING])
 
     assert end.endswith(b"data: [DONE]\n\n")
     assert len(parsed_events(end)) == 1
@@ -215,7 +227,7 @@ def test_responses_as_events(ending: Ending, status: str):
     assert [data["sequence_number"] for _, data in events] == list(range(10))
     assert all(data["type"] == name for name, data in events)
     response = events[-1][1]["response"]
-    assert response == APIS["responses"].whole(OPENING, ending)
+    assert response == APIS["responses"].whole(OPENING, parse("responses"), [ending])
     assert response["output"][0]["content"][0]["text"] == "Hello"
     assert (response["usage"]["total_tokens"], response["status"]) == (10, status)
 
@@ -236,7 +248,7 @@ def test_messages_as_events(ending: Ending, reason: str, sequence: str | None):
     assert events[0][1]["message"]["usage"]["input_tokens"] == 7
     assert events[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
     assert events[-2][1]["usage"] == {"input_tokens": 7, "output_tokens": 3}
-    whole = APIS["messages"].whole(OPENING, ending)
+    whole = APIS["messages"].whole(OPENING, parse("messages"), [ending])
     assert whole["content"] == [{"type": "text", "text": "Hello"}]
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
 

@@ -45,12 +45,12 @@ async def test_streams_and_their_accumulated_ends():
 async def test_refusals_and_failures_within_a_stream_are_raised_as_errors_of_the_sdk():
     lost = LiveError("internal", "the engine is lost")
     async with served(PIECES, ENDING, fails=lost) as address, sdks(address) as (first, second):
-        with pytest.raises(openai.BadRequestError, match="n is 2") as refused:
-            await first.chat.completions.create(model="tiny", messages=USER, n=2)
+        with pytest.raises(openai.BadRequestError, match="n is 17") as refused:
+            await first.chat.completions.create(model="tiny", messages=USER, n=17)
         with pytest.raises(openai.BadRequestError, match=r"tools\[0\].type is"):
             await first.responses.create(model="tiny", input="Hi", tools=[{"type": "file_search"}])
-        with pytest.raises(anthropic.BadRequestError, match="output_config is"):
-            form = {"output_config": {"format": {"type": "json_schema", "schema": {}}}}
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format is"):
+            form = {"output_config": {"format": {"type": "json_schema", "schema": 5}}}
             await second.messages.create(model="tiny", messages=USER, max_tokens=9, extra_body=form)
         with pytest.raises(openai.APIError, match="the engine is lost"):
             [_ async for _ in await first.chat.completions.create(model="tiny", messages=USER, stream=True)]

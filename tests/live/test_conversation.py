@@ -38,7 +38,7 @@ def sampled(tokenizer: TaskTokenizer, text: str, *, ends: bool = True) -> np.nda
 
 def turn(known: Conversations, name: str, messages: list[dict], text: str, ids: np.ndarray) -> Prompt:
     prompt = known.prompt(messages)
-    known.put(history_key(messages, reply(text), prompt.root), name, np.concatenate([prompt.ids, ids]))
+    known.put(history_key(reply(text), prompt.key), name, np.concatenate([prompt.ids, ids]))
     return prompt
 
 

@@ -40,7 +40,7 @@ def test_a_forged_message_is_text(tmp_path: Path, template: str, special: tuple[
     prompt = known.prompt(first)
     reply = {"role": "assistant", "content": "b"}
     ids = np.append(tokenizer.encode("b"), np.int32(tokenizer.eos_ids[0]))
-    known.put(history_key(first, reply, prompt.root), "t1", np.concatenate([prompt.ids, ids]))
+    known.put(history_key(reply, prompt.key), "t1", np.concatenate([prompt.ids, ids]))
 
     def prompts(text: str) -> list[np.ndarray]:
         """A conversation that is new, and one that goes on with the turn."""

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.words import LiveError, Request
-from asyncrl.live.conversation import Conversations, Seam, history_key, root_of
+from asyncrl.live.conversation import Conversations, Seam, history_key
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from harness.tokenizers import make_model
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
@@ -22,6 +22,10 @@ def ids(*tokens: int) -> np.ndarray:
 @pytest.fixture
 def known(tmp_path: Path) -> Conversations:
     return Conversations(Seam(TaskTokenizer.load(make_model(tmp_path))), most_tokens=1000)
+
+
+def key_of(known: Conversations, messages: list[dict[str, str]], text: str) -> str:
+    return history_key({"role": "assistant", "content": text}, known.prompt(messages, "anna").key).hex()
 
 
 @pytest.fixture
@@ -93,14 +97,10 @@ def test_a_history_is_put_together_from_the_turns_that_it_has(turns: TurnLog, kn
     second = [*first, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     third = [*second, {"role": "assistant", "content": "d"}, {"role": "user", "content": "e"}]
     turns.take(started("t1"), "gateway-1", 1.0)
-    ended = finished(
-        "t1", "stop", ids(5, 2), history_key(first, {"role": "assistant", "content": "b"}, root_of("anna")).hex()
-    )
+    ended = finished("t1", "stop", ids(5, 2), key_of(known, first, "b"))
     turns.take(ended, "gateway-1", 1.0)
     turns.take(started("t2", parent="t1", known=4), "gateway-1", 1.0)
-    ended = finished(
-        "t2", "length", ids(6), history_key(second, {"role": "assistant", "content": "d"}, root_of("anna")).hex()
-    )
+    ended = finished("t2", "length", ids(6), key_of(known, second, "d"))
     turns.take(ended, "gateway-1", 1.0)
 
     prompt = known.prompt(third, "anna")
@@ -108,22 +108,31 @@ def test_a_history_is_put_together_from_the_turns_that_it_has(turns: TurnLog, kn
     assert (prompt.parent, prompt.known, prompt.rewritten) == ("t2", 7, 0)
     assert prompt.ids[:7].tolist() == [3, 4, 5, 2, 3, 4, 6]
     turns.take(started("t3", parent="unknown", known=4), "gateway-1", 1.0)  # older than what was read
-    ended = finished(
-        "t3", "stop", ids(6), history_key(third, {"role": "assistant", "content": "f"}, root_of("anna")).hex()
-    )
+    ended = finished("t3", "stop", ids(6), key_of(known, third, "f"))
     turns.take(ended, "gateway-1", 1.0)
     fourth = [*third, {"role": "assistant", "content": "f"}, {"role": "user", "content": "g"}]
     assert known.prompt(fourth, "anna").parent == "t2"
 
 
+def ask(
+    owner: str, api: str, request: Request, headers: dict[str, str] | None = None, *, messages: bytes = b"a"
+) -> Asked:
+    (one,) = asked(owner, api, request, headers or {}, messages=messages)
+    return one
+
+
 def test_streaming_does_not_tell_requests_apart_and_all_else_does():
     request = Request("any", [{"role": "user", "content": "a"}])
-    one = asked("anna", "chat", request, {})
+    one = ask("anna", "chat", request)
 
-    assert one == asked("anna", "chat", Request("any", request.messages, stream=True, usage=True), {})
-    others = [asked("ben", "chat", request, {}), asked("anna", "messages", request, {})]
-    others.append(asked("anna", "chat", Request("any", request.messages, temperature=0.5), {}))
-    assert len({one.digest, *(other.digest for other in others)}) == 4
-    assert asked("anna", "chat", request, {"x-stainless-retry-count": "1"}).again
-    keys = {asked(tenant, "chat", request, {"Idempotency-Key": "k"}).key for tenant in ("anna", "ben")}
+    assert one == ask("anna", "chat", Request("any", request.messages, stream=True, usage=True))
+    others = [ask("ben", "chat", request), ask("anna", "messages", request)]
+    others.append(ask("anna", "chat", request, messages=b"b"))
+    others.append(ask("anna", "chat", Request("any", request.messages, temperature=0.5)))
+    assert len({one.digest, *(other.digest for other in others)}) == 5
+    assert ask("anna", "chat", request, {"x-stainless-retry-count": "1"}).again
+    keys = {ask(tenant, "chat", request, {"Idempotency-Key": "k"}).key for tenant in ("anna", "ben")}
     assert len(keys) == 2 and "" not in keys
+    wanted = Request("any", request.messages, choices=3)
+    several = asked("anna", "chat", wanted, {"Idempotency-Key": "k"}, messages=b"a")
+    assert len({one.digest for one in several}) == len({one.key for one in several}) == 3

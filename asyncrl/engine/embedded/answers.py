@@ -44,7 +44,7 @@ class Call:
             for one in asked
         ]
         for request in self.requests:
-            request.priority = body.priority or 0
+            request.priority, request.top = body.priority or 0, body.top_logprobs_num or 0
         self._routed_from = body.routed_experts_start_len
         if body.return_routed_experts:
             for request in self.requests:
@@ -145,6 +145,9 @@ class Call:
                 (logprob, token, None) for logprob, token in zip(logprobs, tokens, strict=True)
             ]
             meta["output_token_logprobs_length"] = len(tokens)
+            if request.top:
+                places = request.top_logprobs[first:]
+                meta["output_top_logprobs"] = [[(value, token, None) for value, token in place] for place in places]
         return {"output_ids": tokens, "meta_info": meta}
 
     def _versions(self, request: Request) -> tuple[str, list[Span]]:

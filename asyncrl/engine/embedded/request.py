@@ -85,6 +85,8 @@ class Request:
         "streaming",
         "submitted_s",
         "tokens",
+        "top",
+        "top_logprobs",
     )
 
     def __init__(
@@ -107,6 +109,8 @@ class Request:
         self.scores: PromptScores | None = None  # where those of the prompt are asked for
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+        self.top = 0  # likeliest tokens in each place whose log-probs are told
+        self.top_logprobs: list[list[tuple[float, int]]] = []  # log-prob and id, in falling order
         self.spans: list[Span] = []  # closed ones; the open one reaches from the last end to len(tokens)
         self.routed: npt.NDArray[np.int32] | None = None  # [T, layers, K] at the end, [0, 0, 0] before, if asked for
         self.finish: Finish | None = None

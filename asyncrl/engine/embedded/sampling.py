@@ -36,6 +36,7 @@ class Sampled(NamedTuple):
 
     tokens: torch.Tensor  # [R] int64
     logprobs: torch.Tensor  # [R] float32, natural log
+    probs: torch.Tensor  # [R, vocab] that the log-probs are of
 
 
 class Rows:
@@ -65,7 +66,13 @@ class Rows:
         draws = torch.from_numpy(uniforms(records["seed"], records["position"])).unsqueeze(1)
         kinds = records["kind"]
         tokens = inverse_cdf(probs, draws) if (kinds == PLAIN).all() else self._sample_mixed(probs, draws, kinds)
-        return Sampled(tokens.squeeze(1), probs.gather(1, tokens).squeeze(1).log_())
+        return Sampled(tokens.squeeze(1), probs.gather(1, tokens).squeeze(1).log_(), probs)
+
+    @staticmethod
+    def likeliest(sampled: Sampled, row: int, top: int) -> list[tuple[float, int]]:
+        """Return the log-probs and ids of the likeliest tokens in the place of a row's newest."""
+        values, tokens = sampled.probs[row].topk(min(top, sampled.probs.shape[1]))
+        return list(zip(values.log_().tolist(), tokens.tolist(), strict=True))
 
     def _sample_mixed(self, probs: torch.Tensor, draws: torch.Tensor, kinds: npt.NDArray[np.int64]) -> torch.Tensor:
         tokens = probs.argmax(-1, keepdim=True)

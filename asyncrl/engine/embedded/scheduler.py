@@ -254,8 +254,7 @@ class Engine:
         if not (self.running or self.waiting):
             return
         block = self._admit()
-        running = self.running
-        count = len(running)
+        running, count = self.running, len(self.running)
         logits = self.model.decode(self._rows.tokens[:count], self._rows.positions[:count], block)
         if self._young:
             self._hold_back_stops(logits)
@@ -266,6 +265,8 @@ class Engine:
         for request, token, logprob in zip(running, sampled.tokens.tolist(), sampled.logprobs.tolist(), strict=True):
             request.tokens.append(token)
             request.logprobs.append(logprob)
+            if request.top:
+                request.top_logprobs.append(self._rows.likeliest(sampled, request.row, request.top))
             if token in request.stops or len(request.tokens) >= request.check_at:
                 touched.append(request)
         self.counters.stepped(count, self._admitted)

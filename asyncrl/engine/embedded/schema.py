@@ -226,11 +226,8 @@ def decode_generate(raw: bytes) -> tuple[GenerateBody, list[Asked], bool]:
     for name, unserved in (("text", body.text is not None), ("token_ids_logprob", bool(body.token_ids_logprob))):
         if unserved:
             raise EngineRefused(f"{name} is not served by the embedded engine; send input_ids, take log-probs")
-    if body.top_logprobs_num and (body.stream or not body.scores_prompts):
-        raise EngineRefused(
-            "top_logprobs_num is served by the embedded engine for prompts alone; send logprob_start_len with "
-            "return_logprob, and no stream"
-        )
+    if body.top_logprobs_num and not body.return_logprob:
+        raise EngineRefused("top_logprobs_num without return_logprob: send both")
     if not body.input_ids:
         raise EngineRefused("input_ids is missing or empty; give at least one token")
     batch = isinstance(body.input_ids[0], list)

@@ -5,30 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal
+from asyncrl.live.apis.forms import schema_of
 from asyncrl.live.apis.openai_errors import openai_error
-from asyncrl.live.apis.openai_logprobs import token_logprobs
-from asyncrl.live.apis.tool_fields import call_of, chosen, declared, result_of
+from asyncrl.live.apis.openai_logprobs import token_logprobs, top_of
+from asyncrl.live.apis.tool_fields import WORDS, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
 _READ = (
     *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed"),
     *("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "user", "safety_identifier"),
-    "logprobs",
+    *("logprobs", "top_logprobs", "n", "response_format"),
 )
 IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
     *("verbosity", "prediction"),
 )
+MOST_CHOICES = 16
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "frequency_penalty": (0, 0.0),
     "presence_penalty": (0, 0.0),
     "logit_bias": ({},),
-    "top_logprobs": (0,),
 }
 
 
@@ -42,6 +41,7 @@ class ChatCompletions:
         fields = Body(body)
         fields.only(_READ, IGNORED, _NEUTRAL)
         messages = [_message(entry, f"messages[{n}]") for n, entry in enumerate(fields.entries("messages"))]
+        tools, forced = chosen(fields, declared(fields, keys="function"), words=WORDS, keys="function")
         most = [fields.count(name) for name in ("max_completion_tokens", "max_tokens")]
         return Request(
             fields.text("model"),
@@ -52,26 +52,27 @@ class ChatCompletions:
             stop=fields.stops("stop"),
             seed=fields.count("seed", least=-(2**63), most=2**63 - 1),
             stream=fields.flag("stream"),
-            tools=chosen(fields, declared(fields, keys="function")),
+            tools=tools,
             parallel=fields.flag("parallel_tool_calls", absent=True),
             user=fields.named("safety_identifier", "user"),
             usage=_wants_usage(fields.get("stream_options")),
             logprobs=fields.flag("logprobs"),
+            top_logprobs=top_of(fields, told=fields.flag("logprobs")),
+            forced=forced,
+            schema=schema_of(fields.get("response_format"), "response_format", inside="json_schema"),
+            thoughts="text",
+            choices=fields.count("n", most=MOST_CHOICES) or 1,
         )
 
-    def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
+    def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
         """See `Api`."""
-        message: dict[str, Any] = {"role": "assistant", "content": ending.text, "refusal": None}
-        if ending.calls:
-            calls = [_call(call) for call in ending.calls]
-            message |= {"content": ending.text or None, "tool_calls": calls}
-        choice = {"index": 0, "message": message, "logprobs": _logprobs(ending), "finish_reason": _finish(ending)}
+        choices = [_choice(number, ending) for number, ending in enumerate(endings)]
         head = _head(opening) | {"object": "chat.completion"}
-        return {**head, "choices": [choice], "usage": _usage(opening, ending)}
+        return {**head, "choices": choices, "usage": _usage(opening, endings)}
 
-    def events(self, opening: Opening, request: Request) -> Events:
+    def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
         """See `Api`."""
-        return _ChatEvents(opening, usage=request.usage)
+        return _ChatEvents(opening, choice, usage=request.usage)
 
     def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
         """See `Api`."""
@@ -81,8 +82,9 @@ class ChatCompletions:
 class _ChatEvents:
     """See `Events`."""
 
-    def __init__(self, opening: Opening, *, usage: bool) -> None:
+    def __init__(self, opening: Opening, choice: int, *, usage: bool) -> None:
         self._opening = opening
+        self._choice = choice
         self._usage = usage
         self._calls = 0
 
@@ -99,30 +101,49 @@ class _ChatEvents:
         number, self._calls = self._calls, self._calls + 1
         return self._chunk({"tool_calls": [{"index": number, **_call(call)}]})
 
+    def thought(self, delta: str) -> bytes:
+        """See `Events`."""
+        return self._chunk({"reasoning_content": delta})
+
     def alive(self) -> bytes:
         """See `Events`."""
         return self._chunk({})
 
     def end(self, ending: Ending) -> bytes:
         """See `Events`."""
-        last = self._chunk({}, _finish(ending), _logprobs(ending))
-        if self._usage:
-            last += event(_head(self._opening) | {"choices": [], "usage": _usage(self._opening, ending)})
-        return last + b"data: [DONE]\n\n"
+        return self._chunk({}, _finish(ending), _logprobs(ending))
+
+    def done(self, endings: list[Ending]) -> bytes:
+        """See `Events`."""
+        usage = _head(self._opening) | {"choices": [], "usage": _usage(self._opening, endings)}
+        return (event(usage) if self._usage else b"") + b"data: [DONE]\n\n"
 
     def fail(self, error: LiveError) -> bytes:
         """See `Events`."""
         return event(openai_error(error)[1])
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        choice = {"index": self._choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
         return event(_head(self._opening) | {"choices": [choice]})
+
+
+def _choice(number: int, ending: Ending) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": ending.text, "refusal": None}
+    if ending.calls:
+        calls = [_call(call) for call in ending.calls]
+        message |= {"content": ending.text or None, "tool_calls": calls}
+    if ending.thoughts:
+        message["reasoning_content"] = ending.thoughts
+    return {"index": number, "message": message, "logprobs": _logprobs(ending), "finish_reason": _finish(ending)}
 
 
 def _message(entry: Message, where: str) -> Message:
     """Read a message, a call of tools, or the result of one."""
     if entry.get("role") == "tool":
         return result_of(entry.get("tool_call_id"), entry.get("content"), where, ("text",))
+    if entry.get("role") == "assistant" and isinstance(thoughts := entry.get("reasoning_content"), str) and thoughts:
+        rest = {name: value for name, value in entry.items() if name != "reasoning_content"}
+        return _message(rest, where) | {"reasoning_content": thoughts}
     if not entry.get("tool_calls") or entry.get("role") != "assistant":
         return message_of(entry, where, roles=OPENAI_ROLES, parts=("text",))
     given = entry["tool_calls"]
@@ -157,9 +178,13 @@ def _head(opening: Opening) -> dict[str, Any]:
     return {"id": f"chatcmpl-{opening.turn}", "object": kind, "created": opening.created, "model": opening.model}
 
 
-def _usage(opening: Opening, ending: Ending) -> dict[str, int]:
-    total = opening.prompt_tokens + ending.tokens
-    return {"prompt_tokens": opening.prompt_tokens, "completion_tokens": ending.tokens, "total_tokens": total}
+def _usage(opening: Opening, endings: list[Ending]) -> dict[str, Any]:
+    tokens, thought = (
+        sum(counts) for counts in zip(*((one.tokens, one.thought_tokens) for one in endings), strict=True)
+    )
+    usage = {"prompt_tokens": opening.prompt_tokens, "completion_tokens": tokens}
+    details = {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
+    return usage | {"total_tokens": opening.prompt_tokens + tokens} | details
 
 
 def _wants_usage(options: Any) -> bool:

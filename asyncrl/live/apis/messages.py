@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
+
+import msgspec
 
 from asyncrl.live.apis.body import Body, Message, answerable, message_of, refusal, shown, text_of
-from asyncrl.live.apis.tool_fields import call_of, chosen, declared, result_of
+from asyncrl.live.apis.forms import schema_of
+from asyncrl.live.apis.tool_fields import Choice, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, Fault, LiveError, Opening, Request, assistant_message, event
 
+_THINKING = ("thinking", "signature")  # fields of a block
 COUNT_PATH = "/v1/messages/count_tokens"
 
 _COUNTED = ("model", "messages", "system", "tools", "tool_choice", "output_config", "metadata")
 _READ = (*_COUNTED, "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream")
-# `thinking` permits what no reply must have; there are no blocks of it that `context_management` could leave out.
+# A history is known without its reasoning, so `context_management` that leaves it out changes nothing.
 IGNORED = ("service_tier", "cache_control", "thinking", "context_management")
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system"}
 _STATUS: dict[Fault, tuple[int, str]] = {
@@ -36,7 +40,7 @@ class Messages:
         """See `Api`."""
         fields = Body(body)
         fields.only(_READ, IGNORED, {})
-        _check_output(fields)
+        tools, forced = _tools(fields)
         most = fields.count("max_tokens")
         if most is None:
             raise refusal("max_tokens", "is absent; expected a whole number from 1")
@@ -49,26 +53,32 @@ class Messages:
             fields.count("top_k"),
             fields.stops("stop_sequences"),
             stream=fields.flag("stream"),
-            tools=_tools(fields),
+            tools=tools,
             parallel=not (fields.get("tool_choice") or {}).get("disable_parallel_tool_use"),
             user=_user(fields),
+            forced=forced,
+            schema=_schema(fields),
+            thoughts=_thoughts(fields),
         )
 
     def parse_count(self, body: bytes) -> Request:
         """Read the body of a request for the number of tokens of a prompt; errors as `parse`."""
         fields = Body(body)
         fields.only(_COUNTED, IGNORED, {})
-        _check_output(fields)
-        return Request(fields.text("model"), _conversation(fields), tools=_tools(fields), user=_user(fields))
+        tools, forced = _tools(fields)
+        asked = Request(fields.text("model"), _conversation(fields), tools=tools, user=_user(fields))
+        return msgspec.structs.replace(asked, forced=forced, schema=_schema(fields))
 
-    def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
+    def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
         """See `Api`."""
-        content: list[dict[str, Any]] = [{"type": "text", "text": ending.text}] if ending.text else []
+        ending = endings[0]
+        content: list[dict[str, Any]] = [_thinking(ending.thoughts, opening.turn)] if ending.thoughts else []
+        content += [{"type": "text", "text": ending.text}] if ending.text else []
         content += [_use(call) | {"input": call.arguments} for call in ending.calls]
         usage = {"input_tokens": opening.prompt_tokens, "output_tokens": ending.tokens}
         return _message(opening, usage) | {"content": content} | _stop(ending)
 
-    def events(self, opening: Opening, request: Request) -> Events:
+    def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
         """See `Api`."""
         return _MessageEvents(opening)
 
@@ -82,7 +92,7 @@ class _MessageEvents:
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
-        self._block = False  # the block of text is open
+        self._block: Literal["", "text", "thinking"] = ""  # that is open
         self._number = 0  # of blocks that are closed
 
     def begin(self) -> bytes:
@@ -92,11 +102,21 @@ class _MessageEvents:
 
     def text(self, delta: str) -> bytes:
         """See `Events`."""
-        first = b""
-        if not self._block:
-            self._block = True
-            first = _event("content_block_start", index=self._number, content_block={"type": "text", "text": ""})
+        first = self._opened("text", {"type": "text", "text": ""})
         return first + _event("content_block_delta", index=self._number, delta={"type": "text_delta", "text": delta})
+
+    def thought(self, delta: str) -> bytes:
+        """See `Events`."""
+        first = self._opened("thinking", _thinking("", ""))
+        part = {"type": "thinking_delta", "thinking": delta}
+        return first + _event("content_block_delta", index=self._number, delta=part)
+
+    def _opened(self, kind: Literal["text", "thinking"], block: dict[str, Any]) -> bytes:
+        """Return the begin of a block, where it has not begun."""
+        if self._block == kind:
+            return b""
+        before, self._block = self._closed(), kind
+        return before + _event("content_block_start", index=self._number, content_block=block)
 
     def call(self, call: Call) -> bytes:
         """See `Events`."""
@@ -111,12 +131,15 @@ class _MessageEvents:
         )
 
     def _closed(self) -> bytes:
-        """Return the end of the block of text, where one is open."""
+        """Return the end of the block that is open, where one is."""
         if not self._block:
             return b""
-        self._block, number = False, self._number
+        kind, self._block, number, last = self._block, "", self._number, b""
         self._number += 1
-        return _event("content_block_stop", index=number)
+        if kind == "thinking":
+            signature = {"type": "signature_delta", "signature": self._opening.turn}
+            last = _event("content_block_delta", index=number, delta=signature)
+        return last + _event("content_block_stop", index=number)
 
     def alive(self) -> bytes:
         """See `Events`."""
@@ -127,16 +150,33 @@ class _MessageEvents:
         usage = {"input_tokens": self._opening.prompt_tokens, "output_tokens": ending.tokens}
         return self._closed() + _event("message_delta", delta=_stop(ending), usage=usage) + _event("message_stop")
 
+    def done(self, endings: list[Ending]) -> bytes:
+        """See `Events`."""
+        return b""
+
     def fail(self, error: LiveError) -> bytes:
         """See `Events`."""
         return event(_error_body(error, self._opening.turn), "error")
 
 
-def _check_output(fields: Body) -> None:
-    """Refuse a form of the reply; an effort, which agents always send, changes nothing."""
+def _schema(fields: Body) -> str:
+    """Return the form of the reply; an effort, which agents always send, changes nothing."""
     config = fields.get("output_config")
-    if config is not None and (not isinstance(config, dict) or set(config) - {"effort"}):
-        raise refusal("output_config", f"is {shown(config)}; this gateway forces no form of a reply: leave it out")
+    if config is None:
+        return ""
+    if not isinstance(config, dict) or set(config) - {"effort", "format"}:
+        raise refusal("output_config", f"is {shown(config)}; expected an effort, a format, or both")
+    return schema_of(config.get("format"), "output_config.format")
+
+
+def _thoughts(fields: Body) -> Literal["", "text"]:
+    thinking = fields.get("thinking")
+    return "text" if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive") else ""
+
+
+def _thinking(text: str, turn: str) -> dict[str, Any]:
+    """Return a block of reasoning; its signature names the turn, whose stored tokens the next request goes on with."""
+    return {"type": "thinking", "thinking": text, "signature": turn}
 
 
 def _user(fields: Body) -> str:
@@ -154,17 +194,22 @@ def _conversation(fields: Body) -> list[Message]:
     return answerable(messages, "messages")
 
 
-def _tools(fields: Body) -> list[Message]:
+def _tools(fields: Body) -> Choice:
     choice = fields.get("tool_choice")
     if choice is not None and not isinstance(choice, dict):
         raise refusal("tool_choice", "is no object; expected one with a type")
-    return chosen(fields, declared(fields, keys="", parts="input_schema"))
+    return chosen(fields, declared(fields, keys="", parts="input_schema"), words=("any", "tool"))
 
 
 def _messages(entry: Message, where: str) -> list[Message]:
     """Read a message: calls of tools join the text of the assistant, results come before that of the user."""
     content, role = entry.get("content"), entry.get("role")
     blocks = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
+    thought = [one for one in blocks if role == "assistant" and one.get("type") == "thinking"]
+    if thought and isinstance(content, list):
+        (message,) = _messages(entry | {"content": [one for one in content if one not in thought]}, where)
+        texts = ["".join(text for one in thought if isinstance(text := one.get(name), str)) for name in _THINKING]
+        return [message | {"reasoning_content": texts[0], "turn": texts[1]}]
     kind = {"assistant": "tool_use", "user": "tool_result"}.get(role) if isinstance(role, str) else None
     tools = [one for one in blocks if kind is not None and one.get("type") == kind]
     if not tools:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, shown
+from asyncrl.live.apis.forms import schema_of
 from asyncrl.live.apis.openai_errors import openai_error
-from asyncrl.live.apis.openai_logprobs import token_logprobs
-from asyncrl.live.apis.tool_fields import HOSTED, call_of, chosen, declared, result_of
+from asyncrl.live.apis.openai_logprobs import token_logprobs, top_of
+from asyncrl.live.apis.reasoning import only_reasoning, reasoning_item, reasoning_part, take_reasoning
+from asyncrl.live.apis.tool_fields import HOSTED, WORDS, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
 _READ = (
     *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
     *("tools", "tool_choice", "parallel_tool_calls", "previous_response_id", "user", "safety_identifier"),
+    *("include", "reasoning", "text", "top_logprobs"),
 )
 IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
-    *("include", "reasoning", "max_tool_calls", "stream_options", "client_metadata"),
+    *("max_tool_calls", "stream_options", "client_metadata"),
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
-    "text": ({"format": {"type": "text"}}, {}),
-    "top_logprobs": (0,),
 }
-_LOGPROBS = "message.output_text.logprobs"  # of `include`; the rest of it changes nothing here
+# Of `include`; the rest of it changes nothing here.
+_LOGPROBS, _SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 _ID = "resp_"  # begins the id of a response, the rest is its turn's
 
 
@@ -45,6 +47,8 @@ class Responses:
         else:
             for number, entry in enumerate(fields.entries("input")):
                 _take(messages, entry, f"input[{number}]")
+        included = given if isinstance(given := fields.get("include"), list) else []
+        tools, forced = chosen(fields, declared(fields, keys="", hosted=HOSTED), words=WORDS)
         return Request(
             fields.text("model"),
             answerable(messages, "input"),
@@ -52,20 +56,25 @@ class Responses:
             fields.real("temperature", 0.0, 2.0),
             fields.real("top_p", 0.0, 1.0),
             stream=fields.flag("stream"),
-            tools=chosen(fields, declared(fields, keys="", hosted=HOSTED)),
+            tools=tools,
             previous=_previous(fields),
             parallel=fields.flag("parallel_tool_calls", absent=True),
             user=fields.named("safety_identifier", "user"),
-            logprobs=_LOGPROBS in included if isinstance(included := fields.get("include"), list) else False,
+            logprobs=_LOGPROBS in included,
+            top_logprobs=top_of(fields, told=_LOGPROBS in included),
+            forced=forced,
+            schema=_schema(fields),
+            thoughts=_thoughts(fields),
+            sealed_thoughts=_SEALED in included,
         )
 
-    def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
+    def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
         """See `Api`."""
-        return _response(opening, ending)
+        return _response(opening, request, endings[0])
 
-    def events(self, opening: Opening, request: Request) -> Events:
+    def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
         """See `Api`."""
-        return _ResponseEvents(opening)
+        return _ResponseEvents(opening, request)
 
     def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
         """See `Api`."""
@@ -75,16 +84,19 @@ class Responses:
 class _ResponseEvents:
     """See `Events`."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, request: Request) -> None:
         self._opening = opening
+        self._request = request
+        self._thoughts: list[str] = []
+        self._thinking = False  # the item of reasoning is open
         self._number = 0
         self._items = 0  # that have begun
         self._place: dict[str, Any] = {}  # of the text; empty: there is none yet
 
     def begin(self) -> bytes:
         """See `Events`."""
-        first = self._event("response.created", response=_response(self._opening))
-        return first + self._event("response.in_progress", response=_response(self._opening))
+        first = self._event("response.created", response=_response(self._opening, self._request))
+        return first + self.alive()
 
     def text(self, delta: str) -> bytes:
         """See `Events`."""
@@ -94,32 +106,71 @@ class _ResponseEvents:
         """Return the begin of the message, where it has not begun."""
         if self._place:
             return b""
+        before = self._thought()
         number, self._items = self._items, self._items + 1
         self._place = {"item_id": _item_id(self._opening), "output_index": number, "content_index": 0}
         item = _item_of(self._opening, "in_progress", [])
-        first = self._event("response.output_item.added", output_index=number, item=item)
+        first = before + self._event("response.output_item.added", output_index=number, item=item)
         return first + self._event("response.content_part.added", **self._place, part=_part(""))
 
     def call(self, call: Call) -> bytes:
         """See `Events`."""
+        before = self._thought()
         number, self._items = self._items, self._items + 1
         item = _called(call)
         place = {"item_id": item["id"], "output_index": number}
         begun = item | {"arguments": "", "status": "in_progress"}
         return (
-            self._event("response.output_item.added", output_index=number, item=begun)
+            before
+            + self._event("response.output_item.added", output_index=number, item=begun)
             + self._event("response.function_call_arguments.delta", **place, delta=call.text)
             + self._event("response.function_call_arguments.done", **place, name=call.name, arguments=call.text)
             + self._event("response.output_item.done", output_index=number, item=item)
         )
 
+    def thought(self, delta: str) -> bytes:
+        """See `Events`."""
+        first = b""
+        if not self._thinking:
+            self._thinking, self._items = True, self._items + 1
+            item = reasoning_item(self._opening, self._request, "", status="in_progress")
+            first = self._event("response.output_item.added", output_index=0, item=item) + self._part("added", "")
+        self._thoughts.append(delta)
+        return first + self._reasoning("delta", delta=delta)
+
+    def _thought(self) -> bytes:
+        """Return the end of the reasoning, where it is open: it is the first item."""
+        if not self._thinking:
+            return b""
+        self._thinking, text = False, "".join(self._thoughts)
+        item = reasoning_item(self._opening, self._request, text)
+        last = self._reasoning("done", text=text) + self._part("done", text)
+        return last + self._event("response.output_item.done", output_index=0, item=item)
+
+    @property
+    def _told(self) -> tuple[str, dict[str, Any]]:
+        """Return what names of events begin with, and where the reasoning stands."""
+        place = {"item_id": f"rs_{self._opening.turn}", "output_index": 0}
+        if self._request.thoughts == "summary":
+            return "reasoning_summary", place | {"summary_index": 0}
+        return "reasoning", place | {"content_index": 0}
+
+    def _reasoning(self, kind: str, **data: Any) -> bytes:
+        name, place = self._told
+        return self._event(f"response.{name}_text.{kind}", **place, **data)
+
+    def _part(self, kind: str, text: str) -> bytes:
+        name, place = self._told
+        name = f"{name}_part" if name == "reasoning_summary" else "content_part"
+        return self._event(f"response.{name}.{kind}", **place, part=reasoning_part(self._request, text))
+
     def alive(self) -> bytes:
         """See `Events`."""
-        return self._event("response.in_progress", response=_response(self._opening))
+        return self._event("response.in_progress", response=_response(self._opening, self._request))
 
     def end(self, ending: Ending) -> bytes:
         """See `Events`."""
-        response, last = _response(self._opening, ending), b""
+        response, last = _response(self._opening, self._request, ending), b""
         if ending.text or not ending.calls:
             last = (
                 self._opened()
@@ -129,17 +180,37 @@ class _ResponseEvents:
                 + self._event("response.content_part.done", **self._place, part=_part(ending.text, ending))
             )
             number = self._place["output_index"]
-            last += self._event("response.output_item.done", output_index=number, item=response["output"][0])
+            item = next(one for one in response["output"] if one["type"] == "message")
+            last += self._event("response.output_item.done", output_index=number, item=item)
         return last + self._event(f"response.{response['status']}", response=response)
+
+    def done(self, endings: list[Ending]) -> bytes:
+        """See `Events`."""
+        return b""
 
     def fail(self, error: LiveError) -> bytes:
         """See `Events`."""
         words = {"code": "server_error", "message": str(error)}
-        return self._event("response.failed", response=_response(self._opening) | {"status": "failed", "error": words})
+        response = _response(self._opening, self._request) | {"status": "failed", "error": words}
+        return self._event("response.failed", response=response)
 
     def _event(self, kind: str, /, **data: Any) -> bytes:
         number, self._number = self._number, self._number + 1
         return event({"type": kind, "sequence_number": number, **data}, kind)
+
+
+def _schema(fields: Body) -> str:
+    text = fields.get("text")
+    if text is None:
+        return ""
+    if not isinstance(text, dict) or set(text) - {"format", "verbosity"}:
+        raise refusal("text", f"is {shown(text)}; expected a format, a verbosity, or both")
+    return schema_of(text.get("format"), "text.format")
+
+
+def _thoughts(fields: Body) -> Literal["text", "summary"]:
+    asked = fields.get("reasoning")
+    return "summary" if isinstance(asked, dict) and (asked.get("summary") or asked.get("generate_summary")) else "text"
 
 
 def _previous(fields: Body) -> str:
@@ -164,26 +235,31 @@ def _take(messages: list[Message], entry: Message, where: str) -> None:
         call = call_of(entry.get("name"), entry.get("call_id"), entry.get("arguments"), where)
         before = messages.pop() if messages and messages[-1]["role"] == "assistant" else assistant_message("", [])
         calls = [one["function"] | {"id": one["id"]} for one in before.get("tool_calls", [])]
-        messages.append(assistant_message(before["content"], [*(Call(**one) for one in calls), call]))
+        messages.append(before | assistant_message(before["content"], [*(Call(**one) for one in calls), call]))
     elif kind == "message":
-        messages.append(message_of(entry, where, roles=OPENAI_ROLES, parts=parts))
+        message = message_of(entry, where, roles=OPENAI_ROLES, parts=parts)
+        thought = messages.pop() if message["role"] == "assistant" and only_reasoning(messages) else {}
+        messages.append(thought | message)
+    elif kind == "reasoning":
+        take_reasoning(messages, entry)
     else:
         raise refusal(f"{where}.type", f"is {shown(kind)}; this gateway takes messages of text and calls of functions")
 
 
-def _response(opening: Opening, ending: Ending | None = None) -> dict[str, Any]:
+def _response(opening: Opening, request: Request, ending: Ending | None = None) -> dict[str, Any]:
     """The response, under way or at its end."""
     status, output, usage, details = "in_progress", [], None, None
     if ending is not None:
         status = "incomplete" if ending.finish == "length" else "completed"
         details = {"reason": "max_output_tokens"} if ending.finish == "length" else None
         text = [_item_of(opening, status, [_part(ending.text, ending)])] if ending.text or not ending.calls else []
-        output = [*text, *map(_called, ending.calls)]
+        thought = [reasoning_item(opening, request, ending.thoughts)] if ending.thoughts else []
+        output = [*thought, *text, *map(_called, ending.calls)]
         usage = {
             "input_tokens": opening.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
             "output_tokens": ending.tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
+            "output_tokens_details": {"reasoning_tokens": ending.thought_tokens},
             "total_tokens": opening.prompt_tokens + ending.tokens,
         }
     return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -11,7 +11,15 @@ from asyncrl.live.apis.body import Body, Message, refusal, shown, text_of
 from asyncrl.live.apis.words import Call
 
 HOSTED = ("web_search", "web_search_preview", "namespace")  # declared by agents, and run by nobody here: left out
+WORDS = ("required", "function")  # of OpenAI: see `chosen`
 _MOST_TOOLS = 512
+
+
+class Choice(NamedTuple):
+    """Tools that the model may call, and must."""
+
+    tools: list[Message]
+    forced: str | None  # the one that it must call; "": any; None: it need not
 
 
 def declared(fields: Body, *, keys: str, parts: str = "parameters", hosted: Collection[str] = ()) -> list[Message]:
@@ -47,19 +55,33 @@ def declared(fields: Body, *, keys: str, parts: str = "parameters", hosted: Coll
     return found
 
 
-def chosen(fields: Body, tools: list[Message]) -> list[Message]:
-    """Return the tools that the model may call: all, or none.
+def chosen(fields: Body, tools: list[Message], *, words: tuple[str, str], keys: str = "") -> Choice:
+    """Return the tools that the model may call, and which it must.
+
+    Args:
+        words: by which the API says that some tool must be called, and that a named one must.
+        keys: field of the choice that has the name; "": the choice itself has it.
 
     Raises:
-        LiveError: the choice forces a call, which nothing here can do.
+        LiveError: another choice, or one that no tool fits.
     """
-    choice = fields.get("tool_choice")
+    choice, names = fields.get("tool_choice"), [tool["function"]["name"] for tool in tools]
     kind = choice.get("type") if isinstance(choice, dict) else choice
+    some, named = words
     if kind in (None, "auto"):
-        return tools
+        return Choice(tools, None)
     if kind == "none":
-        return []
-    raise refusal("tool_choice", f"is {shown(choice)}; this gateway cannot force a call: expected auto or none")
+        return Choice([], None)
+    if kind == some:
+        if not names:
+            raise refusal("tool_choice", f"is {shown(choice)}, and there are no tools")
+        return Choice(tools, names[0] if len(names) == 1 else "")
+    body = choice.get(keys) if keys and isinstance(choice, dict) else choice
+    name = body.get("name") if isinstance(body, dict) else None
+    if kind != named or name not in names:
+        expected = f"auto, none, {some}, or {named} with the name of one of the tools"
+        raise refusal("tool_choice", f"is {shown(choice)}; expected {expected}")
+    return Choice(tools, str(name))
 
 
 def call_of(name: Any, identity: Any, arguments: Any, where: str) -> Call:

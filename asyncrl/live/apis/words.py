@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
@@ -38,15 +38,29 @@ class Call(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self.arguments).decode()
 
 
-def assistant_message(text: str, calls: list[Call]) -> dict[str, Any]:
-    """Return a message of the assistant as chat templates take it."""
-    if not calls:
-        return {"role": "assistant", "content": text}
-    called = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in calls
-    ]
-    return {"role": "assistant", "content": text, "tool_calls": called}
+class Thought(msgspec.Struct, frozen=True):
+    """A part of the reasoning before a reply."""
+
+    text: str
+
+
+Piece: TypeAlias = str | Call | Thought  # of a reply: text, a whole call of a tool, reasoning
+
+
+def assistant_message(text: str, calls: list[Call], *, thoughts: str = "", turn: str = "") -> dict[str, Any]:
+    """Return a message of the assistant as chat templates take it.
+
+    Args:
+        thoughts: the reasoning before it, as its client knows it.
+        turn: that gave it, as its client says; "": not known.
+    """
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in calls
+        ]
+    return message | ({"reasoning_content": thoughts} if thoughts else {}) | ({"turn": turn} if turn else {})
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -67,6 +81,12 @@ class Request(msgspec.Struct, frozen=True):
     usage: bool = False  # the stream tells its tokens; only chat completions ask
     user: str = ""  # of the client, who says so
     logprobs: bool = False  # of the tokens of the reply are wanted
+    top_logprobs: int = 0  # of so many of the likeliest tokens in each place
+    forced: str | None = None  # the tool that it must call; "": any; None: it may answer without
+    schema: str = ""  # JSON schema of the reply, as JSON; "": any text
+    thoughts: Literal["", "text", "summary"] = ""  # how the reasoning before the reply is told; "": not at all
+    sealed_thoughts: bool = False  # with a reference to the turn, by which the client gives it back
+    choices: int = 1  # replies to it
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -83,6 +103,7 @@ class Sampled(msgspec.Struct, frozen=True):
 
     text: str
     logprob: float  # natural log, at the request's temperature, before top-p and top-k
+    top: list[tuple[str, float]] = []  # the likeliest tokens in its place, with theirs
 
 
 class Ending(msgspec.Struct, frozen=True):
@@ -94,6 +115,8 @@ class Ending(msgspec.Struct, frozen=True):
     stop: str | None = None  # the stop sequence that ended it
     calls: list[Call] = []  # of tools; not in the text
     sampled: list[Sampled] | None = None  # all tokens but the end of the reply; None where nobody asked
+    thoughts: str = ""  # reasoning before the text, which is not part of it
+    thought_tokens: int = 0  # of `tokens`
 
 
 class Events(Protocol):
@@ -108,11 +131,17 @@ class Events(Protocol):
     def call(self, call: Call) -> bytes:
         """Return the events of a call of a tool."""
 
+    def thought(self, delta: str) -> bytes:
+        """Return the events of new reasoning; all of it comes before the text."""
+
     def alive(self) -> bytes:
         """Return an event that changes nothing, and keeps a client's timers from running out."""
 
     def end(self, ending: Ending) -> bytes:
         """Return the last events of a reply that is whole."""
+
+    def done(self, endings: list[Ending]) -> bytes:
+        """Return what follows behind the ends of all replies to the request."""
 
     def fail(self, error: LiveError) -> bytes:
         """Return the last events of a reply that ends early."""
@@ -130,11 +159,11 @@ class Api(Protocol):
             LiveError: it is malformed, or asks for what the gateway does not have; the message names the field.
         """
 
-    def whole(self, opening: Opening, ending: Ending) -> dict[str, Any]:
-        """Return the body of a reply that is not streamed."""
+    def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
+        """Return the body of a reply that is not streamed; of several, where the request asks for that."""
 
-    def events(self, opening: Opening, request: Request) -> Events:
-        """Return the renderer of a streamed reply."""
+    def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
+        """Return the renderer of a streamed reply; `choice` is its number among those to the request."""
 
     def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
         """Return the status and the body of a refusal; `turn` identifies the request where the API has a place."""

@@ -81,7 +81,7 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
     def turn() -> Turn:
         asked = Asked(DIGEST)
         stored = facts.log.retried(asked, 2.0)
-        prompt, wording = known.prompt(request.messages), Wording(tokenizer, None)
+        prompt, wording = known.prompt(request.messages), Wording.of(tokenizer)
         return Turn(request, prompt, wording, GatewaySettings(), asked=asked, stored=stored)
 
     cut = turn()

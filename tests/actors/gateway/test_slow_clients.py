@@ -12,11 +12,11 @@ from actors.gateway import actor
 from actors.gateway import reply as reply_of
 from actors.gateway.actor import Answered
 from asyncrl.live.apis.table import APIS
-from asyncrl.live.apis.words import LiveError, Opening, Request
+from asyncrl.live.apis.words import Ending, LiveError, Opening, Request
 from asyncrl.live.sessions import Session
 from asyncrl.ports import free_port
 
-MORE_THAN_SOCKETS_HOLD = b"x" * 2**25
+MORE_THAN_SOCKETS_HOLD = "x" * 2**25
 LIMIT_S = 30
 
 
@@ -43,8 +43,8 @@ async def test_the_end_of_a_stream_does_not_wait_for_ever(monkeypatch: pytest.Mo
     async def answer(http: web.Request) -> web.StreamResponse:
         request = Request("any", [{"role": "user", "content": "a"}], stream=True)
         turn = SimpleNamespace(id="t1", request=request, opening=Opening("t1", "any", 0, 1))
-        reply = reply_of.Reply(http, APIS["chat"], turn, Session("s_s", "s"))
-        response = await reply.end({}, lambda _events: MORE_THAN_SOCKETS_HOLD)
+        reply = reply_of.Reply(http, APIS["responses"], [turn], Session("s_s", "s"))
+        response = await reply.end([Ending(MORE_THAN_SOCKETS_HOLD, 1, "stop")])
         ended.set()
         return response
 

@@ -145,7 +145,7 @@ async def test_a_streamed_batch_names_the_member_of_each_event(http):
         (ask(input_ids="hello"), "Expected `array | null`"),
         (ask(text="hello"), "text is not served"),
         (ask(input_ids=[[1], [2]], rid=["a", "a"]), "Duplicate request ID"),
-        (ask(top_logprobs_num=5), "top_logprobs_num is served by the embedded engine for prompts alone"),
+        (ask(top_logprobs_num=5, return_logprob=False), "top_logprobs_num without return_logprob"),
     ],
 )
 async def test_a_bad_request_is_a_400_with_the_reason(http, body, message):

@@ -1,0 +1,39 @@
+"""Tokens of an open generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from topics.trajectories import Answer
+from topics.wire import Float32Array, Int32Array
+
+
+class Tape:
+    """Appends sampled tokens to an open generation: the one place where tokens enter a trajectory.
+
+    The arrays have room to grow, so that a token costs the same at the end of a long generation as at its start. What
+    was handed out before (for a progress message under way) stays as it was: nothing behind an end is written again.
+    """
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._room: list[np.ndarray[Any, Any]] = [np.empty(0)] * 3  # tokens, log-probs, versions
+
+    def extend(self, tokens: Int32Array, logprobs: Float32Array, version: int) -> None:
+        """Append tokens that one version sampled.
+
+        Raises:
+            ValueError: not one log-prob per token.
+        """
+        if len(tokens) != len(logprobs):
+            raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs; a sampler sends one per token")
+        answer, start = self._answer, len(self._answer.tokens)
+        end = start + len(tokens)
+        if end > len(self._room[0]):
+            known = (answer.tokens, answer.logprobs, answer.versions)
+            self._room = [np.concatenate([old, np.empty(2 * end - start, old.dtype)]) for old in known]
+        all_tokens, all_logprobs, all_versions = self._room
+        all_tokens[start:end], all_logprobs[start:end], all_versions[start:end] = tokens, logprobs, version
+        answer.tokens, answer.logprobs, answer.versions = all_tokens[:end], all_logprobs[:end], all_versions[:end]

@@ -1,0 +1,70 @@
+"""The parts of a reply while its tokens come: reasoning, text, and calls of tools."""
+
+from __future__ import annotations
+
+from asyncrl.live.apis.words import Call, Piece, Request, Thought
+from asyncrl.live.text import ReplyText
+from asyncrl.live.thoughts import ThoughtText, thought_tokens
+from asyncrl.live.tools import CallText, Wording
+from topics.wire import Int32Array
+
+
+class ReplyParts:
+    """A reply as its client gets it."""
+
+    def __init__(self, request: Request, wording: Wording, turn: str, *, begun: str = "") -> None:
+        """
+        Args:
+            turn: its id, which ids of calls are made of.
+            begun: text of the reply that stands at the end of the prompt.
+        """
+        plain = request.forced is not None or bool(request.schema)
+        self._text = ReplyText(wording.tokenizer, request.stop)
+        self._thoughts = ThoughtText(opened=None if plain else wording.thinks)
+        self._calls = CallText(wording.form if request.tools else None, turn)
+        self._calls.add(begun)
+        self._tokenizer = wording.tokenizer
+
+    @property
+    def text(self) -> str:
+        """Return its text so far, without calls and reasoning."""
+        return self._calls.text
+
+    @property
+    def calls(self) -> list[Call]:
+        """Return its calls of tools so far."""
+        return self._calls.calls
+
+    @property
+    def thoughts(self) -> str:
+        """Return its reasoning so far."""
+        return self._thoughts.thoughts
+
+    @property
+    def invalid(self) -> int:
+        """Return how many calls are none."""
+        return self._calls.invalid
+
+    @property
+    def stop(self) -> str | None:
+        """Return the stop sequence that was met."""
+        return self._text.stop
+
+    def add(self, ids: Int32Array) -> list[Piece]:
+        """Return what is final with new tokens."""
+        return self._called(self._thoughts.add(self._text.add(ids)))
+
+    def end(self) -> list[Piece]:
+        """Return what waited for more."""
+        rest = [*self._thoughts.add(self._text.end()), *self._thoughts.end()]
+        return [*self._called(rest), *self._calls.end()]
+
+    def thought_tokens(self, ids: Int32Array) -> int:
+        """Return how many of its tokens are reasoning."""
+        return thought_tokens(self._tokenizer, ids) if self.thoughts else 0
+
+    def _called(self, pieces: list[str | Thought]) -> list[Piece]:
+        found: list[Piece] = []
+        for piece in pieces:
+            found += [piece] if isinstance(piece, Thought) else self._calls.add(piece)
+        return found

@@ -1,0 +1,51 @@
+"""Several replies to a request, and the likeliest tokens: the stock SDK, a real engine."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from asyncrl.bus.connection import Bus
+from harness.gateways import Embedded, gateway, stored_turns
+from harness.sdks import sdks
+from harness.stage import Stage
+from topics.turns import TurnFinished, TurnStarted
+
+USER = [{"role": "user", "content": "abc"}]
+ASK: dict[str, Any] = {"model": "any", "messages": USER, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
+TOP = ["message.output_text.logprobs"]
+TOLD: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+WANTED: dict[str, Any] = {"model": "any", "input": "abc", "max_output_tokens": 4, "top_logprobs": 3}
+
+
+async def test_choices_are_turns_of_one_prompt_and_any_of_them_is_continued(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
+):
+    async with (
+        gateway(bus, stage, tmp_path / "model", Embedded()) as served,
+        sdks(served.address, served.key) as (client, _),
+    ):
+        raw = await client.chat.completions.with_raw_response.create(**ASK, n=3)
+        whole, turns = raw.parse(), raw.headers["x-asyncrl-turn"].split(",")
+        chunks = [chunk async for chunk in await client.chat.completions.create(**ASK, **TOLD, n=2)]
+        said = whole.choices[1].message.model_dump(exclude_none=True)
+        await client.chat.completions.create(**ASK | {"messages": [*USER, said, *USER]})
+        responses = [await client.responses.create(**WANTED, include=TOP)]
+        *_, last = [event async for event in await client.responses.create(**WANTED, include=TOP, stream=True)]
+        responses.append(last.response)
+        facts = await stored_turns(bus)
+    assert [choice.index for choice in whole.choices] == [0, 1, 2] and len(set(turns)) == 3
+    assert whole.usage.completion_tokens == 18 and chunks[-1].usage.completion_tokens == 12
+    streamed = [chunk.choices[0] for chunk in chunks[:-1]]
+    assert {choice.index for choice in streamed} == {0, 1}
+    begun = [fact for fact in facts if isinstance(fact, TurnStarted)]
+    ended = {fact.turn_id: fact for fact in facts if isinstance(fact, TurnFinished)}
+    assert {fact.turn_id for fact in begun[:3]} == set(turns) and len({fact.session for fact in begun[:3]}) == 1
+    assert len({fact.tokens.tobytes() for fact in begun[:5]}) == 1 and len({fact.digest for fact in begun[:3]}) == 3
+    assert begun[5].parent == turns[1]  # no two of them say the same
+    for choice, turn in zip(whole.choices, turns, strict=True):
+        assert [one.logprob for one in choice.logprobs.content] == ended[turn].logprobs.tolist()
+    places = [one for choice in [*whole.choices, *streamed] if choice.logprobs for one in choice.logprobs.content]
+    assert len(places) == 30 and all(len(one.top_logprobs) == 2 for one in places)
+    assert all(one.top_logprobs[0].logprob >= max(one.top_logprobs[1].logprob, one.logprob - 1e-4) for one in places)
+    for response in responses:
+        assert [len(one.top_logprobs) for one in response.output[0].content[0].logprobs] == [3] * 4
