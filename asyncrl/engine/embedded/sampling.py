@@ -68,6 +68,11 @@ class Rows:
         tokens = inverse_cdf(probs, draws) if (kinds == PLAIN).all() else self._sample_mixed(probs, draws, kinds)
         return Sampled(tokens.squeeze(1), probs.gather(1, tokens).squeeze(1).log_(), probs)
 
+    def advance(self, sampled: Sampled) -> None:
+        """Make what was sampled the newest tokens of the rows."""
+        self.tokens[: len(sampled.tokens)] = sampled.tokens
+        self.records["position"][: len(sampled.tokens)] += 1
+
     @staticmethod
     def likeliest(sampled: Sampled, row: int, top: int) -> list[tuple[float, int]]:
         """Return the log-probs and ids of the likeliest tokens in the place of a row's newest."""

@@ -259,8 +259,7 @@ class Engine:
         if self._young:
             self._hold_back_stops(logits)
         sampled = self._rows.sample(logits)
-        self._rows.tokens[:count] = sampled.tokens
-        self._rows.records["position"][:count] += 1
+        self._rows.advance(sampled)
         touched = []
         for request, token, logprob in zip(running, sampled.tokens.tolist(), sampled.logprobs.tolist(), strict=True):
             request.tokens.append(token)
@@ -271,7 +270,7 @@ class Engine:
                 touched.append(request)
         self.counters.stepped(count, self._admitted)
         self._admitted.clear()
-        for request in reversed(touched):
+        for request in touched[::-1]:
             self._review(request)
 
     def _read_prompt(self, request: Request) -> None:
