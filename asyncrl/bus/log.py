@@ -50,7 +50,8 @@ class LogReader:
 
     It reads through a consumer of its own and makes a new one, from the last message seen, when the server forgot it or
     a message is missing. A log that keeps the newest of each subject lies in the server's memory, and begins anew with
-    the server: of such a one the newest of each are read again, and handed on if they are new. `caught_up` is set once everything that was there at the start has been read.
+    the server: of such a one the newest of each are read again, and handed on if they are new. `caught_up` is set once
+    everything that was there at the start has been read.
     """
 
     def __init__(
