@@ -27,6 +27,7 @@ class BatchMember(msgspec.Struct, omit_defaults=True):
     unshaped: Real | None = None  # as in its grade
     lengths: list[Count] = []  # as in its grade
     turn_rewards: TurnRewards = []  # as in its grade
+    overruled: bool = False  # its reward is not that of its grade, but its user's; hints of its judge do not count
 
     @property
     def score(self) -> float:

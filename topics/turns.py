@@ -189,6 +189,14 @@ class TurnAdmitted(Message):
     canary: bool = False
 
 
+class TurnOverruled(Message):
+    """The user's grade of a turn that was admitted: its reward, if it comes before the turn is packed."""
+
+    turn_id: Id
+    prompt_id: Id
+    reward: Real
+
+
 class TurnSkipped(Message):
     """An end: this turn was served, and is never trained."""
 
@@ -330,6 +338,15 @@ TURN_ADMITTED = Topic(
     publishers=("sessions",),
     subscribers=("sessions", "prompter", "rollout"),
     key="turn_id",
+)
+TURN_OVERRULED = Topic(
+    "turn.overruled",
+    TurnOverruled,
+    SESSIONS,
+    publishers=("sessions",),
+    subscribers=("sessions", "buffer", "monitor"),
+    key="turn_id",
+    repeats=True,
 )
 TURN_SKIPPED = Topic(
     "turn.skipped", TurnSkipped, SESSIONS, publishers=("sessions",), subscribers=("sessions", "monitor"), key="turn_id"

@@ -13,7 +13,7 @@ from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.held_out import set_of
 from topics.actors import RunOpened
-from topics.batches import BatchGroup, BatchPacked, BatchTrained, Objective
+from topics.batches import BatchPacked, BatchTrained, Objective
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped, group_of
 from topics.ids import LIVE, WARMUP, Stage, prompt_name, stage_of
@@ -26,6 +26,7 @@ from topics.trajectories import (
     TrajectoryGraded,
     TrajectorySubmitted,
 )
+from topics.turns import TurnOverruled
 from topics.wire import Message
 
 
@@ -85,6 +86,11 @@ class BufferFold(Fold):
         self.state.stages_packed = self._stages_of([group.prompt_id for group in packed.groups])
         for group in packed.groups:
             self._close(group.prompt_id)
+
+    @on(TurnOverruled)
+    def _on_overruled(self, overruled: TurnOverruled, _record: Record) -> None:
+        if overruled.prompt_id not in self.state.closed:
+            self.state.overruled[overruled.prompt_id] = overruled.reward
 
     @on(EvalScored)
     def _on_scored(self, scored: EvalScored, _record: Record) -> None:
@@ -261,6 +267,7 @@ class BufferFold(Fold):
         self.state.issued[stage_of(prompt_id)].pop(prompt_id, None)
         self.state.waiting_drop.pop(prompt_id, None)
         self.state.purging.pop(prompt_id, None)
+        self.state.overruled.pop(prompt_id, None)
         self.state.gathered = {name: at for name, at in self.state.gathered.items() if group_of(name) != prompt_id}
         self.state.grading = {name: at for name, at in self.state.grading.items() if group_of(name) != prompt_id}
         group = self.state.groups.pop(prompt_id, None)
@@ -359,10 +366,7 @@ class BufferFold(Fold):
         if stage == "rl":
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
             figures = groups.batch_figures([group.live() for group in chosen], seconds)
-        packed = [
-            BatchGroup(group.prompt_id, groups.references(group.live()), group.task, group.temperature, group.estimator)
-            for group in chosen
-        ]
+        packed = [groups.in_batch(group, self.state.overruled.get(group.prompt_id)) for group in chosen]
         return [BatchPacked(step, stage, packed, min_version, objective, figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:

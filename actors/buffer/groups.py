@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import TypeVar
 
+import msgspec
+
 from actors.buffer.plan import Plan
 from actors.buffer.state import BufferState, Group
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.algorithms.pass_at import pass_at
 from asyncrl.config.held_out import HeldOut, set_of
-from topics.batches import BatchMember
+from topics.batches import BatchGroup, BatchMember
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped, group_of
 from topics.ids import Stage, stage_of
@@ -207,6 +209,18 @@ def references(members: Sequence[TrajectoryGraded]) -> list[BatchMember]:
         )
         for member in members
     ]
+
+
+def in_batch(group: Group, wanted: float | None) -> BatchGroup:
+    """A group as its batch names it.
+
+    Args:
+        wanted: reward of a live turn by its user, who overrules a judge; None where there is none.
+    """
+    members = references(group.live())
+    if wanted is not None:
+        members = [msgspec.structs.replace(member, reward=wanted, overruled=True) for member in members]
+    return BatchGroup(group.prompt_id, members, group.task, group.temperature, group.estimator)
 
 
 def eval_scored(group: Group, held_out: HeldOut, *, seconds: float) -> EvalScored:

@@ -196,7 +196,10 @@ async def fetch_trajectories(
                 result = await _result(bus, packed.step, member)
             except SecretGone:  # as if another rank had it: what is purged has no gradient, and changes no other's
                 return elsewhere
-        return GradedTrajectory(member.trajectory_id, result.segments, member.reward, turn_rewards=member.turn_rewards)
+        segments = result.segments
+        if member.overruled:  # by a user, who speaks against the judge that gave the hints
+            segments = [msgspec.structs.replace(segment, hinted=[]) for segment in segments]
+        return GradedTrajectory(member.trajectory_id, segments, member.reward, turn_rewards=member.turn_rewards)
 
     named = [member for group in packed.groups for member in group.members]
     fetched = iter(await asyncio.gather(*map(fetch, named, owners or [rank] * len(named))))

@@ -25,8 +25,8 @@ async def main(context: Context) -> None:
             waiting_turns=len(state.waiting),
             turns_admitted=state.admitted,
             turns_graded=len(state.graded),
-            turns_under_way=len(state.under_way),
-            feedback_late=state.late_feedback,
+            turns_under_way=len(state.on_way.prompts),
+            feedback_late=state.late_feedback + state.on_way.late,
         )
         return decisions
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from actors.sessions.state import OpenSession, OpenTurn, SessionsState, Verdict
+from actors.sessions.state import OnWay, OpenSession, OpenTurn, SessionsState, Verdict
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.live_settings import LiveSettings
@@ -29,6 +29,7 @@ from topics.turns import (
     TurnAdmitted,
     TurnFinished,
     TurnJudged,
+    TurnOverruled,
     TurnReady,
     TurnSkipped,
     TurnStarted,
@@ -140,13 +141,17 @@ class SessionsFold(Fold):
 
     @on_headers(FeedbackGiven)
     def _on_feedback(self, record: Record) -> None:
-        turn = self.state.turns.get(record.headers["turn"])
-        self.state.watched.user(record.headers["tenant"], record.headers["turn"], float(record.headers["score"]))
-        if turn is None or turn.tenant != record.headers["tenant"]:
+        name, tenant, score = record.headers["turn"], record.headers["tenant"], float(record.headers["score"])
+        turn, on_way = self.state.turns.get(name), self.state.on_way
+        prompt = on_way.names.get(name, "")
+        self.state.watched.user(tenant, name, score)
+        if turn is not None and turn.tenant == tenant:
+            turn.verdict = Verdict("user", score)
+            self._grade(name, turn)
+        elif prompt and on_way.prompts[prompt].tenant == tenant:
+            on_way.want(prompt, self._bounded(score))
+        else:
             self.state.late_feedback += 1
-            return
-        turn.verdict = Verdict("user", float(record.headers["score"]))
-        self._grade(record.headers["turn"], turn)
 
     def _grade(self, name: str, turn: OpenTurn) -> None:
         """Let a turn wait for its admission once it has ended and has a grade; nothing else is awaited of it then."""
@@ -171,17 +176,19 @@ class SessionsFold(Fold):
     @on(TurnAdmitted)
     def _on_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
         state = self.state
-        prompt = prompt_name(LIVE, state.admitted)
+        prompt, reward = prompt_name(LIVE, state.admitted), admitted.reward
         state.admitted += 1
+        turn = state.turns.get(admitted.turn_id)
         if prompt in state.ended_prompts:
             state.ended_prompts.discard(prompt)
         else:
-            state.under_way[prompt] = None
-        turn = state.turns.get(admitted.turn_id)
+            said = turn.verdict if turn is not None and turn.verdict is not None else None
+            wanted = said.reward if said is not None and said.by == "user" and said.reward is not None else reward
+            state.on_way.admit(prompt, OnWay(admitted.turn_id, admitted.tenant, reward, self._bounded(wanted)))
         if turn is not None:
             state.watched.admit(turn.same)
-            reward = turn.verdict.reward if turn.verdict is not None else None
-            state.watched.clipped += reward is not None and abs(reward) > self._safety.reward
+            graded = turn.verdict.reward if turn.verdict is not None else None
+            state.watched.clipped += graded is not None and abs(graded) > self._safety.reward
         self._end(admitted.turn_id)
 
     @on(BatchTrained)
@@ -191,18 +198,18 @@ class SessionsFold(Fold):
     @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         for group in packed.groups:
-            self._prompt_ended(group.prompt_id)
+            self._prompt_ended(group.prompt_id, group.members[0].reward if group.members else None)
+
+    @on(TurnOverruled)
+    def _on_overruled(self, overruled: TurnOverruled, _record: Record) -> None:
+        self.state.on_way.overrule(overruled.prompt_id, overruled.reward)
 
     @on(GroupDropped)
     def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
         self._prompt_ended(dropped.prompt_id)
 
-    def _prompt_ended(self, prompt_id: str) -> None:
-        if not prompt_id.startswith(LIVE):
-            return
-        if prompt_id in self.state.under_way:
-            del self.state.under_way[prompt_id]
-        else:
+    def _prompt_ended(self, prompt_id: str, trained: float | None = None) -> None:
+        if prompt_id.startswith(LIVE) and not self.state.on_way.end(prompt_id, trained):
             self.state.ended_prompts.add(prompt_id)
 
     @on(TurnSkipped)
@@ -273,6 +280,9 @@ class SessionsFold(Fold):
                 continue
             decided.add(name)
             yield decision
+        for prompt in state.on_way.overruling:
+            turn = state.on_way.prompts[prompt]
+            yield TurnOverruled(turn_id=turn.turn, prompt_id=prompt, reward=turn.wanted)
         for decision in self._of_graded():
             decided.add(decision.turn_id)
             yield decision
@@ -330,7 +340,7 @@ class SessionsFold(Fold):
         graded = [name for name in state.graded if state.turns[name].skip is None]  # others are due to end
         refused = {name: why for name in graded if (why := self._refusal(state.turns[name])) is not None}
         fresh = [name for name in graded if name not in refused]
-        free = max(0, self._room.under_way - len(state.under_way))
+        free = max(0, self._room.under_way - len(state.on_way.prompts))
         taken = fresh[::-1][:free]
         rest = fresh[: len(fresh) - len(taken)]
         surplus = rest[: max(0, len(rest) - self._room.waiting)]
@@ -354,8 +364,11 @@ class SessionsFold(Fold):
 
     def _reward(self, turn: OpenTurn) -> float | None:
         """Return the reward of a turn within its bound; None where nothing graded it."""
-        most, verdict = self._safety.reward, turn.verdict
-        return None if verdict is None or verdict.reward is None else min(most, max(-most, verdict.reward))
+        verdict = turn.verdict
+        return None if verdict is None or verdict.reward is None else self._bounded(verdict.reward)
+
+    def _bounded(self, reward: float) -> float:
+        return min(self._safety.reward, max(-self._safety.reward, reward))
 
     def _ready(self, name: str) -> TurnReady:
         turn = self.state.turns[name]

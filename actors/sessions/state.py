@@ -43,6 +43,57 @@ class OpenSession(msgspec.Struct):
     turns: set[str] = msgspec.field(default_factory=set)  # open ones that are not ready
 
 
+class OnWay(msgspec.Struct):
+    """An admitted turn that is in no batch yet, and has no end."""
+
+    turn: str
+    tenant: str
+    reward: float  # that it is to be trained with, as far as that is on the log
+    wanted: float  # by its user, else the same
+
+
+class UnderWay(msgspec.Struct):
+    """Admitted turns by prompt, until they are in a batch or end."""
+
+    prompts: dict[str, OnWay] = {}
+    names: dict[str, str] = {}  # prompts by turn
+    overruling: dict[str, None] = {}  # prompts whose users want another reward, which is not on the log yet
+    late: int = 0  # batches that came before what a user wanted
+
+    def admit(self, prompt: str, turn: OnWay) -> None:
+        """Take note of an admitted turn."""
+        self.prompts[prompt], self.names[turn.turn] = turn, prompt
+        self.want(prompt, turn.wanted)
+
+    def want(self, prompt: str, reward: float) -> None:
+        """Take note of what a user says of a turn."""
+        turn = self.prompts[prompt]
+        turn.wanted = reward
+        self.overruling.pop(prompt, None)
+        if reward != turn.reward:
+            self.overruling[prompt] = None
+
+    def overrule(self, prompt: str, reward: float) -> None:
+        """Take note that it is on the log."""
+        if prompt in self.prompts:
+            self.prompts[prompt].reward = reward
+            self.want(prompt, self.prompts[prompt].wanted)
+
+    def end(self, prompt: str, trained: float | None) -> bool:
+        """Take a turn from those under way; False where it was not among them.
+
+        Args:
+            trained: reward in its batch; None where it is in none.
+        """
+        turn = self.prompts.pop(prompt, None)
+        if turn is None:
+            return False
+        del self.names[turn.turn]
+        self.overruling.pop(prompt, None)
+        self.late += trained is not None and trained != turn.wanted
+        return True
+
+
 class SessionsState(msgspec.Struct):
     """The whole state, which snapshots hold. A field whose meaning changes gets another name."""
 
@@ -56,11 +107,11 @@ class SessionsState(msgspec.Struct):
     ready_early: dict[str, int] = {}  # turns, and when they became ready
     closed_early: dict[str, int] = {}  # sessions, and the sequence in TURNS up to which they are closed
     graded: dict[str, None] = {}  # turns that wait to be admitted, the newest last
-    under_way: dict[str, None] = {}  # prompts of admitted turns that are in no batch yet, and have no end
+    on_way: UnderWay = msgspec.field(default_factory=UnderWay)
     ended_prompts: set[str] = set()  # whose end was read before their admission
     skipped: dict[str, int] = {}  # turns by reason
     purged: set[str] = set()  # data keys that were erased
     admitted: int = 0
     trained: int = 0  # newest step
     watched: Watched = msgspec.field(default_factory=Watched)
-    late_feedback: int = 0  # that came behind the end of its turn, or is not its tenant's
+    late_feedback: int = 0  # of turns that were in a batch before, or have another end, or are another tenant's

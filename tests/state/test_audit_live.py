@@ -8,10 +8,11 @@ from asyncrl.bus.log import Record
 from asyncrl.live.row import row_of
 from asyncrl.state.audit.live import Live
 from asyncrl.state.audit.violations import Violations
+from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PromptIssued
 from topics.table import topic_for
-from topics.trajectories import Outcome, Segment, TrajectoryGenerated
-from topics.turns import TurnAdmitted, TurnFinished, TurnStarted
+from topics.trajectories import Outcome, Reference, Segment, TrajectoryGenerated
+from topics.turns import TurnAdmitted, TurnFinished, TurnOverruled, TurnStarted
 
 REPLY = np.array([7, 8], np.int32)
 LOGPROBS = np.array([-0.5, -1.5], np.float32)
@@ -106,3 +107,15 @@ def test_a_turn_is_admitted_once_and_issued_with_its_reward():
     assert found(admitted("a")) == ["admitted twice"]
     assert found(PromptIssued(prompt_id="l000000", member=0, group_size=1, rows=[row])) == ["wrong row"]
     assert found(msgspec.structs.replace(generated(0, ids(1, 2, 7, 8)), segments=[])) == ["foreign tokens"]
+
+
+def test_a_reward_that_differs_from_its_grade_is_one_that_its_user_wanted():
+    def batch(reward: float) -> BatchPacked:
+        member = BatchMember("l000000-0", 0, Reference(1, "0" * 16, 1), reward, 2, overruled=True)
+        return BatchPacked(1, "rl", [BatchGroup("l000000", [member])], 0)
+
+    wanted = TurnOverruled(turn_id="a", prompt_id="l000000", reward=-1.0)
+
+    assert found(wanted, batch(-1.0)) == []
+    assert found(wanted, batch(1.0)) == ["wrong rewards"]
+    assert found(batch(-1.0)) == ["wrong rewards"]

@@ -218,12 +218,10 @@ class Group:
             yield Work(key, "groupreward", BATCHES.name, together.sequence)
 
     def used(self, key: Key, member: BatchMember) -> TrajectoryGraded | None:
-        """The grade that a batch took over, or None where there is no such grade."""
+        """The grade that a batch took over, or None where there is no such grade; a reward may be overruled."""
+        names = ("payload", *(() if member.overruled else ("reward",)), "unshaped", "turn_rewards")
         for _, grade, _ in self.claims.get(key, []):
-            if grade is not None and all(
-                getattr(grade, name) == getattr(member, name)
-                for name in ("payload", "reward", "unshaped", "turn_rewards")
-            ):
+            if grade is not None and all(getattr(grade, name) == getattr(member, name) for name in names):
                 return grade
         return None
 

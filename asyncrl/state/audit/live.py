@@ -11,10 +11,11 @@ from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.live.row import row_of
 from asyncrl.state.audit.violations import Violations
+from topics.batches import BatchPacked
 from topics.ids import LIVE, number_of
 from topics.prompts import PromptIssued
 from topics.trajectories import Segment, TrajectoryGenerated
-from topics.turns import TurnAdmitted, TurnFinished, TurnStarted
+from topics.turns import TurnAdmitted, TurnFinished, TurnOverruled, TurnStarted
 
 _EXPECTED = "what the gateway stored of the turn"
 
@@ -40,6 +41,7 @@ class Live(Fold):
         self._turns: dict[str, _Turn] = {}
         self._admitted: list[TurnAdmitted] = []
         self._names: set[str] = set()  # of those turns
+        self._wanted: dict[str, list[float]] = {}  # rewards by users, by prompt
 
     @on(TurnStarted)
     def _on_started(self, message: TurnStarted, _record: Record) -> None:
@@ -76,6 +78,19 @@ class Live(Fold):
             self._violations.add("admitted twice", message.turn_id, "admitted again", "one end for a turn")
         self._names.add(message.turn_id)
         self._admitted.append(message)
+
+    @on(TurnOverruled)
+    def _on_overruled(self, message: TurnOverruled, _record: Record) -> None:
+        self._wanted.setdefault(message.prompt_id, []).append(message.reward)
+
+    @on(BatchPacked)
+    def _on_packed(self, message: BatchPacked, _record: Record) -> None:
+        for group in message.groups:
+            wanted = self._wanted.get(group.prompt_id, [])
+            for member in group.members:
+                if member.overruled and member.reward not in wanted:
+                    expected = f"one of {wanted}, as its user wants" if wanted else "the reward of its grade"
+                    self._violations.add("wrong rewards", member.trajectory_id, f"{member.reward:g}", expected)
 
     @on(PromptIssued)
     def _on_issued(self, message: PromptIssued | None, _record: Record) -> None:

@@ -11,6 +11,7 @@ from topics.batches import BatchPacked, Objective
 from topics.groups import GroupDropped
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
+from topics.turns import TURN_OVERRULED, TurnOverruled
 
 
 def messages(decisions):
@@ -339,3 +340,22 @@ def test_a_turn_that_a_worker_could_not_read_ends_as_purged():
     fed.failed("l000000-0", "purged", size=1)
 
     assert [(one.prompt_id, one.reason) for one in messages(fed.fold.decide(0))] == [("l000000", "purged")]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_user_overrules_the_grade_of_a_turn_until_it_is_packed(*, first: bool):
+    fed = feed(batch_groups={"warmup": 1, "rl": 2})
+    wanted = TurnOverruled(turn_id="a", prompt_id="l000000", reward=-0.5)
+    fed.publish(TURN_OVERRULED, wanted) if first else None
+    for name in ("l000000-0", "l000001-0"):
+        fed.issued(name, size=1)
+        fed.graded(name, size=1)
+    fed.publish(TURN_OVERRULED, wanted) if not first else None
+
+    [packed] = fed.fold.decide(0)
+
+    members = [group.members[0] for group in packed.groups]
+    assert [(one.reward, one.overruled) for one in members] == [(-0.5, True), (members[1].reward, False)]
+    fed.read_back([packed])
+    fed.publish(TURN_OVERRULED, wanted)
+    assert fed.fold.state.overruled == {}

@@ -8,10 +8,11 @@ from asyncrl.config.live_settings import LiveSettings
 from asyncrl.config.safety_settings import SafetySettings
 from asyncrl.live.owners import tenant_digest
 from tests.harness.folds import Feed
-from topics.batches import BatchGroup, BatchPacked, BatchTrained
+from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.groups import GroupDropped
 from topics.secrets import PurgeRequested
 from topics.table import topic_for
+from topics.trajectories import Reference
 from topics.turns import (
     FeedbackGiven,
     SessionClosed,
@@ -19,6 +20,7 @@ from topics.turns import (
     TurnAdmitted,
     TurnFinished,
     TurnJudged,
+    TurnOverruled,
     TurnReady,
     TurnSkipped,
     TurnStarted,
@@ -153,15 +155,29 @@ def test_without_a_valid_vote_or_in_time_there_is_no_grade():
     assert sessions.decide(at_s=JUDGE_S) == [skipped("b", "unjudged")]
 
 
-def test_feedback_overrules_a_judge_until_the_turn_is_admitted_and_is_counted_later():
+def test_feedback_overrules_a_judge_until_the_turn_is_in_a_batch_and_is_counted_later():
     def feedback(turn, score, tenant="anna"):
         return FeedbackGiven(feedback_id=f"f{score}", turn_id=turn, tenant=tenant, score=score)
 
+    def overruled(reward):
+        return TurnOverruled(turn_id="a", prompt_id="l000000", reward=reward)
+
     sessions = Sessions().served("a").say(TurnJudged(turn_id="a", reward=0.5, judge="j")).say(feedback("a", -1.0))
+    state = sessions.fold.state
 
     assert sessions.say(feedback("a", 0.25, tenant="eve")).decide() == [admitted("a", -1.0, "user")]
+    assert sessions.say(feedback("a", -1.0)).say(feedback("a", 0.5, tenant="eve")).decide() == []
+    assert (state.late_feedback, state.on_way.late) == (2, 0)
+    assert sessions.say(feedback("a", 4.0)).decide() == [overruled(1.0)]  # within its bound
+    assert sessions.say(feedback("a", -0.5)).say(feedback("a", 1.0)).decide() == []
+    assert sessions.say(feedback("a", -0.5)).decide() == [overruled(-0.5)]
+
+    sessions.say(packed(1, "l000000", reward=1.0))  # the buffer had not read the last one
+    assert sessions.decide() == []
+    assert (state.late_feedback, state.on_way.late) == (2, 1)
     assert sessions.say(feedback("a", 1.0)).decide() == []
-    assert sessions.fold.state.late_feedback == 2
+    assert state.late_feedback == 3
+    assert not state.on_way.prompts and not state.on_way.names
 
 
 def grade(turn, reward=1.0):
@@ -172,8 +188,9 @@ def feedback(turn, score):
     return FeedbackGiven(feedback_id=f"f{turn}{score}", turn_id=turn, tenant="anna", score=score)
 
 
-def packed(step, *prompts):
-    return BatchPacked(step, "rl", [BatchGroup(prompt, []) for prompt in prompts], step - 5)
+def packed(step, *prompts, reward=1.0):
+    groups = [BatchGroup(name, [BatchMember(f"{name}-0", 0, Reference(1, "0" * 16, 1), reward, 2)]) for name in prompts]
+    return BatchPacked(step, "rl", groups, step - 5)
 
 
 def test_the_newest_are_admitted_first_as_far_as_there_is_room_and_the_oldest_of_too_many_end():
