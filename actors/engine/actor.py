@@ -21,6 +21,7 @@ from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
 from asyncrl.crash import crash_point
+from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import CONTROLS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
@@ -70,6 +71,8 @@ class EngineActor:
         self._slots = home.group.max_running
         if announced is not None:
             home, self._slots = home._replace(address=announced.address), announced.slots
+        if config.trains and home.group.kind == "sglang":
+            home = home._replace(quantised=served_otherwise(model, config.weights.format))
         if not context.config.trains:
             home = home._replace(label=_UNTRAINED.key)
         self._server = CONTROLS[home.group.kind](home)

@@ -213,6 +213,10 @@ class WeightsSettings(Settings):
     # Whether versions may be differences to the one before: `never`, `auto` (where their encoding, way and application
     # together took less time than those of a full version), `always` (where they are smaller).
     delta: Literal["never", "auto", "always"] = "never"
+    # What versions consist of: `model` (FP8 or INT4 as the directory of the model has them, else the weights as they
+    # are trained), `plain` (those always), `fp8-blocks` (matrices in FP8, a scale for each block of 128 x 128),
+    # `int4-groups` (in INT4, a scale for each 32 columns of a row; of a model with experts only these).
+    format: Literal["model", "plain", "fp8-blocks", "int4-groups"] = "model"
     # Generations under way when an engine takes a new version: `resume` ends them and sends them again, with the tokens
     # that came, to be computed anew; `in_place` lets them go on over the cache that the old weights filled.
     update: Literal["resume", "in_place"] = "resume"

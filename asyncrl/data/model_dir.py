@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,11 @@ ARCHITECTURES = (
     "Glm4MoeForCausalLM",
     "DeepseekV3ForCausalLM",
 )
+
+WEIGHT, PACKED, PACKED_COLUMNS = ".weight", ".weight_packed", 8  # of INT4, in one int32
+INVERSE, SCALE, SHAPE = ".weight_scale_inv", ".weight_scale", ".weight_shape"
+SCALES = (INVERSE, SCALE, SHAPE)
+"""Endings of the tensors that a quantised matrix has on disk."""
 
 
 class ModelError(AsyncRLError):
@@ -77,12 +82,29 @@ def model_info(path: Path) -> ModelInfo:
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of a model directory by name, from the headers of its files.
+    """Shapes of the weights of a model directory by name, from the headers of its files; of quantised ones the names
+    and shapes that they stand for.
 
     Raises:
         ModelError: a file is missing or cut short.
     """
+    return logical_shapes(stored_shapes(path))
+
+
+def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """As `tensor_shapes`, as they lie on disk."""
     return {name: shape for file in _weight_files(path) for name, shape in _check_weights(file).items()}
+
+
+def logical_shapes(stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """From the tensors on disk to those that they stand for: scales belong to a matrix, packed columns are eight."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in stored.items():
+        if name.endswith(PACKED):
+            found[name.removesuffix(PACKED) + WEIGHT] = (shape[0], shape[1] * PACKED_COLUMNS)
+        elif not name.endswith(SCALES):
+            found[name] = shape
+    return found
 
 
 def count_parameters(path: Path) -> int:

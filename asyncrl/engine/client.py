@@ -209,7 +209,8 @@ class EngineClient:
 
         SGLang dies of `flush_cache` while requests are frozen or queued: send false there.
         """
-        body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache}
+        # Left out, SGLang loads as it did at its start, which may have read nothing.
+        body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache, "load_format": "auto"}
         await self._call("POST", "/update_weights_from_disk", body)
 
     async def release_memory(self) -> None:

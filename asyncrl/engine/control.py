@@ -44,6 +44,7 @@ class EngineHome(NamedTuple):
     address: str = ""  # of one that was announced while the run went on
     label: str = "none"  # of the weights that it starts with
     priorities: bool = False  # some requests come before others
+    quantised: str = ""  # JSON with the `quantization_config` of versions, where the model has another
     host: str = LOOPBACK  # IP address of this host that it listens on
 
     @property
@@ -268,7 +269,10 @@ class SGLangControl(EmbeddedControl):
         group = self._home.group
         port = ["--disaggregation-bootstrap-port", str(group.bootstrap_port + self._home.number)]
         first = ["--enable-priority-scheduling"] if self._home.priorities else []
-        return [*super().arguments(), *(port if group.role == "prefill" else []), *first]
+        # Weights of another form than the versions have cannot be its first ones, from which nothing is sampled.
+        form = ["--json-model-override-args", self._home.quantised, "--load-format", "dummy"]
+        form = form if self._home.quantised else []
+        return [*super().arguments(), *(port if group.role == "prefill" else []), *first, *form]
 
     def key_arguments(self, key_file: Path) -> list[str]:
         """Return the name of an options file that holds the key."""

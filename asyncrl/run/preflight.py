@@ -27,6 +27,7 @@ from asyncrl.run.preflight_gateway import check_gateway
 from asyncrl.run.preflight_megatron import check_megatron
 from asyncrl.run.preflight_model import check_adapters, check_further_models, check_machine, check_model
 from asyncrl.run.preflight_placement import check_placement
+from asyncrl.run.preflight_quantised import check_quantised
 from asyncrl.run.preflight_routing import check_routing_replay
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
@@ -62,6 +63,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         check_adapters,
         check_megatron,
         check_routing_replay,
+        check_quantised,
         check_gateway,
         check_algorithms,
         _start,

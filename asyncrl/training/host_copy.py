@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
+from asyncrl.data.quantisation import Form
 from asyncrl.training.lora import Adapter
+from asyncrl.weights.quantised import Stored, quantise, stored_as
 from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory
 from asyncrl.weights.shares import Sized, owners
 from asyncrl.weights.tensors import Files, HostTensor, stem_of_share
@@ -44,14 +46,21 @@ class Source(NamedTuple):
     dtype: torch.dtype  # of the copy
     # Added on the way: a sum made before would take the memory of all, and be freed while the copy still reads it.
     adapter: Adapter | None = None
+    form: Form | None = None  # in which it is quantised on the way, by the rank that keeps it
+
+    @property
+    def stored(self) -> list[Stored]:
+        """Tensors that the copy consists of."""
+        shape = tuple(self.tensor.shape)
+        return [Stored(self.name, self.dtype, shape)] if self.form is None else stored_as(self.form, self.name, shape)
 
 
 class _Place(NamedTuple):
-    """The memory of one copy."""
+    """The memory of one copy, tensor by tensor."""
 
     to: int | None  # rank that keeps it; None for all, which share it
-    host: torch.Tensor | None = None  # where this rank keeps it
-    shared: torch.Tensor | None = None  # on the GPU, where other processes may read it: it is filled first
+    host: Sequence[torch.Tensor] = ()  # where this rank keeps it
+    shared: Sequence[torch.Tensor] = ()  # on the GPU, where other processes may read it: it is filled first
 
 
 class HostCopy:
@@ -145,38 +154,37 @@ class HostCopy:
         sized = [Sized(source.stem, source.name, _bytes(source)) for source in sources]
         if sized != self._sized:
             self._sized, self._owners = sized, owners(sized, self._ranks, self._whole)
-        views: list[View | None] = []
+        views: list[list[View]] = []
         end = 0
         for source, owner in zip(sources, self._owners, strict=True):
             kept = owner == self._rank or (self._to_all and self._rank == 0)
-            views.append(View(source.name, source.dtype, tuple(source.tensor.shape), end) if kept else None)
-            end += -(-_bytes(source) // _ALIGNED) * _ALIGNED if kept else 0
-        found = [view for view in views if view is not None]
+            views.append([])
+            for one in source.stored if kept else ():
+                views[-1].append(View(*one, end))
+                end += -(-_size(one) // _ALIGNED) * _ALIGNED
+        found = [view for of_source in views for view in of_source]
         if len(self._memory) < end or found != self._views:
             self._packed = b""
         if len(self._memory) < end:
             self._allocate(end)
         self._views, self._files = found, {}
         return [
-            self._placed(source, view, None if self._to_all else owner, owner)
-            for source, view, owner in zip(sources, views, self._owners, strict=True)
+            self._placed(source, of_source, None if self._to_all else owner, owner)
+            for source, of_source, owner in zip(sources, views, self._owners, strict=True)
         ]
 
-    def _placed(self, source: Source, view: View | None, to: int | None, owner: int) -> _Place:
-        if view is None:
-            return _Place(to)
-        content = self._memory[view.start : view.start + _bytes(source)]
+    def _placed(self, source: Source, views: Sequence[View], to: int | None, owner: int) -> _Place:
         if owner == self._rank:
-            dtype = str(source.dtype).removeprefix("torch.")
             stem = source.stem if source.stem in self._whole else stem_of_share(source.stem, self._rank, self._ranks)
-            self._files.setdefault(stem, []).append(HostTensor(source.name, dtype, list(view.shape), content.numpy()))
+            for view in views:
+                dtype, content = str(view.dtype).removeprefix("torch."), _part(self._memory, view).numpy()
+                self._files.setdefault(stem, []).append(HostTensor(view.name, dtype, list(view.shape), content))
         on_device = self._shared if self._stream is not None else None
-        host, *shared = [
-            memory[view.start : view.start + _bytes(source)].view(source.dtype).view(view.shape)
+        host, shared = (
+            [] if memory is None else [_part(memory, view).view(view.dtype).view(view.shape) for view in views]
             for memory in (self._memory, on_device)
-            if memory is not None
-        ]
-        return _Place(to, host, *shared)
+        )
+        return _Place(to, host, shared)
 
     def _allocate(self, size: int) -> None:
         if self._shares:
@@ -201,10 +209,11 @@ def _copy(source: Source, place: _Place) -> None:
     whole: torch.Tensor | None = tensor
     if isinstance(tensor, DTensor):
         whole = _gathered(tensor, place.to) if _is_sharded(tensor) else tensor.to_local()
-    if place.host is not None and whole is not None:
-        if place.shared is not None:
-            whole = place.shared.copy_(whole)
-        place.host.copy_(whole, non_blocking=True)
+    if place.host and whole is not None:
+        made = [whole] if source.form is None else quantise(source.form, whole)
+        for number, one in enumerate(made):
+            kept = place.shared[number].copy_(one) if place.shared else one
+            place.host[number].copy_(kept, non_blocking=True)
 
 
 def _gathered(tensor: DTensor, to: int | None) -> torch.Tensor | None:
@@ -223,8 +232,16 @@ def _gathered(tensor: DTensor, to: int | None) -> torch.Tensor | None:
     return None if parts is None else torch.cat(parts, dim).narrow(dim, 0, tensor.shape[dim])
 
 
+def _part(memory: torch.Tensor, view: View) -> torch.Tensor:
+    return memory[view.start : view.start + _size(view)]
+
+
+def _size(stored: Stored | View) -> int:
+    return torch.Size(stored.shape).numel() * stored.dtype.itemsize
+
+
 def _bytes(source: Source) -> int:
-    return source.tensor.numel() * source.dtype.itemsize
+    return sum(map(_size, source.stored))
 
 
 def _is_sharded(tensor: torch.Tensor | Gathered) -> bool:

@@ -11,14 +11,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from asyncrl.data.quantisation import read_quantisation
 from asyncrl.training.attention import DOCUMENTS, Documents
+from asyncrl.training.disk_names import read_whole, stored
 from asyncrl.training.lora import Lora, add_adapters
 from asyncrl.training.masters import Masters
 from asyncrl.training.replay_router import replay_routers
 from asyncrl.training.routing import Mixture, recorded
+from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import Kernels, Top, chosen_logprobs, most_probable
 
 
@@ -124,14 +127,13 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     Where torch.distributed is initialised, parameters are sharded with FSDP2 over all ranks.
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # it would be drawn into logs and reports
-    attention = DOCUMENTS if how.packed else "sdpa"
-    model: Any = AutoModelForCausalLM.from_pretrained(
-        directory,
-        dtype=torch.float32,
-        local_files_only=True,
-        attn_implementation=attention,
-        attention_dropout=0.0,  # the trainer's probabilities must be those of the policy that sampled
-    )
+    options = {"dtype": torch.float32, "attn_implementation": DOCUMENTS if how.packed else "sdpa"}
+    # The trainer's probabilities must be those of the policy that sampled.
+    config = AutoConfig.from_pretrained(directory, local_files_only=True, attention_dropout=0.0)
+    if read_quantisation(directory) is None:
+        model: Any = AutoModelForCausalLM.from_pretrained(directory, config=config, local_files_only=True, **options)
+    else:
+        model = _read_quantised(directory, config, options)
     if how.lora is not None:
         add_adapters(model, how.lora)
     model.to(how.device)
@@ -148,6 +150,17 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
         for layer in policy.model.base_model.layers:
             layer.forward = torch.compile(layer.forward)  # not the hooks around it, which gather its parameters
     return policy
+
+
+def _read_quantised(directory: Path, config: Any, options: dict[str, Any]) -> Any:
+    """Return the model of a directory with quantised weights, which are made whole again."""
+    del config.quantization_config  # transformers would compute with quantised matrices
+    kind: Any = AutoModelForCausalLM  # its call has no types
+    model = kind.from_config(config, **options)
+    with TensorFiles(directory, "model") as files, torch.no_grad():
+        for name, tensor in stored(model).items():
+            tensor.copy_(read_whole(files, name, tuple(tensor.shape)))
+    return model
 
 
 def _shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:

@@ -50,6 +50,7 @@ class Trainer(Protocol):
     """
 
     source: Path | None  # model directory whose configuration and tokenizer belong to the weights
+    config: bytes | None  # `config.json` of published weights, where it is another one than the directory has
     anomaly: Anomaly | None  # of the newest step
     beside_state: Mapping[str, bytes]  # files of a checkpoint besides the tensors, by name
 

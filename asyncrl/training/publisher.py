@@ -197,7 +197,7 @@ class Publisher:
             reason = f"difference: {changed} elements changed"
         else:
             full = [share.full for share in shares if share.full is not None]
-            message = complete(self._store, attempt, full, self._trainer.source)
+            message = complete(self._store, attempt, full, self._trainer.source, self._trainer.config)
         write_s = round(max(share.write_s for share in shares) + time.monotonic() - began, 4)
         return msgspec.structs.replace(
             message, bytes=choice.bytes, choice=reason, encode_s=choice.encode_s, write_s=write_s
@@ -259,7 +259,7 @@ class Publisher:
         with written_aside(directory) as aside:
             take_shares([share.stored for share in shares], aside.path)
             written = [file for share in shares for file in share.files]
-            describe_model(DiskFolder(aside.path), written, self._trainer.source)
+            describe_model(DiskFolder(aside.path), written, self._trainer.source, self._trainer.config)
 
     def drop(self, kind: Kind) -> None:
         """Remove the share of this rank of what another rank could not write."""

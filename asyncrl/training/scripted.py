@@ -22,6 +22,7 @@ class ScriptedTrainer:
 
     def __init__(self, step_s: float, model: Path | None = None) -> None:
         self.source = model
+        self.config: bytes | None = None
         self.anomaly: Anomaly | None = None
         self.beside_state: Mapping[str, bytes] = {}
         self._step_s = step_s

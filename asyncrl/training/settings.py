@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from asyncrl.data.quantisation import Quantisation
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
@@ -20,6 +22,8 @@ class TrainerSettings:
     """True where other processes of the host may read the copied weights; on a GPU they take its memory."""
     replays: bool = False
     """True where tokens go to the experts that they went to where they were sampled."""
+    quantised: Quantisation | None = None
+    """The form of the published weights; the trained ones have `dtype`."""
     threads: int = 1
     eps: float = 1e-8
     teacher: Path | None = None  # directory of the model that fills the column `teacher`

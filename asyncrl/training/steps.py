@@ -21,6 +21,7 @@ from asyncrl.algorithms.penalties import columns_of, penalized, penalty_sums
 from asyncrl.algorithms.rows import TOP, TrainRow
 from asyncrl.algorithms.sums import Sums, metrics
 from asyncrl.algorithms.token_loss import Loss, Tokens
+from asyncrl.data.quantisation import Quantisation
 from asyncrl.training.anomalies import Usual, departure
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.critic import Critic, largest_return
@@ -93,6 +94,8 @@ class Steps:
     """Every part of `Trainer` that is the same for all models. A trainer gives it the parts declared here."""
 
     source: Path | None
+    config: bytes | None = None
+    form: Quantisation | None = None  # of the published weights; None as they are trained
     replays = False  # tokens go to the experts that they went to where they were sampled
     anomaly: Anomaly | None = None
     beside_state: Mapping[str, bytes]
@@ -293,7 +296,10 @@ class Steps:
     @placed_call
     def copy_weights(self) -> HostCopy:
         """See `Trainer.copy_weights`."""
-        self._copies[0].begin(self._weights())
+        form, sources = self.form, self._weights()
+        if form is not None:
+            sources = [one._replace(form=form.form) if one.name in form.names else one for one in sources]
+        self._copies[0].begin(sources)
         return self._copies[0]
 
     @placed_call

@@ -1,4 +1,4 @@
-"""Tensors read from the files of a checkpoint, one at a time."""
+"""Tensors read from the files of a checkpoint or model, one at a time; quantised ones as what they stand for."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from safetensors import safe_open
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from asyncrl.data.model_dir import PACKED, PACKED_COLUMNS, WEIGHT
 from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.weights.quantised import plain_names, read_plain
 
 
 def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -26,7 +28,8 @@ class TensorFiles:
 
     def __init__(self, directory: Path, stem: str) -> None:
         self.directory = directory
-        self.names: dict[str, Any] = {}  # the open file that holds a tensor
+        self.names: set[str] = set()
+        self._files: dict[str, Any] = {}  # the open file that holds a tensor, by its name there
         self._stack = ExitStack()
         self._paths = sorted(directory.glob(f"{stem}*.safetensors"))
         if not self._paths:
@@ -35,23 +38,35 @@ class TensorFiles:
     def __enter__(self) -> TensorFiles:
         for path in self._paths:
             file = self._stack.enter_context(safe_open(path, framework="pt"))
-            self.names |= dict.fromkeys(file.keys(), file)
+            self._files |= dict.fromkeys(file.keys(), file)
+        self.names = plain_names(self._files)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self.names:
-            raise CheckpointError(f"{self._paths[0]}: it has no tensor {name}; this checkpoint is torn, use another")
-        tensor: torch.Tensor = self.names[name].get_tensor(name)
-        return tensor
+        self._check(name)
+        return read_plain(name, self._files, lambda stored: self._files[stored].get_tensor(stored))
 
     def narrow(self, name: str, dim: int, start: int, stop: int) -> torch.Tensor:
-        """Read a part of a tensor: of a dimension from start to stop, or to its end."""
-        part: torch.Tensor = self.names[name].get_slice(name)[(slice(None),) * dim + (slice(start, stop),)]
+        """Read a part of a tensor: of a dimension from start to stop, or to its end. A quantised one is read whole."""
+        self._check(name)
+        place = (slice(None),) * dim + (slice(start, stop),)
+        if name not in self._files or self._files[name].get_slice(name).get_dtype() == "F8_E4M3":
+            return self[name][place]
+        part: torch.Tensor = self._files[name].get_slice(name)[place]
         return part
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, which is not read for it."""
-        return tuple(self.names[name].get_slice(name).get_shape())
+        self._check(name)
+        if name in self._files:
+            return tuple(self._files[name].get_slice(name).get_shape())
+        packed = name.removesuffix(WEIGHT) + PACKED
+        rows, columns = self._files[packed].get_slice(packed).get_shape()
+        return rows, columns * PACKED_COLUMNS
+
+    def _check(self, name: str) -> None:
+        if name not in self.names:
+            raise CheckpointError(f"{self._paths[0]}: it has no tensor {name}; this checkpoint is torn, use another")

@@ -16,6 +16,7 @@ from torch import nn
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
+from asyncrl.data.quantisation import config_of
 from asyncrl.training.critic import Critic
 from asyncrl.training.culprits import RowPasses
 from asyncrl.training.disk_names import divided
@@ -49,7 +50,8 @@ class TorchTrainer(Steps):
         """Load the model of a Hugging Face directory, which must stay there: versions need its tokenizer."""
         self.settings = settings or TorchSettings()
         torch.set_num_threads(self.settings.threads)
-        self.source = directory
+        self.source, self.form = directory, self.settings.quantised
+        self.config = config_of(directory, self.form)
         lora = self.settings.lora
         self.beside_state = {} if lora is None else {ADAPTER_CONFIG: lora.config()}
         self.device = torch.device(self.settings.device)

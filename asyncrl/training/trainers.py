@@ -10,6 +10,7 @@ import msgspec
 
 from asyncrl.config.check_roles import has_critic
 from asyncrl.config.settings import Config
+from asyncrl.data.quantisation import quantised_as
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.scripted import ScriptedTrainer
@@ -62,6 +63,7 @@ def _common(config: Config, model: Path, base: Path) -> dict[str, Any]:
         "recompute": settings.recompute,
         "replays": settings.routing == "replay",
         "shares": config.weights.direct != "never",
+        "quantised": quantised_as(model, config.weights.format),
         "teacher": base / settings.teacher.model if settings.teacher.model else None,
         "critic": _critic(config, model, base),
     }

@@ -73,19 +73,22 @@ def write_model(folder: Folder, tensors: Files, source: Path | None) -> None:
     describe_model(folder, write_files(folder, tensors), source)
 
 
-def describe_model(folder: Folder, written: Sequence[WrittenFile], source: Path | None) -> None:
+def describe_model(
+    folder: Folder, written: Sequence[WrittenFile], source: Path | None, config: bytes | None = None
+) -> None:
     """Make a Hugging Face model of a folder with the tensors in it.
 
     Args:
         written: the files of all ranks.
         source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
+        config: `config.json` in place of the source's.
     """
     # The source's own config and tokenizer are readable by every version of every engine that read the source; a
     # config written anew by transformers may not be.
     for path in source.iterdir() if source is not None else ():
         if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
             with folder.file(path.name) as file:
-                file.write(path.read_bytes())
+                file.write(config if config is not None and path.name == "config.json" else path.read_bytes())
     write_indexes(folder, written)
 
 

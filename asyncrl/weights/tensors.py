@@ -36,6 +36,7 @@ _DTYPES = {
     "float16": "F16",
     "int64": "I64",
     "int32": "I32",
+    "float8_e4m3fn": "F8_E4M3",
     "uint8": "U8",
     "bool": "BOOL",
 }

@@ -70,12 +70,17 @@ def write_delta_share(store: WeightStore, attempt: Attempt, delta: Delta, rank: 
 
 
 def complete(
-    store: WeightStore, attempt: Attempt, shares: Sequence[FullShare], source: Path | None
+    store: WeightStore,
+    attempt: Attempt,
+    shares: Sequence[FullShare],
+    source: Path | None,
+    config: bytes | None = None,
 ) -> WeightsPublished:
     """Make a version of the shares of all ranks; what is returned may be published.
 
     Args:
         source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
+        config: `config.json` in place of the source's.
 
     Raises:
         CheckpointError: it cannot be stored; nothing is left behind.
@@ -84,7 +89,7 @@ def complete(
     manifest = manifest_of_files(written)
 
     def describe(folder: Folder) -> None:
-        describe_model(folder, written, source)
+        describe_model(folder, written, source, config)
         with folder.file(MANIFEST) as file:
             file.write(manifest)
 

@@ -78,6 +78,16 @@ def test_sglang_reads_its_key_from_a_private_file(tmp_path: Path):
     assert "a secret" not in " ".join(arguments)
 
 
+def test_sglang_starts_in_the_form_that_versions_have(tmp_path: Path):
+    home = EngineHome("engine-1", EngineSettings(kind="sglang"), tmp_path, tmp_path / "log", None)
+    form = '{"quantization_config":null}'
+
+    arguments = SGLangControl(home._replace(quantised=form)).arguments()
+
+    assert arguments[-4:] == ["--json-model-override-args", form, "--load-format", "dummy"]
+    assert "--load-format" not in SGLangControl(home).arguments()
+
+
 def test_a_seed_repeats_what_requests_without_one_draw():
     assert parse(["--model-path", "m"]).seed is None
     assert parse(["--model-path", "m", "--seed", "7"]).seed == 7

@@ -19,11 +19,13 @@ from safetensors.torch import save_file
 
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.losses import loss_of
+from asyncrl.data.quantisation import quantised_as
 from asyncrl.training.megatron import families as known
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.steps import WEIGHTS
+from asyncrl.weights.tensors import manifest_of_records, tensor_records
 from tests.harness import own_family
 from tests.harness.mixtures import SMALL, routed_rows
 from tests.harness.training import policy_rows, save
@@ -228,12 +230,21 @@ def family(folder, name, case):
     }
 
 
+def quantised(folder, name, case, rank):
+    """Write down what this rank has of a model in FP8."""
+    trainer = opened(folder, name, case, quantised=quantised_as(folder / name, "fp8-blocks"))
+    records = tensor_records(trainer.copy_weights().files())
+    (folder / f"quantised-{name}-{case}-{rank}.jsonl").write_bytes(manifest_of_records(records))
+
+
 def families(folder, case, rank):
     known.FAMILIES[own_family.FAMILY.architecture] = own_family.FAMILY
     for name in (*FAMILIES, OWN):
         found = family(folder, name, case)
         if rank == 0:
             save_file(found, folder / f"{name}-{case}.safetensors")
+    for name in (EXPERTS, LATENT):
+        quantised(folder, name, case, rank)
 
 
 def rested(trainer):

@@ -7,11 +7,13 @@ import torch
 from safetensors.torch import load_file
 
 from asyncrl.algorithms.losses import loss_of
+from asyncrl.data.quantisation import quantised_as
 from asyncrl.training.disk_names import divided
 from asyncrl.training.host_copy import Source
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.memory import parameters_of
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.weights.tensors import manifest_of_records, tensor_records
 from harness.megatron_cases import (
     EPS,
     EXPERTS,
@@ -115,6 +117,16 @@ def test_keys_from_latents_are_those_of_all_ranks_that_share_a_document(results)
 
     for name, one in found.items():
         assert torch.allclose(one, whole[name], rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", [EXPERTS, LATENT])
+def test_versions_in_fp8_have_one_digest_in_every_layout(results, name):
+    trainer = opened(results, name, quantised=quantised_as(results / name, "fp8-blocks"))
+    expected = manifest_of_records(tensor_records(trainer.copy_weights().files()))
+    assert b"float8_e4m3fn" in expected
+    for case in OF_FAMILIES:
+        shares = [path.read_bytes() for path in results.glob(f"quantised-{name}-{case}-*.jsonl")]
+        assert sorted(b"".join(shares).splitlines()) == sorted(expected.splitlines())
 
 
 @pytest.mark.parametrize("case", OF_FAMILIES)

@@ -14,6 +14,7 @@ from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.engine.embedded.experts import Experts
 from asyncrl.engine.embedded.matrix import MappedMatrix, Matrix
 from asyncrl.engine.errors import EngineError
+from asyncrl.weights.quantised import plain_names, read_plain
 
 _MAPPED_BYTES = 64 << 20
 """From this size on, copies cost more in each update and each process than they save in each step."""
@@ -41,6 +42,8 @@ class Weights(NamedTuple):
 def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig, dtype: torch.dtype) -> Weights:
     """Read `*.safetensors`, or take tensors by name, and fuse; a large model of the engine's own type stays as it is.
 
+    Quantised matrices are computed with in the engine's type: the values are those that their bits and scales name.
+
     Folding the gain of an RMS norm into the next matrix, and the attention scale into the queries, changes results
     by one rounding of a weight. Query and key rows are reordered so that a rotated pair is one complex number.
 
@@ -49,7 +52,8 @@ def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig,
             that is not finite (those of a mapped one are checked where they are published: here each process would
             read all of them before it samples).
     """
-    named, directory = (_read_tensors(source), source) if isinstance(source, Path) else (source, "received")
+    given, directory = (_read_tensors(source), source) if isinstance(source, Path) else (source, "received")
+    named = {name: read_plain(name, given, given.__getitem__) for name in plain_names(given)}
     hidden, head_dim = config.hidden, config.head_dim
     size = sum(tensor.numel() * tensor.element_size() for tensor in named.values())
     mapped = size >= _MAPPED_BYTES and all(tensor.dtype == dtype for tensor in named.values())

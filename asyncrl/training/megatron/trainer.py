@@ -13,6 +13,7 @@ from megatron.core import parallel_state
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
+from asyncrl.data.quantisation import config_of
 from asyncrl.training.culprits import RowPasses
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.layouts import MicroBatch
@@ -43,6 +44,8 @@ class MegatronTrainer(Steps):
         self.settings = settings or MegatronSettings()
         torch.set_num_threads(self.settings.threads)
         self.source, self.beside_state = directory, {}
+        self.form = self.settings.quantised
+        self.config = config_of(directory, self.form)
         self.device = torch.device(self.settings.device)
         self._resting, self._frozen = Resting(), []
         prepare(self.device)

@@ -26,15 +26,10 @@ def family_of(directory: Path) -> tuple[Family, ModelConfig]:
     """Family and shape of a model directory, whatever its features are.
 
     Raises:
-        ModelError: the family is not known here, or the weights are quantised.
+        ModelError: the family is not known here.
         EngineError: `config.json` is torn, or lacks a field.
     """
     raw, shape = read_json(directory / "config.json"), read_shape(directory)
-    if (form := raw.get("quantization_config")) is not None:
-        raise ModelError(
-            f"{directory}: found quantised weights (quantization_config, {form.get('quant_method')!r}), "
-            "expected bfloat16 or float32; convert the model, and take quantization_config out of its config.json"
-        )
     family = FAMILIES.get(shape.architecture)
     if family is None:
         known = ", ".join(FAMILIES)

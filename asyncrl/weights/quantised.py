@@ -1,0 +1,104 @@
+"""Matrices with fewer bits, and back: FP8 in blocks, INT4 in groups. See `asyncrl.data.quantisation` for their names.
+
+FP8 (DeepSeek-V3, arXiv 2412.19437, 3.3): the 128 x 128 values of a block are divided by their scale, the largest of
+them over 448, and rounded to e4m3; `weight_scale_inv` has the scales. INT4 (compressed-tensors, symmetric groups): the
+32 values of a group are divided by their scale, the largest of them over 7.5, and rounded to -8 to 7; eight of them lie
+in an int32, the first one in its lowest bits, each with 8 added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import torch
+from torch.nn import functional
+
+from asyncrl.data.model_dir import INVERSE, PACKED, PACKED_COLUMNS, SCALE, SHAPE, WEIGHT
+from asyncrl.data.quantisation import BLOCK, GROUP, Form
+
+_FP8, _FP8_LARGEST = torch.float8_e4m3fn, 448.0
+_INT4_HALF = 7.5  # half of the 15 steps from -8 to 7
+_LEAST = 1e-12  # scale of a block of zeros
+
+
+class Stored(NamedTuple):
+    """A tensor of a quantised matrix on disk."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def stored_as(form: Form, name: str, shape: tuple[int, ...]) -> list[Stored]:
+    """Return the tensors that a matrix, [out, in], has on disk, in the order of `quantise`."""
+    module, (rows, columns) = name.removesuffix(WEIGHT), shape
+    if form == "fp8-blocks":
+        blocks = -(-rows // BLOCK), -(-columns // BLOCK)
+        return [Stored(name, _FP8, shape), Stored(module + INVERSE, torch.float32, blocks)]
+    return [
+        Stored(module + PACKED, torch.int32, (rows, columns // PACKED_COLUMNS)),
+        Stored(module + SCALE, torch.bfloat16, (rows, columns // GROUP)),
+        Stored(module + SHAPE, torch.int64, (2,)),
+    ]
+
+
+def quantise(form: Form, weight: torch.Tensor) -> list[torch.Tensor]:
+    """Return a matrix, [out, in], as the tensors of `stored_as`. What is not finite leaves scales that are not."""
+    exact = weight.float()
+    return _to_blocks(exact) if form == "fp8-blocks" else _to_groups(exact)
+
+
+def _to_blocks(weight: torch.Tensor) -> list[torch.Tensor]:
+    rows, columns = weight.shape
+    filled = functional.pad(weight, (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = filled.view(filled.shape[0] // BLOCK, BLOCK, filled.shape[1] // BLOCK, BLOCK)
+    scales = (blocks.abs().amax((1, 3)) / _FP8_LARGEST).clamp_min(_LEAST)
+    scaled = (blocks / scales[:, None, :, None]).clamp(-_FP8_LARGEST, _FP8_LARGEST)
+    return [scaled.view(filled.shape)[:rows, :columns].to(_FP8), scales]
+
+
+def _to_groups(weight: torch.Tensor) -> list[torch.Tensor]:
+    groups = weight.view(len(weight), -1, GROUP)
+    scales = (groups.abs().amax(2) / _INT4_HALF).clamp_min(_LEAST).bfloat16()
+    steps = (groups / scales.float()[..., None]).round().clamp(-8, 7).to(torch.int32)
+    shifts = torch.arange(0, 4 * PACKED_COLUMNS, 4, dtype=torch.int32, device=weight.device)
+    packed = ((steps + 8).view(len(weight), -1, PACKED_COLUMNS) << shifts).sum(2, dtype=torch.int32)
+    return [packed, scales, torch.tensor(weight.shape, device=weight.device)]
+
+
+def plain_names(names: Collection[str]) -> set[str]:
+    """From the names on disk to those of the tensors that they stand for."""
+    return {
+        name.removesuffix(PACKED) + WEIGHT if name.endswith(PACKED) else name
+        for name in names
+        if not name.endswith((INVERSE, SCALE, SHAPE))
+    }
+
+
+def read_plain(name: str, names: Collection[str], read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """Read a tensor, in float32 where it is quantised.
+
+    Args:
+        name: that it has where it is not.
+        names: on disk.
+        read: reads one of these.
+    """
+    module = name.removesuffix(WEIGHT)
+    if module + INVERSE in names:
+        return _of_blocks(read(name), read(module + INVERSE))
+    if module + PACKED in names:
+        return _of_groups(read(module + PACKED), read(module + SCALE))
+    return read(name)
+
+
+def _of_blocks(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    rows, columns = weight.shape
+    spread = scales.float().repeat_interleave(BLOCK, 0)[:rows].repeat_interleave(BLOCK, 1)[:, :columns]
+    return weight.float() * spread
+
+
+def _of_groups(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    shifts = torch.arange(0, 4 * PACKED_COLUMNS, 4, dtype=torch.int32, device=packed.device)
+    steps = ((packed[..., None] >> shifts) & 15) - 8
+    return steps.flatten(1).float() * scales.float().repeat_interleave(GROUP, 1)
