@@ -24,7 +24,7 @@ from topics.wire import decode
 class Copies:
     """A trainer whose weights the test changes."""
 
-    source = None
+    source = config = None
 
     def __init__(self, dtype: str = "float32") -> None:
         rng = np.random.default_rng(1)

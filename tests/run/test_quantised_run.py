@@ -37,8 +37,6 @@ async def test_a_run_trains_real_weights_and_serves_them_as_its_model_was(tmp_pa
     assert read_quantisation(Path(run.summary["exported_model"])) == read_quantisation(model)
     assert [row["version"] for row in run.rows("weights")] == [0, 1, 2, 3]
     assert all(row["choice"].startswith("difference") for row in run.rows("weights")[1:])
-    apart = [1 - row["ess"] for row in run.rows() if row["stage"] == "rl"]
-    assert all(1e-6 < one < 0.2 for one in apart), "tokens are sampled by rounded weights"
 
 
 @pytest.mark.parametrize(
