@@ -21,7 +21,6 @@ from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
 from asyncrl.crash import crash_point
-from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import CONTROLS, EngineFailed, EngineHome
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
@@ -67,14 +66,12 @@ class EngineActor:
         config, files = context.config, context.files
         key_file, model = files.engine_key_file(config.engine, context.actor_id), files.model_path(config.model)
         home = EngineHome(context.actor_id, self.settings, model, log_file, key_file, host=context.host)
-        home = home._replace(priorities=bool(config.gateway.count))
+        home = home._replace(priorities=bool(config.gateway.count), form=config.weights.format)
         self._slots = home.group.max_running
         if announced is not None:
             home, self._slots = home._replace(address=announced.address), announced.slots
-        if config.trains and home.group.kind == "sglang":
-            home = home._replace(quantised=served_otherwise(model, config.weights.format))
         if not context.config.trains:
-            home = home._replace(label=_UNTRAINED.key)
+            home = home._replace(label=_UNTRAINED.key, form="model")
         self._server = CONTROLS[home.group.kind](home)
         self._pinned, followed = versions_of(config, context.actor_id)
         # Only the newest version lies in the learner's memory.

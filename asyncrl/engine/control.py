@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.config.setting_types import SCRIPTED
+from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.fleet import Sampler
 from asyncrl.engine.scripted import ScriptedClient
@@ -44,7 +45,7 @@ class EngineHome(NamedTuple):
     address: str = ""  # of one that was announced while the run went on
     label: str = "none"  # of the weights that it starts with
     priorities: bool = False  # some requests come before others
-    quantised: str = ""  # JSON with the `quantization_config` of versions, where the model has another
+    form: str = "model"  # of versions: `weights.format`
     host: str = LOOPBACK  # IP address of this host that it listens on
 
     @property
@@ -270,8 +271,8 @@ class SGLangControl(EmbeddedControl):
         port = ["--disaggregation-bootstrap-port", str(group.bootstrap_port + self._home.number)]
         first = ["--enable-priority-scheduling"] if self._home.priorities else []
         # Weights of another form than the versions have cannot be its first ones, from which nothing is sampled.
-        form = ["--json-model-override-args", self._home.quantised, "--load-format", "dummy"]
-        form = form if self._home.quantised else []
+        other = served_otherwise(self._home.model, self._home.form) if self._home.form != "model" else ""
+        form = ["--json-model-override-args", other, "--load-format", "dummy"] if other else []
         return [*super().arguments(), *(port if group.role == "prefill" else []), *first, *form]
 
     def key_arguments(self, key_file: Path) -> list[str]:

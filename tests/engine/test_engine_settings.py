@@ -18,6 +18,7 @@ from asyncrl.engine.embedded.__main__ import parse
 from asyncrl.engine.errors import RequestFailed
 from benchmarks.engine import save_random_model
 from harness.configs import from_settings, the_problem
+from harness.models import made_model
 from harness.states import NOW_S, MadeState
 from topics.engines import EngineReady, EngineUpdating
 
@@ -79,13 +80,15 @@ def test_sglang_reads_its_key_from_a_private_file(tmp_path: Path):
 
 
 def test_sglang_starts_in_the_form_that_versions_have(tmp_path: Path):
-    home = EngineHome("engine-1", EngineSettings(kind="sglang"), tmp_path, tmp_path / "log", None)
-    form = '{"quantization_config":null}'
+    home = EngineHome("engine-1", EngineSettings(kind="sglang"), made_model(tmp_path / "m"), tmp_path / "log", None)
 
-    arguments = SGLangControl(home._replace(quantised=form)).arguments()
+    *_, key, form, load, how = SGLangControl(home._replace(form="fp8-blocks")).arguments()
 
-    assert arguments[-4:] == ["--json-model-override-args", form, "--load-format", "dummy"]
-    assert "--load-format" not in SGLangControl(home).arguments()
+    assert (key, load, how) == ("--json-model-override-args", "--load-format", "dummy")
+    quantised = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    assert json.loads(form) == {"quantization_config": {**quantised, "modules_to_not_convert": ["lm_head"]}}
+    for same in ("model", "plain"):
+        assert "--load-format" not in SGLangControl(home._replace(form=same)).arguments()
 
 
 def test_a_seed_repeats_what_requests_without_one_draw():
