@@ -36,6 +36,7 @@ Cause: TypeAlias = Literal[
     "groups dropped",
     "channel behind",
     "live alarm",
+    "turns unrecorded",
     "no credit",
     "end of data",
     "slow data",

@@ -45,6 +45,7 @@ Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
 _TURN_FACTS = (TurnStarted, TurnSampled, TurnFinished)
 _READ_BACK = 20_000  # messages of turns that a new gateway reads
+_SPOOL_S = 10.0  # for what a gateway before this one could not store
 _CATCH_UP_S = 1.0  # for what other gateways have stored
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _BODY_S = 120.0  # for a client to send a body
@@ -112,6 +113,7 @@ class Gateway:
     async def _read_turns(self) -> None:
         """Read what is known of turns, and end those that were under way when the process before it died."""
         name = self._context.bus.name
+        await self._facts.start(_SPOOL_S)
         self._own = await last_sequence(self._context.bus, TURNS)
         await self._meter.start(self._own)
         await self._turns.start(max(0, self._own - _READ_BACK))

@@ -1,27 +1,30 @@
-"""Stores what the gateway states of its turns; while the NATS server is away, it waits in memory, up to a bound."""
+"""Stores what the gateway states of its turns; while the NATS server is away, it waits on the disk, up to a bound."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from typing import Any, TypeAlias
 
+from actors.gateway.spool import Spool, SpoolFault, Waiting
 from actors.runtime.actor import Context
 from asyncrl.bus.errors import BusGone, WrongSequence
-from asyncrl.bus.publish import EXPECT_SUBJECT, pack, publish, send
+from asyncrl.bus.log import Record
+from asyncrl.bus.publish import EXPECT_SUBJECT, Prepared, prepare, publish_prepared, send
 from asyncrl.bus.vault import SecretGone
+from asyncrl.live.owners import covers
 from asyncrl.live.turn_log import TurnLog
-from topics.secrets import SecretMade
+from topics.secrets import PURGE_REQUESTED, SECRET_MADE, PurgeRequested, SecretMade
 from topics.table import topic_for
+from topics.topic import ACTORS, Topic
 from topics.turns import SessionLeft, TurnCounted, TurnFinished, TurnSampled, TurnStarted
-from topics.wire import Message
+from topics.wire import SEALED
 
 _PATIENCE_S = 2.0  # for an acknowledgement, before a client waits no longer for it
 _LOST = 65_536  # turns, more than histories are kept of
 _ANYWAY_BYTES = 16 * 2**20  # of facts that wait beyond the bound of the others
-_HEAD_BYTES = 256  # of a fact that waits, besides its body
 
 Fact: TypeAlias = TurnStarted | TurnFinished | TurnCounted | SessionLeft | SecretMade
 
@@ -30,7 +33,7 @@ class Facts:
     """Stores each fact once, those of one turn in their order.
 
     A subject of a turn's topics takes one message, the first: so a repeat is harmless however late it comes, also where
-    the server stored a fact and died before it said so.
+    the server stored a fact and died before it said so, or the gateway died before it had noted that.
     """
 
     def __init__(self, context: Context, log: TurnLog, *, most_bytes: int) -> None:
@@ -42,10 +45,22 @@ class Facts:
         self._context = context
         self._log = log
         self._most = most_bytes
-        self._bytes = 0
-        self._waiting: deque[tuple[Message, int]] = deque()  # with their bytes
+        self._spool = Spool(context.files.spool / context.bus.name)
         self._lost: OrderedDict[str, None] = OrderedDict()  # turns that are not stored as they were, the newest
         self._storing: asyncio.Task[None] | None = None
+        self._purges: dict[str, tuple[PurgeRequested, int]] = {}  # with when each was asked for, ns since 1970
+
+    async def start(self, within_s: float) -> None:
+        """Store what a process before this one left; what is not stored in time is stored later."""
+        try:
+            self._spool.open()
+        except OSError as error:
+            self._failed(SpoolFault(f"the spool cannot be opened: {error}"))
+        if len(self._spool):
+            self._context.log.info("facts of the process before this one wait", facts=len(self._spool))
+            self._store_soon()
+            assert self._storing is not None
+            await asyncio.wait([self._storing], timeout=within_s)
 
     async def put(self, fact: Fact, *, anyway: bool = False) -> bool:
         """Store a fact, now or later; False where it is lost, for too much waits already.
@@ -55,26 +70,52 @@ class Facts:
         """
         if isinstance(fact, TurnStarted | TurnFinished):
             self.know(fact)
-        if not self._waiting and self._context.bus.client.is_connected:
+        try:
+            if not self._at_hand(fact):
+                return self._lose(fact, anyway=anyway)
+            headers: dict[str, str] = {} if topic_for(fact).repeats else {EXPECT_SUBJECT: "0"}
+            prepared = await prepare(self._context.bus, fact, headers=headers)
+        except SecretGone:  # purged meanwhile: nobody could read it
+            self._context.count("facts_purged")
+            return True
+        if not len(self._spool) and self._context.bus.client.is_connected:
             try:
                 async with asyncio.timeout(_PATIENCE_S):
-                    await self._store(fact)
+                    await self._store(prepared)
                     return True
             except (TimeoutError, BusGone):
-                self._context.log.warning("facts wait for the server", topic=topic_for(fact).name)
-        size = _HEAD_BYTES + len(pack(fact, topic_for(fact)))
-        if self._bytes + size > self._most + (_ANYWAY_BYTES if anyway else 0):
-            self._context.count("facts_lost" if anyway else "turns_unrecorded")
-            if isinstance(fact, TurnStarted | TurnFinished):
-                self._lost[fact.turn_id] = None
-                while len(self._lost) > _LOST:
-                    self._lost.popitem(last=False)
-            return False
-        self._waiting.append((fact, size))
-        self._add(size)
+                self._context.log.warning("facts wait for the server", topic=prepared.topic)
+        if self._spool.taken + len(prepared.body) > self._most + (_ANYWAY_BYTES if anyway else 0):
+            return self._lose(fact, anyway=anyway)
+        try:
+            self._spool.add(Waiting(time.time_ns(), prepared))
+        except SpoolFault as fault:
+            self._failed(fault)
+            return self._lose(fact, anyway=anyway)
+        self._store_soon()
+        return True
+
+    def _at_hand(self, fact: Fact) -> bool:
+        """Return whether a fact can be sealed now; raises `SecretGone` where it never can be."""
+        secret = getattr(fact, SEALED, "")
+        return not secret or self._context.bus.client.is_connected or self._context.bus.vault.get(secret) is not None
+
+    def _lose(self, fact: Fact, *, anyway: bool) -> bool:
+        self._context.count("facts_lost" if anyway else "turns_unrecorded")
+        if isinstance(fact, TurnStarted | TurnFinished):
+            self._lost[fact.turn_id] = None
+            while len(self._lost) > _LOST:
+                self._lost.popitem(last=False)
+        return False
+
+    def _failed(self, fault: SpoolFault) -> None:
+        self._context.vitals["spool_failed"] = 1
+        self._context.log.error("the spool fails", reason=str(fault))
+
+    def _store_soon(self) -> None:
+        self._context.vitals["facts_waiting"] = len(self._spool)
         if self._storing is None or self._storing.done():
             self._storing = self._context.tasks.start(self._store_waiting())
-        return True
 
     def has(self, turn: str) -> bool:
         """Return whether a turn is stored or will be, and can be read, so that a stored prompt may begin with it."""
@@ -100,36 +141,64 @@ class Facts:
 
     async def progress(self, sampled: TurnSampled) -> None:
         """Store tokens of a reply under way; nobody waits for it, and while the server is away they are left out."""
-        if not self._waiting:
+        if not len(self._spool):
             with contextlib.suppress(SecretGone):
                 await send(self._context.bus, sampled)
 
     async def close(self, within_s: float) -> None:
-        """Store what waits, as much as is stored in time; the rest is lost, and the log says so."""
+        """Store what waits, as much as is stored in time; the next process stores the rest."""
         if self._storing is not None:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._storing, within_s)
-        if self._waiting:
-            self._context.log.error("facts are lost", facts=len(self._waiting))
+            await asyncio.wait([self._storing], timeout=within_s)
+            self._storing.cancel()
+        if len(self._spool):
+            self._context.log.warning("facts wait for the next gateway", facts=len(self._spool))
+        self._spool.close()
 
     async def _store_waiting(self) -> None:
-        while self._waiting:
-            fact, size = self._waiting[0]
+        known = False
+        while len(self._spool):
             with contextlib.suppress(BusGone):  # asked again: it has waited for long
-                await self._store(fact)
-                self._waiting.popleft()
-                self._add(-size)
+                known = known or await self._read_purges()
+                await self._store_first()
             if self._context.bus.ended_by is not None:
                 return
 
-    async def _store(self, fact: Message) -> None:
-        headers: dict[str, Any] = {} if topic_for(fact).repeats else {EXPECT_SUBJECT: "0"}
+    async def _store_first(self) -> None:
         try:
-            with contextlib.suppress(WrongSequence):  # it is there
-                await publish(self._context.bus, fact, headers=headers)
-        except SecretGone:  # purged meanwhile: nobody could read it
-            self._context.count("facts_purged")
+            waiting = self._spool.first()
+            if self._is_purged(waiting):
+                self._context.count("facts_purged")
+            else:
+                await self._store(waiting.message)
+            self._spool.drop_first()
+        except SpoolFault as fault:
+            self._failed(fault)
+            self._context.count("facts_lost")
+            self._spool.drop_first()
+        self._context.vitals["facts_waiting"] = len(self._spool)
 
-    def _add(self, size: int) -> None:
-        self._bytes += size
-        self._context.vitals["facts_waiting"] = len(self._waiting)
+    async def _read_purges(self) -> bool:
+        """Read what was erased while the server was away: a purge knows no keys that wait here."""
+        listener = self._context.listen(ACTORS, self._take_purge, [PURGE_REQUESTED])
+        try:
+            await listener.start()
+            await listener.caught_up()
+        finally:
+            await listener.close()
+        return True
+
+    def _take_purge(self, _topic: Topic[Any], purge: PurgeRequested, record: Record) -> None:
+        self._purges[purge.purge_id] = purge, record.time_ns
+
+    def _is_purged(self, waiting: Waiting) -> bool:
+        message = waiting.message
+        named = message.key if message.topic == SECRET_MADE.name else message.headers.get(SEALED, "")
+        return any(
+            secret in purge.secrets or (at_ns > waiting.at_ns and covers(secret, purge.owner, purge.before))
+            for secret in filter(None, named.split(","))
+            for purge, at_ns in self._purges.values()
+        )
+
+    async def _store(self, prepared: Prepared) -> None:
+        with contextlib.suppress(WrongSequence):  # it is there
+            await publish_prepared(self._context.bus, prepared)

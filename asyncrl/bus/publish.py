@@ -56,6 +56,15 @@ class BlobMissing(BusError):
     """A message, or chunks of a blob, are missing, or the chunks differ from what the record states."""
 
 
+class Prepared(msgspec.Struct):
+    """A message as it is stored: sealed, with its headers. It may wait, and be published again."""
+
+    topic: str
+    key: str
+    body: bytes
+    headers: dict[str, str]
+
+
 class Blob(NamedTuple):
     """A body that lies in a blob stream."""
 
@@ -85,9 +94,21 @@ async def publish(
     Raises:
         SecretGone: it is to be sealed under a data key that is not there.
     """
+    return await publish_prepared(bus, await prepare(bus, message, topic=topic, headers=headers))
+
+
+async def prepare(
+    bus: Bus, message: Message, *, topic: Topic[Message] | None = None, headers: dict[str, str] | None = None
+) -> Prepared:
+    """Seal a message for `publish_prepared`; arguments and errors as of `publish`."""
     topic = topic or topic_for(message)
     body = await _sealed(bus, topic, message)
-    return await _store(bus, topic, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
+    return Prepared(topic.name, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
+
+
+async def publish_prepared(bus: Bus, prepared: Prepared) -> int:
+    """Publish durably what was prepared, here or in a process before this one, and return its sequence."""
+    return await _store(bus, BY_NAME[prepared.topic], prepared.key, prepared.body, dict(prepared.headers))
 
 
 async def send(bus: Bus, message: Message) -> None:

@@ -40,7 +40,7 @@ class GatewaySettings(Settings):
     in_flight: Positive = 256
     body_kb: Positive = 8192  # Greatest size of a request's body.
     history_tokens: Positive = 4_000_000  # Tokens of conversations that are kept to be continued, the newest.
-    # MB of turns that wait in memory while the NATS server is away; replies beyond it are given, and not recorded.
+    # MB of turns that wait on the disk while the NATS server is away; replies beyond it are given, and not recorded.
     spool_mb: Positive = 64
     # MB of turns that a run keeps; beyond it replies are given, and not recorded. All that are kept stay until its end.
     turns_mb: Positive = 512

@@ -42,6 +42,7 @@ class RunFiles:
     fetched = _Inside("fetched")  # versions that engines of this host have fetched
     checkpoints = _Inside("checkpoints")  # one directory per checkpoint
     keys = _Inside("keys")  # one file per tenant that the config names: its API key; private
+    spool = _Inside("spool")  # one file per gateway: what it has to store while the server is away; private
     reports = _Inside("reports")  # rows of the summary, as JSON objects of texts, that actors of the user's own leave
     own_engine_key = _Inside("engine.key")  # the API key of inference servers that the run starts; private
 

@@ -22,6 +22,7 @@ def live_faults(state: RunState) -> Iterator[StallFound]:
         return
     yield from _behind(state)
     yield from _alarms(state)
+    yield from _unrecorded(state)
 
 
 def _behind(state: RunState) -> Iterator[StallFound]:
@@ -41,6 +42,15 @@ def _behind(state: RunState) -> Iterator[StallFound]:
             )
             yield finding("channel behind", engine_id, evidence)
             return  # the others are as old
+
+
+def _unrecorded(state: RunState) -> Iterator[StallFound]:
+    """Turns that were served and are not stored: there was no room for what waits until the server is back."""
+    for actor in state.of_role("gateway"):
+        if actor.live and (lost := actor.gauge("turns_unrecorded")):
+            full = "the disk of the spool takes no more" if actor.gauge("spool_failed") else "gateway.spool_mb was full"
+            waits = f"{actor.gauge('facts_waiting') or 0:.0f} facts wait"
+            yield finding("turns unrecorded", actor.actor_id, f"{lost:.0f} turns were served alone: {full}; {waits}")
 
 
 def _alarms(state: RunState) -> Iterator[StallFound]:

@@ -43,3 +43,14 @@ def test_figures_beyond_their_bounds_are_alarms():
     case.vitals("sessions-1", live_questions=0.5, live_disagreement=0.4, live_length_drift=0.2)
     found = {("live alarm", "questions"), ("live alarm", "disagreement"), ("live alarm", "length_drift")}
     assert {*live_ones(case)} == found
+
+
+def test_turns_that_were_not_recorded_are_told():
+    case = with_gateway()
+    case.publish(ACTOR_STARTED, ActorStarted("gateway", "gateway-1", "elsewhere", 1), at_s=NOW_S - 90)
+    case.vitals("gateway-1", turns_unrecorded=0.0)
+    assert ("turns unrecorded", "gateway-1") not in case.found()
+
+    case.vitals("gateway-1", turns_unrecorded=3.0, spool_failed=1.0)
+    [words] = [one.evidence for one in diagnose(case.state) if one.cause == "turns unrecorded"]
+    assert words == "3 turns were served alone: the disk of the spool takes no more; 0 facts wait"

@@ -1,0 +1,113 @@
+"""What a gateway cannot store waits in a file: over its death, beside a purge, on a disk that is full."""
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.gateway.spool import Spool, SpoolFault, Waiting
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import last_sequence
+from asyncrl.bus.publish import Prepared, publish
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.live.keys import make_key
+from asyncrl.live.owners import owner_in, owner_of
+from asyncrl.ports import free_port
+from harness.gateways import gateway_stage, ready, stored_turns
+from harness.live_runs import answers
+from harness.sdks import sdks
+from harness.sglang_like import LikeSGLang
+from harness.stage import Stage, until
+from topics.secrets import PurgeRequested
+from topics.topic import SECRETS
+from topics.turns import TurnFinished, TurnStarted
+
+SECRET_WORDS = "wxyzwxyz"
+
+
+def said(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+async def test_a_gateway_killed_while_the_server_is_away_loses_nothing_that_was_answered(
+    bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    made = gateway_stage(stage, tmp_path / "model", inference, port=(port := free_port()))
+    spool = made.files.spool / "gateway-1"
+    address = f"http://127.0.0.1:{port}"
+    key, added = make_key("anna")
+    await publish(bus, added)
+    await publish(bus, ready(inference))
+    process = await made.start("gateway")
+    await until(lambda: answers(address), "the gateway listens")
+    ask: dict[str, Any] = {"model": "any", "max_tokens": 5}
+    async with sdks(address, key) as (_, second):
+        first = await second.messages.create(messages=said("abc"), **ask)
+        await server.stop()
+        history = [*said("abc"), {"role": "assistant", "content": first.content[0].text}, *said(SECRET_WORDS)]
+        away = await second.messages.create(messages=history, **ask)
+        await second.messages.create(messages=said(SECRET_WORDS), metadata={"user_id": "u2"}, **ask)
+        process.kill()
+        await process.wait()
+        raw = spool.read_bytes()
+        assert len(raw) > 500 and spool.stat().st_mode & 0o77 == 0
+        assert SECRET_WORDS.encode() not in raw and b"u2" not in raw
+        await server.start()
+        keys = await last_sequence(bus, SECRETS)
+        # It knows of no key of this user: that waits in the file.
+        await publish(bus, PurgeRequested("p1", owner_of("anna", "u2"), "", "operator", []))
+        await made.start("gateway")
+        await until(lambda: answers(address), "the next gateway listens")
+        await until(lambda: not spool.read_bytes(), "all is stored")
+        history += [{"role": "assistant", "content": away.content[0].text}, *said("abc")]
+        await second.messages.create(messages=history, **ask)
+    facts = await stored_turns(bus)
+    begun = [fact for fact in facts if isinstance(fact, TurnStarted)]
+    ended = {fact.turn_id: fact for fact in facts if isinstance(fact, TurnFinished)}
+    assert [turn.parent for turn in begun] == ["", begun[0].turn_id, begun[1].turn_id]
+    assert [ended[turn.turn_id].finish for turn in begun] == ["length"] * 3 and len(facts) == 6
+    assert {owner_in(turn.secret) for turn in begun} == {owner_of("anna", "")}
+    assert await last_sequence(bus, SECRETS) == keys + 1  # of the next gateway; the erased user's was never stored
+
+
+def waiting(number: int, size: int = 10) -> Waiting:
+    return Waiting(number, Prepared("turn.counted", f"t{number}", b"x" * size, {"a": "b"}))
+
+
+def test_a_file_gives_back_what_was_written_whole(tmp_path: Path):
+    spool = Spool(tmp_path / "spool" / "g")
+    spool.open()
+    for number in range(3):
+        spool.add(waiting(number))
+    spool.close()
+    raw = (tmp_path / "spool" / "g").read_bytes()
+    (tmp_path / "spool" / "g").write_bytes(raw[:-1])  # the last record was cut
+
+    again = Spool(tmp_path / "spool" / "g")
+    again.open()
+    assert len(again) == 2 and again.taken < len(raw)
+    again.add(waiting(3))
+    found = []
+    while len(again):
+        found.append(again.first().message.key)
+        again.drop_first()
+    assert found == ["t0", "t1", "t3"] and (tmp_path / "spool" / "g").read_bytes() == b""
+
+
+def test_a_disk_that_is_full_takes_no_more_and_keeps_what_it_has(tmp_path: Path):
+    spool = Spool(tmp_path / "g")
+    spool.open()
+    spool.add(waiting(0))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (spool.taken + 50, before[1]))
+    try:
+        with pytest.raises(SpoolFault, match="takes no more"):
+            spool.add(waiting(1, size=1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert (tmp_path / "g").stat().st_size == spool.taken
+    spool.add(waiting(2))
+    spool.drop_first()
+    assert spool.first() == waiting(2)
