@@ -73,7 +73,7 @@ async def _measured(served: Served, course: Course) -> dict[str, float]:
                     notes.setdefault(name, []).append(value)
         await load.end()
     medians = {name: statistics.median(values) for name, values in notes.items()}
-    direct = {} if served.way == "files" else {"share_direct": ways.count(served.way) / len(ways)}
+    direct = {} if not served.direct else {"share_direct": ways.count(served.way) / len(ways)}
     return {**before, **medians, **direct}
 
 

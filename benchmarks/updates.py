@@ -42,7 +42,7 @@ _REFUSED = "weights not taken directly"
 class Served(NamedTuple):
     """A server, the trainer, and how versions travel between them."""
 
-    way: str  # "files", or a `weights.direct`
+    way: str  # "files", "staged" for files with `engine.staged`, or a `weights.direct`
     update: str  # a `weights.update`
     kind: str  # of the server
     shape: str  # of the model
@@ -61,10 +61,15 @@ class Served(NamedTuple):
         """Of the products, and of what is published."""
         return "float32" if self.kind == "embedded" else "bfloat16"
 
+    @property
+    def direct(self) -> bool:
+        """Return whether versions come out of the trainer's memory."""
+        return self.way not in ("files", "staged")
+
     def config(self, model: Path) -> Config:
         """Of its run."""
         environment = {"PYTHONPATH": self.pythonpath} if self.pythonpath else {}
-        direct = "never" if self.way == "files" else self.way
+        direct = self.way if self.direct else "never"
         return bench_config(
             "bench-updates",
             model={"path": str(model)},
@@ -73,6 +78,7 @@ class Served(NamedTuple):
                 "kind": self.kind,
                 "max_running": self.running,
                 "gpus": self.gpus,
+                "staged": self.way == "staged",
                 "arguments": shlex.split(self.arguments),
                 "environment": environment,
                 "start_deadline_s": 400.0,
@@ -158,8 +164,9 @@ class Updates:
     def _open(self) -> None:
         served = self._served
         rows, tokens = served.size
-        shares = served.way != "files"
-        settings = TorchSettings(device=served.device, dtype=served.dtype, micro_batch_tokens=tokens, shares=shares)
+        settings = TorchSettings(
+            device=served.device, dtype=served.dtype, micro_batch_tokens=tokens, shares=served.direct
+        )
         self._trainer = TorchTrainer(self._model, settings)
         store, run = FileStore(self.stage.files.weights.absolute()), self.stage.config.run
         self._publisher = Publisher(self._trainer, store=store, checkpoints=Path(), run=run if served.delta else "")

@@ -232,6 +232,8 @@ class EngineActor:
             began = time.monotonic()
             offer = await self._direct.ask(target.version, self._loaded) if self._direct is not None else None
             source = offer or await self._directory(target.version)
+            if isinstance(source, Path):
+                await self._server.prepare(source)
             directory = await self._update(target.version, source, time.monotonic() - began)
             if directory is not None:
                 self._fetcher.release(keep=directory)

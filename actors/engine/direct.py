@@ -9,13 +9,11 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-import socket
 import time
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import msgspec
 import zstandard
 
 from actors.runtime.actor import Context
@@ -26,12 +24,11 @@ from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.errors import EngineError
 from asyncrl.errors import AsyncRLError
-from asyncrl.framing import pack, read_frames
 from asyncrl.host import host_name
 from asyncrl.ports import free_port
-from asyncrl.process import ChildProcess, python
 from asyncrl.weights.described import Described, GroupPlace
-from asyncrl.weights.sender_calls import Answer, Command, Join, Open, Send
+from asyncrl.weights.sender_calls import Join, Open, Send
+from asyncrl.weights.sender_process import SenderFailed, SenderProcess
 from topics.topic import VITALS, Topic
 from topics.weights import WEIGHTS_OFFERED, WeightsOffered, WeightsPublished, WeightsRequested, WeightsReturned
 
@@ -42,9 +39,6 @@ _WORDS = 1024  # characters of a reason
 _HERE = "127.0.0.1"
 # SGLang sets these, and both sides must agree.
 _SENDER = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
-
-
-_Channel: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class DirectFailed(AsyncRLError):
@@ -162,7 +156,7 @@ class DirectWay:
                 await work
             if time.monotonic() > self._until:  # this process stood still: what was read may be another version
                 raise TimeoutError
-        except (EngineError, DirectFailed, OSError, TimeoutError) as error:
+        except (EngineError, DirectFailed, SenderFailed, OSError, TimeoutError) as error:
             self._end_sender()
             late = f"it took longer than weights.direct_deadline_s = {self._deadline_s:g} s"
             raise DirectFailed(late if isinstance(error, TimeoutError) else str(error)) from error
@@ -200,7 +194,7 @@ class DirectWay:
         if self._starting is None:
             name = f"asyncrl-{self._context.actor_id}-{secrets.token_hex(4)}"
             log = self._context.files.logs / f"{self._context.actor_id}.sender.log"
-            self._starting = asyncio.create_task(_Sender.start(name, log))
+            self._starting = asyncio.create_task(_started(name, log))
         if not self._starting.done():
             return None
         error = self._starting.exception()
@@ -219,48 +213,17 @@ class DirectWay:
                 starting.result().kill()
 
 
-class _Sender:
-    """A process that sends, see `asyncrl.weights.sender`."""
+class _Sender(SenderProcess):
+    """A process that sends over a group of its own."""
 
-    def __init__(self, group: str, process: ChildProcess, channel: _Channel) -> None:
-        self.group = group
-        self.joined = False
-        self._process = process
-        reader, self._writer = channel
-        self._frames = read_frames(reader)
+    group = ""  # its name
+    joined = False
 
-    @classmethod
-    async def start(cls, group: str, log: Path) -> _Sender:
-        """Start one, and return when it has imported what it needs."""
-        ours, its = socket.socketpair()
-        with its:
-            command = python("-m", "asyncrl.weights.sender", str(its.fileno()))
-            process = await ChildProcess.start(command, log=log, environment=_SENDER, inherits=(its.fileno(),))
-        sender = cls(group, process, await asyncio.open_connection(sock=ours))
-        try:
-            await sender._answer()
-        except BaseException:
-            sender.kill()
-            raise
-        return sender
 
-    async def call(self, command: Command) -> Answer:
-        """Let it do something."""
-        self._writer.write(pack(command))
-        return await self._answer()
-
-    async def _answer(self) -> Answer:
-        async for frame in self._frames:
-            answer = msgspec.msgpack.decode(frame, type=Answer)
-            if answer.error:
-                raise DirectFailed(f"sender: {answer.error}")
-            return answer
-        raise DirectFailed(f"the sender ended: {self._process.last_lines}")
-
-    def kill(self) -> None:
-        """End it, whatever it does."""
-        self._process.kill()
-        self._writer.close()
+async def _started(group: str, log: Path) -> _Sender:
+    sender = await _Sender.start(log, _SENDER)
+    sender.group = group
+    return sender
 
 
 def _calls(tensors: Sequence[Described]) -> list[list[Described]]:

@@ -47,6 +47,9 @@ def _turns(config: Config) -> Iterator[Finding]:
         message = f'engines of {purpose} alone keep their card; let all engines serve them, or set "none"'
         yield Finding((setting_of(purpose), "placement.share"), message)
     for table, group in config.engine.tables.items():
+        if group.staged:
+            message = 'staged weights stay on the card when engines leave it; set it to false, or "none"'
+            yield Finding((f"{table}.staged", "placement.share"), message)
         if group.kind not in ("embedded", "sglang"):
             message = f'"{group.kind}" servers are not this run\'s to empty; expected embedded or sglang for turns'
             yield Finding((f"{table}.kind", "placement.share"), message)

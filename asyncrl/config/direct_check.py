@@ -1,4 +1,4 @@
-"""Settings of the direct way of weights into engines that cannot hold together."""
+"""Settings of the ways of weights into engines, staged or direct, that cannot hold together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ _HERE = ("localhost", "::1")
 
 
 def direct_problems(config: Config) -> Iterator[Problem]:
-    """Find settings that keep engines from taking weights out of the learner's memory."""
+    """Find settings that keep engines from taking weights out of memory: that beside a server, or the learner's."""
+    for table, group in config.engine.tables.items():
+        if group.staged and (group.kind not in ("embedded", "sglang") or group.gpus_needed > 1):
+            found = f'a group of kind "{group.kind}" with {group.gpus_needed} GPUs a server'
+            message = f"staged = true needs servers of one GPU that are started here, found {found}; set it to false"
+            yield ((f"{table}.staged", f"{table}.kind"), message)
     way, learner = config.weights.direct, config.learner
     if way == "never" or not config.trains:
         return

@@ -41,6 +41,10 @@ class EngineGroup(Settings):
     gpus: list[Count] = msgspec.field(default_factory=list)
     # Further command-line arguments for a server started here, such as `["--tp-size", "2"]`.
     arguments: list[str] = msgspec.field(default_factory=list)
+    # Whether a version from the store is copied into memory that the server reads (that of its GPU, by CUDA IPC) while
+    # it still samples, which shortens its standstill; takes as much memory as the weights. Servers of one GPU or the
+    # CPU, started here.
+    staged: bool = False
     # Environment variables for a server started here, such as a PYTHONPATH of its own.
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
-_POLL_S = 0.02
+_POLL_S = 0.005
 _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
 T = TypeVar("T")

@@ -13,8 +13,10 @@ from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
+from asyncrl.engine.errors import EngineRefused, RequestFailed
 from asyncrl.engine.fleet import Sampler
 from asyncrl.engine.scripted import ScriptedClient
+from asyncrl.engine.staging import Staging
 from asyncrl.errors import AsyncRLError
 from asyncrl.files import write_private
 from asyncrl.ports import LOOPBACK, free_port, url_host
@@ -113,6 +115,9 @@ class EngineControl(Protocol):
     async def resume_memory(self) -> None:
         """Take the memory again; weights are to be loaded behind it."""
 
+    async def prepare(self, directory: Path) -> None:
+        """Do what makes the load of these weights quick, while the server samples."""
+
     async def load_weights(self, directory: Path, key: str) -> None:
         """Load weights, and call them `key` from here on; the server is held."""
 
@@ -196,6 +201,7 @@ class EmbeddedControl(ExternalControl):
 
     own = True
     module = "asyncrl.engine.embedded"
+    device = "cpu"  # its weights lie there
     behind_a_router: tuple[str, ...] = ()  # further arguments of a server with a router in front of it
 
     def __init__(self, home: EngineHome) -> None:
@@ -203,6 +209,11 @@ class EmbeddedControl(ExternalControl):
         super().__init__(home, f"http://{url_host(home.host)}:{self._port}")
         self._home = home
         self._process: ChildProcess | None = None
+        self._staging: Staging | None = None
+        if home.group.staged:
+            log_file = home.log_file.with_name(f"{home.name}.staging.log")
+            deadline_s = home.settings.update_deadline_s
+            self._staging = Staging(self.device, self.environment(), log_file, deadline_s)
 
     async def start(self) -> None:
         """Start the server on the weights of its model directory."""
@@ -227,8 +238,25 @@ class EmbeddedControl(ExternalControl):
         if self._process is not None:
             self._process.kill()
 
+    async def prepare(self, directory: Path) -> None:
+        """Bring the weights into memory that the server can read, where that is set."""
+        if self._staging is not None:
+            await self._staging.bring(directory)
+
+    async def load_weights(self, directory: Path, key: str) -> None:
+        """Load from memory where the weights were brought there, else from files."""
+        if self._staging is not None and (packed := self._staging.take(directory)):
+            try:
+                await self.update_from_memory(packed, key)
+                return
+            except (EngineRefused, RequestFailed) as error:
+                self._staging.fail(directory, error)
+        await super().load_weights(directory, key)
+
     async def close(self) -> None:
         """End the server."""
+        if self._staging is not None:
+            self._staging.close()
         await super().close()
         if self._process is not None:
             await self._process.end()
@@ -262,7 +290,7 @@ class SGLangControl(EmbeddedControl):
     """SGLang, as a process of our own."""
 
     module = "sglang.launch_server"
-
+    device = "cuda"
     behind_a_router = ("--stream-interval", "16")  # it drops the stream interval of a request
 
     def arguments(self) -> list[str]:

@@ -1,7 +1,8 @@
-"""A process that sends weights which lie in another process's memory to a server, over NCCL or gloo.
+"""A process that brings weights to a server: by NCCL or gloo out of another process's memory, or into its own.
 
 It is a process of its own because a transfer to a server that dies cannot be ended in any other way than with its
-process. `python -m asyncrl.weights.sender FD` answers commands on a socket, one after the other, until that closes.
+process, and because an engine actor has no GPU. `python -m asyncrl.weights.sender FD` answers commands on a socket, one
+after the other, until that closes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from pathlib import Path
 
 import msgspec
 import torch
@@ -17,8 +19,9 @@ import zstandard
 from asyncrl.errors import AsyncRLError
 from asyncrl.framing import Frames, pack
 from asyncrl.weights.described import Described
-from asyncrl.weights.sender_calls import Answer, Command, Join, Open
+from asyncrl.weights.sender_calls import Answer, Command, Join, Open, Stage
 from asyncrl.weights.shared import unpack_tensors
+from asyncrl.weights.staging_memory import StagingMemory
 from asyncrl.weights.transfer import TransferGroup
 
 
@@ -27,6 +30,7 @@ class _Sender:
         self._packed = b""
         self._tensors: dict[str, torch.Tensor] = {}
         self._group: TransferGroup | None = None
+        self._staged = StagingMemory()
 
     def do(self, command: Command) -> Answer:
         """Obey a command."""
@@ -36,6 +40,8 @@ class _Sender:
                 self._tensors = dict(unpack_tensors(zstandard.ZstdDecompressor().decompress(command.tensors)))
                 self._packed = command.tensors
             return Answer(tensors=[_described(name, tensor) for name, tensor in self._tensors.items()])
+        if isinstance(command, Stage):
+            return Answer(packed=self._staged.fill(Path(command.directory), torch.device(command.device)))
         if isinstance(command, Join):
             for tensor in self._tensors.values():
                 if tensor.is_cuda:
@@ -60,7 +66,7 @@ def main() -> None:
             for frame in frames.feed(data):
                 try:
                     answer = sender.do(decoder.decode(frame))
-                except (AsyncRLError, RuntimeError, KeyError, zstandard.ZstdError) as error:
+                except (AsyncRLError, OSError, RuntimeError, ValueError, KeyError, zstandard.ZstdError) as error:
                     answer = Answer(f"{type(error).__name__}: {error}"[:2000])
                 channel.sendall(pack(answer))
     os._exit(0)  # a library's thread may still wait

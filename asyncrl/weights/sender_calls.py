@@ -1,4 +1,4 @@
-"""Calls of an engine actor to the process that sends weights to its server, and the answers."""
+"""Calls of an engine actor to the process that brings weights to its server, and the answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,14 @@ class Send(msgspec.Struct, tag=True):
     names: list[str]
 
 
-Command: TypeAlias = Open | Join | Send
+class Stage(msgspec.Struct, tag=True):
+    """Copy the tensors of a directory into memory that other processes can map."""
+
+    directory: str
+    device: str  # "cpu" or "cuda"
+
+
+Command: TypeAlias = Open | Join | Send | Stage
 
 
 class Answer(msgspec.Struct):
@@ -36,3 +43,4 @@ class Answer(msgspec.Struct):
 
     error: str = ""
     tensors: list[Described] = []
+    packed: bytes = b""  # of what was staged, see `asyncrl.weights.shared`

@@ -1,0 +1,60 @@
+"""Versions that are brought into memory beside a server before its requests are stopped."""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from actors.engine.actor import EngineActor
+from asyncrl.bus.connection import Bus
+from asyncrl.engine.client import EngineClient
+from asyncrl.engine.control import EmbeddedControl
+from asyncrl.engine.staging import Staging
+from harness.memory import Memory
+from harness.stage import Stage, until
+from harness.versions import Answers
+from topics.engines import EngineReady
+
+
+async def test_a_version_is_loaded_out_of_staged_memory_and_from_its_files_where_that_fails(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    made = stage(engine={"kind": "embedded", "max_running": 4, "staged": True}, supervision={"silence_s": 5.0})
+    made.make_model()
+    context = made.context("engine", bus)
+    actor = EngineActor(dataclasses.replace(context, actor_id="engine-1", stop=asyncio.Event(), vitals={}))
+    server = actor._server
+    assert isinstance(server, EmbeddedControl) and isinstance(server, EngineClient)
+    staging = server._staging
+    assert staging is not None
+    served: list[Path] = []  # the directory of the weights that were last read from files
+
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:
+        task = asyncio.create_task(actor.run())
+
+        async def bring() -> Path:
+            message = await memory.publish()
+            await until(
+                lambda: message.version in [one.version for one in answers.messages if isinstance(one, EngineReady)],
+                f"version {message.version} is there",
+            )
+            assert await server.label() == message.key
+            served.append(Path((await server.model_info())["model_path"]))
+            return Path(message.location)
+
+        await bring()
+        await bring()
+        assert staging._process is not None
+        staging._process.kill()
+        third = await bring()
+        await bring()
+        with monkeypatch.context() as patched:
+            patched.setattr(Staging, "take", lambda self, directory: b"no tensors")
+            fifth = await bring()
+        actor.context.stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+    assert served[0] == served[1] == context.files.model
+    assert served[2:] == [third, third, fifth]
