@@ -361,11 +361,10 @@ class EngineActor:
         return source
 
     async def _publish_ready(self, target: WeightsPublished, *, direct: str = "", **seconds: float) -> None:
-        server = self._server
         self.context.vitals.update(version=target.version, **seconds)
         ready = EngineReady(
             self.context.actor_id,
-            server.address,
+            self._server.address,
             target.lineage,
             target.version,
             target.digest,
@@ -375,7 +374,7 @@ class EngineActor:
             fallback="" if direct or self._direct is None else self._direct.failure,
         )
         ready = msgspec.structs.replace(ready, **{name: round(value, 4) for name, value in seconds.items()})
-        if not server.own:  # its owner may have restarted it, and others may have sampled under the same key since
+        if not self._server.own:  # its owner may have restarted it, and others may have sampled under the same key since
             ready.cache = secrets.token_hex(4)
         await self._publish(ready)
 
