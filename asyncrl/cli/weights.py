@@ -33,7 +33,7 @@ from topics.topic import FLEET, TRAINING, Topic
 from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_STORED, WeightsPublished
 
 _Answer: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
-_NEWEST = 64  # versions that are looked for in the store, besides those that were promoted
+_NEWEST = 64  # versions that are looked for in the store, besides those that were promoted or canaries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -156,7 +156,7 @@ async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
     if moves and isinstance(moves[-1], WeightsCanaried) and moves[-1].key in published:
         published[moves[-1].key]["canary"] = moves[-1].share
     rows = list(published.values())
-    rows = [row for row in rows[:-_NEWEST] if row["promoted"] or row["canary"]] + rows[-_NEWEST:]
+    rows = [row for row in rows[:-_NEWEST] if row["promoted"] or row["canary"] or row["rolled_back"]] + rows[-_NEWEST:]
     kept = [await _chunks(bus, row) if row["store"] == "stream" else _files(found, row) for row in rows]
     return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept or row["live"]]
 
