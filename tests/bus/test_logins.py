@@ -25,7 +25,7 @@ from asyncrl.config.settings import Config
 from asyncrl.process import DENIED, FATAL
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.watch import read_state
-from harness.runs import address_of, command, up
+from harness.runs import WITHOUT_MODEL, address_of, command, up
 from harness.servers import Authority, serving, tls
 from harness.stage import Stage, until
 from topics.actors import ACTOR_STOPPED, ActorStarted, ActorStopped, RunOpened
@@ -189,8 +189,7 @@ async def test_commands_that_only_read_work_as_monitor_and_others_give_the_reaso
 
 @pytest.mark.slow
 async def test_no_secret_of_a_run_is_in_a_log_a_message_or_a_process_list(tmp_path: Path):
-    scripted = ('engine.kind="scripted"', 'learner.trainer="scripted"', "learner.steps=1000")
-    async with up(tmp_path, *scripted) as run:
+    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=1000") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         owner, logins = address_of(run), known_logins(run.root / "credentials")
         secrets = [login.password.encode() for login in (owner, *logins.values())]

@@ -284,9 +284,9 @@ async def test_an_engine_loads_no_weights_from_outside_of_the_runs_store(bus: Bu
     readers = [LogReader(bus, DEAD, letters.append), LogReader(bus, ENGINES, ready.append)]
     for reader in readers:
         await reader.start()
-    await until(lambda: bool(letters), "weights from elsewhere are buried", 60)
+    await until(lambda: bool(letters), "weights from elsewhere are buried")
     await announce(1, scene.files.weights / "lineage0-v000000")
-    await until(lambda: any("engine.ready" in record.subject for record in ready), "the engine has weights", 60)
+    await until(lambda: any("engine.ready" in record.subject for record in ready), "the engine has weights")
     for reader in readers:
         await reader.close()
 

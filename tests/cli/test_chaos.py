@@ -12,9 +12,10 @@ from asyncrl.cli.main import run as run_command
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.faults import Target
-from harness.runs import command, two_steps_more, up
+from harness.runs import PACED, command, two_steps_more, up
 
-SETTINGS = ["learner.steps=100000", "learner.checkpoint_every=5", "workers.lease_s=1.0", "supervision.silence_s=3.0"]
+SETTINGS = [PACED, "learner.steps=100000", "learner.checkpoint_every=5"]
+SETTINGS += ["workers.lease_s=1.0", "supervision.silence_s=3.0"]
 
 
 @pytest.mark.slow

@@ -201,9 +201,9 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
     settings = ["task.rollout=killer.py:rollout", "rollout.group_size=1", "workers.lease_s=1.0"]
     settings += ["learner.advantage=none", "buffer.batch_groups=8"]
     async with up(tmp_path, *settings, *UNTRAINED, "learner.steps=3000", "learner.checkpoint_every=5000") as run:
-        await run.reaches(lambda: len(run.steps()) >= 2, "two steps", 120)
+        await run.reaches(lambda: len(run.steps()) >= 2, "two steps")
         (tmp_path / "armed").touch()
-        await run.reaches(lambda: '"reason": "poison"' in run.log("rollout-1"), "the poison is found", 90)
+        await run.reaches(lambda: '"reason": "poison"' in run.log("rollout-1"), "the poison is found")
         [letter] = await letters(tmp_path)
         (tmp_path / "armed").unlink()
         prompt_id = letter["trajectory"].rsplit("-", 1)[0]
@@ -211,9 +211,9 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
         assert code == 0, shown
         code, output = await command(tmp_path, "dead", "--reissue", str(letter["number"]))
         assert code == 0, output
-        await until(lambda: has_ended(tmp_path, "r000000-0"), "its group has an end", 60)
+        await until(lambda: has_ended(tmp_path, "r000000-0"), "its group has an end")
         run.interrupt()
-        assert await run.ended(60) == 0, run.story
+        assert await run.ended() == 0, run.story
         code, audited = await command(tmp_path, "audit")
         assert code == 0, audited
 

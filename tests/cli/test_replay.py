@@ -219,7 +219,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     async def play() -> Run:
         async with up(folder, *settings) as run:
             for step in (1, 3, 6):
-                await run.reaches(lambda step=step: step in run.steps(), f"step {step}", 120)
+                await run.reaches(lambda step=step: step in run.steps(), f"step {step}")
                 kill(run.actor("learner-1"))
             assert await run.ended() == 0, run.story
         return run
@@ -370,7 +370,7 @@ async def test_a_run_is_forked_at_a_checkpoint_with_other_settings(killed: Run):
 @SLOW
 async def test_a_run_is_forked_between_checkpoints_and_the_fork_resumed(killed: Run):
     async with fork(killed.folder, "short", "between", "--at", "6", "--set", "learner.steps=60") as new:
-        await new.reaches(lambda: len(new.steps()) > 2, "its third step", 120)
+        await new.reaches(lambda: len(new.steps()) > 2, "its third step")
         new.interrupt()
         assert await new.ended() == 0, new.story
     async with resume(killed.folder, "between") as again:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 
 _MARK = "ASYNCRL_TEST_RAY"  # environment variable that every process of a cluster inherits
@@ -36,6 +37,7 @@ class Nodes:
 
     def start(self) -> None:
         """Start the head. Ray gives its own processes 30 s to answer, whatever else the machine does."""
+        Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # it writes an address there, and expects the folder
         for tries_left in reversed(range(_TRIES)):
             try:
                 with self._marked():

@@ -42,7 +42,10 @@ steps = 5
 lr = 1e-3
 """
 
-UNTRAINED = ("learner.trainer=scripted", "learner.scripted_step_s=0.05", "warmup.steps=0")
+PACED = f"task.rollout={Path(__file__).with_name('paced.py')}:rollout"
+"""Setting of a run that goes on until its test has seen enough: else it trains with all that the machine has."""
+
+UNTRAINED = ("learner.trainer=scripted", "learner.scripted_step_s=0.2", "warmup.steps=0")
 """Settings of a run in which it does not matter what is learned: no process loads torch to train."""
 WITHOUT_MODEL = (*UNTRAINED, "engine.kind=scripted")
 """Settings of a run in which it does not matter what is sampled either."""

@@ -12,7 +12,7 @@ from test_gateway_run import turns_of
 from asyncrl.bus.connection import Bus
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
-from harness.runs import address_of, command, kill, up
+from harness.runs import PACED, address_of, command, kill, up
 from harness.sdks import openai, sdks
 from harness.stage import until
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
@@ -66,7 +66,7 @@ class Users:
 
 async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_supervisor(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
-    more = [*GROUPS, *SERVED, *PATIENCE, "learner.steps=100000"]
+    more = [*GROUPS, *SERVED, *PATIENCE, PACED, "learner.steps=100000"]
     async with up(tmp_path, *settings, *more) as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")
@@ -89,11 +89,11 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
         async def is_back() -> bool:
             return await users.talk(lambda _: 1.0) == {first}
 
-        await until(is_back, "everybody has what is live", 180)
+        await until(is_back, "everybody has what is live")
         good = await moved(tmp_path, "promote", str(await newest(tmp_path)), "--canary", "0.5", "--wait", "120")
         await users.until_decided(WEIGHTS_PROMOTED, 2, lambda _: 1.0)
         kill(run.actor("supervisor-1"))
-        await until(lambda: answered(users, {good}), "everybody has the canary that was promoted", 180)
+        await until(lambda: answered(users, {good}), "everybody has the canary that was promoted")
         fleet = await messages_on(bus, FLEET)
         assert [one.version for one in fleet.on(WEIGHTS_CANARIED)] == [bad, good]
         assert [(one.version, one.by) for one in fleet.on(WEIGHTS_PROMOTED)] == [(first, "start"), (good, "canary")]

@@ -8,7 +8,7 @@ from test_gateway_run import turns_of
 
 from asyncrl.bus.connection import Bus
 from harness.live_runs import new_key, with_gateway
-from harness.runs import address_of, command, kill, up
+from harness.runs import PACED, address_of, command, kill, up
 from harness.sdks import openai, sdks
 from harness.stage import until
 
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 
 GROUPS = ["engine.groups.train.kind=embedded", "engine.groups.served.kind=embedded", "gateway.engines=served"]
 PATIENCE = ["gateway.hold_s=180", "engine.start_deadline_s=300"]
+ENDLESS = [PACED, "learner.steps=100000", "learner.keep_versions=300"]
 
 
 class Client:
@@ -54,7 +55,7 @@ async def test_the_gateway_answers_from_the_channel_while_training_moves_on_and_
     tmp_path: Path,
 ):
     settings, address = with_gateway(tmp_path)
-    async with up(tmp_path, *settings, *GROUPS, *PATIENCE, "learner.steps=100000", "learner.keep_versions=300") as run:
+    async with up(tmp_path, *settings, *GROUPS, *PATIENCE, *ENDLESS) as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")
         client = Client(bus, address, key)
@@ -67,7 +68,7 @@ async def test_the_gateway_answers_from_the_channel_while_training_moves_on_and_
         await until(lambda: is_answered_by(client, {promoted}), "the engine has what was promoted")
         kill(run.actor("engine-served-1"))
         kill(run.actor("supervisor-1"))
-        await until(lambda: is_answered_by(client, {promoted}), "its successor has it, too", 180)
+        await until(lambda: is_answered_by(client, {promoted}), "its successor has it, too")
 
         assert {await moved(tmp_path, "rollback")} == first
         await until(lambda: is_answered_by(client, first), "the engine has gone back")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.runs import Run, command, two_steps_more, up
+from harness.runs import PACED, Run, command, two_steps_more, up
 from harness.stage import until
 
 SLOW = pytest.mark.slow
@@ -26,6 +26,7 @@ async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
     frozen = ["rollout-1", "reward-1", "prompter-1", "buffer-1", "learner-1", "engine-1", "engine's server"]
     frozen += ["recorder-1", "supervisor-1", "server"]
     settings = [
+        PACED,
         "learner.steps=100000",
         "learner.checkpoint_every=10",
         "workers.lease_s=1.0",
@@ -41,7 +42,6 @@ async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
             await until(
                 lambda name=name, before=before: process_of(run, name) not in (None, before),
                 f"{name} is replaced",
-                60,
             )
             await two_steps_more(run, f"two steps after {name} froze")
         run.interrupt()

@@ -9,7 +9,7 @@ from asyncrl.bus.connection import Bus
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
 from harness.recorded import Recorded
-from harness.runs import Run, address_of, command, kill, topics_left_in, up
+from harness.runs import PACED, Run, address_of, command, kill, topics_left_in, up
 from harness.sdks import sdks
 from harness.stage import until
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
@@ -69,7 +69,7 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
     more = ["live.share=0.5", "live.idle_s=2", "live.advantage=less_others", "learner.steps=100000", "nats.keep=run"]
     (tmp_path / "hinting.py").write_text(HINTING)
     more += ["live.judge.kind=rule", f"live.judge.function={tmp_path / 'hinting.py'}:judge"]
-    more += ["live.method=combine", "live.hindsight.wording={hint}"]
+    more += ["live.method=combine", "live.hindsight.wording={hint}", PACED]
     async with up(tmp_path, *settings, *more) as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")

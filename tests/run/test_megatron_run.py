@@ -18,7 +18,7 @@ SETTINGS = (
 
 async def test_a_rank_that_is_killed_goes_on_with_its_peers_from_their_checkpoint(tmp_path: Path):
     async with up(tmp_path, *SETTINGS) as run:
-        await run.reaches(lambda: 3 in run.steps(), "step 3", 180)
+        await run.reaches(lambda: 3 in run.steps(), "step 3")
         kill(next(pid for pid, line in run.processes().items() if "rank_process learner-1 1 " in line))
         assert await run.ended() == 0, run.story
 

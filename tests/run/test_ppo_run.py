@@ -13,7 +13,7 @@ PPO = ("advantage=gae", "loss=ppo", "lora.rank=4", "critic.warmup_steps=2", "cri
 async def test_ppo_goes_on_after_a_kill_and_is_replayed_bit_for_bit(tmp_path: Path):
     settings = ["learner.steps=6", "learner.checkpoint_every=3", "nats.keep=run", *(f"learner.{one}" for one in PPO)]
     async with up(tmp_path, *settings) as run:
-        await run.reaches(lambda: 4 in run.steps(), "step 4", 120)
+        await run.reaches(lambda: 4 in run.steps(), "step 4")
         kill(run.actor("learner-1"))
         assert await run.ended() == 0, run.story
 

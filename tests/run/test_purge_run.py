@@ -16,7 +16,7 @@ from asyncrl.live.owners import tenant_digest
 from asyncrl.process import python
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
-from harness.runs import Run, address_of, command, topics_left_in, up
+from harness.runs import PACED, Run, address_of, command, topics_left_in, up
 from harness.sdks import sdks
 from harness.stage import until
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
@@ -108,7 +108,7 @@ async def more_trained(run: Run, bus: Bus, tenant: str, what: str) -> None:
         assert run.process.returncode is None, run.story
         return len(await trained_turns(bus, tenant)) > len(before)
 
-    await until(more, what, 180)
+    await until(more, what)
 
 
 KILLED = """
@@ -139,7 +139,8 @@ async def killed_purge(folder: Path, erased: int, *words: str) -> None:
 
 async def test_what_is_planted_stands_in_no_file_and_a_purge_leaves_nothing_that_decrypts_to_it(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
-    more = ["live.share=0.5", "live.judge.kind=rule", "learner.steps=100000", "nats.keep=run", "gateway.hold_s=300"]
+    more = ["live.share=0.5", "live.judge.kind=rule", "gateway.hold_s=300"]
+    more += [PACED, "learner.steps=100000", "nats.keep=run"]
     planted = TaskTokenizer.load(tmp_path / "conversing").encode(PLANTED).tobytes()
     needles = {"text": PLANTED.encode(), "tokens": planted, "user": USER.encode()}
     async with up(tmp_path, *settings, *more) as run:
@@ -174,7 +175,7 @@ async def test_what_is_planted_stands_in_no_file_and_a_purge_leaves_nothing_that
                 skipped = (await messages_on(bus, SESSIONS)).on(TURN_SKIPPED)
                 return {one.turn_id: one.reason for one in skipped}.get(waiting) == "purged"
 
-            await until(ended, "the turn that waited ends as purged", 60)
+            await until(ended, "the turn that waited ends as purged")
             await more_trained(run, bus, "ben", "turns of others are trained")
             clients[2].stop()
         purged = sorted(await trained_turns(bus, "anna"))

@@ -7,7 +7,7 @@ import pytest
 
 from harness.audited import audited_clean
 from harness.ray_nodes import ray_nodes
-from harness.runs import Run, command, two_steps_more, up
+from harness.runs import UNTRAINED, Run, command, two_steps_more, up
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +20,7 @@ def supervisor_events(run: Run, event: str) -> list[dict[str, object]]:
 async def test_actors_of_a_killed_node_wait_by_name_and_start_on_one_that_joins(tmp_path: Path):
     with ray_nodes(2, 2) as nodes:
         ray = ['placement.kind="ray"', f'placement.address="{nodes.address}"', f'placement.folder="{tmp_path}/hosts"']
-        async with up(tmp_path, *ray, 'weights.store="stream"', "learner.steps=20000") as run:
+        async with up(tmp_path, *ray, *UNTRAINED, 'weights.store="stream"', "learner.steps=20000") as run:
             await two_steps_more(run, "it trains")
             assert not nodes.found(f"--credentials {run.root}")  # what runs there has only what it was sent
             sent = {path.name for path in tmp_path.glob("hosts/runs/*/*/*/credentials/*")}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.audited import assert_consistent, assert_within_lag
-from harness.runs import command, kill, two_steps_more, up
+from harness.runs import PACED, command, kill, two_steps_more, up
 from harness.sglang_like import like_sglang
 from harness.stage import until
 
@@ -44,7 +44,7 @@ async def test_a_server_that_refuses_weights_gets_no_request_is_reported_and_hol
         lent.refusal = refuses
         groups = ("engine.groups.near.kind=embedded", "engine.groups.lent.kind=external")
         addresses = f'engine.groups.lent.addresses=["{lent.address}"]'
-        async with up(tmp_path, *groups, addresses, "engine.router.count=1", "learner.steps=10000") as run:
+        async with up(tmp_path, *groups, addresses, "engine.router.count=1", PACED, "learner.steps=10000") as run:
 
             async def is_reported() -> bool:
                 _, output = await command(tmp_path, "doctor")

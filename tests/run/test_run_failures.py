@@ -102,7 +102,7 @@ def test_what_is_wrong_with_the_files_of_a_config_stops_it_before_it_starts(
 async def test_a_server_that_is_not_there_ends_the_start_with_one_line(tmp_path: Path):
     url = f"nats://127.0.0.1:{free_port()}"
     async with up(tmp_path, f"nats.url={url}") as run:
-        assert await run.ended(30) == 1, run.story
+        assert await run.ended() == 1, run.story
 
     assert one_reason(run).startswith(f"run short failed: NATS at {url} did not answer within 10 s")
 
@@ -111,7 +111,7 @@ async def test_a_wrong_password_ends_the_start_with_one_line(tmp_path: Path, ser
     settings = at_server(server, tmp_path)
     (tmp_path / "password").write_text("of-another-server")
     async with up(tmp_path, *settings) as run:
-        assert await run.ended(30) == 1, run.story
+        assert await run.ended() == 1, run.story
 
     assert "refused user 'asyncrl'" in one_reason(run)
     assert "of-another-server" not in run.error
@@ -132,7 +132,7 @@ async def test_a_run_in_the_way_of_another_is_undisturbed_and_ctrl_c_ends_it_wel
     async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=5000") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         async with up(tmp_path) as second:
-            assert await second.ended(20) == 1, second.story
+            assert await second.ended() == 1, second.story
         assert "run short is already running in" in second.error
         assert "--set run=NAME" in second.error
         assert len(second.error.splitlines()) == 1
@@ -140,7 +140,7 @@ async def test_a_run_in_the_way_of_another_is_undisturbed_and_ctrl_c_ends_it_wel
         await run.reaches(lambda: len(run.steps()) > at + 1, "two steps more")
 
         run.interrupt()
-        assert await run.ended(60) == 0, run.story
+        assert await run.ended() == 0, run.story
 
     assert run.error == ""
     summary = run.summary

@@ -20,7 +20,7 @@ from harness.runs import command, resume, up
 from harness.servers import Authority, serving, tls
 from topics.actors import ActorStarted
 
-SCRIPTED = ('engine.kind="scripted"', 'learner.trainer="scripted"', "warmup.steps=0", "learner.scripted_step_s=0.05")
+SCRIPTED = ('engine.kind="scripted"', 'learner.trainer="scripted"', "warmup.steps=0", "learner.scripted_step_s=0.2")
 
 
 async def test_a_private_authority_is_named_by_an_option_or_in_the_credentials(authority: Authority, tmp_path: Path):

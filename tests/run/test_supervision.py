@@ -95,7 +95,7 @@ async def test_a_server_that_cannot_come_back_ends_the_run_with_its_reason(tmp_p
             kill(run.server())
             await until(lambda: binds(taken, address_of(run).url), "the server has left its port")
             taken.listen()
-            assert await run.ended(60) == 1, run.story
+            assert await run.ended() == 1, run.story
 
     assert "run short failed: the NATS server died 8 times in a row, at last with nats-server on port" in run.error
     assert "address already in use" in run.error
@@ -154,10 +154,11 @@ def count_after(deaths: RestartPolicy, *, worked: bool) -> int:
 
 @SLOW
 async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=60", "learner.checkpoint_every=7") as first:
+    length = ["warmup.steps=4", "learner.steps=60", "learner.checkpoint_every=7"]
+    async with up(tmp_path, *WITHOUT_MODEL, *length) as first:
         await two_steps_more(first, "two steps")
         first.interrupt()
-        assert await first.ended(60) == 0, first.story
+        assert await first.ended() == 0, first.story
     assert f"to go on: asyncrl up --resume {first.root}" in first.out
 
     async with resume(tmp_path, "short") as second:
@@ -176,7 +177,7 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
     await assert_whole(third, 70)
 
     async with resume(tmp_path, "short") as fourth:
-        assert await fourth.ended(20) == 1
+        assert await fourth.ended() == 1
     assert fourth.error.startswith("run short has finished, nothing is left to do")
 
 

@@ -39,7 +39,7 @@ class Finished:
 
     async def run(self) -> None:
         async with up(self.folder, f"learner.steps={STEPS}", "nats.keep=run") as run:
-            await run.reaches(run.steps, "the first step", 120)
+            await run.reaches(run.steps, "the first step")
             bus = await Bus.connect(address_of(run), "short")
             base = Path((run.root / "base").read_text())
             check = partial(DataOrder, base=base)

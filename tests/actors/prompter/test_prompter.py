@@ -83,7 +83,7 @@ async def test_the_slowest_data_sets_start_within_ten_seconds_of_their_first_row
 ):
     prompter = await slow(stage, dataset).start("prompter")
 
-    await until(lambda: len(heard.issued) >= SIZE, "the first group is issued", 120)
+    await until(lambda: len(heard.issued) >= SIZE, "the first group is issued")
 
     assert prompter.returncode is None
     waited_s = (heard.issued[0][0] - heard.started[0]) / 1e9
@@ -97,7 +97,7 @@ async def test_each_group_is_issued_as_soon_as_its_row_is_made_and_heartbeats_go
     gyms.put_in_place(tmp_path, monkeypatch)
     await slow(stage, lease_s=1.0, options={"seconds": 1.0}).start("prompter")
 
-    await until(lambda: len(heard.issued) >= 3 * SIZE, "three groups are issued", 60)
+    await until(lambda: len(heard.issued) >= 3 * SIZE, "three groups are issued")
 
     assert heard.names[: 3 * SIZE] == [f"p{number:06d}-{member}" for number in range(3) for member in range(SIZE)]
     firsts = [heard.issued[number * SIZE][0] for number in range(3)]
@@ -113,13 +113,13 @@ async def test_a_prompter_killed_in_the_middle_of_a_row_goes_on_with_that_row(
     gyms.put_in_place(tmp_path, monkeypatch)
     made = slow(stage, options={"seconds": 0.5})
     first = await made.start("prompter")
-    await until(lambda: len(heard.issued) >= 2 * SIZE, "two groups are issued", 60)
+    await until(lambda: len(heard.issued) >= 2 * SIZE, "two groups are issued")
     [child] = psutil.Process(first.pid).children()
 
     first.kill()
     await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "its child is gone")
     await made.start("prompter")
-    await until(lambda: len(heard.issued) >= 5 * SIZE, "five groups are issued", 60)
+    await until(lambda: len(heard.issued) >= 5 * SIZE, "five groups are issued")
 
     nothing = PrompterFold(made.config).state
     for place, (_, message) in enumerate(heard.issued[: 5 * SIZE]):

@@ -130,7 +130,7 @@ async def test_rows_of_a_recorder_that_is_killed_again_and_again_are_whole(scene
     for life in range(1, 4):
         process = await scene.stage.start("recorder")
         await scene.steps(4 * life - 3, 4 * life)
-        await until(lambda at=4 * life: at - 1 in scene.trained(), "it writes rows", 60)
+        await until(lambda at=4 * life: at - 1 in scene.trained(), "it writes rows")
         process.kill()
         await process.wait()
 

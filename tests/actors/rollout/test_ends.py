@@ -69,7 +69,7 @@ async def test_a_worker_that_starts_does_no_work_that_has_ended_and_all_that_has
     await publish(bus, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16))
     await scene.start("rollout")
 
-    await until(lambda: is_done(bus, "rollout"), "the queue is empty", 60)
+    await until(lambda: is_done(bus, "rollout"), "the queue is empty")
 
     assert (await counts(bus, TRAJECTORIES))[TRAJECTORY_GENERATED.name] == 1
 
