@@ -97,6 +97,7 @@ class RunStatus(Message, omit_defaults=False):
     autoscale_fault: str  # why the user's function does not answer
     actors: list[ActorStatus]  # at most 256
     stalls: list[StallFound]
+    judge_agreement: float | None  # share of the newest grades of judges with whose sign users agree
     trajectories_failed: int
     last_failure: str
     messages_unreadable: int

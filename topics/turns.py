@@ -314,7 +314,7 @@ FEEDBACK_GIVEN = Topic(
     FeedbackGiven,
     TURNS,
     publishers=("gateway",),
-    subscribers=("sessions",),
+    subscribers=("sessions", "recorder"),
     key="turn_id",
     heads=FeedbackHeads,
     id=("feedback_id",),
@@ -324,7 +324,7 @@ TURN_JUDGED = Topic(
     TurnJudged,
     TURNS,
     publishers=("judge",),
-    subscribers=("sessions", "rollout"),
+    subscribers=("sessions", "rollout", "recorder"),
     key="turn_id",
     heads=JudgeHeads,
 )

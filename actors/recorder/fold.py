@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
+from asyncrl.live.agreement import Agreement
 from topics.actors import RunOpened
 from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
@@ -16,6 +17,7 @@ from topics.groups import GroupDropped
 from topics.ids import stage_of
 from topics.topic import Topic
 from topics.trajectories import TrajectoryDropped, TrajectoryFailed
+from topics.turns import FeedbackGiven, TurnJudged
 from topics.weights import TrainingFinished, WeightsPublished
 from topics.wire import Message
 
@@ -86,6 +88,7 @@ class RecorderState(msgspec.Struct):
     trained: int | None = None  # newest step, so that a repeated one counts once
     trained_ns: int = 0
     packed: dict[int, Packed] = {}  # not trained yet
+    agreement: Agreement = msgspec.field(default_factory=Agreement)
 
 
 class RecorderFold(Fold):
@@ -256,6 +259,8 @@ class RecorderFold(Fold):
             for lag_of, count in message.lags.items():
                 state.lags[lag_of] = state.lags.get(lag_of, 0) + count
             state.figures = packed.figures
+            if (share := state.agreement.share) is not None:
+                row |= {"judge_agreement": round(share, 4), "judge_rated": len(state.agreement.against)}
             state.flat_steps = 0 if message.rewards[1] else state.flat_steps + 1
         self.rows.append({"event": "step", **row})
 
@@ -266,6 +271,15 @@ class RecorderFold(Fold):
                 name: getattr(message, name) for name in ("version", "base", "bytes", "encode_s", "write_s", "choice")
             }
             self.rows.append({"event": "weights", "time_s": self._seconds(record.time_ns), **row})
+
+    @on_headers(TurnJudged)
+    def _on_judged(self, record: Record) -> None:
+        if reward := record.headers.get("reward"):
+            self.state.agreement.judge(record.headers["turn"], float(reward))
+
+    @on_headers(FeedbackGiven)
+    def _on_feedback(self, record: Record) -> None:
+        self.state.agreement.user(record.headers["turn"], float(record.headers["score"]))
 
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:

@@ -123,7 +123,7 @@ class SessionsFold(Fold):
             turn.skip, self.state.due[record.headers["turn"]] = "purged", None
             return
         if turn is not None and reward is not None:
-            self.state.watched.judge(turn.tenant, record.headers["turn"], float(reward))
+            self.state.watched.agreement.judge(f"{turn.tenant} {record.headers['turn']}", float(reward))
         if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
             turn.verdict = Verdict("judge", None if reward is None else float(reward))
             self._grade(record.headers["turn"], turn)
@@ -144,7 +144,7 @@ class SessionsFold(Fold):
         name, tenant, score = record.headers["turn"], record.headers["tenant"], float(record.headers["score"])
         turn, on_way = self.state.turns.get(name), self.state.on_way
         prompt = on_way.names.get(name, "")
-        self.state.watched.user(tenant, name, score)
+        self.state.watched.agreement.user(f"{tenant} {name}", score)
         if turn is not None and turn.tenant == tenant:
             turn.verdict = Verdict("user", score)
             self._grade(name, turn)

@@ -120,6 +120,7 @@ def _facts(status: RunStatus) -> dict[str, str]:
         "accuracy": _evals(status),
         "answers": _cells(answers),
         "metrics": _cells({name.removeprefix("reward/"): f"{value:.3f}" for name, value in own_metrics(metrics)}),
+        "judges": "" if status.judge_agreement is None else f"[bold]{status.judge_agreement:.0%}[/] agree with users",
         "lag": _lag(status),
         "speed": _cells({what: _rounded(value) for what, value in speed.items() if value is not None}),
         "learner": _cells({what: _rounded(value) for what, value in spent.items() if value is not None}),

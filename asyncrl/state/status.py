@@ -58,6 +58,7 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
         autoscale_fault=state.autoscale_fault if state.config.autoscale.function else "",
         actors=[_actor(actor, now_ns) for actor in state.fleet[:most]],
         stalls=list(state.stalls.values()),
+        judge_agreement=None if (share := state.gauge("sessions", "live_disagreement")) is None else 1 - share,
         trajectories_failed=state.failed.count,
         last_failure=state.failed.last,
         messages_unreadable=state.dead.count,

@@ -1,6 +1,7 @@
 """Findings of the doctor about live traffic."""
 
 from asyncrl.state.diagnose import diagnose
+from asyncrl.state.status import run_status
 from harness.states import NOW_S, MadeState
 from topics.actors import ACTOR_STARTED, ActorStarted
 from topics.engines import EngineReady
@@ -43,6 +44,7 @@ def test_figures_beyond_their_bounds_are_alarms():
     case.vitals("sessions-1", live_questions=0.5, live_disagreement=0.4, live_length_drift=0.2)
     found = {("live alarm", "questions"), ("live alarm", "disagreement"), ("live alarm", "length_drift")}
     assert {*live_ones(case)} == found
+    assert run_status(case.state, case.state.now_ns).judge_agreement == 0.6
 
 
 def test_turns_that_were_not_recorded_are_told():

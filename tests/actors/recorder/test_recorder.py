@@ -27,6 +27,7 @@ from topics.batches import (
 from topics.evals import EVAL_SCORED, EvalScored
 from topics.groups import GroupDropped
 from topics.trajectories import TRAJECTORY_FAILED
+from topics.turns import FEEDBACK_GIVEN, TURN_JUDGED, FeedbackGiven, TurnJudged
 
 BY_KEEPER = {"writer": "test"}
 MARK = b'{"event":"mark"}'
@@ -194,3 +195,15 @@ def test_each_held_out_set_has_rows_and_accuracies_of_its_own():
     summary = fold.summary("demo", [])
     assert summary["accuracy_by_set"] == {"easy": {"0": 0.5, "20": 0.9}, "hard": {"0": 0.1, "20": 0.2}}
     assert summary["greedy_accuracy_before"] is None
+
+
+def test_the_row_of_a_step_tells_how_often_users_agree_with_judges():
+    fold = RecorderFold()
+    feed = Feed(fold)
+    for turn, reward, score in (("a", 1.0, 1.0), ("b", -1.0, 1.0), ("c", 1.0, 0.5), ("d", -1.0, -1.0), ("e", 0.0, 1.0)):
+        feed.publish(TURN_JUDGED, TurnJudged(turn_id=turn, reward=reward, judge="j"))
+        feed.publish(FEEDBACK_GIVEN, FeedbackGiven(f"f{turn}", turn, "anna", score))
+    feed.publish(BATCH_TRAINED, BatchTrained(1, 0, "rl", {}, {0: 1}, 0, [0.0, 0.3], 1, 1), at_s=1.0)
+
+    (row,) = fold.rows
+    assert (row["judge_agreement"], row["judge_rated"]) == (0.75, 4)
