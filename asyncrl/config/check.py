@@ -32,6 +32,7 @@ from asyncrl.ports import is_ip
 from topics.roles import ROLE_NAMES
 
 _DETERMINISTIC = "--enable-deterministic-inference"
+_ROUNDED = 0.99  # decay whose change of a moment, 1 %, is above half a unit of bfloat16's last place
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 
 
@@ -266,6 +267,9 @@ def _learner(learner: LearnerSettings) -> Iterator[Finding]:
     for key, betas in (("learner.betas", learner.betas), ("learner.critic.betas", learner.critic.betas)):
         if 1.0 in betas:
             yield Finding((key,), f"found {list(betas)}, expected two numbers below 1")
+        elif learner.moments == "bfloat16" and max(betas) > _ROUNDED:
+            message = f'found {list(betas)}, expected at most {_ROUNDED} with learner.moments = "bfloat16"'
+            yield Finding((key, "learner.moments"), f"{message}, which rounds smaller changes away")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
         yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
     if learner.ranks > 1 and ":" in learner.device:

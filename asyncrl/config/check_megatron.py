@@ -29,6 +29,8 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         yield Finding(("learner.layout.expert", "learner.ranks"), message)
     for key, found, wanted in (
         ("learner.packing", learner.packing != "packed", "packed rows alone"),
+        ("learner.moments", learner.moments != "float32", "moments in float32 alone"),
+        ("learner.activations", learner.activations < 1.0, "no such share; `learner.recompute` is its way"),
         ("learner.lora.rank", learner.lora.rank > 0, "no adapters"),
     ):
         if found:

@@ -184,6 +184,9 @@ class LearnerSettings(Settings):
     # Experts of a token: `own`, of the trainer's router, or `replay`, those that it went to where it was sampled.
     routing: Literal["own", "replay"] = "own"
     recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
+    # Share of their activations that compiled layers keep for the backward pass; what is cheapest is computed again.
+    activations: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    moments: Literal["float32", "bfloat16"] = "float32"  # Type in which AdamW's moments are kept between updates.
     offload_idle: bool = False  # Move weights and optimiser to host memory while no batch is there to be trained.
     compile: bool = True  # Compile layers at the first step, where `device` is a GPU and `dtype` bfloat16.
     publish_every: Positive = 1  # Steps between published versions.

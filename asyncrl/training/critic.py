@@ -28,11 +28,11 @@ COLUMNS = "values", "returns"
 class ValueModel(Policy):
     """The architecture of a policy with one number as its output, which is 0 at first."""
 
-    def __init__(self, model: Any, *, compiled: bool = False) -> None:
+    def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
         head = nn.Linear(model.config.hidden_size, 1, bias=False)
         nn.init.zeros_(head.weight)
         model.set_output_embeddings(head.to(model.dtype))
-        super().__init__(model, compiled=compiled)
+        super().__init__(model, compiled=compiled, sparing=sparing)
 
     def read(
         self, chosen: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor, wanted: torch.Tensor | Top | None
@@ -48,11 +48,13 @@ class Critic:
     scorer: Any  # a `Scorer`
     _own: Any  # a `steps.Own`
 
-    def __init__(self, directory: Path, how: Loading, passes: Passes, *, eps: float) -> None:
+    def __init__(
+        self, directory: Path, how: Loading, passes: Passes, *, eps: float, moments: torch.dtype = torch.float32
+    ) -> None:
         """Load the model of a directory as far as it is below its head."""
         self.scorer = load_policy(directory, how, ValueModel)
         self._passes = passes
-        self._own = Optimized(self.scorer, directory, eps=eps, stems=STEMS)
+        self._own = Optimized(self.scorer, directory, eps=eps, stems=STEMS, moments=moments)
 
     def gradient(self, rows: Sequence[TrainRow], step: CriticStep) -> tuple[float, dict[str, float]]:
         """Leave the gradient of the value loss in the parameters; returns its norm, and figures."""

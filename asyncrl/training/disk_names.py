@@ -62,10 +62,11 @@ def divided(source: Source, shape: tuple[int, ...]) -> Iterator[Source]:
     parts = parts_of(source.name, shape)
     fused = _Fused(tensor, len(parts)) if isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1 else None
     for name, index in parts.items():
-        part = tensor
+        part, rest = tensor, source.rest
         if index and tensor.ndim:
             part = _Part(fused, index) if fused is not None else tensor[index]
-        yield source._replace(name=name, tensor=part)
+            rest = rest[index] if rest is not None else None
+        yield source._replace(name=name, tensor=part, rest=rest)
 
 
 def read_whole(files: TensorFiles, name: str, shape: tuple[int, ...]) -> torch.Tensor:

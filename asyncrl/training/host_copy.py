@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.data.quantisation import Form
 from asyncrl.training.lora import Adapter
+from asyncrl.training.masters import joined
 from asyncrl.weights.quantised import Stored, quantise, stored_as
 from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory
 from asyncrl.weights.shares import Sized, owners
@@ -46,6 +47,7 @@ class Source(NamedTuple):
     dtype: torch.dtype  # of the copy
     # Added on the way: a sum made before would take the memory of all, and be freed while the copy still reads it.
     adapter: Adapter | None = None
+    rest: torch.Tensor | None = None  # of a rounded tensor: what makes it exact again (`asyncrl.training.masters`)
     form: Form | None = None  # in which it is quantised on the way, by the rank that keeps it
 
     @property
@@ -203,6 +205,8 @@ class HostCopy:
 
 def _copy(source: Source, place: _Place) -> None:
     tensor = (source.tensor.whole() if isinstance(source.tensor, Gathered) else source.tensor).detach()
+    if source.rest is not None:
+        tensor = joined(tensor, source.rest)
     if source.adapter is not None:
         tensor = source.adapter.merged(tensor)
     tensor = tensor.to(source.dtype)

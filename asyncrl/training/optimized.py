@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +19,8 @@ from asyncrl.training.policy import Policy
 from asyncrl.training.tensor_files import TensorFiles, placed
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+
+_AT_ONCE = 1 << 28  # elements that an update makes as wide as float32 at once
 
 
 class Update(NamedTuple):
@@ -39,12 +43,15 @@ class Stems(NamedTuple):
 class Optimized:
     """The parameters of a model by their Hugging Face names, and AdamW over those that are trained."""
 
-    def __init__(self, policy: Policy, source: Path, *, eps: float, stems: Stems) -> None:
+    def __init__(
+        self, policy: Policy, source: Path, *, eps: float, stems: Stems, moments: torch.dtype = torch.float32
+    ) -> None:
         """
         Args:
             policy: the model.
             source: directory that it was loaded from, for errors.
             stems: of the files of a checkpoint.
+            moments: their type between updates, which compute in float32 (arXiv 2412.19437, section 3.3.2).
         """
         self._source = source
         self._stems = stems
@@ -54,7 +61,13 @@ class Optimized:
         exact = self._masters.parameters if self._masters is not None else {}
         self.parameters: dict[str, torch.Tensor] = {**self.rounded, **exact}
         self._trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
-        self._optimizer = torch.optim.AdamW(self._trained.values(), lr=0.0, eps=eps, fused=True)
+        self._moments = moments
+        # What is as wide as float32 only during an update is so for one part after another.
+        parted = bool(moments != torch.float32 or (self._masters and self._masters.rests))
+        self._optimizers = [
+            torch.optim.AdamW(part, lr=0.0, eps=eps, fused=True)
+            for part in (_parts(self._trained.values()) if parted else [list(self._trained.values())])
+        ]
 
     def norm(self) -> float:
         """Norm of the gradient over all ranks; a parameter that has none has zeros from here on."""
@@ -69,39 +82,53 @@ class Optimized:
         """Move the weights by the gradient, whose norm this is, and forget it."""
         parameters = list(self._trained.values())
         clip_grads_with_norm_(parameters, update.max_grad_norm, torch.tensor(norm, device=parameters[0].device))
-        for group in self._optimizer.param_groups:
+        for optimizer in self._optimizers:
+            [group] = optimizer.param_groups
             group["lr"], group["betas"] = update.learning_rate, update.betas
             group["weight_decay"] = update.weight_decay
-        self._optimizer.step()
-        self.forget()
-        self._round()
+            self._cast_moments(optimizer, torch.float32)
+            with self._exact(group["params"]):
+                optimizer.step()
+            self._cast_moments(optimizer, self._moments)
+            optimizer.zero_grad()
 
-    def _round(self) -> None:
-        if self._masters is not None:
-            self._masters.round()
+    def _exact(self, tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
+        return self._masters.exact(tensors) if self._masters is not None else nullcontext()
+
+    def _cast_moments(self, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
+        for state in optimizer.state.values() if self._moments != torch.float32 else []:
+            state.update({key: state[key].to(dtype) for key in MOMENTS})
 
     def forget(self) -> None:
         """Forget the gradient."""
-        self._optimizer.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
+
+    def _states(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        return {parameter: state for optimizer in self._optimizers for parameter, state in optimizer.state.items()}
 
     def sources(self) -> list[Source]:
         """Tensors for a checkpoint; adapters by PEFT's names in files of their own."""
         found: list[Source] = []
+        rests = self._masters.rests if self._masters is not None else {}
         for name, one in self.parameters.items():
             if is_adapter(name):
                 found.append(Source(self._stems.adapter, peft_name(name), one, one.dtype))
-            else:
-                found += divided(Source(self._stems.weights, name, one, one.dtype), tuple(one.shape))
+                continue
+            kept = self.rounded[name] if name in rests else one
+            source = Source(self._stems.weights, name, kept, one.dtype, rest=rests.get(name))
+            found += divided(source, tuple(one.shape))
+        states = self._states()
         for name, parameter in self._trained.items():
-            for key, value in self._optimizer.state[parameter].items():
+            for key, value in states.get(parameter, {}).items():
                 source = Source(self._stems.state, f"{key}.{name}", value, value.dtype)
                 found += divided(source, tuple(parameter.shape))
         return found
 
     def tensors(self) -> list[torch.Tensor]:
         """Weights, and the moments of the optimiser."""
-        moments = [state[key] for state in self._optimizer.state.values() for key in MOMENTS if key in state]
-        rounded = [] if self._masters is None else [*self.rounded.values()]
+        moments = [state[key] for state in self._states().values() for key in MOMENTS if key in state]
+        rounded = [] if self._masters is None else [*self.rounded.values(), *self._masters.rests.values()]
         return [*self.parameters.values(), *rounded, *moments]
 
     def gradients(self) -> list[torch.Tensor]:
@@ -125,7 +152,6 @@ class Optimized:
                 with TensorFiles(directory, stem) as files:
                     self._load(adapters, files)
             self._load_state(state)
-        self._round()
 
     def _load(self, parameters: dict[str, torch.Tensor], files: TensorFiles) -> None:
         found = {name: files.shape(name) for name in files.names}
@@ -138,16 +164,33 @@ class Optimized:
                 f"has {expected.get(name)}; a checkpoint continues only the model it was made from"
             )
         for name, parameter in parameters.items():
-            with torch.no_grad():
+            with torch.no_grad(), self._exact([parameter]):
                 parameter.copy_(placed(read_whole(files, name, shapes[name]), parameter))
 
     def _load_state(self, state: TensorFiles) -> None:
-        events: dict[int, dict[str, torch.Tensor]] = {}
-        for index, (name, parameter) in enumerate(self._trained.items()):
-            shape = tuple(parameter.shape)
-            step = next(iter(parts_of(f"step.{name}", shape)))
-            if step in state.names:
-                kept = {key: placed(read_whole(state, f"{key}.{name}", shape), parameter) for key in MOMENTS}
-                events[index] = {"step": state[step], **kept}
-        groups = self._optimizer.state_dict()["param_groups"]
-        self._optimizer.load_state_dict({"state": events, "param_groups": groups})
+        for optimizer in self._optimizers:
+            [group] = optimizer.param_groups
+            own = {id(parameter) for parameter in group["params"]}
+            named = [(name, parameter) for name, parameter in self._trained.items() if id(parameter) in own]
+            events: dict[int, dict[str, torch.Tensor]] = {}
+            for index, (name, parameter) in enumerate(named):
+                shape = tuple(parameter.shape)
+                step = next(iter(parts_of(f"step.{name}", shape)))
+                if step in state.names:
+                    kept = {key: placed(read_whole(state, f"{key}.{name}", shape), parameter) for key in MOMENTS}
+                    events[index] = {"step": state[step], **kept}
+            optimizer.load_state_dict({"state": events, "param_groups": optimizer.state_dict()["param_groups"]})
+            self._cast_moments(optimizer, self._moments)
+
+
+def _parts(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """Parameters one after another, in parts of so many elements, or of one."""
+    parts: list[list[torch.Tensor]] = []
+    room = 0
+    for parameter in parameters:
+        if parameter.numel() > room:
+            parts.append([])
+            room = _AT_ONCE
+        parts[-1].append(parameter)
+        room -= parameter.numel()
+    return parts

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._functorch import config as partitioning
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -22,7 +23,7 @@ from asyncrl.training.masters import Masters
 from asyncrl.training.replay_router import replay_routers
 from asyncrl.training.routing import Mixture, recorded
 from asyncrl.training.tensor_files import TensorFiles
-from asyncrl.training.vocabulary import Kernels, Top, chosen_logprobs, most_probable
+from asyncrl.training.vocabulary import CHUNK_ELEMENTS, Kernels, Top, chosen_logprobs, most_probable
 
 
 class Policy(nn.Module):
@@ -31,12 +32,12 @@ class Policy(nn.Module):
     masters: Masters | None = None
     """Exact weights beside those that it computes with; none where both are the same, or FSDP2 has them."""
 
-    def __init__(self, model: Any, *, compiled: bool = False) -> None:
+    def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
         super().__init__()
         self.model = model
         self.vocab_size: int = model.config.vocab_size
         self.context: int = model.config.max_position_embeddings
-        self._kernels = Kernels(compiled=compiled)
+        self._kernels = Kernels(compiled=compiled, chunk_elements=CHUNK_ELEMENTS if sparing else 0)
         self._routers: dict[int, Any] = {}  # that replay, by the numbers of their layers
 
     @property
@@ -117,6 +118,9 @@ class Loading:
     """Compile each layer at the first pass. Kernels are kept for later starts where torch keeps them:
     `TORCHINDUCTOR_CACHE_DIR`, or a folder of the user among the temporary files."""
     recompute: bool = False  # keep only layer inputs for the backward pass
+    activations: float = (
+        1.0  # share of what compiled layers would keep for it; below 1 logits come in small chunks, too
+    )
     lora: Lora | None = None  # adapters, which alone are trained then
     trained: bool = False  # it has exact weights besides, where it computes with rounded ones
 
@@ -139,14 +143,17 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     model.to(how.device)
     if how.recompute:
         model.gradient_checkpointing_enable()
-    policy = kind(model, compiled=how.compiled).train()
+    policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
     if dist.is_initialized():
         _shard(policy, how.device, how.dtype)
+    elif how.dtype != torch.float32 and how.trained:
+        policy.masters = Masters(policy.model, compiled=how.compiled)
     elif how.dtype != torch.float32:
-        policy.masters = Masters(policy.model) if how.trained else None
         for parameter in policy.parameters():
             parameter.data = parameter.detach().to(how.dtype)
     if how.compiled:
+        # Of every graph that is compiled from here on; those without a gradient keep nothing anyway.
+        partitioning.activation_memory_budget = how.activations
         for layer in policy.model.base_model.layers:
             layer.forward = torch.compile(layer.forward)  # not the hooks around it, which gather its parameters
     return policy

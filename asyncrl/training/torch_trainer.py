@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -38,6 +38,8 @@ class TorchSettings(TrainerSettings):
     packing: Literal["packed", "padded"] = "packed"
     compiled: bool = False
     """Of each layer and of the loss; for GPUs with bfloat16."""
+    activations: float = 1.0  # share of what compiled layers would keep for the backward pass
+    moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
     lora: Lora | None = None  # adapters that are trained instead of all weights
 
 
@@ -60,7 +62,8 @@ class TorchTrainer(Steps):
                 torch.cuda.set_device(self.device)
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
-        frozen = Loading(self.device, self._dtype, self.settings.packing == "packed", self.settings.compiled)
+        packed, activations = self.settings.packing == "packed", self.settings.activations
+        frozen = Loading(self.device, self._dtype, packed, self.settings.compiled, activations=activations)
         own = replace(frozen, lora=lora)
         self._policy = load_policy(directory, replace(own, recompute=self.settings.recompute, trained=True))
         self._mixture, self.replays = self._policy.mixture, self.settings.replays
@@ -71,17 +74,18 @@ class TorchTrainer(Steps):
             packing=self.settings.packing,
             micro_batch_tokens=self.settings.micro_batch_tokens,
         )
-        self._own = Optimized(self._policy, directory, eps=self.settings.eps, stems=Stems(WEIGHTS, STATE, ADAPTER))
+        kept: dict[str, Any] = {"eps": self.settings.eps, "moments": getattr(torch, self.settings.moments)}
+        self._own = Optimized(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)
         self._resting, self._frozen = Resting(), list[torch.Tensor]()
         self._alone = RowPasses(self._passes, self._inputs, self._anew)
-        self._reference = Reference(self._own.parameters, partial(load_policy, directory, own))
+        self._reference = Reference(self._own.rounded, partial(load_policy, directory, own))
         self.scorers = {"proximal": self._policy, "reference": self._reference}
         if self.settings.teacher is not None:
             teacher = load_policy(self.settings.teacher, frozen).requires_grad_(False)
             self.scorers["teacher"], self._frozen = teacher, list(teacher.parameters())
         if self.settings.critic is not None:
             how = replace(frozen, recompute=self.settings.recompute, trained=True)
-            self._critic = Critic(self.settings.critic, how, self._passes, eps=self.settings.eps)
+            self._critic = Critic(self.settings.critic, how, self._passes, **kept)
             self.scorers["values"] = self._critic.scorer
         further = {"teacher": self.scorers.get("teacher"), "critic": self._critic and self._critic.scorer}
         self._contexts = {"model": self._policy.context}  # by whose

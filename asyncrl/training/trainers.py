@@ -41,6 +41,8 @@ def _torch(config: Config, model: Path, base: Path) -> Trainer:
         **_common(config, model, base),
         packing=settings.packing,
         compiled=settings.device.startswith("cuda") and settings.dtype == "bfloat16" and settings.compile,
+        activations=settings.activations,
+        moments=settings.moments,
         lora=Lora(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None,
     )
     return TorchTrainer(model, own)

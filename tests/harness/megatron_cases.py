@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.data.quantisation import quantised_as
+from asyncrl.training.masters import joined
 from asyncrl.training.megatron import families as known
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
@@ -160,7 +161,8 @@ def gradient(trainer, rows):
 
 
 def whole(source):
-    return (source.tensor if isinstance(source.tensor, torch.Tensor) else source.tensor.whole()).detach().clone()
+    held = (source.tensor if isinstance(source.tensor, torch.Tensor) else source.tensor.whole()).detach()
+    return held.clone() if source.rest is None else joined(held, source.rest)
 
 
 def weights(trainer):
