@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from asyncrl.config.supervision_settings import SupervisionSettings
+    from asyncrl.config.process_settings import SupervisionSettings
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES, _TAIL_LINES = 4096, 3

@@ -14,8 +14,7 @@ import msgspec
 
 from actors.gateway.channels import Service
 from actors.gateway.facts import Facts
-from asyncrl.config.gateway_settings import GatewaySettings
-from asyncrl.config.safety_settings import SafetySettings
+from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.answer import Likeliest
 from asyncrl.engine.client import EngineRefused, SamplingParams

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 from actors.prompter.state import PrompterState
 from asyncrl.config.held_out import held_out_rows, held_out_sets
-from asyncrl.config.hindsight_settings import estimator_of
+from asyncrl.config.live_settings import estimator_of
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Mixture, curricula_of, rows_of, warmup_rows
 from asyncrl.data.curriculum import Climb, at_level, level_of

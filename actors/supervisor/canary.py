@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.canary_settings import CanarySettings
+from asyncrl.config.live_settings import CanarySettings
 from topics.engines import version_of
 from topics.promotions import CanaryEnded, WeightsCanaried, WeightsPromoted
 from topics.turns import TurnAdmitted, TurnSkipped

@@ -12,7 +12,7 @@ import msgspec
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.permissions import MONITOR, authorization, login_roles, permissions, user_of
-from asyncrl.config.nats_settings import NatsSettings
+from asyncrl.config.process_settings import NatsSettings
 from asyncrl.files import write_private
 
 DEFAULT_URL = "tls://localhost:4222"

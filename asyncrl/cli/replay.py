@@ -17,7 +17,7 @@ from asyncrl.algorithms.filters import QUALITY
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, add_settings, any_run, read_topics
-from asyncrl.config.layout_settings import LayoutSettings
+from asyncrl.config.learner_settings import LayoutSettings
 from asyncrl.config.load import with_overrides
 from asyncrl.config.setting_types import Settings
 from asyncrl.config.settings import Config

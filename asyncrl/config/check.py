@@ -14,7 +14,7 @@ from asyncrl.config.check_servers import live_problems, server_problems
 from asyncrl.config.direct_check import direct_problems
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.config.held_out import graded_tasks, held_out_sets
-from asyncrl.config.nats_settings import NatsSettings
+from asyncrl.config.process_settings import NatsSettings, SupervisionSettings
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import (
     Config,
@@ -25,7 +25,6 @@ from asyncrl.config.settings import (
     WorkerSettings,
 )
 from asyncrl.config.staged import as_in, key_of_learner
-from asyncrl.config.supervision_settings import SupervisionSettings
 from asyncrl.config.task_settings import TaskSettings
 from asyncrl.config.tasks import Task, every_task
 from asyncrl.ports import is_ip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.config.autoscale_settings import AutoscaleSettings
 from asyncrl.config.check import Finding
+from asyncrl.config.process_settings import AutoscaleSettings
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from topics.roles import role_of

@@ -1,4 +1,4 @@
-"""Settings of learning from live traffic: the table `[live]`.
+"""Settings of live traffic: its gateway, canaries, judges, and bounds of what is learnt from it.
 
 The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
 """
@@ -10,10 +10,126 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncrl.config.hindsight_settings import HindsightSettings
-from asyncrl.config.judge_settings import JudgeSettings
-from asyncrl.config.safety_settings import SafetySettings
-from asyncrl.config.setting_types import Seconds, Settings
+from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings
+
+
+class GatewaySettings(Settings):
+    """The gateway: the HTTP APIs through which people and agents talk to the policy."""
+
+    count: Annotated[int, Meta(ge=0, le=32)] = 0  # Gateways that share the port; 0: none.
+    # Address of this machine that it listens on, without TLS.
+    host: str = "127.0.0.1"
+    port: Annotated[int, Meta(ge=1, le=65535)] = 8321  # Port that it listens on.
+    # Names of models that requests may give; empty: any, and the list of models has the run's name.
+    models: list[str] = msgspec.field(default_factory=list)
+    # Tenants that get a key when the run starts, in the file `keys/NAME` of its directory; others: `asyncrl keys add`.
+    tenants: list[str] = msgspec.field(default_factory=list)
+    # Name of the group `[engine.groups.NAME]` that serves the gateway alone: its engines stay at the version of the
+    # channel `live`. Empty: the engines of training answer, with the newest version that each has.
+    engines: str = ""
+    # Name of the group whose engines have the version of a canary, and without one that which is live; they answer the
+    # canary's sessions alone. Empty: there are no canaries.
+    canary_engines: str = ""
+    max_new_tokens: Positive = 1024  # Tokens of a reply whose request names no limit.
+    stream_tokens: Positive = 4  # Greatest number of tokens that wait to be streamed together.
+    alive_s: Seconds = 5.0  # Seconds without a token after which a stream gets an event that keeps its client waiting.
+    # Seconds that a reply may take in all, the wait for an engine included, before it fails as overloaded.
+    deadline_s: Seconds = 600.0
+    # Seconds that a request without a token may wait for a place or an engine before it is refused as overloaded.
+    hold_s: Seconds = 20.0
+    # Seconds for which the repeat of a request that was cut goes on with its reply.
+    retry_s: Seconds = 300.0
+    # Requests at once of each gateway; as many more wait, and further ones are refused as overloaded.
+    in_flight: Positive = 256
+    body_kb: Positive = 8192  # Greatest size of a request's body.
+    history_tokens: Positive = 4_000_000  # Tokens of conversations that are kept to be continued, the newest.
+    # MB of turns that wait on the disk while the NATS server is away; replies beyond it are given, and not recorded.
+    spool_mb: Positive = 64
+    # MB of turns that a run keeps; beyond it replies are given, and not recorded. All that are kept stay until its end.
+    turns_mb: Positive = 512
+
+
+class CanarySettings(Settings):
+    """Canaries: versions that a share of sessions is answered by before they are promoted to the channel `live`."""
+
+    # Share of the sessions that a version gets which the gate passes, or the newest one; 0: the gate promotes it at
+    # once. `asyncrl weights promote --canary` names a share of its own.
+    share: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    # Whether the newest version becomes a canary whenever there is none: what is live follows training by live reward.
+    newest: bool = False
+    turns: Positive = 64  # Graded turns, of the canary and of the others, that are compared.
+    # The canary is promoted where its mean reward is at least that of the others less this; else it is rolled back.
+    margin: NonNegative = 0.1
+
+
+class HindsightSettings(Settings):
+    """Hindsight distillation of live turns: what a frozen copy of the policy makes of a reply behind a hint."""
+
+    w_rl: NonNegative = 1.0  # With `combine`: weight of the reward in the advantage of each token.
+    w_opd: NonNegative = 1.0  # Weight of the differences of log-probs in it.
+    clip: Rate = 1.0  # Bound of a difference, in nats.
+    # Tokens of each place that the policy finds most probable, which all have a difference; 0: the sampled token alone.
+    top_k: Count = 0
+    # Text behind the last message of the prompt that the teacher is shown; {hint} stands for the judge's.
+    wording: str = "\n\n[user's hint / instruction]\n{hint}"
+
+
+def estimator_of(method: Literal["binary", "distillation", "combine"], advantage: str) -> str:
+    """Return the name in `ADVANTAGES` of the estimator of live turns.
+
+    Args:
+        method: `live.method`.
+        advantage: `live.advantage`, of the reward alone.
+    """
+    if method == "binary":
+        return advantage
+    if method == "distillation":
+        return "hindsight"
+    return "combine" if advantage == "none" else f"combine_{advantage}"
+
+
+class JudgeSettings(Settings):
+    """Judges: what followed a reply says how good it was (docs/judges.md)."""
+
+    # `rule`: a function; `endpoint`: an OpenAI-compatible chat endpoint; `engine`: the run's own model; empty: none.
+    kind: Literal["", "rule", "endpoint", "engine"] = ""
+    workers: Positive = 1  # Judge processes at start.
+    in_flight: Positive = 32  # Turns that one process holds at once.
+    votes: Positive = 1  # Votes on each turn; their majority is its reward.
+    # Seconds that one vote may take, with all tries; one that takes longer does not count.
+    deadline_s: Seconds = 60.0
+    history_tokens: Positive = 4096  # Tokens that a judge sees of the prompt, its last, and of reply and evidence each.
+    # With `rule`: your function, `path/file.py:function` or `package.module:function`; empty looks for words such as
+    # `good` and `wrong` in what followed.
+    function: str = ""
+    children: Positive = 1  # With `rule`: child processes that one judge process runs your function in.
+    url: str = ""  # With `endpoint`: its address up to and with `/v1`.
+    model: str = ""  # With `endpoint`: name of the model.
+    api_key_file: str = ""  # With `endpoint`: file that holds its API key, where it needs one.
+    temperature: NonNegative = 0.6  # With `endpoint` and `engine`: temperature of a vote.
+    max_new_tokens: Positive = 1024  # With `endpoint` and `engine`: tokens of a vote, its reasoning included.
+
+
+class SafetySettings(Settings):
+    """Bounds of what is learnt from live turns, and of what the doctor reports about them."""
+
+    # Greatest share of a batch's groups that are turns of one tenant, rounded up; others wait for the next batch.
+    tenant_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    # Turns of a user with one and the same prompt and reply that are trained of a day, per gateway and among the newest
+    # 4,096; 0: any number.
+    repeats: Count = 0
+    reward: Annotated[float, Meta(gt=0)] = 1.0  # Greatest absolute reward; a larger one is cut down to it.
+    # Greatest share of 4-grams of a reply that occurred in it before; it is not trained above. 1: any.
+    repetition: Share = 0.95
+    garbage: Share = 0.2  # The same of its characters that no writing has.
+    # Regular expression of a reply that asks its user needlessly, searched without regard to case; empty: none is.
+    question: str = ""
+    # Share of the newest 128 replies with a call of a tool that is none, above which the doctor reports it.
+    invalid_calls: Share = 0.1
+    questions: Share = 0.2  # The same of replies that ask needlessly.
+    disagreement: Share = 0.3  # The same of grades of judges against which users spoke.
+    # Factor, up or down, by which the mean length of the newest 128 replies may differ from the first 128 of the run.
+    length_drift: Annotated[float, Meta(gt=1)] = 3.0
 
 
 class LiveSettings(Settings):

@@ -15,9 +15,9 @@ from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.algorithms.own_columns import COLUMNS
 from asyncrl.config.check import Finding
-from asyncrl.config.curriculum_settings import StageSettings
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
+from asyncrl.config.task_settings import StageSettings
 
 
 class Named(NamedTuple):

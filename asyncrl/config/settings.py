@@ -19,20 +19,18 @@ from asyncrl.config.algorithm_names import (
     OwnName,
     ScheduleName,
 )
-from asyncrl.config.assertion_settings import AssertionSettings
-from asyncrl.config.autoscale_settings import AutoscaleSettings
-from asyncrl.config.canary_settings import CanarySettings
-from asyncrl.config.curriculum_settings import StageSettings
 from asyncrl.config.engine_settings import EngineSettings
-from asyncrl.config.eval_settings import EvalSettings
-from asyncrl.config.filter_settings import FilterOptions
-from asyncrl.config.gateway_settings import GatewaySettings
-from asyncrl.config.layout_settings import LayoutSettings
-from asyncrl.config.live_settings import LiveSettings
-from asyncrl.config.nats_settings import NatsSettings
-from asyncrl.config.placement_settings import PlacementSettings
-from asyncrl.config.reward_settings import RewardSettings
-from asyncrl.config.role_settings import CriticSettings, LoraSettings, ReferenceSettings, TeacherSettings
+from asyncrl.config.learner_settings import (
+    AssertionSettings,
+    CriticSettings,
+    FilterOptions,
+    LayoutSettings,
+    LoraSettings,
+    ReferenceSettings,
+    TeacherSettings,
+)
+from asyncrl.config.live_settings import CanarySettings, GatewaySettings, LiveSettings
+from asyncrl.config.process_settings import AutoscaleSettings, NatsSettings, PlacementSettings, SupervisionSettings
 from asyncrl.config.setting_types import (
     BENCHMARKS,
     Count,
@@ -45,8 +43,7 @@ from asyncrl.config.setting_types import (
     StageName,
     TaskName,
 )
-from asyncrl.config.supervision_settings import SupervisionSettings
-from asyncrl.config.task_settings import MixedTaskSettings, TaskSettings
+from asyncrl.config.task_settings import EvalSettings, MixedTaskSettings, RewardSettings, StageSettings, TaskSettings
 
 
 class CreateModelSettings(Settings):

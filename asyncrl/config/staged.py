@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from asyncrl.config.curriculum_settings import StageSettings
 from asyncrl.config.settings import Config, LearnerSettings
+from asyncrl.config.task_settings import StageSettings
 from asyncrl.config.tasks import Begun
 from topics.ids import TASK, number_of
 

@@ -1,19 +1,129 @@
-"""Settings of the task, or of each of several.
+"""Settings of tasks, their rewards, curricula and stages, and of evaluations.
 
 The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from asyncrl.config.algorithm_names import AdvantageName
-from asyncrl.config.curriculum_settings import CurriculumSettings
-from asyncrl.config.reward_settings import RewardScope, TournamentName
-from asyncrl.config.setting_types import NonNegative, Positive, Seconds, Settings
+from asyncrl.algorithms.named import names
+from asyncrl.algorithms.tournaments import TOURNAMENTS
+from asyncrl.config.algorithm_names import AdvantageName, AggregationName, FilterName, LossName
+from asyncrl.config.learner_settings import EstimatorName
+from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share, TaskName
+
+RewardScope: TypeAlias = Literal["trajectory", "group"]
+if TYPE_CHECKING:
+    TournamentName: TypeAlias = str
+else:
+    TournamentName = Literal[("", *names(TOURNAMENTS))]
+
+
+class OverlongSettings(Settings):
+    """Punishment of long trajectories of RL, added to their rewards: 0 up to `longest_tokens - interval_tokens`, then
+    falling in proportion to `-penalty` at `longest_tokens` (DAPO, eq. 13)."""
+
+    # Greatest punishment, of a trajectory as long as `longest_tokens` or longer; 0: none.
+    penalty: NonNegative = 0.0
+    longest_tokens: Count = 0  # Sampled tokens of a trajectory that are too many; 0 for `rollout.max_new_tokens`.
+    interval_tokens: Positive = 4096  # Tokens before the longest within which the punishment grows.
+
+
+class RewardSettings(Settings):
+    """The reward: how a finished trajectory is graded."""
+
+    # `exact`, `math`, `dapo`, `deepscaler`, `f1`, `gpqa`, `ifbench`, `ifeval`, `reasoning-gym`, an `http://` address,
+    # `path/file.py:function` or `package.module:function`;
+    # empty where the rollout function gives every reward (`context.outcome`).
+    function: str = "exact"
+    # What one call grades: `trajectory`, or `group` where a score depends on the other answers to the same row. A
+    # function of yours then gets lists over the members of the group, once all are generated or have failed.
+    scope: RewardScope = "trajectory"
+    # Tournament among the members of a group, with `scope = "group"`: `function` is then your comparison of two,
+    # called as `judge(first, second, prompt, label)` (docs/write-a-reward.md). Empty: it grades the group itself.
+    tournament: TournamentName = ""
+    # Seconds that all comparisons of one group may take together, instead of `time_limit_s`.
+    tournament_limit_s: Seconds = 300.0
+    # Reward worker processes at start; as many more grade whole groups where a reward is of that scope.
+    workers: Positive = 1
+    children: Positive = 1  # Child processes a worker runs user functions in.
+    # Completions that one call of a function of yours grades at most: above 1 it is given lists and returns a list.
+    batch: Positive = 1
+    # Seconds one call may take before its child process is killed and the trajectory fails.
+    time_limit_s: Seconds = 30.0
+    # MB that each process of a user function may write to (data, not files or libraries it maps); beyond them the
+    # trajectory fails. 0 for no limit.
+    memory_mb: Count = 4096
+    in_flight: Positive = 256  # Trajectories a reward worker holds at once.
+    overlong: OverlongSettings = msgspec.field(default_factory=OverlongSettings)
+
+
+class CurriculumSettings(Settings):
+    """Difficulty that rises with accuracy, of a task whose rows are made by a rule (docs/curricula.md)."""
+
+    option: str = ""  # Option of the source that is its difficulty, such as `letters` of `reverse`; empty: none rises.
+    first: int = 1  # Value of the option at the lowest level.
+    step: Positive = 1  # What one level adds to it.
+    last: int = 1  # Greatest value.
+    window: Positive = 4  # Levels that prompts are drawn from: the present one and those below it.
+    # Share of the answers at the present level that pass, from which on the next level begins.
+    accuracy: Share = 0.9
+    groups: Positive = 8  # Groups of the present level whose answers are counted before it is decided.
+    passing: float = 1.0  # Least reward of an answer that passes.
+
+
+class StageReferenceSettings(Settings):
+    """The penalty of the reference in a stage."""
+
+    kl_coef: NonNegative | None = None  # As `learner.reference.kl_coef`.
+    kl_estimator: EstimatorName | None = None  # As `learner.reference.kl_estimator`.
+
+
+class StageTeacherSettings(Settings):
+    """The teacher in a stage."""
+
+    coef: NonNegative | None = None  # As `learner.teacher.coef`.
+
+
+class StageCriticSettings(Settings):
+    """The critic in a stage."""
+
+    lr: Rate | None = None  # As `learner.critic.lr`.
+    weight_decay: NonNegative | None = None  # As `learner.critic.weight_decay`.
+    max_grad_norm: Rate | None = None  # As `learner.critic.max_grad_norm`.
+    discount: Share | None = None  # As `learner.critic.discount`.
+    gae_lambda: Share | None = None  # As `learner.critic.gae_lambda`.
+    value_clip: NonNegative | None = None  # As `learner.critic.value_clip`.
+
+
+class StageSettings(Settings):
+    """A stage, to which `asyncrl stage RUN NAME` switches a run while it goes on (docs/curricula.md). What is left out
+    is as the run and its tasks have it."""
+
+    # Shares of tasks by their names, 0 for none of its prompts; a task left out keeps its `tasks.NAME.share`.
+    shares: dict[str, Annotated[int, Meta(ge=0, le=1000)]] = msgspec.field(default_factory=dict)
+    group_size: Positive | None = None  # Trajectories per prompt, of all tasks.
+    temperature: NonNegative | None = None  # Sampling temperature, of all tasks.
+    advantage: AdvantageName | None = None  # As `learner.advantage`, of all tasks.
+    loss: LossName | None = None  # As `learner.loss`, with the options below.
+    loss_options: dict[str, Any] | None = None  # As `learner.loss_options`; left out with another loss: none.
+    aggregation: AggregationName | None = None  # As `learner.aggregation`.
+    filters: list[FilterName] | None = None  # As `learner.filters`; their options are `learner.filter_options`.
+    lr: Rate | None = None  # As `learner.lr`: the rate that the schedule and the warm-up of the run scale.
+    weight_decay: NonNegative | None = None  # As `learner.weight_decay`.
+    max_grad_norm: Rate | None = None  # As `learner.max_grad_norm`.
+    turn_discount: Share | None = None  # As `learner.turn_discount`.
+    reference: StageReferenceSettings = msgspec.field(default_factory=StageReferenceSettings)
+    teacher: StageTeacherSettings = msgspec.field(default_factory=StageTeacherSettings)
+    critic: StageCriticSettings = msgspec.field(default_factory=StageCriticSettings)
+    at_step: Count = 0  # The stage begins by itself once this batch is packed, where it has not begun; 0: not so.
+    # The stage begins by itself once the mean reward of the newest groups of the running stage is at least this.
+    at_accuracy: float | None = None
+    accuracy_groups: Positive = 16  # Groups, packed or dropped by a filter, whose answers that mean is over.
 
 
 class TaskSettings(Settings):
@@ -48,3 +158,42 @@ class MixedTaskSettings(Settings):
     advantage: AdvantageName | None = None  # As `learner.advantage`.
     eval_source: str | None = None  # As `eval.source`; empty takes its `source` with another seed.
     curriculum: CurriculumSettings = msgspec.field(default_factory=CurriculumSettings)
+
+
+class EvalSetSettings(Settings):
+    """One of several held-out sets. What is left out is as in `[eval]`, `[task]` and `[reward]`."""
+
+    prompts: Annotated[int, Meta(ge=1, le=65536)] | None = None  # As `eval.prompts`.
+    source: str | None = None  # As `eval.source`.
+    options: dict[str, Any] | None = None  # As `task.options`.
+    rollout: str | None = None  # As `task.rollout`.
+    reward: str | None = None  # As `reward.function`.
+    reward_scope: RewardScope | None = None  # As `reward.scope`.
+    tournament: TournamentName | None = None  # As `reward.tournament`.
+    temperature: NonNegative | None = None  # As `eval.temperature`.
+    max_new_tokens: Positive | None = None  # As `eval.max_new_tokens`.
+    samples: Positive | None = None  # As `eval.samples`.
+    pass_at: list[Positive] | None = None  # As `eval.pass_at`.
+    pass_reward: float | None = None  # As `eval.pass_reward`.
+
+
+class EvalSettings(Settings):
+    """Evaluation on held-out prompts, by the task's rollout function and reward."""
+
+    prompts: Annotated[int, Meta(ge=0, le=65536)] = 0  # Prompts of one evaluation; 0 for no evaluation.
+    # Seconds after its issue when an evaluation is scored with the grades it has: what is open counts as reward 0.
+    deadline_s: Seconds = 600.0
+    every: Count = 0  # RL steps between evaluations; 0 evaluates version 0 and the last one only.
+    source: str = ""  # Held-out source as in `task.source`; empty takes the task's with another seed.
+    temperature: NonNegative = 0.0  # Sampling temperature; 0 is greedy.
+    max_new_tokens: Count = 0  # Greatest number of tokens of an answer; 0 takes `rollout.max_new_tokens`.
+    samples: Positive = 1  # Answers of each prompt.
+    # Numbers of answers k for which `pass@k` is estimated: the probability that one of k answers is correct. None is
+    # above `samples`.
+    pass_at: list[Positive] = msgspec.field(default_factory=list)
+    pass_reward: float = 1.0  # Least reward of an answer that `pass@k` counts as correct.
+    # Name of the group `[engine.groups.NAME]` that serves evaluations alone: its engines stay at the version of the
+    # oldest open evaluation until that is scored. Empty: the engines of training answer, with that version or a newer.
+    engines: str = ""
+    # Several held-out sets by name, each with evaluations of its own, in tables `[eval.sets.NAME]`.
+    sets: dict[TaskName, EvalSetSettings] = msgspec.field(default_factory=dict)

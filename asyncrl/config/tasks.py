@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from asyncrl.config.curriculum_settings import CurriculumSettings
-from asyncrl.config.reward_settings import RewardScope
 from asyncrl.config.settings import Config, WarmupSettings
+from asyncrl.config.task_settings import CurriculumSettings, RewardScope
 from asyncrl.data.curriculum import Curriculum, Ladder
 from asyncrl.data.sources import RowSetup, RowsPart, label_reader
 from asyncrl.data.turns import Turns

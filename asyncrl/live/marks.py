@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from asyncrl.config.safety_settings import SafetySettings
+from asyncrl.config.live_settings import SafetySettings
 from asyncrl.rewards.quality import garbage, repetition
 from topics.trajectories import Segment
 from topics.turns import Mark

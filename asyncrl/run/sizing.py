@@ -20,7 +20,7 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import held_bytes, provision
 from asyncrl.bus.publish import read
 from asyncrl.config.check import Finding
-from asyncrl.config.nats_settings import NatsSettings
+from asyncrl.config.process_settings import NatsSettings
 from asyncrl.config.room import (
     CHECKPOINT_SHARE,
     MB,

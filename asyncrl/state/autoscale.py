@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from asyncrl.config.autoscale_settings import AutoscaleSettings
+from asyncrl.config.process_settings import AutoscaleSettings
 from asyncrl.state.loads import PoolLoad
 from asyncrl.state.parts import Scaling
 

@@ -10,8 +10,8 @@ from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.schedules import learning_rate_factor
 from asyncrl.config.check_roles import has_critic
+from asyncrl.config.learner_settings import CriticSettings, TeacherSettings
 from asyncrl.config.live_settings import LiveSettings
-from asyncrl.config.role_settings import CriticSettings, TeacherSettings
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.staged import as_in, of_learner
 from asyncrl.config.tasks import tasks_of

@@ -5,7 +5,7 @@ import pytest
 
 from asyncrl.algorithms.filters import FILTERS, filter_of, filtered_by
 from asyncrl.algorithms.named import AlgorithmError
-from asyncrl.config.filter_settings import FilterOptions
+from asyncrl.config.learner_settings import FilterOptions
 from topics.batches import BatchMember
 from topics.trajectories import Reference
 

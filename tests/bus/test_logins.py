@@ -20,7 +20,7 @@ from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish, read
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.config.nats_settings import NatsSettings
+from asyncrl.config.process_settings import NatsSettings
 from asyncrl.config.settings import Config
 from asyncrl.process import DENIED, FATAL
 from asyncrl.state.diagnose import diagnose

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from asyncrl.config.safety_settings import SafetySettings
+from asyncrl.config.live_settings import SafetySettings
 from asyncrl.live.marks import marks_of, same_of
 
 PLAIN = np.arange(40, dtype=np.int32)

@@ -11,8 +11,8 @@ import pytest
 from actors.supervisor.fold import SupervisorFold
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.load import ConfigError
+from asyncrl.config.process_settings import SupervisionSettings
 from asyncrl.config.settings import Config
-from asyncrl.config.supervision_settings import SupervisionSettings
 from asyncrl.process import RestartPolicy
 from asyncrl.run.connect import FoundRun, opened
 from asyncrl.run.directory import is_locked

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.config.autoscale_settings import AutoscaleSettings, PoolBounds
+from asyncrl.config.process_settings import AutoscaleSettings, PoolBounds
 from asyncrl.state.autoscale import Change, Look, changes, held
 from asyncrl.state.loads import PoolLoad, pool_loads
 from asyncrl.state.parts import Scaling

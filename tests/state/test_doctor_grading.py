@@ -2,7 +2,7 @@
 
 import msgspec
 
-from asyncrl.config.reward_settings import RewardSettings
+from asyncrl.config.task_settings import RewardSettings
 from harness.folds import failure
 from harness.states import NOW_S, MadeState, work
 from topics.actors import ACTOR_STARTED, FLEET_SCALED, ActorStarted, FleetScaled

@@ -8,8 +8,7 @@ import pytest
 
 from actors.gateway.channels import Service
 from actors.gateway.turn import Turn
-from asyncrl.config.gateway_settings import GatewaySettings
-from asyncrl.config.safety_settings import SafetySettings
+from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.words import Request
 from asyncrl.live.conversation import Conversations, Seam

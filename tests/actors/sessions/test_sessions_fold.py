@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from actors.sessions.fold import Room, SessionsFold
-from asyncrl.config.live_settings import LiveSettings
-from asyncrl.config.safety_settings import SafetySettings
+from asyncrl.config.live_settings import LiveSettings, SafetySettings
 from asyncrl.live.owners import tenant_digest
 from tests.harness.folds import Feed
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained

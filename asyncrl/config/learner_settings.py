@@ -1,4 +1,7 @@
-"""Settings of the further models of the learner: tables below `[learner]`."""
+"""Settings of tables below learner: further models, the division of the model, filters, assertions.
+
+The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from asyncrl.algorithms.distillation import DIRECTIONS
+from asyncrl.algorithms.filters import FILTERS, Garbage, Length, PassRate, Repetition
 from asyncrl.algorithms.kl import KL_ESTIMATORS
 from asyncrl.algorithms.named import names
 from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share
@@ -89,3 +93,46 @@ class CriticSettings(Settings):
     gae_lambda: Share = 0.95  # Bias of the advantages to the critic (0) or to the rewards that came (1).
     # Distance from the value before the update at which a value is clipped in the loss; 0: none.
     value_clip: NonNegative = 0.2
+
+
+class LayoutSettings(Settings):
+    """The division of the model over the ranks of the trainer `megatron`; ranks beyond one model hold its replicas."""
+
+    # Ranks that share each matrix product, and the tokens between products; a divisor of the key-value heads.
+    tensor: Positive = 1
+    pipeline: Positive = 1  # Stages of consecutive layers; a divisor of the layers.
+    # Ranks that share the tokens of each document, cut into twice as many chunks. A micro-batch is divided over them.
+    context: Positive = 1
+    # Chunks of consecutive layers in each stage: micro-batches meet shorter stages, and wait less for one another.
+    virtual: Positive = 1
+    # Ranks of a stage, of one replica or of several, that share the experts; a divisor of the experts.
+    expert: Positive = 1
+
+
+class FilterOptions(Settings):
+    """Options of the filters that `learner.filters` names."""
+
+    pass_rate: PassRate = PassRate()
+    length: Length = Length()
+    repetition: Repetition = Repetition()
+    garbage: Garbage = Garbage()
+
+    def of(self, filters: list[str]) -> dict[str, dict[str, object]]:
+        """Options of some filters by name; those without options are left out."""
+        return {name: msgspec.to_builtins(getattr(self, name)) for name in filters if FILTERS[name].__struct_fields__}
+
+
+class AssertionSettings(Settings):
+    """Bounds on the gap between the log-probs of sampler and trainer, and on what is usual; 0 asserts nothing."""
+
+    # Greatest `mismatch_k3` (nats per token) of the first step of RL: its tokens were sampled from the weights that
+    # train on them, so that only arithmetic and sampling cuts make the two differ.
+    first_k3: NonNegative = 0.0
+    k3: NonNegative = 0.0  # Greatest `mismatch_k3` (nats per token) of any step of RL, with the lag of its tokens.
+    # A step is an anomaly, and its trajectories are named, where its gradient norm is above so many times the median of
+    # the 32 steps before, or its loss farther from their median than so many times the median of these distances
+    # (which counts as at least 0.05: advantages that cancel leave losses of rounding).
+    outlier: NonNegative = 10.0
+    # What a step beyond a bound does: `report` lets the run go on with a finding, `stop` ends it before the step is
+    # reported.
+    broken: Literal["report", "stop"] = "report"

@@ -1,0 +1,128 @@
+"""Settings of servers and processes: NATS, hosts and cards, supervision, pools that grow and shrink.
+
+The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from asyncrl.config.setting_types import Count, Positive, Seconds, Settings, Share
+from topics.actors import MOST_PROCESSES
+
+
+class NatsSettings(Settings):
+    """NATS: the server that holds the topics."""
+
+    # NATS URL, `nats://host:port` or `tls://host:port`, of a cluster several with commas between; empty starts one here
+    # for this run.
+    url: str = ""
+    # IP address of this machine that a server started here listens on; `0.0.0.0` for all. It uses no TLS.
+    host: str = "127.0.0.1"
+    # Port of a server started here, of three the first of three in a row; 0: a free one, kept when the run goes on.
+    port: Annotated[int, Meta(ge=0, le=65535)] = 0
+    user: str = ""  # User name, when the URL needs one: all roles share it.
+    password_file: str = ""  # File that holds the password (never the password itself).
+    nkey_file: str = ""  # File that holds an nkey seed, instead of user and password.
+    # Folder with a user for each role, as `asyncrl roles RUN --config FOLDER` makes it, instead of one for all.
+    credentials: str = ""
+    tls_ca: str = ""  # File with the certificates that sign the server's; empty for those the system trusts.
+    tls_cert: str = ""  # Client certificate, where the server asks for one.
+    tls_key: str = ""  # Its key.
+    # MB that each payload stream may hold on the server's disk; 0 sizes them by the settings and the free disk.
+    stream_max_mb: Count = 0
+    # How long payload streams keep tokens: `checkpoint` until no kept checkpoint needs them, `run` until the end (to
+    # replay a run from its beginning; `asyncrl check` prints the room that takes).
+    keep: Literal["checkpoint", "run"] = "checkpoint"
+    # NATS servers that the run starts here when `url` is empty; of three, any one may die at any time.
+    servers: Literal[1, 3] = 1
+    # Servers that keep each stream, on a cluster given as `url`; with `servers = 3` they are three.
+    replicas: Literal[1, 3, 5] = 1
+    # MB that each ledger log may hold on the server's disk; 0 sizes them by the settings and the free disk.
+    ledger_max_mb: Count = 0
+    # MB that the streams of a server started here may take on the disk; 0: what is free, but for a small rest.
+    disk_max_mb: Count = 0
+    # Seconds without an acknowledgement after which an actor gives its work back and exits.
+    publish_deadline_s: Seconds = 120.0
+
+    @property
+    def copies(self) -> int:
+        """Servers that keep each stream."""
+        return self.replicas if self.url else self.servers
+
+
+Amount: TypeAlias = Annotated[float, Meta(gt=0)]
+PlacedRole: TypeAlias = Literal["engine", "rollout", "reward", "groupreward", "learner"]
+
+
+class PlacementSettings(Settings):
+    """The hosts on which the actors of the run are started, and the cards that they share."""
+
+    kind: str = "local"  # `local`: as processes of this machine; `ray`: on the hosts of a Ray cluster.
+    # Ray cluster, `host:port` of its head; empty takes `RAY_ADDRESS`, or the cluster that this machine is a node of.
+    address: str = ""
+    # Roles that Ray places; all others run beside `asyncrl up`. `learner` needs `shared`.
+    roles: list[PlacedRole] = msgspec.field(default_factory=lambda: ["engine", "rollout", "reward", "groupreward"])
+    # What a process reserves on its host, by role or group of engines: `bundles.engine = { CPU = 4, GPU = 2 }`. Without
+    # one it is a CPU, and the GPUs that an `sglang` server takes by its arguments.
+    bundles: dict[str, dict[str, Amount]] = msgspec.field(default_factory=dict)
+    # Every host has the run's directory, the config's folder and the model under the paths that they have here. Else
+    # model, login and `files` are sent to a host with the first start there.
+    shared: bool = False
+    # Files and folders with your functions, below the config's folder, that are sent to the hosts.
+    files: list[str] = msgspec.field(default_factory=list)
+    folder: str = "~/.cache/asyncrl/hosts"  # Folder on a host that holds what was sent.
+    # How learner and engines use a card that both have: `none` (each has cards of its own, or they fit together by
+    # themselves), `memory` (both stay on it, each with a stated part of its memory), `turns` (one at a time: the other
+    # one's memory is given back meanwhile).
+    share: Literal["none", "memory", "turns"] = "none"
+    # With `share = "memory"`: part of a card's memory that a rank of the learner may take.
+    learner_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
+
+
+class SupervisionSettings(Settings):
+    """Liveness of all processes; spares and snapshots of the keepers (single writers of a log)."""
+
+    # Seconds without a heartbeat after which a process is killed and started again, and a spare takes over.
+    silence_s: Seconds = 10.0
+    # Standby processes of prompter, buffer, learner and sessions each; one takes over when the active one falls silent.
+    spares: Annotated[int, Meta(ge=0, le=4)] = 0
+    # Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log.
+    snapshot_every: Positive = 20_000
+    # Deaths of a process in a row after which it is not started again and the run stops. The engine actor of an
+    # external server is always started again.
+    deaths: Positive = 8
+    # Longest pause before a process is started again; the first is 0.2 s, and each further one twice as long.
+    restart_pause_s: Seconds = 5.0
+    # Seconds of life in which the run got something done (a step, a trajectory's tokens, a whole reply to a user), or
+    # 15 times as many, after which its deaths count anew.
+    healthy_s: Seconds = 20.0
+
+
+class PoolBounds(Settings):
+    """The bounds of a pool: fewest and most processes."""
+
+    least: Positive = 1  # Fewest processes.
+    most: Annotated[int, Meta(ge=1, le=MOST_PROCESSES)] = 8  # Most processes.
+
+
+class AutoscaleSettings(Settings):
+    """Pools of processes that grow and shrink with their load."""
+
+    # Pools and their bounds, such as `autoscale.pools.rollout = { least = 1, most = 8 }`: rollout, reward, groupreward,
+    # judge, engine or `engine-NAME`. Empty: only `asyncrl scale` changes how many processes run.
+    pools: dict[str, PoolBounds] = msgspec.field(default_factory=dict)
+    # Your function of the loads, `path/to/file.py:name`, which returns how many processes each pool shall have; empty
+    # takes the rule of the next two settings.
+    function: str = ""
+    # A pool grows where more work waits, as a share of what its processes work on at once, all through the window.
+    grow_waiting: Annotated[float, Meta(gt=0)] = 0.25
+    # A pool shrinks where a larger share of what its processes can work on at once was idle all through the window.
+    shrink_idle: Share = 0.5
+    window_s: Seconds = 15.0  # Seconds for which the load must call for a change.
+    cool_s: Seconds = 60.0  # Seconds after a change of a pool in which it is left alone.
+    hand_s: Seconds = 600.0  # Seconds after `asyncrl scale` in which the pools that it named are left alone.
+    limit_s: Seconds = 5.0  # Seconds that a call of your function may take.
