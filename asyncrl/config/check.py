@@ -10,8 +10,6 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from asyncrl.algorithms.advantages import ADVANTAGES
-from asyncrl.config.check_servers import live_problems, server_problems
-from asyncrl.config.direct_check import direct_problems
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.process_settings import NatsSettings, SupervisionSettings
@@ -59,8 +57,6 @@ def contradictions(config: Config) -> list[Finding]:
         *_start(config),
         *_engine(config.engine),
         *_router(config.engine),
-        *(Finding(*found) for found in server_problems(config)),
-        *(Finding(*found) for found in (*direct_problems(config), *live_problems(config))),
         *_seeded(config),
         *_tasks(config),
     ]

@@ -20,6 +20,12 @@ _OWN = {  # settings of each kind of judge, which no other has
 
 def live_contradictions(config: Config) -> Iterator[Finding]:
     """Settings of the gateway, of judges, and of what is learnt from them that cannot hold together."""
+    if config.live.share and not config.gateway.count:
+        message = (
+            f"live.share = {config.live.share:g}, but there is no gateway whose turns could be trained; "
+            "set gateway.count to 1, or live.share to 0"
+        )
+        yield Finding(("live.share", "gateway.count"), message)
     yield from _of_judges(config)
     yield from _of_hints(config)
     for task in every_task(config):

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings
+from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share
 
 
 class GatewaySettings(Settings):

@@ -14,15 +14,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 import msgspec
 
 from asyncrl.algorithms.losses import LOSSES
+from asyncrl.config import check_data, check_engines, check_learner, check_live
 from asyncrl.config.check import Finding, contradictions
-from asyncrl.config.check_autoscale import autoscale_contradictions
-from asyncrl.config.check_data import data_contradictions
-from asyncrl.config.check_evaluations import evaluation_contradictions
-from asyncrl.config.check_live import live_contradictions
-from asyncrl.config.check_megatron import megatron_contradictions
-from asyncrl.config.check_pools import pool_contradictions
-from asyncrl.config.check_roles import role_contradictions
-from asyncrl.config.check_share import share_contradictions
 from asyncrl.config.own_algorithms import load_own_algorithms
 from asyncrl.config.reference import (
     expected_text,
@@ -57,6 +50,20 @@ _RENAMED = {
     "keepers": "supervision (silence_s instead of lease_s, spares, snapshot_every)",
 }  # names of earlier versions, or looked for in the wrong table, and the right ones
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
+
+_CHECKS: list[Callable[[Config], Iterable[Finding]]] = [
+    contradictions,
+    check_learner.role_contradictions,
+    check_learner.megatron_contradictions,
+    check_live.live_contradictions,
+    check_engines.pool_contradictions,
+    check_engines.server_contradictions,
+    check_engines.direct_contradictions,
+    check_engines.share_contradictions,
+    check_engines.autoscale_contradictions,
+    check_data.data_contradictions,
+    check_data.evaluation_contradictions,
+]
 
 Table = TypeVar("Table", bound=msgspec.Struct)
 FurtherCheck: TypeAlias = Callable[[Config, Path], Iterable[Finding]]
@@ -164,17 +171,7 @@ def _resolved(
     findings += load_own_algorithms(config, base)
     wrong = {key for finding in findings for key in finding.keys}
     options = [found for stage in all_learners(config) for found in _loss_options(config, stage)]
-    found = [
-        *dict.fromkeys(options),
-        *contradictions(config),
-        *role_contradictions(config),
-        *megatron_contradictions(config),
-        *share_contradictions(config),
-        *live_contradictions(config),
-        *pool_contradictions(config),
-        *autoscale_contradictions(config),
-    ]
-    found += [*data_contradictions(config), *evaluation_contradictions(config)]
+    found = [*dict.fromkeys(options), *(finding for check in _CHECKS for finding in check(config))]
     found += further(config, base) if further else []
     findings += [finding for finding in found if not any(_within(key, wrong) for key in finding.keys)]
     return config, problems + [_located(finding, lines, wanted) for finding in findings]

@@ -9,7 +9,7 @@ import math
 from typing import NamedTuple
 
 from asyncrl.algorithms.policy_sums import LAG_EDGES
-from asyncrl.config.check_roles import needed_columns
+from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.held_out import held_out_sets
 from asyncrl.config.settings import Config, CreateModelSettings
 from asyncrl.config.tasks import every_task, largest_group, tasks_of

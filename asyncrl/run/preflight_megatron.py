@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.config.check import Finding
-from asyncrl.config.check_roles import has_critic
+from asyncrl.config.check_learner import has_critic
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError

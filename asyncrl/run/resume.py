@@ -8,7 +8,7 @@ from pathlib import Path
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
-from asyncrl.config.check_roles import has_critic
+from asyncrl.config.check_learner import has_critic
 from asyncrl.config.load import with_overrides
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters

@@ -9,7 +9,7 @@ import msgspec
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.schedules import learning_rate_factor
-from asyncrl.config.check_roles import has_critic
+from asyncrl.config.check_learner import has_critic
 from asyncrl.config.learner_settings import CriticSettings, TeacherSettings
 from asyncrl.config.live_settings import LiveSettings
 from asyncrl.config.settings import Config, LearnerSettings

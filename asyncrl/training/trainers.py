@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.check_roles import has_critic
+from asyncrl.config.check_learner import has_critic
 from asyncrl.config.settings import Config
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.training.megatron.layout import Layout

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from asyncrl.config.check_roles import needed_columns
+from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import Ended, Schedule, all_filters, as_in

@@ -1,0 +1,298 @@
+"""Settings of engines that contradict others: groups, servers, staged and direct weights, shared cards, pools that grow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from urllib.parse import urlsplit
+
+from asyncrl.config.check import Finding
+from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.pools import Purpose, own_groups, setting_of
+from asyncrl.config.process_settings import AutoscaleSettings
+from asyncrl.config.setting_types import SCRIPTED, changed_keys
+from asyncrl.config.settings import Config, LearnerSettings
+from asyncrl.ports import is_ip
+from topics.roles import role_of
+
+_SERVED: dict[Purpose, tuple[str, str]] = {
+    "evaluations": ("evaluations", "evaluations are served by no others"),
+    "live": ("the channel live", "the gateway asks no others"),
+    "canary": ("canaries", "no others have their versions"),
+}
+
+
+def pool_contradictions(config: Config) -> Iterator[Finding]:
+    """Settings of groups of engines of their own that cannot hold together."""
+    groups, own, taken = config.engine.groups, own_groups(config), dict[str, str]()
+    for purpose, name in own.items():
+        key, table = setting_of(purpose), f"engine.groups.{name}"
+        what, why = _SERVED[purpose]
+        if name not in groups:
+            there = ", ".join(groups) or "none"
+            message = f'found "{name}", expected the name of a group of engine.groups; there is {there}'
+            yield Finding((key, "engine.groups"), message)
+            continue
+        if name in taken:
+            yield Finding((key, taken[name]), f'both name the group "{name}", which serves one purpose; name another')
+        taken[name] = key
+        if not groups[name].servers:
+            message = f"{table} has no engine, and {why}; add an address"
+            yield Finding((f"{table}.addresses", key), message)
+        if not any(group.servers for other, group in groups.items() if other not in own.values()):
+            message = f"{table} serves {what} alone, and no other group has an engine for training; add one"
+            yield Finding((key, "engine.groups"), message)
+        if purpose != "evaluations" and not config.gateway.count:
+            yield Finding((key, "gateway.count"), "has no effect: there is no gateway (gateway.count); leave it out")
+    yield from _canary_contradictions(config)
+
+
+def _canary_contradictions(config: Config) -> Iterator[Finding]:
+    """A canary needs engines of its own, a version that is live beside it, and a share of the sessions."""
+    gateway, canary = config.gateway, config.weights.canary
+    if gateway.canary_engines and not gateway.engines:
+        message = "a canary is compared with the version that is live; name engines of that, too"
+        yield Finding(("gateway.canary_engines", "gateway.engines"), message)
+    if canary.share and not gateway.canary_engines:
+        message = "no engines have a canary's version; name a group of engines there"
+        yield Finding(("weights.canary.share", "gateway.canary_engines"), message)
+    if canary.newest and not canary.share:
+        message = "the newest version becomes a canary for no session; give it a share"
+        yield Finding(("weights.canary.newest", "weights.canary.share"), message)
+
+
+def server_contradictions(config: Config) -> Iterator[Finding]:
+    """Find settings with which servers do not start, or answer with weights that nobody can name."""
+    groups = {table: group for table, group in config.engine.tables.items() if group.kind == "sglang"}
+    for table, group in groups.items():
+        yield from _gpus(table, group)
+    prefill = {table: group for table, group in groups.items() if group.role == "prefill"}
+    yield from _bootstrap_ports(prefill)
+    if prefill and config.weights.update == "in_place":
+        message = "tokens name the weights of a decode server, and a prefill server may have newer ones under requests "
+        keys = tuple(f"{table}.arguments" for table in prefill)
+        yield Finding((*keys, "weights.update"), message + 'that stay; set weights.update = "resume"')
+
+
+def _gpus(table: str, group: EngineGroup) -> Iterator[Finding]:
+    if group.gpus and not len(group.gpus) % group.count and group.gpus_each != group.gpus_needed:
+        message = (
+            f"found {len(group.gpus)} GPUs for {group.count} servers, and one server takes {group.gpus_needed} by its "
+            f"arguments (--tp-size, --pp-size, --dp-size); expected {group.count * group.gpus_needed} GPUs"
+        )
+        yield Finding((f"{table}.gpus", f"{table}.count", f"{table}.arguments"), message)
+    if group.gpus and "CUDA_VISIBLE_DEVICES" in group.environment:
+        message = "holds CUDA_VISIBLE_DEVICES, which the run itself sets for each server by gpus; remove one of them"
+        yield Finding((f"{table}.environment", f"{table}.gpus"), message)
+
+
+def _bootstrap_ports(groups: dict[str, EngineGroup]) -> Iterator[Finding]:
+    taken: dict[int, str] = {}
+    for table, group in groups.items():
+        servers = max(group.count, group.most if group.gpus else 0)
+        for port in range(group.bootstrap_port, group.bootstrap_port + servers):
+            if other := taken.get(port):
+                message = f"prefill servers of both groups would listen at port {port}; set another "
+                keys = (f"{other}.arguments", f"{table}.arguments")
+                yield Finding(keys, message + f"--disaggregation-bootstrap-port in {table}.arguments")
+                break
+            taken[port] = table
+
+
+_HERE = ("localhost", "::1")
+
+
+def direct_contradictions(config: Config) -> Iterator[Finding]:
+    """Find settings that keep engines from taking weights out of memory: that beside a server, or the learner's."""
+    for table, group in config.engine.tables.items():
+        if group.staged and (group.kind not in ("embedded", "sglang") or group.gpus_needed > 1):
+            found = f'a group of kind "{group.kind}" with {group.gpus_needed} GPUs a server'
+            message = f"staged = true needs servers of one GPU that are started here, found {found}; set it to false"
+            yield Finding((f"{table}.staged", f"{table}.kind"), message)
+    way, learner = config.weights.direct, config.learner
+    if way == "never" or not config.trains:
+        return
+    if learner.trainer == SCRIPTED:
+        message = 'a scripted trainer has no weights in memory; set weights.direct = "never"'
+        yield Finding(("weights.direct", "learner.trainer"), message)
+    if (way == "nccl" and learner.device == "cpu") or (way == "gloo" and learner.device != "cpu"):
+        other = 'a GPU; set learner.device, or weights.direct = "gloo"' if way == "nccl" else 'the CPU; set "nccl"'
+        message = f'weights.direct = "{way}" found learner.device = "{learner.device}", expected {other}'
+        yield Finding(("weights.direct", "learner.device"), message)
+    for table, group in config.engine.tables.items():
+        yield from _group(table, group, way, learner)
+
+
+def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -> Iterator[Finding]:
+    kind, gpu = (f"{table}.kind", "weights.direct"), learner.device != "cpu"
+    if group.kind == SCRIPTED:
+        yield Finding(kind, 'scripted engines have no weights; set weights.direct = "never"')
+    if (group.kind == "embedded" and (gpu or way == "nccl")) or (group.kind == "sglang" and way == "gloo"):
+        message = (
+            f'"{group.kind}" servers cannot take weights by weights.direct = "{way}" of learner.device = '
+            f'"{learner.device}"; expected ipc or gloo between CPU processes, ipc or nccl between GPUs, or "never"'
+        )
+        yield Finding((*kind, "learner.device"), message)
+    away = [address for address in group.addresses if not _is_here(address)]
+    if away:
+        message = f"{away[0]} is on another host, which gets weights from the store alone; set weights.direct"
+        yield Finding((f"{table}.addresses", "weights.direct"), f'{message} = "never"')
+    if way == "ipc" and group.gpus_needed > 1:
+        message = f'one process reads the memory, found {group.gpus_needed} ranks; set weights.direct = "nccl"'
+        yield Finding((f"{table}.arguments", "weights.direct"), message)
+    if way == "nccl" and group.copies > 1:
+        message = f"weights reach the ranks of one tensor-parallel model alone, found {group.copies} of them by "
+        keys = (f"{table}.arguments", "weights.direct")
+        yield Finding(keys, message + '--pp-size and --dp-size; set --enable-dp-attention, or weights.direct = "never"')
+    own = int(learner.device.partition(":")[2] or 0)
+    if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {own}:
+        message = f'found {group.gpus}, expected the learner\'s GPU {own} for weights.direct = "ipc"; or set "nccl"'
+        yield Finding((f"{table}.gpus", "weights.direct"), message)
+    if group.kind == "sglang" and gpu and way == "nccl" and (not group.gpus or own in group.gpus):
+        message = f'found {group.gpus}, expected GPUs other than the learner\'s {own} for weights.direct = "nccl"'
+        yield Finding((f"{table}.gpus", "weights.direct"), f'{message}; on one GPU set "ipc"')
+
+
+def _is_here(address: str) -> bool:
+    host = urlsplit(address).hostname or ""
+    return host in _HERE or (is_ip(host) and host.startswith("127."))
+
+
+_FRACTION = "--mem-fraction-static"
+_SAVER = "--enable-memory-saver"
+
+
+def share_contradictions(config: Config) -> Iterator[Finding]:
+    """Find what keeps learner and engines from one card: by turns, or with a part of its memory each."""
+    placement = config.placement
+    if placement.share != "memory" and placement.learner_fraction != type(placement)().learner_fraction:
+        keys = ("placement.learner_fraction", "placement.share")
+        yield Finding(keys, 'has no effect without placement.share = "memory"; set it, or remove the fraction')
+    if placement.share != "none" and not config.trains:
+        message = 'no learner runs here (only), with which engines could share a card; set placement.share = "none"'
+        yield Finding(("placement.share", "only"), message)
+    elif placement.share != "none" and placement.kind != "local":
+        message = f'learner and engines have cards of their own by placement.kind = "{placement.kind}"; set "none"'
+        yield Finding(("placement.share", "placement.kind"), message)
+    elif placement.share == "turns":
+        yield from _turns(config)
+    elif placement.share == "memory":
+        yield from _memory(config)
+
+
+def _turns(config: Config) -> Iterator[Finding]:
+    trainer = config.learner.trainer
+    if trainer == SCRIPTED:
+        message = 'a scripted trainer has nothing on a card; set placement.share = "none"'
+        yield Finding(("learner.trainer", "placement.share"), message)
+    if config.weights.direct != "never":
+        message = 'the learner has left the card when engines load; with placement.share = "turns" set "never"'
+        yield Finding(("weights.direct", "placement.share"), message)
+    if config.engine.router.count:
+        message = 'a router does not follow turns on a card; set it to 0, or placement.share = "none"'
+        yield Finding(("engine.router.count", "placement.share"), message)
+    for purpose in own_groups(config):
+        message = f'engines of {purpose} alone keep their card; let all engines serve them, or set "none"'
+        yield Finding((setting_of(purpose), "placement.share"), message)
+    for table, group in config.engine.tables.items():
+        if group.staged:
+            message = 'staged weights stay on the card when engines leave it; set it to false, or "none"'
+            yield Finding((f"{table}.staged", "placement.share"), message)
+        if group.kind not in ("embedded", "sglang"):
+            message = f'"{group.kind}" servers are not this run\'s to empty; expected embedded or sglang for turns'
+            yield Finding((f"{table}.kind", "placement.share"), message)
+        if group.kind == "sglang" and _SAVER not in group.arguments:
+            message = f'SGLang frees memory only with "{_SAVER}"; add it for placement.share = "turns"'
+            yield Finding((f"{table}.arguments", "placement.share"), message)
+
+
+def _memory(config: Config) -> Iterator[Finding]:
+    placement, learner = config.placement, config.learner
+    if not learner.device.startswith("cuda"):
+        message = f'found "{learner.device}", expected cuda: parts of a card\'s memory are shared'
+        yield Finding(("learner.device", "placement.share"), message)
+        return
+    cards = dict.fromkeys(_cards_of(learner), placement.learner_fraction)
+    keys = ["placement.learner_fraction"]
+    for table, group in config.engine.tables.items():
+        if group.kind != "sglang":
+            continue
+        stated = _fraction(group)
+        if stated is None:
+            message = f'state the part of the memory that a server takes: "{_FRACTION}", a number between 0 and 1'
+            yield Finding((f"{table}.arguments", "placement.share"), message)
+            return
+        keys.append(f"{table}.arguments")
+        servers = 1 if group.gpus else group.count  # without gpus all of them lie on the first cards
+        for card in group.gpus or range(group.gpus_needed):
+            cards[card] = cards.get(card, 0.0) + servers * stated
+    for card, total in sorted(cards.items()):
+        if total > 1.0:
+            message = f"learner and servers take {total:g} of the memory of GPU {card} together, expected at most 1"
+            yield Finding(tuple(keys), message)
+            return
+
+
+def _fraction(group: EngineGroup) -> float | None:
+    """The part of a card's memory that a server takes; None where its arguments do not say."""
+    try:
+        found = float(group.value_of(_FRACTION))
+    except ValueError:
+        return None
+    return found if 0.0 < found < 1.0 else None
+
+
+def _cards_of(learner: LearnerSettings) -> range:
+    """Numbers of the learner's cards."""
+    number = learner.device.partition(":")[2]
+    return range(int(number), int(number) + 1) if number else range(learner.ranks)
+
+
+def autoscale_contradictions(config: Config) -> Iterator[Finding]:
+    """Settings of `[autoscale]` that cannot hold."""
+    settings = config.autoscale
+    if not settings.pools:
+        useless = [f"autoscale.{key}" for key in changed_keys(settings)]
+        if useless:
+            message = "has no effect: autoscale.pools names no pool; add one, such as rollout = { least = 1, most = 4 }"
+            yield Finding((*useless, "autoscale.pools"), message)
+        return
+    most = _scaled(config)
+    for pool, bounds in settings.pools.items():
+        key = f"autoscale.pools.{pool}"
+        if pool not in most:
+            yield Finding((key,), f'found "{pool}", expected one of {", ".join(most) or "none: nothing can be scaled"}')
+        elif bounds.least > bounds.most:
+            message = f"found least = {bounds.least} and most = {bounds.most}; expected least to be no more than most"
+            yield Finding((f"{key}.least", f"{key}.most"), message)
+        elif bounds.most > most[pool]:
+            message = f"found {bounds.most}, but there are GPUs for {most[pool]}; lower it or add to the GPUs of {pool}"
+            yield Finding((f"{key}.most",), message)
+    yield from _function(settings)
+
+
+def _scaled(config: Config) -> dict[str, int]:
+    """The pools of this run whose number a rule may change, with the most processes that each can have."""
+    pools = {
+        "rollout": config.rollout.workers,
+        "reward": config.reward.workers,
+        "groupreward": config.group_workers,
+        "judge": config.judges,
+        **{pool: group.servers for pool, group in config.engine.pools.items() if group.kind != "external"},
+    }
+    engines = {pool: group.most for pool, group in config.engine.pools.items()}
+    return {
+        pool: engines.get(pool, 1 << 20)
+        for pool, count in pools.items()
+        if count and (not config.only or role_of(pool) in config.only)
+    }
+
+
+def _function(settings: AutoscaleSettings) -> Iterator[Finding]:
+    if not settings.function:
+        return
+    if ":" not in settings.function:
+        yield Finding(("autoscale.function",), f'found "{settings.function}", expected path/to/file.py:function')
+    for key in ("grow_waiting", "shrink_idle", "window_s"):
+        if getattr(settings, key) != getattr(AutoscaleSettings(), key):
+            message = "has no effect: autoscale.function decides instead of the rule; remove one of them"
+            yield Finding((f"autoscale.{key}", "autoscale.function"), message)
