@@ -1,4 +1,4 @@
-"""Settings of engines that contradict others: groups, servers, staged and direct weights, shared cards, pools that grow."""
+"""Settings of engines that contradict others: groups, servers, staged and direct weights, cards, growing pools."""
 
 from __future__ import annotations
 
