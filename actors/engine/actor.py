@@ -374,8 +374,7 @@ class EngineActor:
             fallback="" if direct or self._direct is None else self._direct.failure,
         )
         ready = msgspec.structs.replace(ready, **{name: round(value, 4) for name, value in seconds.items()})
-        if not self._server.own:
-            # Its owner may have restarted it, and others may have sampled under the same key since.
+        if not self._server.own:  # it may have been restarted, and others may have sampled under the same key
             ready.cache = secrets.token_hex(4)
         await self._publish(ready)
 
