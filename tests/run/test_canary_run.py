@@ -12,7 +12,7 @@ from test_gateway_run import turns_of
 from asyncrl.bus.connection import Bus
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
-from harness.runs import PACED, address_of, command, kill, up
+from harness.runs import UNTRAINED, address_of, command, kill, up
 from harness.sdks import openai, sdks
 from harness.stage import until
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
@@ -66,7 +66,7 @@ class Users:
 
 async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_supervisor(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
-    more = [*GROUPS, *SERVED, *PATIENCE, PACED, "learner.steps=100000"]
+    more = [*GROUPS, *SERVED, *PATIENCE, *UNTRAINED, "learner.scripted_step_s=1.0", "learner.steps=100000"]
     async with up(tmp_path, *settings, *more) as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.audited import audited_clean
-from harness.runs import PACED, Run, command, kill, resume, up
+from harness.runs import UNTRAINED, Run, command, kill, resume, up
 from harness.stage import until
 
 
@@ -54,7 +54,9 @@ async def steps_more(run: Run, count: int) -> None:
 @pytest.mark.slow
 async def test_what_is_live_outlives_the_supervisor_and_the_run_and_goes_back_in_one_command(tmp_path: Path):
     gate = ["weights.gate_metric=accuracy", "weights.gate_threshold=0.0", "eval.prompts=4"]
-    async with up(tmp_path, PACED, "learner.steps=5000", "learner.keep_versions=12", *gate) as run:
+    async with up(
+        tmp_path, *UNTRAINED, "learner.scripted_step_s=0.4", "learner.steps=5000", "learner.keep_versions=12", *gate
+    ) as run:
         await run.reaches(lambda: run.rows("eval"), "the evaluation of version 0")
         await until(lambda: is_live(tmp_path, 0), "it passes the gate")
         first = await promote_newest(tmp_path)

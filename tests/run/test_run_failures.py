@@ -236,7 +236,8 @@ async def test_what_fails_for_all_ends_the_run_with_its_reason(tmp_path: Path):
 @SLOW
 async def test_a_warm_up_that_only_fails_ends_the_run_with_its_reason(tmp_path: Path):
     model = made_model(tmp_path / "a-model")
-    async with up(tmp_path, "model.path=a-model", "warmup.rows_per_trajectory=4", "buffer.batch_groups=64") as run:
+    failing = ["model.path=a-model", "warmup.steps=4", "warmup.rows_per_trajectory=4", "buffer.batch_groups=64"]
+    async with up(tmp_path, *WITHOUT_MODEL, *failing) as run:
         await run.reaches(run.root.exists, "the settings are checked")
         forget_the_end(model)
         assert await run.ended() == 1, run.story

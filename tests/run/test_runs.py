@@ -15,7 +15,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.load import PACKAGE
 from harness.audited import Messages, assert_audited, assert_consistent, assert_within_lag, messages_on
 from harness.models import made_model
-from harness.runs import Run, address_of, at_server, command, kill, up
+from harness.runs import WITHOUT_MODEL, Run, address_of, at_server, command, kill, up
 from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, TRAINING
 
@@ -174,7 +174,8 @@ async def test_a_reasoning_gym_dataset_is_graded_by_its_own_scorer(tmp_path: Pat
     settings = ["task.source=reasoning-gym:spell_backward", "task.options={}", "reward.function=reasoning-gym"]
     model = [f"model.create.alphabet={alphabet}", "model.create.context=128", "rollout.max_new_tokens=12"]
     config = 'run = "short"\n[warmup]\nsteps = 4\nbatch_rows = 32\nrows_per_trajectory = 16\n[learner]\nlr = 1e-3\n'
-    async with up(tmp_path, *settings, *model, "learner.steps=2", "buffer.batch_groups=8", config=config) as run:
+    length = ["warmup.steps=4", "learner.steps=2", "buffer.batch_groups=8"]
+    async with up(tmp_path, *settings, *model, *WITHOUT_MODEL, *length, config=config) as run:
         assert await run.ended() == 0, run.story
 
     assert_consistent(run, steps=2, warmup_steps=4)
