@@ -345,9 +345,9 @@ class Gateway:
 
 def _has_grammars(config: Config) -> bool:
     """Return whether the engines that answer force forms of a reply; those that others run are SGLang's."""
-    group = config.gateway.engines
-    pools = config.engine.pools
-    return all(one.kind not in ("embedded", "scripted") for one in ([pools[group]] if group else pools.values()))
+    engines, name = config.engine, config.gateway.engines
+    answering = [engines.groups[name]] if name else engines.pools.values()
+    return all(one.kind not in ("embedded", "scripted") for one in answering)
 
 
 def _is_private(key: KeyAdded, http: web.Request) -> bool:
