@@ -171,7 +171,7 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_direct_options(parser: argparse.ArgumentParser) -> None:
-    ways, updates = ("files", "staged", "ipc", "nccl", "gloo"), ("in_place", "resume")
+    ways, updates = ("files", "staged", "stream", "ipc", "nccl", "gloo"), ("in_place", "resume")
     parser.add_argument(
         "--ways", nargs="+", choices=ways, default=["files", "ipc", "gloo"], help="default: files ipc gloo"
     )

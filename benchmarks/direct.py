@@ -109,7 +109,7 @@ async def _round(
     until = time.monotonic()
     update = Update(number, ended, updates.updating[message.key], updates.ready[message.key][1], until)
     events = await load.events()
-    updates.prune(message)
+    await updates.prune(message)
     found = {
         "copy_s": copied - ended,
         "announced_s": updates.announced[message.key] - ended,

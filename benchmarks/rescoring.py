@@ -28,6 +28,7 @@ from topics.trajectories import Answer
 from topics.weights import WeightsPublished
 
 _PROMPT = 32
+_SPARE = 8  # tokens of the context that no answer reaches
 
 
 class _Tokens(Watch):
@@ -65,7 +66,7 @@ async def bench_rescoring(*, tokens: int, crossed: int, **options: Any) -> dict[
     Raises:
         BenchError: the server fell, or no answer crossed so many updates.
     """
-    served = Served("files", "resume", context=_PROMPT + tokens, **options)
+    served = Served("files", "resume", context=_PROMPT + tokens + _SPARE, **options)
     async with Updates.opened(served) as updates:
         stage = updates.stage
         key = stage.files.engine_key_file(stage.config.engine, "engine-1")

@@ -16,7 +16,9 @@ import msgspec
 
 from actors.learner.offers import Offers
 from actors.runtime.actor import Context
+from actors.supervisor.sweeper import purge_versions
 from asyncrl.algorithms.rows import TrainRow
+from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.settings import Config
@@ -24,6 +26,7 @@ from asyncrl.telemetry.logs import open_log
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import FileStore
+from asyncrl.weights.store import STORES, StorePlace, WeightStore
 from benchmarks.learner_process import train_row
 from benchmarks.random_model import SHAPES, write_random_model
 from benchmarks.stage import Stage, bench_config, report
@@ -32,7 +35,7 @@ from topics.batches import Objective
 from topics.engines import EngineReady, EngineUpdating
 from topics.table import topic_of
 from topics.topic import ENGINES, VITALS
-from topics.weights import WeightsPublished
+from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import decode
 
 DEADLINE_S = 600.0
@@ -42,7 +45,7 @@ _REFUSED = "weights not taken directly"
 class Served(NamedTuple):
     """A server, the trainer, and how versions travel between them."""
 
-    way: str  # "files", "staged" for files with `engine.staged`, or a `weights.direct`
+    way: str  # a `weights.store`, "staged" for files with `engine.staged`, or a `weights.direct`
     update: str  # a `weights.update`
     kind: str  # of the server
     shape: str  # of the model
@@ -64,7 +67,12 @@ class Served(NamedTuple):
     @property
     def direct(self) -> bool:
         """Return whether versions come out of the trainer's memory."""
-        return self.way not in ("files", "staged")
+        return self.way not in (*STORES, "staged")
+
+    @property
+    def store(self) -> str:
+        """Where versions lie."""
+        return self.way if self.way in STORES else "files"
 
     def config(self, model: Path) -> Config:
         """Of its run."""
@@ -73,7 +81,7 @@ class Served(NamedTuple):
         return bench_config(
             "bench-updates",
             model={"path": str(model)},
-            weights={"direct": direct, "update": self.update, "direct_deadline_s": 60.0},
+            weights={"store": self.store, "direct": direct, "update": self.update, "direct_deadline_s": 60.0},
             engine={
                 "kind": self.kind,
                 "max_running": self.running,
@@ -140,9 +148,10 @@ class Updates:
         """Wait until the engine has a version."""
         return await self.stage.until(self._loaded(version), DEADLINE_S)
 
-    def prune(self, version: WeightsPublished) -> None:
+    async def prune(self, version: WeightsPublished) -> None:
         """Remove all versions but one."""
         FileStore(self.stage.files.weights).prune({Path(version.location).name}, (0, version.version))
+        await purge_versions(self.stage.bus, {version.location}, (0, version.version))
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         stage = self.stage
@@ -154,21 +163,22 @@ class Updates:
         stack.push_async_callback(reader.close)
         context = Context("learner", "learner-1", stage.config, stage.files, stage.bus, open_log(actor="learner-1"))
         report("the trainer loads")
-        await asyncio.to_thread(self._open)
+        place = StorePlace(stage.files.weights.absolute(), ChunkWriter(stage.bus, WEIGHTS_STORED))
+        await asyncio.to_thread(self._open, STORES[self._served.store](place))
         self._offers = Offers(context, lambda: asyncio.to_thread(self._publisher.shared))
         await self._offers.start()
         stack.push_async_callback(self._offers.close)
         await self.copy()
         await self.loaded(await self.announce(0))
 
-    def _open(self) -> None:
+    def _open(self, store: WeightStore) -> None:
         served = self._served
         rows, tokens = served.size
         settings = TorchSettings(
             device=served.device, dtype=served.dtype, micro_batch_tokens=tokens, shares=served.direct
         )
         self._trainer = TorchTrainer(self._model, settings)
-        store, run = FileStore(self.stage.files.weights.absolute()), self.stage.config.run
+        run = self.stage.config.run
         self._publisher = Publisher(self._trainer, store=store, checkpoints=Path(), run=run if served.delta else "")
         self._rows: Sequence[TrainRow] = [
             train_row(number, tokens, SHAPES[served.shape].vocabulary) for number in range(rows)

@@ -213,7 +213,9 @@ class EmbeddedControl(ExternalControl):
         if home.group.staged:
             log_file = home.log_file.with_name(f"{home.name}.staging.log")
             deadline_s = home.settings.update_deadline_s
-            self._staging = Staging(self.device, self.environment(), log_file, deadline_s)
+            # Nothing else: the packages that a server is given are not for this process.
+            kept = {name: value for name, value in self.environment().items() if name in (*_ENVIRONMENT, _VISIBLE)}
+            self._staging = Staging(self.device, kept, log_file, deadline_s)
 
     async def start(self) -> None:
         """Start the server on the weights of its model directory."""
