@@ -5,7 +5,6 @@ Every measurement is a process of its own (`benchmarks/learner_process.py`); one
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import numpy as np
 
 from asyncrl.algorithms.flops import Work
 from asyncrl.training.ranks import work_of
+from benchmarks.clone import ROOT, environment
 from benchmarks.learner_process import Measured, Measurement
 from benchmarks.random_model import SHAPES, write_random_model
 
@@ -78,15 +78,12 @@ def mixed_lengths(tokens: int, longest: int) -> list[int]:
 def _measured(measurement: Measurement, folder: Path) -> Measured:
     """Run the processes of a measurement; says on stderr why one fails."""
     folder.mkdir()
-    root = Path(__file__).parents[1]
     processes = []
     for rank in range(measurement.ranks):
         given = msgspec.structs.replace(measurement, rank=rank, rendezvous=str(folder / "ranks"))
         words = [sys.executable, "-m", "benchmarks.learner_process", msgspec.json.encode(given).decode()]
-        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH", "")])])
-        environment = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
         output = (folder / f"{rank}.json").open("wb")
-        processes.append(subprocess.Popen(words, stdout=output, env=environment, cwd=root))
+        processes.append(subprocess.Popen(words, stdout=output, env=environment(GLOO_SOCKET_IFNAME="lo"), cwd=ROOT))
     try:
         for process in processes:
             process.wait(_LIMIT_S)

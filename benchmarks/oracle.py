@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import shutil
 import signal
 import statistics
@@ -23,13 +22,13 @@ from typing import Any, NamedTuple
 from asyncrl.config.load import load_config
 from asyncrl.config.settings import Config
 from asyncrl.process import python, with_parent
+from benchmarks.clone import ROOT, environment
 from benchmarks.oracle_results import SYNCHRONOUS, Curve, Results, draw, figures, markdown, reached
 from benchmarks.oracle_run import write_rollout
 from benchmarks.stage import BenchError, report
 
 _LOOK_S = 0.5
 _DEADLINE_S = 3600.0  # of one run, however loaded the machine is
-_ROOT = Path(__file__).parents[1]
 
 
 class Plan(NamedTuple):
@@ -176,8 +175,8 @@ async def _process(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
     """A Python process, which ends with the block."""
     running = await asyncio.create_subprocess_exec(
         *python(*words),
-        cwd=_ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(_ROOT)},
+        cwd=ROOT,
+        env=environment(OMP_NUM_THREADS="1"),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

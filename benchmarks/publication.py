@@ -5,7 +5,6 @@ No server takes part: the steps, copies and files are those of the learner's tra
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from benchmarks.clone import ROOT, environment
 from benchmarks.publication_process import Given, measured
 
 _LIMIT_S = 1800.0  # for all ranks of a measurement
@@ -46,15 +46,13 @@ def bench_publication(*, ranks: int, **options: Any) -> dict[str, float]:
 
 def _measured_by(folder: Path, given: Given, ranks: int) -> dict[str, float]:
     """Measure with several ranks, each of which is a process."""
-    root = str(Path(__file__).parents[1])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH", "")])])
     # The loopback: whatever this machine's own name resolves to, the ranks find one another.
-    environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    variables = environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     processes = []
     for rank in range(ranks):
         own = msgspec.json.encode(msgspec.structs.replace(given, rank=rank, ranks=ranks)).decode()
         words = [sys.executable, "-m", "benchmarks.publication_process", str(folder), own]
-        processes.append(subprocess.Popen(words, env=environment, cwd=root))
+        processes.append(subprocess.Popen(words, env=variables, cwd=ROOT))
     try:
         codes = [process.wait(_LIMIT_S) for process in processes]
     finally:
