@@ -34,6 +34,7 @@ from asyncrl.live.conversation import Conversations, Prompt, Seam
 from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
 from asyncrl.live.keys import Keys
 from asyncrl.live.owners import owner_of, user_of
+from asyncrl.live.redaction import Redactor
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.tools import Wording
 from asyncrl.live.turn_log import Asked, Stored, TurnLog, asked
@@ -88,6 +89,7 @@ class Gateway:
 
     async def run(self) -> None:
         """Serve until asked to stop."""
+        await self._open_redactor()
         keys = self._context.listen(ACTORS, self._take_asked, [KEY_ADDED, KEY_REVOKED, PURGE_REQUESTED])
         await keys.start()
         await keys.caught_up()
@@ -109,6 +111,13 @@ class Gateway:
             await self._meter.close()
             await keys.close()
             await self._channels.close()
+
+    async def _open_redactor(self) -> None:
+        live = self._context.config.live
+        if live.redact:
+            self._facts.redactor = await Redactor.open(
+                live.redact, base=self._context.files.base, limit_s=live.redact_s, tokenizer=self._tokenizer
+            )
 
     async def _read_turns(self) -> None:
         """Read what is known of turns, and end those that were under way when the process before it died."""
@@ -302,7 +311,7 @@ class Gateway:
         try:
             tenant = self._keys.tenant(http.headers)
             opinion = parse_feedback(await _body(http))
-            identity = await give_feedback(self._context.bus, tenant, opinion)
+            identity = await give_feedback(self._context.bus, tenant, opinion, self._facts.redactor)
         except LiveError as error:
             return self._refusal(_api_of(http), error, "none")
         self._context.count("feedback")

@@ -15,6 +15,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.publish import EXPECT_SUBJECT, Prepared, prepare, publish_prepared, send
 from asyncrl.bus.vault import SecretGone
 from asyncrl.live.owners import covers
+from asyncrl.live.redaction import RedactionFailed, Redactor
 from asyncrl.live.turn_log import TurnLog
 from topics.secrets import PURGE_REQUESTED, SECRET_MADE, PurgeRequested, SecretMade
 from topics.table import topic_for
@@ -42,6 +43,7 @@ class Facts:
             log: takes each fact at once.
             most_bytes: of all facts that wait.
         """
+        self.redactor: Redactor | None = None  # of what is said, before it is stored
         self._context = context
         self._log = log
         self._most = most_bytes
@@ -70,6 +72,10 @@ class Facts:
         """
         if isinstance(fact, TurnStarted | TurnFinished):
             self.know(fact)
+            redacted = await self._redacted(fact)
+            if redacted is None:
+                return False
+            fact = redacted
         try:
             if not self._at_hand(fact):
                 return self._lose(fact, anyway=anyway)
@@ -95,6 +101,23 @@ class Facts:
         self._store_soon()
         return True
 
+    async def _redacted(self, fact: TurnStarted | TurnFinished) -> TurnStarted | TurnFinished | None:
+        """Return a fact as it may be stored; None where that cannot be told."""
+        if self.redactor is None:
+            return fact
+        try:
+            stored = await self.redactor.turn(fact)
+        except RedactionFailed as error:
+            self._context.log.error("nothing of a turn is stored", turn=fact.turn_id, reason=str(error))
+            self._context.count("redactions_failed")
+            self._note_lost(fact.turn_id)
+            return None
+        if stored is not fact:
+            self._note_lost(fact.turn_id)
+        if fact.turn_id in self._lost and isinstance(stored, TurnFinished):  # no prompt may begin with its tokens
+            stored.history = ""
+        return stored
+
     def _at_hand(self, fact: Fact) -> bool:
         """Return whether a fact can be sealed now; raises `SecretGone` where it never can be."""
         secret = getattr(fact, SEALED, "")
@@ -103,10 +126,13 @@ class Facts:
     def _lose(self, fact: Fact, *, anyway: bool) -> bool:
         self._context.count("facts_lost" if anyway else "turns_unrecorded")
         if isinstance(fact, TurnStarted | TurnFinished):
-            self._lost[fact.turn_id] = None
-            while len(self._lost) > _LOST:
-                self._lost.popitem(last=False)
+            self._note_lost(fact.turn_id)
         return False
+
+    def _note_lost(self, turn: str) -> None:
+        self._lost[turn] = None
+        while len(self._lost) > _LOST:
+            self._lost.popitem(last=False)
 
     def _failed(self, fault: SpoolFault) -> None:
         self._context.vitals["spool_failed"] = 1
@@ -140,8 +166,9 @@ class Facts:
         self._log.take(fact, self._context.bus.name, time.time(), owner=owner)
 
     async def progress(self, sampled: TurnSampled) -> None:
-        """Store tokens of a reply under way; nobody waits for it, and while the server is away they are left out."""
-        if not len(self._spool):
+        """Store tokens of a reply under way; nobody waits for it. While the server is away, or where the reply is to be
+        redacted, they are left out."""
+        if not len(self._spool) and self.redactor is None:
             with contextlib.suppress(SecretGone):
                 await send(self._context.bus, sampled)
 
@@ -153,6 +180,8 @@ class Facts:
         if len(self._spool):
             self._context.log.warning("facts wait for the next gateway", facts=len(self._spool))
         self._spool.close()
+        if self.redactor is not None:
+            await self.redactor.close()
 
     async def _store_waiting(self) -> None:
         known = False

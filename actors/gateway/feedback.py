@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
@@ -11,6 +13,7 @@ from asyncrl.bus.publish import publish, read
 from asyncrl.bus.vault import SecretGone
 from asyncrl.live.apis.words import LiveError
 from asyncrl.live.feedback import Opinion, feedback_id
+from asyncrl.live.redaction import RedactionFailed, Redactor
 from topics.topic import TURNS
 from topics.turns import FEEDBACK_GIVEN, TURN_STARTED, FeedbackGiven
 from topics.wire import SEALED
@@ -18,19 +21,25 @@ from topics.wire import SEALED
 _LIMIT_S = 5.0  # for the NATS server to answer
 
 
-async def give_feedback(bus: Bus, tenant: str, opinion: Opinion) -> str:
+async def give_feedback(bus: Bus, tenant: str, opinion: Opinion, redactor: Redactor | None) -> str:
     """Store an opinion and return its id; one that repeats the newest of its turn is stored already.
+
+    Args:
+        redactor: of its text, where there is one.
 
     Raises:
         LiveError: there is no such turn, it is another tenant's, or it cannot be stored now.
     """
     try:
+        if redactor is not None and opinion.text:
+            (text,) = await redactor.texts([opinion.text])
+            opinion = msgspec.structs.replace(opinion, text=text)
         async with asyncio.timeout(_LIMIT_S):
             return await _store(bus, tenant, opinion)
     except SecretGone as error:
         words = f"the reply {opinion.turn} was purged; there is nothing left to judge"
         raise LiveError("absent", words, field="turn") from error
-    except (TimeoutError, BusError) as error:
+    except (TimeoutError, BusError, RedactionFailed) as error:
         raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
 
 

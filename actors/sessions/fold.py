@@ -96,6 +96,7 @@ class SessionsFold(Fold):
         turn.finished = True
         tokens, marks = int(record.headers["tokens"]), record.headers.get("marks", "").split(",")
         turn.skip = turn.skip or _UNTRAINED.get(finish) or ("empty" if not tokens else None)
+        turn.skip = turn.skip or ("redacted" if "redacted" in marks else None)
         turn.newest, turn.same = int(record.headers.get("newest", 0)), record.headers.get("same", "")
         turn.trial, turn.canary = int(record.headers.get("trial", 0)), "canary" in record.headers
         if turn.skip is None:

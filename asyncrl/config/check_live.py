@@ -27,6 +27,7 @@ def live_contradictions(config: Config) -> Iterator[Finding]:
         )
         yield Finding(("live.share", "gateway.count"), message)
     yield from _of_judges(config)
+    yield from _of_redaction(config)
     yield from _of_hints(config)
     for task in every_task(config):
         if HINDSIGHT in ADVANTAGES[task.advantage].needs:
@@ -61,6 +62,17 @@ def _of_hints(config: Config) -> Iterator[Finding]:
     if hindsight.top_k and learner.teacher.given and learner.teacher.top_k:
         message = "two losses over the tokens of a place; set one of them to 0"
         yield Finding(("live.hindsight.top_k", "learner.teacher.top_k"), message)
+
+
+def _of_redaction(config: Config) -> Iterator[Finding]:
+    live = config.live
+    keys = tuple(f"live.{key}" for key in ("redact", "redact_s") if key in changed_keys(live))
+    if keys and not (config.gateway.count and live.redact):
+        why = "there is no gateway (gateway.count)" if live.redact else "live.redact names no function"
+        yield Finding(keys, f"has no effect: {why}; leave it out")
+    elif live.redact and ":" not in live.redact:
+        message = f'found "{live.redact}", expected path/to/file.py:function or package.module:function'
+        yield Finding(("live.redact",), message)
 
 
 def _of_judges(config: Config) -> Iterator[Finding]:

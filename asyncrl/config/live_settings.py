@@ -146,6 +146,9 @@ class LiveSettings(Settings):
     judge_s: Seconds = 600.0  # Seconds that a turn waits for its grade before it is given up, untrained.
     # Days for which what users said can be read; then its data keys are erased. 0: until `asyncrl purge`.
     retention_days: Annotated[int, Meta(ge=0, le=36500)] = 0
+    # Function of yours (path/to/file.py:function) that gets texts and returns them as they may be stored; "": none.
+    redact: str = ""
+    redact_s: Seconds = 5.0  # Seconds that it may take; of a turn that takes longer nothing is stored.
     hindsight: HindsightSettings = msgspec.field(default_factory=HindsightSettings)
     judge: JudgeSettings = msgspec.field(default_factory=JudgeSettings)
     safety: SafetySettings = msgspec.field(default_factory=SafetySettings)

@@ -118,7 +118,8 @@ class TurnLog:
             return
         del self._open[fact.turn_id]
         found.tokens, found.logprobs, found.versions = fact.tokens, fact.logprobs, fact.versions
-        found.finish, found.at_s = fact.finish, at_s
+        # A reply that another gateway stored redacted is not the one that its client got.
+        found.finish, found.at_s = "failed" if "redacted" in fact.marks else fact.finish, at_s
         self._end(found, fact.history)
 
     def _end(self, turn: Stored, history: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from asyncrl.config.check import Finding
 from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.conversation import Seam
+from asyncrl.live.redaction import redaction_setup
+from asyncrl.sandbox.pool import load_problems
 
 
 def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
@@ -18,6 +21,10 @@ def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
     if config.live.share and not config.trains:
         message = f"live turns are learnt, and only {', '.join(config.only)} runs; set only=[], or live.share=0"
         yield Finding(("live.share", "only"), message)
+    if ":" in config.live.redact:
+        setup = redaction_setup(config.live.redact, base=base, limit_s=config.live.redact_s)
+        for problem in filter(None, asyncio.run(load_problems([setup]))):
+            yield Finding(("live.redact",), problem)
     path, create = base / config.model.path, config.model.create
     if not config.model.path:
         if not create.template:

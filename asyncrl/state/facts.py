@@ -44,7 +44,7 @@ ADVICE: dict[Cause, str] = {
     "groups dropped": "change what drops them: reward, learner.filters, buffer.max_lag, buffer.group_deadline_s",
     "channel behind": "promote a newer version with `asyncrl weights promote`, or raise buffer.max_lag",
     "live alarm": "look at turns with `asyncrl tap`; live.safety has the bounds, `asyncrl weights rollback` goes back",
-    "turns unrecorded": "make room: on the disk, or by gateway.spool_mb and gateway.turns_mb; then see nats.log",
+    "turns unrecorded": "make room on the disk, or by gateway.spool_mb or turns_mb; see `asyncrl logs gateway-1`",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
     "end of data": "add epochs with `asyncrl up --resume RUN --set task.epochs=0`; check `asyncrl logs prompter-1`",
     "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",

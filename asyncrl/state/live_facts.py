@@ -45,8 +45,12 @@ def _behind(state: RunState) -> Iterator[StallFound]:
 
 
 def _unrecorded(state: RunState) -> Iterator[StallFound]:
-    """Turns that were served and are not stored: there was no room for what waits until the server is back."""
+    """Turns that were served and are not stored: there was no room for what waits, or nothing redacted them."""
     for actor in state.of_role("gateway"):
+        if actor.live and (failed := actor.gauge("redactions_failed")):
+            yield finding(
+                "turns unrecorded", actor.actor_id, f"{failed:.0f} turns were served alone: live.redact failed"
+            )
         if actor.live and (lost := actor.gauge("turns_unrecorded")):
             full = "the disk of the spool takes no more" if actor.gauge("spool_failed") else "gateway.spool_mb was full"
             waits = f"{actor.gauge('facts_waiting') or 0:.0f} facts wait"

@@ -83,6 +83,7 @@ def gateway_stage(
     inference: AnyEngine,
     *,
     tools: bool = False,
+    live: Any = None,
     **settings: Any,
 ) -> Stage:
     """Make the stage of a gateway; further arguments are settings of `gateway`."""
@@ -91,6 +92,7 @@ def gateway_stage(
         model={"path": str(conversing_model(model, tools=tools))},
         engine={"kind": "external", "addresses": ["http://127.0.0.1:1"]},
         gateway={"count": 1, "port": free_port(), **settings},
+        live=live or {},
     )
 
 

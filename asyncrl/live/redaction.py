@@ -1,0 +1,125 @@
+"""The user's function that redacts what live traffic says before it is stored; it runs in a child process."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.errors import AsyncRLError, FunctionError
+from asyncrl.functions import is_async, load_function
+from asyncrl.sandbox.frames import CallFailed, Service, Setup
+from asyncrl.sandbox.pool import Sandbox
+from topics.turns import TurnFinished, TurnStarted
+from topics.wire import Int32Array
+
+_MEMORY_MB = 4096
+_REPLY_BYTES = 64 * 2**20
+_CHILDREN = 2  # a long text in one of them holds up no others
+
+
+class RedactionFailed(AsyncRLError):
+    """The function gave no texts: nothing of them is stored."""
+
+
+class Redactor:
+    """Hands what is to be stored to the function, as text, and takes over what it changes."""
+
+    def __init__(self, spec: str, sandbox: Sandbox, tokenizer: TaskTokenizer) -> None:
+        self._spec = spec
+        self._sandbox = sandbox
+        self._tokenizer = tokenizer
+
+    @classmethod
+    async def open(cls, spec: str, *, base: Path, limit_s: float, tokenizer: TaskTokenizer) -> Redactor:
+        """Start child processes that load the function.
+
+        Raises:
+            FunctionError: it cannot be found or loaded, or is async.
+        """
+        setup = redaction_setup(spec, base=base, limit_s=limit_s)
+        return cls(spec, await Sandbox.open(setup, workers=_CHILDREN), tokenizer)
+
+    async def texts(self, texts: Sequence[str]) -> list[str]:
+        """Return texts as they may be stored.
+
+        Raises:
+            RedactionFailed: the function raised, took too long, or returned something else.
+        """
+        reply = await self._sandbox.call(list(texts))
+        if reply.reason is not None:
+            raise RedactionFailed(f"{self._spec} failed: {reply.reason}")  # its words may repeat what was said
+        return list(reply.value)
+
+    async def turn(self, fact: TurnStarted | TurnFinished) -> TurnStarted | TurnFinished:
+        """Return the begin or the end of a turn as it may be stored; the same one where nothing is redacted.
+
+        Raises:
+            RedactionFailed: as `texts`, or the model has no tokens for what the function wrote.
+        """
+        tokens = await self._tokens(fact.tokens)
+        if tokens is None:
+            return fact
+        replace = msgspec.structs.replace
+        if isinstance(fact, TurnStarted):  # no digest: no other gateway may take it for what was asked
+            return replace(fact, tokens=tokens, digest="", key="", skip="redacted")
+        versions = np.full(len(tokens), fact.versions.max(initial=-1), np.int32)
+        logprobs = np.zeros(len(tokens), np.float32)
+        changed = replace(fact, tokens=tokens, logprobs=logprobs, versions=versions, marks=[*fact.marks, "redacted"])
+        return replace(changed, history="", same="", trial=0, canary=False)
+
+    async def _tokens(self, tokens: Int32Array) -> Int32Array | None:
+        """Return tokens of the text as it was redacted; None where it was not."""
+        if not len(tokens):
+            return None
+        text = self._tokenizer.decode_all(tokens.tolist())
+        (redacted,) = await self.texts([text])
+        if redacted == text:
+            return None
+        try:
+            return self._tokenizer.encode(redacted)
+        except TokenizerError as error:
+            raise RedactionFailed(f"the model has no tokens for what {self._spec} returned") from error
+
+    async def close(self) -> None:
+        """Kill the children."""
+        await self._sandbox.close()
+
+
+def redaction_setup(spec: str, *, base: Path, limit_s: float) -> Setup:
+    """Return the setup by which a child loads the function."""
+    arguments = {"spec": spec, "base": str(base)}
+    return Setup(spec, f"{__name__}:serve_redaction", arguments, limit_s, _MEMORY_MB, _REPLY_BYTES)
+
+
+def serve_redaction(spec: str, base: str) -> Service:
+    """Load the function.
+
+    Raises:
+        FunctionError: it cannot be found or loaded, or is async.
+    """
+    function = load_function(spec, base=Path(base))
+    if is_async(function):
+        raise FunctionError(f"{spec}: it is an async function; write def {spec.rpartition(':')[2]}(texts)")
+    return Service(functools.partial(_call, function), _texts)
+
+
+def _call(function: Callable[..., Any], texts: list[str]) -> tuple[Any, int]:
+    return function(texts), len(texts)
+
+
+def _texts(answer: tuple[Any, int]) -> list[str]:
+    """Read what it returned.
+
+    Raises:
+        CallFailed: with reason `value`.
+    """
+    value, count = answer
+    if not isinstance(value, list) or len(value) != count or not all(isinstance(text, str) for text in value):
+        raise CallFailed("value", f"it returned a {type(value).__name__}; expected a list of {count} texts")
+    return value

@@ -1,0 +1,104 @@
+"""What a function of the user's redacts is stored nowhere as it was; a turn that it fails for is not stored."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
+from asyncrl.bus.publish import read
+from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.check_live import live_contradictions
+from asyncrl.config.settings import Config
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.live.stored import TurnReader
+from harness.gateways import gateway, stored_turns
+from harness.sdks import sdks
+from harness.sglang_like import Asked, LikeSGLang
+from harness.stage import Stage
+from topics.topic import TURNS
+from topics.turns import FEEDBACK_GIVEN, FeedbackGiven, TurnFinished, TurnStarted
+
+HOOK = """
+import time
+
+def redact(texts):
+    if any("hang" in text for text in texts):
+        time.sleep(600)
+    if any("break" in text for text in texts):
+        raise ValueError(texts)
+    return [text.replace("4711-0815", "(number)") for text in texts]
+"""
+PLANTED = "4711-0815"
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+async def test_a_redacted_turn_is_served_as_it_was_and_stored_redacted(
+    bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    (tmp_path / "hook.py").write_text(HOOK)
+    model = tmp_path / "model"
+
+    async def serve(asked: Asked) -> dict[str, Any]:
+        ends = tokenizer.decode_all(asked.ids).endswith("tell")
+        reply = tokenizer.encode(f"it is {PLANTED}." if ends else "ok").tolist()
+        return inference.answer(asked, [*reply, tokenizer.eos_ids[0]], "stop")
+
+    inference.serve = serve
+    live = {"redact": f"{tmp_path}/hook.py:redact", "redact_s": 2.0}
+    async with gateway(bus, stage, model, inference, tools=True, live=live) as served:
+        tokenizer = TaskTokenizer.load(model)
+        ask: dict[str, Any] = {"model": "any", "max_tokens": 50}
+        async with sdks(served.address, served.key) as (_, second), ClientSession() as http:
+            messages = [user("abc")]
+            for text in (f"mine is {PLANTED}", "thanks"):
+                reply = await second.messages.create(messages=messages, **ask)
+                messages += [{"role": "assistant", "content": reply.content[0].text}, user(text)]
+            await second.messages.create(messages=messages, **ask)
+            told = await second.messages.create(messages=[user("tell")], **ask)
+            for word in ("break", "hang"):
+                assert (await second.messages.create(messages=[user(word)], **ask)).content[0].text == "ok"
+            body = {"turn": told.id, "thumb": "up", "text": f"is {PLANTED}"}
+            sent = await http.post(
+                f"{served.address}/v1/feedback", json=body, headers={"Authorization": f"Bearer {served.key}"}
+            )
+            assert sent.status == 200 and (await sent.json())["text"] == f"is {PLANTED}"
+        assert served.count("redactions_failed") == 2
+    facts = await stored_turns(bus)
+    begun = [fact for fact in facts if isinstance(fact, TurnStarted)]
+    ended = [fact for fact in facts if isinstance(fact, TurnFinished)]
+    assert len(begun) == len(ended) == 4 and told.content[0].text == f"it is {PLANTED}."
+    # The turn behind a redacted one has all of it in its own prompt, and is redacted, too.
+    assert [turn.parent for turn in begun] == ["", begun[0].turn_id, "", ""]
+    assert [turn.skip for turn in begun] == [None, "redacted", "redacted", None]
+    assert [bool(turn.digest) for turn in begun] == [True, False, False, True]
+    assert [bool(turn.history) for turn in ended] == [True, False, False, False]
+    assert [turn.marks for turn in ended] == [[], [], [], ["redacted"]]
+    stored = [tokenizer.decode_all(fact.tokens.tolist()) for fact in facts if not isinstance(fact, FeedbackGiven)]
+    assert [text.count("(number)") for text in stored] == [0, 0, 1, 0, 1, 0, 0, 1] and PLANTED not in "".join(stored)
+    assert [tokenizer.decode_all(one.ids).count(PLANTED) for one in inference.asked] == [0, 1, 1, 0, 0, 0]
+    before = (await TurnReader(bus).read(begun[1].turn_id)).prompt[: begun[1].known]
+    assert before.tolist() == inference.asked[1].ids[: begun[1].known]
+    record = await read_last(bus, TURNS, FEEDBACK_GIVEN.subject(bus.run, begun[3].turn_id))
+    assert record is not None and (await read(bus, FeedbackGiven, record)).text == "is (number)"
+    raw = [tokenizer.encode(PLANTED).tobytes(), PLANTED.encode()]
+    files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and file.name != "hook.py"]
+    assert files and not any(one in content for content in files for one in raw)
+
+
+@pytest.mark.parametrize(
+    ("live", "words"),
+    [({"redact": "words"}, "expected path/to/file.py:function"), ({"redact_s": 2.0}, "live.redact names no function")],
+)
+def test_settings_that_redact_nothing_are_found(live: dict[str, Any], words: str):
+    config = Config()
+    config.gateway.count = 1
+    for key, value in live.items():
+        setattr(config.live, key, value)
+    assert any(words in finding.message for finding in live_contradictions(config))
