@@ -107,6 +107,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
     penalties: list[Penalty] = []
     distillation: Distillation | None = None
     hindsight: Hindsight | None = None
+    live_kl: bool = False  # how far live turns are from the reference is measured
     critic: CriticStep | None = None  # where an advantage needs values
 
     @property

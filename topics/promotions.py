@@ -19,6 +19,7 @@ class PromotionRequested(Message):
     version: Version | None = None  # of the newest lineage that has it; None: back
     share: Share = 0.0  # above 0: as a canary, for this share of the sessions
     owner: Owner = ""  # of those of a tenant or user alone, by `asyncrl.live.owners`; "": of all
+    force: bool = False  # also beyond `live.safety.kl_bound`
 
 
 class WeightsPromoted(Message):
@@ -62,7 +63,8 @@ class CanaryEnded(Message):
     """No session is answered by the canary any more; the channel `live` stays where it is."""
 
     key: str
-    by: Literal["reward", "command", "weights"]  # weights: engines cannot take it
+    # weights: engines cannot take it; divergence: it is too far from the reference to be promoted.
+    by: Literal["reward", "command", "weights", "divergence"]
     cause: Sequence  # of the promotion.requested (command), else of the weights.canaried
     reason: str
 

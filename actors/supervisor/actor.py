@@ -152,7 +152,9 @@ class Supervisor:
         channel, gateway = self._state.channel, self.context.config.gateway
         self.context.vitals.update(channel.canary.figures())
         serves, canaries = bool(gateway.engines), bool(gateway.canary_engines)
-        return channel.decide(self.fold.stored, self.context.config.weights, serves=serves, canaries=canaries)
+        config = self.context.config
+        kl_bound = config.live.safety.kl_bound
+        return channel.decide(self.fold.stored, config.weights, serves=serves, canaries=canaries, kl_bound=kl_bound)
 
     async def _move(self, decision: Decision) -> None:
         """Move the channel `live` or its canary, or publish why not."""

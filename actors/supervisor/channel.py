@@ -12,6 +12,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from actors.supervisor.canary import Canary, as_canary
+from actors.supervisor.divergence import Divergence
 from asyncrl.config.settings import WeightsSettings
 from topics.engines import version_of
 from topics.evals import EvalScored
@@ -54,6 +55,8 @@ class Channel(msgspec.Struct):
     refused: dict[int, str] = {}  # reasons of engines, by sequence of the weights.published; the newest ones
     shares: dict[int, tuple[float, str]] = {}  # requests for canaries: share and owner, by sequence
     canary: Canary = msgspec.field(default_factory=Canary)
+    divergence: Divergence = msgspec.field(default_factory=Divergence)
+    forced: set[int] = set()  # requests that no bound refuses, by sequence
 
     def ask(self, request: PromotionRequested, sequence: int) -> None:
         """Take note of a request."""
@@ -61,6 +64,8 @@ class Channel(msgspec.Struct):
             self.requests[sequence] = request.version
             if request.share > 0:
                 self.shares[sequence] = (request.share, request.owner)
+            if request.force:
+                self.forced.add(sequence)
 
     def score(self, scored: EvalScored, sequence: int, settings: WeightsSettings) -> None:
         """Take note of an evaluation."""
@@ -105,6 +110,7 @@ class Channel(msgspec.Struct):
         for sequence in [sequence for sequence in waiting if sequence <= cause]:
             del waiting[sequence]
             self.shares.pop(sequence, None)
+            self.forced.discard(sequence)
 
     def keeps(self, lineage: int, version: int, window: int, *, exact: bool) -> bool:
         """Return whether a version stays in the store.
@@ -120,14 +126,36 @@ class Channel(msgspec.Struct):
         return live or version in judged or evaluated
 
     def decide(
-        self, stored: Sequence[Stored], settings: WeightsSettings, *, serves: bool = False, canaries: bool = False
+        self,
+        stored: Sequence[Stored],
+        settings: WeightsSettings,
+        *,
+        serves: bool = False,
+        canaries: bool = False,
+        kl_bound: float = 0.0,
     ) -> Decision | None:
         """Return the answer to the oldest request or score, or what becomes of a canary; None where there is none.
 
         Args:
             serves: engines answer with what is live: where nothing was, the newest version becomes so.
             canaries: engines answer with a canary.
+            kl_bound: nats per token from the reference beyond which no version gets users, unless that is forced.
         """
+        decision = self._decide(stored, settings, serves=serves, canaries=canaries)
+        if not isinstance(decision, WeightsPromoted | WeightsCanaried):
+            return decision
+        by, why = decision.by, self.divergence.beyond(decision.version, kl_bound)
+        if not why or by == "start" or by == "rollback" or (by == "command" and decision.cause in self.forced):
+            return decision
+        if by == "canary":
+            return CanaryEnded(decision.key, "divergence", decision.cause, why)
+        if by == "command":
+            why = f"{why}; `asyncrl weights promote --force` promotes it all the same"
+        return PromotionRefused(by, decision.cause, why)
+
+    def _decide(
+        self, stored: Sequence[Stored], settings: WeightsSettings, *, serves: bool, canaries: bool
+    ) -> Decision | None:
         if serves and not self.live and stored:
             first = stored[-1]
             return WeightsPromoted(first.lineage, first.version, first.digest, "start", first.sequence)

@@ -87,8 +87,9 @@ class SupervisorFold(TrimmerFold):
         self.state.stopping = request.reason or "asked to stop"
 
     @on(BatchTrained)
-    def _on_trained(self, _trained: BatchTrained, _record: Record) -> None:
+    def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained += 1
+        self.state.channel.divergence.trained(trained)
         self.achieved += 1
 
     @on_headers(TrajectoryGenerated)

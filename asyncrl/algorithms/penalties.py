@@ -56,6 +56,16 @@ def penalty_sums(rows: Sequence[TrainRow], penalties: Sequence[Penalty]) -> dict
     }
 
 
+def live_kl_sums(rows: Sequence[TrainRow]) -> dict[str, float]:
+    """Sums over the trained tokens of live turns: k3 from the sampler to the column `reference`, and their number."""
+    found = {"nats": 0.0, "tokens": 0.0}
+    for row in rows:
+        trained = (row.mask != 0) & (row.weights > 0)
+        found["nats"] += float(kl_estimate(row.logprobs, row.columns["reference"], "k3")[trained].sum())
+        found["tokens"] += float(trained.sum())
+    return found
+
+
 def _kl(row: TrainRow, penalty: Penalty) -> Values:
     policy = row.columns["proximal"] if penalty.recomputed else row.logprobs
     return kl_estimate(policy, row.columns[penalty.column], penalty.estimator)

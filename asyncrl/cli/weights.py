@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tenant", default="", metavar="NAME", help="canary: of the sessions of this tenant alone")
     parser.add_argument("--client", default="", metavar="NAME", help="canary: of this user of the tenant alone")
+    parser.add_argument("--force", action="store_true", help="promote: also beyond live.safety.kl_bound")
     add_directory(parser)
     add_server(parser)
     add_json(parser, "as one JSON array")
@@ -82,7 +83,9 @@ def _request(arguments: argparse.Namespace) -> PromotionRequested:
     if (tenant and share is None) or (user and not tenant):
         raise WrongUsage("--tenant names whose sessions a --canary has, and --client one of that tenant's users")
     owner = owner_of(tenant, user) if user else tenant_digest(tenant) if tenant else ""
-    return PromotionRequested(arguments.version, share or 0.0, owner)
+    if arguments.force and arguments.action != "promote":
+        raise WrongUsage("--force is of promote: list and rollback are refused by no bound")
+    return PromotionRequested(arguments.version, share or 0.0, owner, force=arguments.force)
 
 
 async def _move(found: FoundRun, request: PromotionRequested, wait_s: float) -> str:

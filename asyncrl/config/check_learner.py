@@ -128,6 +128,8 @@ def needed_columns(config: Config) -> Iterator[tuple[str, str]]:
             yield key_of_learner(config, stage, "reference.kl_coef"), "reference"
     if config.live.method != "binary":
         yield "live.method", "reference"
+    if config.live.share and config.live.safety.kl_bound:
+        yield "live.safety.kl_bound", "reference"
     for task in every_task(config):
         for column in ADVANTAGES[task.advantage].needs:
             yield task.keys("advantage")[0], column

@@ -29,6 +29,9 @@ def live_contradictions(config: Config) -> Iterator[Finding]:
     yield from _of_judges(config)
     yield from _of_redaction(config)
     yield from _of_hints(config)
+    if config.live.safety.kl_bound and not (config.live.share and config.learner.trainer == "torch"):
+        message = 'has no effect: it is measured with live.share above 0 and learner.trainer = "torch"; leave it out'
+        yield Finding(("live.safety.kl_bound",), message)
     for task in every_task(config):
         if HINDSIGHT in ADVANTAGES[task.advantage].needs:
             message = f'"{task.advantage}" is of live turns, whose judges give hints; set live.method'

@@ -128,6 +128,9 @@ class SafetySettings(Settings):
     invalid_calls: Share = 0.1
     questions: Share = 0.2  # The same of replies that ask needlessly.
     disagreement: Share = 0.3  # The same of grades of judges against which users spoke.
+    # Greatest KL of the policy to the reference with which a version is promoted: nats (k3) per token of live turns, in
+    # the mean of the newest 8 steps up to the version. 0: it is not measured.
+    kl_bound: Annotated[float, Meta(ge=0)] = 0.0
     # Factor, up or down, by which the mean length of the newest 128 replies may differ from the first 128 of the run.
     length_drift: Annotated[float, Meta(gt=1)] = 3.0
 

@@ -59,6 +59,10 @@ def _unrecorded(state: RunState) -> Iterator[StallFound]:
 
 def _alarms(state: RunState) -> Iterator[StallFound]:
     safety = state.config.live.safety
+    nats = state.metrics.get("live_reference_kl", 0.0)
+    if safety.kl_bound and nats > safety.kl_bound:
+        words = f"live turns are {nats:.3g} nats per token from the reference; live.safety.kl_bound"
+        yield finding("live alarm", "kl_bound", f"{words} = {safety.kl_bound:g}, so no version is promoted")
     for actor in state.of_role("sessions"):
         if not actor.live:
             continue

@@ -50,6 +50,7 @@ def objective_of(config: Config, step: int, stage: str = "") -> Objective:
         penalties=_penalties(learner),
         distillation=_distillation(learner.teacher),
         hindsight=_hindsight(config.live),
+        live_kl=bool(config.live.share and config.live.safety.kl_bound),
         critic=_critic_step(learner.critic, step - config.start.step) if has_critic(config) else None,
         **optimizer,
     )

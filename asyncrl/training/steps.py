@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.hindsight import hindsight_sums
 from asyncrl.algorithms.losses import loss_of
-from asyncrl.algorithms.penalties import columns_of, penalized, penalty_sums
+from asyncrl.algorithms.penalties import columns_of, live_kl_sums, penalized, penalty_sums
 from asyncrl.algorithms.rows import TOP, TrainRow
 from asyncrl.algorithms.sums import Sums, metrics
 from asyncrl.algorithms.token_loss import Loss, Tokens
@@ -37,6 +37,7 @@ from asyncrl.training.routing import Mixture, check_routing
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import Top
 from topics.batches import Anomaly, CriticStep, Objective
+from topics.ids import LIVE
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -144,6 +145,7 @@ class Steps:
         self._reference.follow(objective.reference)
         valued = self.with_advantages(rows, objective)
         figures, critic_norm = self._criticised(valued, objective.critic)
+        figures |= self._live_kl(valued) if objective.live_kl else {}
         if objective.moves_policy:
             used = self.with_gradient(valued, loss)
             figures |= self._policy_step(used, objective, usual)
@@ -190,6 +192,14 @@ class Steps:
             blame = f"; the largest return is of trajectory {largest.trajectory_id}" if largest else ""
             raise NonFiniteLoss(f"critic: gradient norm {norm}, {figures}{blame}; the weights were not touched")
         return figures, norm
+
+    def _live_kl(self, rows: list[TrainRow]) -> dict[str, float]:
+        """Measure how far live turns are from the reference, nats per token."""
+        self._reference.begin()
+        live = self._filled([row for row in rows if row.trajectory_id.startswith(LIVE)], ("reference",))
+        sums = {name: torch.tensor(value, device=self.device) for name, value in live_kl_sums(live).items()}
+        nats, tokens = (float(value) for value in self._passes.sums([sums]).values())
+        return {"live_reference_kl": nats / tokens} if tokens else {}
 
     def _order_copies(self) -> None:
         for copy in self._copies:

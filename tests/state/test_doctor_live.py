@@ -44,6 +44,9 @@ def test_figures_beyond_their_bounds_are_alarms():
     case.vitals("sessions-1", live_questions=0.5, live_disagreement=0.4, live_length_drift=0.2)
     found = {("live alarm", "questions"), ("live alarm", "disagreement"), ("live alarm", "length_drift")}
     assert {*live_ones(case)} == found
+    case.state.config.live.safety.kl_bound = 0.5
+    case.state.figures["live_reference_kl"] = 0.75
+    assert {*live_ones(case)} == found | {("live alarm", "kl_bound")}
     assert run_status(case.state, case.state.now_ns).judge_agreement == 0.6
 
 

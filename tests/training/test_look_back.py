@@ -1,6 +1,7 @@
 """The teacher looks back, with real models: a frozen copy scores the ids of a reply behind a prompt with a hint."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -54,6 +55,25 @@ def test_the_frozen_copy_scores_the_reply_behind_the_hint_at_the_temperature_of_
         assert column[reply] == pytest.approx(expected, abs=1e-4)
         difference = (expected - row.logprobs[reply]).clip(-1, 1)
         assert found[row.trajectory_id].advantages[reply] == pytest.approx(difference - 0.5, abs=1e-4)
+
+
+def test_the_step_tells_how_far_live_turns_are_from_the_policy_of_before_the_first_step(model):
+    trainer = TorchTrainer(model)
+    rows = live_rows(4, 0, "none")
+    live = [dataclasses.replace(row, trajectory_id=f"l00000{number}-0") for number, row in enumerate(rows[:2])]
+    watched = Objective(loss="decoupled", learning_rate=1e-2, live_kl=True)
+
+    first, second = (trainer.step([*live, *rows[2:]], watched)["live_reference_kl"] for _ in range(2))
+
+    nats = []
+    for row in live:
+        reply = row.mask != 0
+        every = scored(model, row.tokens[~reply], row.tokens[reply], row.temperature)
+        other = every.gather(-1, torch.tensor(row.tokens[reply])[:, None].long())[:, 0].numpy()
+        nats += [math.exp(gap) - 1 - gap for gap in other - row.logprobs[reply]]
+    assert first == pytest.approx(np.mean(nats), rel=1e-3)
+    assert second == first, "the reference stays, though the policy has moved"
+    assert "live_reference_kl" not in trainer.step(rows, watched)
 
 
 def test_of_several_hints_the_one_counts_whose_likeliest_tokens_are_the_policys(model):

@@ -7,6 +7,7 @@ import pytest
 from test_channel import Supervised
 
 from actors.supervisor.fold import SupervisorState
+from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.promotions import (
     PROMOTION_REQUESTED,
     CanaryEnded,
@@ -25,10 +26,12 @@ class WithCanaries(Supervised):
     """The fold of a supervisor whose engines have canaries."""
 
     def __init__(self, gate: str = "", **canary: object) -> None:
+        self.kl_bound = 0.0
         super().__init__(canary={**RULES, **canary}, gate_metric=gate, gate_threshold=0.5)
 
     def decide(self, *, serves: bool = True):
-        return self.fold.state.channel.decide(self.fold.stored, self.config.weights, serves=True, canaries=True)
+        decide, stored = self.fold.state.channel.decide, self.fold.stored
+        return decide(stored, self.config.weights, serves=True, canaries=True, kl_bound=self.kl_bound)
 
     def begin(self, version: int = 1, share: float = 0.25) -> int:
         """Have a canary; returns the sequence of its message."""
@@ -182,3 +185,26 @@ def test_replies_that_users_got_are_work_between_two_deaths_of_a_process_and_fai
     run.add(TURN_SKIPPED, TurnSkipped("t", "s", "surplus"))  # no learner takes them, and the engine works
     run.add(TURN_ADMITTED, TurnAdmitted("t", "s", "anna", 1.0, "user", 1.0))
     assert run.fold.achieved == before + 2
+
+
+def test_no_version_beyond_the_bound_gets_users_unless_that_is_forced():
+    run = WithCanaries(newest=True)
+    run.kl_bound = 0.2
+    trial = run.begin()
+    for step, nats in ((1, 0.1), (2, 0.6)):
+        run.add(BATCH_TRAINED, BatchTrained(step, 0, "rl", {"live_reference_kl": nats}, {}, 0, [0.0, 0.0], 1, step))
+    run.turns(trial, True, 1, 1, 1, 1)
+    run.turns(trial, False, 1, 1, 1, 1)
+    assert isinstance(run.settle(), WeightsPromoted), "version 1 is within it"
+
+    run.publish(2)
+    assert (refused := run.settle()) == PromotionRefused("newest", refused.cause, refused.reason)
+    assert refused.reason.startswith("version 2 is 0.35 nats per token from the reference on live turns; ")
+    run.add(PROMOTION_REQUESTED, PromotionRequested(2))
+    assert isinstance(refused := run.settle(), PromotionRefused) and "--force" in refused.reason
+    run.add(PROMOTION_REQUESTED, PromotionRequested(2, force=True))
+    assert run.settle() == WeightsPromoted(0, 2, "d2", "command", run._sequence - 1)
+
+    run.add(BATCH_TRAINED, BatchTrained(2, 1, "rl", {"live_reference_kl": 0.1}, {}, 0, [0.0, 0.0], 1, 2))
+    run.publish(2, lineage=1)  # trained again from a checkpoint
+    assert isinstance(run.settle(), WeightsCanaried)
