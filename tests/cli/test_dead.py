@@ -49,7 +49,7 @@ def issue(fed: Feed, *wanted: str) -> Feed:
 
 
 def asked(fed: Feed, prompt_id: str) -> Feed:
-    return fed.publish(REISSUE_REQUESTED, ReissueRequested(prompt_id))
+    return fed.publish(ReissueRequested(prompt_id))
 
 
 FIRST = ("p000000-0", "p000000-1", "p000001-0", "p000001-1")

@@ -119,8 +119,8 @@ def test_check_hints_where_log_probs_are_not_of_what_was_sampled_from(setting: s
 
 def test_a_server_with_weights_of_somebody_else_is_a_finding_while_training_goes_on():
     case = MadeState(last_step_s=NOW_S - 1)
-    case.engine(EngineUpdating("engine-1", 0, 5, found="default"), at_s=NOW_S - 9)
-    case.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 8)
+    case.publish(EngineUpdating("engine-1", 0, 5, found="default"), at_s=NOW_S - 9)
+    case.publish(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 8)
     assert case.found() == [("mislabelled", "engine-1")]
     assert case.evidence().startswith("9 s ago the server at http://e had weights called 'default', which this run did")
 

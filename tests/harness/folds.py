@@ -1,14 +1,11 @@
 """Messages for tests of folds, as their logs would hold them."""
 
 from asyncrl.bus.log import Record
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.groups import GroupDropped
 from topics.prompts import ONLY_TASK, PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import topic_for
 from topics.trajectories import (
-    TRAJECTORY_DROPPED,
-    TRAJECTORY_FAILED,
-    TRAJECTORY_GRADED,
     Reference,
     TrajectoryDropped,
     TrajectoryFailed,
@@ -41,7 +38,8 @@ class Feed:
         self.sequence = 0
         self.known = set()  # prompts that were issued
 
-    def publish(self, topic, message, *, at_s=0.0, headers=None):
+    def publish(self, message, *, at_s=0.0, headers=None):
+        topic = topic_for(message)
         self.sequence += 1
         describe = getattr(message, "headers", dict)
         record = Record(topic.stream, self.sequence, "", headers or describe(), b"", int(at_s * 1e9))
@@ -50,7 +48,7 @@ class Feed:
 
     def read_back(self, decisions, *, at_s=0.0):
         for decision in decisions:
-            self.publish(topic_for(decision), decision, at_s=at_s)
+            self.publish(decision, at_s=at_s)
         return decisions
 
     def issued(self, name, *, size=2, stage="rl", at_s=0.0, attempt=0, min_version=0, **rules):
@@ -66,7 +64,7 @@ class Feed:
             **rules,
         )
         self.known.add(prompt_id)
-        return self.publish(PROMPT_ISSUED, message, at_s=at_s)
+        return self.publish(message, at_s=at_s)
 
     def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0):
         prompt_id, member = name.rsplit("-", 1)
@@ -84,7 +82,7 @@ class Feed:
             versions=counts,
             reward=reward,
         )
-        return self.publish(TRAJECTORY_GRADED, message)
+        return self.publish(message)
 
     def group(self, prompt_id, rewards=(0.0, 1.0), *, versions=((0, 3),), stage="rl"):
         for member, reward in enumerate(rewards):
@@ -94,14 +92,14 @@ class Feed:
     def failed(self, name, reason="rollout", *, size=2):
         if name.rsplit("-", 1)[0] not in self.known:
             self.issued(name, size=size)
-        return self.publish(TRAJECTORY_FAILED, failure(name, reason, size=size))
+        return self.publish(failure(name, reason, size=size))
 
     def packed(self, step, *prompt_ids, stage="rl", tasks=()):
         groups = [
             BatchGroup(name, [BatchMember(f"{name}-0", 0, NO_PAYLOAD, 1.0, 3)], task=task)
             for name, task in zip(prompt_ids, tasks or [ONLY_TASK] * len(prompt_ids), strict=True)
         ]
-        return self.publish(BATCH_PACKED, BatchPacked(step, stage, groups, step - 2))
+        return self.publish(BatchPacked(step, stage, groups, step - 2))
 
     def trained(self, step, *, stage="rl"):
         message = BatchTrained(
@@ -115,11 +113,11 @@ class Feed:
             trajectories=1,
             batch_sequence=1,
         )
-        return self.publish(BATCH_TRAINED, message)
+        return self.publish(message)
 
     def too_old(self, name, attempt=0):
         message = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason="lag", again=True)
-        return self.publish(TRAJECTORY_DROPPED, message)
+        return self.publish(message)
 
     def dropped(self, prompt_id):
-        return self.publish(GROUP_DROPPED, GroupDropped(prompt_id, "failed"))
+        return self.publish(GroupDropped(prompt_id, "failed"))

@@ -1,9 +1,9 @@
 """A run with a little of everything, in which nothing is wrong."""
 
 from harness.stories import Story
-from topics.actors import RUN_OPENED, RunOpened
-from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
+from topics.actors import RunOpened
+from topics.groups import GroupDropped
+from topics.weights import CheckpointSaved
 
 SETTINGS = {
     "buffer": {"max_lag": 1, "batch_groups": 1},
@@ -15,7 +15,7 @@ SETTINGS = {
 def ordinary_story():
     """Return the messages of the run."""
     story = Story()
-    story.publish(RUN_OPENED, RunOpened(9, 1, SETTINGS))
+    story.publish(RunOpened(9, 1, SETTINGS))
     story.issued("w000000-0")
     story.graded("w000000-0", (-1, -1, -1))
     story.trained(0, story.packed(0, "w000000-0"), 1)
@@ -28,14 +28,14 @@ def ordinary_story():
     sequence = story.packed(1, "p000000-0", "p000000-1")
     story.trained(1, sequence)
     story.published(1)
-    story.publish(CHECKPOINT_SAVED, CheckpointSaved(0, 1, "0-1", "there", sequence))
+    story.publish(CheckpointSaved(0, 1, "0-1", "there", sequence))
     story.graded("p000001-0", (0, 0, 1))
     story.graded("p000001-1", (1, 1, 1), 0.0)
     story.trained(2, story.packed(2, "p000001-0", "p000001-1"), lags={0: 4, 1: 2})
     story.published(2)
     story.failed("p000002-0")  # a group that failed
     story.failed("p000002-1")
-    story.publish(GROUP_DROPPED, GroupDropped("p000002", "failed", 2))
+    story.publish(GroupDropped("p000002", "failed", 2))
     story.failed("p000003-0")  # a batch that waits; one member of its group has an end of its own
     story.graded("p000003-1", (1, 1, 2))
     story.dropped("p000003-0")

@@ -10,12 +10,7 @@ from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.parts import StreamFill
 from asyncrl.state.run_state import RunState
-from topics import engines
 from topics.actors import (
-    ACTOR_STARTED,
-    FLEET_SCALED,
-    RUN_OPENED,
-    VITALS_TAKEN,
     Activity,
     ActorStarted,
     FleetScaled,
@@ -24,9 +19,10 @@ from topics.actors import (
     Vitals,
     Waiting,
 )
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchTrained
-from topics.engines import EngineReady, EngineUpdating
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.batches import BATCH_PACKED, BatchTrained
+from topics.engines import EngineReady
+from topics.table import topic_for
+from topics.weights import WeightsPublished
 
 SLOW = pytest.mark.slow
 NOW_S = 1000.0  # of every state made by hand
@@ -47,16 +43,16 @@ class MadeState:
         config = Config(buffer=msgspec.convert({"batch_groups": GROUPS}, type(Config().buffer)))
         self.state = RunState("demo")
         self.state.now_ns = int(NOW_S * 1e9)
-        self.publish(RUN_OPENED, RunOpened(config.learner.steps, 0, msgspec.to_builtins(config)), at_s=1.0)
-        self.publish(FLEET_SCALED, FleetScaled(dict(FLEET)), at_s=1.0)
+        self.publish(RunOpened(config.learner.steps, 0, msgspec.to_builtins(config)), at_s=1.0)
+        self.publish(FleetScaled(dict(FLEET)), at_s=1.0)
         for role in (*FLEET, "supervisor"):
-            self.publish(ACTOR_STARTED, ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=1.0)
+            self.publish(ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=1.0)
             self.vitals(f"{role}-1")
         for step in range(1, 6):
             self.trained(step, at_s=last_step_s - 5 + step)
         self.packed(5)
-        self.engine(EngineReady("engine-1", "http://e", 0, 5, "d", 8, update_s=0.1), at_s=last_step_s)
-        self.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 5, "d", "files", "there"), at_s=last_step_s)
+        self.publish(EngineReady("engine-1", "http://e", 0, 5, "d", 8, update_s=0.1), at_s=last_step_s)
+        self.publish(WeightsPublished(0, 5, "d", "files", "there"), at_s=last_step_s)
         self.state.streams = {
             name: StreamFill(10, 1000, 1, int((NOW_S - 1) * 1e9))
             for name in ("PROMPTS", "BATCHES", "TRAINING", "FLEET", "TRAJECTORIES", "DEAD")
@@ -65,27 +61,25 @@ class MadeState:
         self.queue("reward")
         self.vitals("prompter-1", open_groups=3)
 
-    def publish(self, topic, message, *, at_s=NOW_S - 1, headers=None):
-        record = Record(topic.stream, 1, "", headers or {}, b"", int(at_s * 1e9))
-        self.state.apply(topic, message, record)
-        return self
+    def publish(self, message, *, at_s=NOW_S - 1):
+        return self._apply(topic_for(message), message, at_s)
 
-    def engine(self, message, *, at_s):
-        topics = {EngineReady: engines.ENGINE_READY, EngineUpdating: engines.ENGINE_UPDATING}
-        return self.publish(topics.get(type(message), engines.ENGINE_GONE), message, at_s=at_s)
+    def _apply(self, topic, message, at_s, **headers):
+        self.state.apply(topic, message, Record(topic.stream, 1, "", headers, b"", int(at_s * 1e9)))
+        return self
 
     def vitals(self, actor_id, *held, at_s=NOW_S - 1, clock_s=None, doing=IDLE, denied="", **values):
         role = actor_id.rsplit("-", 1)[0]
         clock_s = at_s if clock_s is None else clock_s
         message = Vitals(role, actor_id, 1, clock_s, values, held=list(held), doing=doing, denied=denied)
-        return self.publish(VITALS_TAKEN, message, at_s=at_s)
+        return self.publish(message, at_s=at_s)
 
     def trained(self, step, *, at_s, train_s=0.5, spread=0.3, stage="rl"):
         message = BatchTrained(step, 0, stage, {"train_s": train_s}, {}, 0, [0.0, spread], 1, 1)
-        return self.publish(BATCH_TRAINED, message, at_s=at_s)
+        return self.publish(message, at_s=at_s)
 
     def packed(self, step, *, at_s=900.0):
-        return self.publish(BATCH_PACKED, None, at_s=at_s, headers={"step": str(step)})
+        return self._apply(BATCH_PACKED, None, at_s, step=str(step))
 
     def queue(self, role, *, waiting=0, under_way=0, pulls=1):
         self.state.queues[role] = {"waiting": waiting, "under_way": under_way, "redelivered": 0, "pulls": pulls}

@@ -12,14 +12,12 @@ from asyncrl.state.audit.audit import audit
 from asyncrl.state.audit.ledger import Ledger
 from harness.folds import failure
 from topics.actors import KeeperClaimed
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.ids import stage_of
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.table import BY_NAME
+from topics.table import BY_NAME, topic_for
 from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES
 from topics.trajectories import (
-    TRAJECTORY_DROPPED,
-    TRAJECTORY_FAILED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_GRADED,
     Reference,
@@ -29,7 +27,7 @@ from topics.trajectories import (
     TrajectoryGraded,
     count_versions,
 )
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.weights import WeightsPublished
 from topics.wire import encode
 
 FIRST = (ACTORS, FLEET, DEAD, TRAINING, ENGINES)  # read before the logs that grow with every trajectory
@@ -43,11 +41,16 @@ class Story:
         self.logs = {stream.name: [] for stream in STREAMS}
         for stream in STREAMS:
             if stream.keeper:
-                self.publish(BY_NAME[f"{stream.keeper}.claimed"], KeeperClaimed(stream.keeper, "story", "story"))
+                self.publish(KeeperClaimed(stream.keeper, "story", "story"), BY_NAME[f"{stream.keeper}.claimed"])
         self.times = {}  # when the message of a topic was said that came at this place; the others at 0
 
-    def publish(self, topic, message):
-        """Append a message to its log; returns its sequence."""
+    def publish(self, message, topic=None):
+        """Append a message to its log; returns its sequence.
+
+        Args:
+            topic: of a type that several have.
+        """
+        topic = topic or topic_for(message)
         log = self.logs[topic.stream.name]
         log.append((topic, message))
         return len(log)
@@ -95,12 +98,10 @@ class Story:
     def issued(self, name, *, attempt=0):
         prompt_id, member = name.split("-")
         stage = stage_of(name)
-        self.publish(
-            PROMPT_ISSUED, PromptIssued(prompt_id, int(member), 2, [PromptRow("x")], attempt=attempt, stage=stage)
-        )
+        self.publish(PromptIssued(prompt_id, int(member), 2, [PromptRow("x")], attempt=attempt, stage=stage))
 
     def generated(self, name, versions, *, attempt=0):
-        return self.publish(TRAJECTORY_GENERATED, result(name, versions, attempt))
+        return self.publish(result(name, versions, attempt))
 
     def graded(self, name, versions=(0, 0, 0), reward=1.0, *, attempt=0):
         message = result(name, versions, attempt)
@@ -112,18 +113,18 @@ class Story:
             member=message.member,
             group_size=2,
             stage=message.stage,
-            payload=Reference(self.publish(TRAJECTORY_GENERATED, message), xxhash.xxh3_64_hexdigest(body), len(body)),
+            payload=Reference(self.publish(message), xxhash.xxh3_64_hexdigest(body), len(body)),
             versions=message.versions,
             reward=reward,
         )
-        self.publish(TRAJECTORY_GRADED, graded)
+        self.publish(graded)
 
     def failed(self, name):
-        self.publish(TRAJECTORY_FAILED, failure(name))
+        self.publish(failure(name))
 
     def dropped(self, name, reason="rollout", *, attempt=0):
         drop = TrajectoryDropped(trajectory_id=name, attempt=attempt, reason=reason, again=reason == "lag")
-        self.publish(TRAJECTORY_DROPPED, drop)
+        self.publish(drop)
 
     def packed(self, step, *names):
         groups = {}
@@ -133,18 +134,18 @@ class Story:
             groups.setdefault(grade.prompt_id, []).append(member)
         stage = "rl" if step > 0 else "warmup"
         batch = BatchPacked(step, stage, [BatchGroup(*group) for group in groups.items()], step - 2)
-        return self.publish(BATCH_PACKED, batch)
+        return self.publish(batch)
 
     def trained(self, step, sequence, trajectories=2, lags=None, *, lineage=0):
         stage, lags = ("rl", lags or {0: 6}) if step > 0 else ("warmup", {-1: 3})
         packed = [batch for batch in self.messages(BATCH_PACKED) if batch.step == step]
         rewards = [member.reward for batch in packed for group in batch.groups for member in group.members] or [0.0]
         spread = [float(np.mean(rewards)), float(np.std(rewards))]
-        self.publish(BATCH_TRAINED, BatchTrained(step, lineage, stage, {}, lags, 0, spread, trajectories, sequence))
+        self.publish(BatchTrained(step, lineage, stage, {}, lags, 0, spread, trajectories, sequence))
 
     def published(self, version, *, lineage=0, digest=""):
         weights = WeightsPublished(lineage, version, digest or f"{lineage}-{version}", "files", "there")
-        self.publish(WEIGHTS_PUBLISHED, weights)
+        self.publish(weights)
 
 
 def result(name, versions, attempt=0):

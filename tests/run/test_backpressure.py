@@ -20,7 +20,6 @@ from harness.scripted import SCRIPTED, STREAM_MB
 from topics.streams import (
     ADMISSION_PAUSED,
     ADMISSION_RESUMED,
-    CHECKPOINT_REQUESTED,
     STREAM_TRIMMED,
     AdmissionPaused,
     AdmissionResumed,
@@ -28,7 +27,7 @@ from topics.streams import (
 )
 from topics.topic import FLEET, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_PROGRESSED
-from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
+from topics.weights import CheckpointSaved
 
 SLOW = pytest.mark.slow
 
@@ -39,21 +38,21 @@ SLOW = pytest.mark.slow
 def test_a_paused_admission_issues_no_more_than_the_next_batch_takes():
     fed = feed(buffer={"batch_groups": 2, "max_lag": 3})
     assert len(issue(fed)) == 8 * 2
-    fed.publish(ADMISSION_PAUSED, AdmissionPaused("full"))
+    fed.publish(AdmissionPaused("full"))
     for number in range(6):
         fed.dropped(f"p{number:06d}")
     assert issue(fed) == []
 
     fed.dropped("p000006")
     assert issue(fed) == ["p000008-0", "p000008-1"]
-    fed.publish(ADMISSION_RESUMED, AdmissionResumed("room"))
+    fed.publish(AdmissionResumed("room"))
     assert len(issue(fed)) == 6 * 2
 
 
 def test_a_paused_admission_finishes_what_it_had_begun():
     fed = feed()
     issue(fed, 3)
-    fed.publish(ADMISSION_PAUSED, AdmissionPaused("full"))
+    fed.publish(AdmissionPaused("full"))
     fed.too_old("p000000-1")
 
     assert issue(fed) == ["p000000-1", "p000001-1"]
@@ -62,20 +61,20 @@ def test_a_paused_admission_finishes_what_it_had_begun():
 def test_a_checkpoint_that_was_asked_for_is_due_until_a_later_one_is_saved():
     fed = Feed(LearnerFold(Config()))
     assert not fed.fold.wants_checkpoint(3)
-    fed.publish(CHECKPOINT_REQUESTED, CheckpointRequested(0, "full"))
+    fed.publish(CheckpointRequested(0, "full"))
     assert not fed.fold.wants_checkpoint(0)  # that would be the one there is
     assert fed.fold.wants_checkpoint(3)
 
-    fed.publish(CHECKPOINT_SAVED, CheckpointSaved(0, 3, "00", "there", 1))
+    fed.publish(CheckpointSaved(0, 3, "00", "there", 1))
     assert not fed.fold.wants_checkpoint(4)
-    fed.publish(CHECKPOINT_REQUESTED, CheckpointRequested(3, "full"))
+    fed.publish(CheckpointRequested(3, "full"))
     assert fed.fold.wants_checkpoint(4)
 
 
 def test_a_checkpoint_whose_turn_was_missed_is_due_at_the_next_step():
     fed = Feed(LearnerFold(msgspec.convert({"warmup": {"steps": 4}}, Config)))
     assert [step for step in range(-4, 3) if fed.fold.wants_checkpoint(step, every=4)] == [0, 1, 2]
-    fed.publish(CHECKPOINT_SAVED, CheckpointSaved(0, 5, "00", "there", 1))
+    fed.publish(CheckpointSaved(0, 5, "00", "there", 1))
     assert [step for step in range(5, 13) if fed.fold.wants_checkpoint(step, every=4)] == [8, 9, 10, 11, 12]
 
 

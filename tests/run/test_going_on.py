@@ -13,8 +13,8 @@ from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.state.run_state import RunState
 from harness.folds import Feed
 from harness.runs import command, resume, up
-from topics.actors import RUN_OPENED, RunOpened
-from topics.weights import TRAINING_FINISHED, TrainingFinished
+from topics.actors import RunOpened
+from topics.weights import TrainingFinished
 
 HUGE = '''
 """Rewards of a user: one of them is too large for a gradient, the fortieth."""
@@ -76,8 +76,8 @@ def test_a_run_is_over_when_it_has_the_steps_that_are_wanted_now(steps: int, fin
     opened = RunOpened(steps, 0, {"learner": {"steps": steps}})
     folds = [SupervisorFold(config), PrompterFold(config), RecorderFold(), RunState("run", steps)]
     for fold in folds:
-        Feed(fold).publish(RUN_OPENED, RunOpened(6, 0, {"learner": {"steps": 6}}), at_s=1)
-        Feed(fold).publish(TRAINING_FINISHED, message, at_s=2).publish(RUN_OPENED, opened, at_s=3)
+        Feed(fold).publish(RunOpened(6, 0, {"learner": {"steps": 6}}), at_s=1)
+        Feed(fold).publish(message, at_s=2).publish(opened, at_s=3)
     supervisor, prompter, recorder, state = folds
 
     assert supervisor.finished is finished

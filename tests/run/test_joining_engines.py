@@ -19,8 +19,8 @@ from harness.folds import Feed
 from harness.runs import UNTRAINED, command, up
 from harness.sglang_like import like_sglang
 from harness.stage import until
-from topics.actors import SCALE_REQUESTED, ScaleRequested
-from topics.engines import ENGINE_ANNOUNCED, ENGINE_WITHDRAWN, EngineAnnounced, EngineWithdrawn, announced_name
+from topics.actors import ScaleRequested
+from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name
 
 
 @pytest.mark.slow
@@ -133,22 +133,20 @@ def test_what_is_no_address_of_an_engine_is_refused():
 def test_an_engine_is_wanted_from_its_announcement_until_it_is_withdrawn():
     fed = Feed(SupervisorFold(Config()))
     for name in ("engine-at-a-1", "engine-at-b-1", "engine-at-a-1"):
-        fed.publish(ENGINE_ANNOUNCED, EngineAnnounced(name, f"http://{name[10]}:1"))
+        fed.publish(EngineAnnounced(name, f"http://{name[10]}:1"))
     assert fed.fold.state.announced == ["engine-at-a-1", "engine-at-b-1"]
 
-    fed.publish(ENGINE_WITHDRAWN, EngineWithdrawn("engine-at-a-1")).publish(
-        ENGINE_WITHDRAWN, EngineWithdrawn("engine-1")
-    )
+    fed.publish(EngineWithdrawn("engine-at-a-1")).publish(EngineWithdrawn("engine-1"))
     assert fed.fold.state.announced == ["engine-at-b-1"]
     assert fed.fold.state.withdrawn == {"engine-at-a-1", "engine-1"}
 
     for name, address in (("nobody-7", "http://a:1"), ("engine-at-b-1", "http://a:1"), ("engine-at-x", "x")):
         with pytest.raises(ValueError, match="expected"):  # a keeper makes a dead letter of it
-            fed.publish(ENGINE_ANNOUNCED, EngineAnnounced(name, address))
+            fed.publish(EngineAnnounced(name, address))
     with pytest.raises(ValueError, match="is of no group of engines here"):
-        fed.publish(ENGINE_WITHDRAWN, EngineWithdrawn("nobody-7"))
+        fed.publish(EngineWithdrawn("nobody-7"))
 
-    fed.publish(ENGINE_ANNOUNCED, EngineAnnounced("engine-at-a-1", "http://a:1"))
+    fed.publish(EngineAnnounced("engine-at-a-1", "http://a:1"))
     assert (fed.fold.state.announced[-1], fed.fold.state.withdrawn) == ("engine-at-a-1", {"engine-1"})
-    fed.publish(SCALE_REQUESTED, ScaleRequested({"engine-large": 2, "learner": 3}))
+    fed.publish(ScaleRequested({"engine-large": 2, "learner": 3}))
     assert {pool: wish.count for pool, wish in fed.fold.state.scaling.asked.items()} == {"engine-large": 2}

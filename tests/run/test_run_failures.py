@@ -21,9 +21,9 @@ from harness.folds import NO_PAYLOAD, Feed
 from harness.models import made_model
 from harness.runs import SHORT, UNTRAINED, WITHOUT_MODEL, Run, at_server, kill, up
 from harness.stage import until
-from topics.actors import RUN_OPENED, RunOpened
-from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
+from topics.actors import RunOpened
+from topics.groups import GroupDropped
+from topics.trajectories import TrajectoryGraded
 
 SLOW = pytest.mark.slow
 
@@ -260,7 +260,7 @@ def a_buffer(failures: int, *, stage: str = "p") -> Feed:
     warmup = WarmupSettings(steps=5, batch_rows=2, rows_per_trajectory=1)
     fed = Feed(BufferFold(Plan.of(Config(buffer=BufferSettings(batch_groups=3, max_lag=0), warmup=warmup))))
     for number in range(failures):
-        fed.publish(GROUP_DROPPED, GroupDropped(f"{stage}{number:06d}", "failed", 2), at_s=10 + number)
+        fed.publish(GroupDropped(f"{stage}{number:06d}", "failed", 2), at_s=10 + number)
     return fed
 
 
@@ -287,17 +287,17 @@ def test_a_buffer_goes_on_while_anything_is_graded_in_whatever_order_its_logs_ar
         reward=1.0,
     )
 
-    assert fed.publish(TRAJECTORY_GRADED, grade, at_s=9.5).fold.should_give_up()
-    assert not fed.publish(TRAJECTORY_GRADED, grade, at_s=10.5).fold.should_give_up()
+    assert fed.publish(grade, at_s=9.5).fold.should_give_up()
+    assert not fed.publish(grade, at_s=10.5).fold.should_give_up()
 
 
 def test_a_run_that_is_opened_again_gets_new_chances():
     fed = a_buffer(3)
-    fed.publish(RUN_OPENED, RunOpened(steps=5, warmup_steps=0, settings={}), at_s=100)
+    fed.publish(RunOpened(steps=5, warmup_steps=0, settings={}), at_s=100)
     assert fed.fold.should_give_up() == ""
 
     for number in range(3):
-        fed.publish(GROUP_DROPPED, GroupDropped(f"p{100 + number:06d}", "failed", 2), at_s=110 + number)
+        fed.publish(GroupDropped(f"p{100 + number:06d}", "failed", 2), at_s=110 + number)
     assert fed.fold.should_give_up()
 
 

@@ -26,11 +26,6 @@ from harness.launches import prepared
 from harness.runs import WITHOUT_MODEL, Run, address_of, command, kill, resume, two_steps_more, up
 from harness.stage import until
 from topics.actors import (
-    ACTOR_STARTED,
-    ACTOR_STOPPED,
-    RUN_OPENED,
-    SCALE_REQUESTED,
-    STOP_REQUESTED,
     ActorStarted,
     ActorStopped,
     RunOpened,
@@ -299,15 +294,15 @@ def test_what_cannot_be_resumed_is_reported_in_one_line(
 
 def test_a_stop_that_was_asked_before_the_run_was_opened_again_has_been_done():
     fed = Feed(SupervisorFold(Config()))
-    fed.publish(RUN_OPENED, OPENED).publish(SCALE_REQUESTED, ScaleRequested({"rollout": 3}))
-    fed.publish(STOP_REQUESTED, StopRequested("enough"))
+    fed.publish(OPENED).publish(ScaleRequested({"rollout": 3}))
+    fed.publish(StopRequested("enough"))
     assert fed.fold.state.stopping == "enough"
 
-    fed.publish(RUN_OPENED, OPENED)
+    fed.publish(OPENED)
     assert fed.fold.state.stopping == ""
     assert fed.fold.state.scaling.asked["rollout"].count == 3
 
-    fed.publish(STOP_REQUESTED, StopRequested("enough again"))
+    fed.publish(StopRequested("enough again"))
     assert fed.fold.state.stopping == "enough again"
 
 
@@ -315,7 +310,7 @@ def test_while_a_run_rests_no_deadline_comes_nearer():
     fed = buffer_feed().issued("p000000-0", at_s=10.0).issued("p000000-1", at_s=10.0)
     assert fed.fold.next_deadline() == 110.0
 
-    fed.publish(RUN_OPENED, OPENED, at_s=5000.0)
+    fed.publish(OPENED, at_s=5000.0)
 
     assert fed.fold.next_deadline() == 5100.0
     assert fed.fold.decide(5099.0) == []
@@ -324,16 +319,12 @@ def test_while_a_run_rests_no_deadline_comes_nearer():
 
 def test_what_was_shown_before_a_run_was_resumed_is_no_news():
     fed = Feed(RunState("demo"))
-    fed.publish(RUN_OPENED, OPENED, at_s=1).publish(
-        ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 1), at_s=2
-    )
-    fed.publish(STOP_REQUESTED, StopRequested(), at_s=3)
-    fed.publish(ACTOR_STOPPED, ActorStopped("supervisor", "supervisor-1", "learner-1: loss is not finite"), at_s=4)
+    fed.publish(OPENED, at_s=1).publish(ActorStarted("supervisor", "supervisor-1", "here", 1), at_s=2)
+    fed.publish(StopRequested(), at_s=3)
+    fed.publish(ActorStopped("supervisor", "supervisor-1", "learner-1: loss is not finite"), at_s=4)
     assert (fed.fold.phase, fed.fold.failure) == ("failed", "learner-1: loss is not finite")
 
-    fed.publish(RUN_OPENED, OPENED, at_s=9).publish(
-        ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "here", 2), at_s=10
-    )
+    fed.publish(OPENED, at_s=9).publish(ActorStarted("supervisor", "supervisor-1", "here", 2), at_s=10)
     fed.fold.report("step", 2_000_000_000, "step 1, read from another log")
 
     assert (fed.fold.phase, fed.fold.failure) == ("running", "")

@@ -10,9 +10,9 @@ from asyncrl.state.audit.reading import audit_run
 from harness.ordinary_run import ordinary_story
 from harness.runs import command
 from harness.stories import FIRST, LOGS, result
-from topics.actors import DEAD_LETTER, DeadLetter
+from topics.actors import DeadLetter
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.groups import GroupDropped
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 
@@ -71,16 +71,16 @@ CORRUPTIONS = {
         ("ended twice", "p000003-0 (attempt 1)"),
     ),
     "a group of nothing": (
-        lambda s: s.publish(GROUP_DROPPED, GroupDropped("p000077", "deadline")),
+        lambda s: s.publish(GroupDropped("p000077", "deadline")),
         ("never issued", "p000077"),
     ),
     "a trained trajectory dropped": (lambda s: s.dropped("p000000-1"), ("ended twice", "p000000-1")),
     "a trained group dropped": (
-        lambda s: s.publish(GROUP_DROPPED, GroupDropped("p000000", "lag")),
+        lambda s: s.publish(GroupDropped("p000000", "lag")),
         ("ended twice", "p000000"),
     ),
     "a group dropped twice": (
-        lambda s: s.publish(GROUP_DROPPED, GroupDropped("p000002", "failed")),
+        lambda s: s.publish(GroupDropped("p000002", "failed")),
         ("ended twice", "p000002"),
     ),
     "a trajectory in two batches": (lambda s: s.packed(4, "p000000-0"), ("in two batches", "p000000-0")),
@@ -153,7 +153,7 @@ def test_work_acknowledged_without_a_result_is_lost():
     assert story.wrong(queues={"rollout": Queue(12)}) == [("lost", "p000004-1")]
     assert story.wrong(queues={"reward": Queue(7)}) == [("lost", "p000004-0")]
 
-    story.publish(DEAD_LETTER, DeadLetter("prompt.issued", "PROMPTS", 12, "unreadable", {}, b""))
+    story.publish(DeadLetter("prompt.issued", "PROMPTS", 12, "unreadable", {}, b""))
     assert story.wrong(queues={"rollout": Queue(12)}) == []
     assert story.wrong(queues={"rollout": Queue(12)}, legible=[("PROMPTS", 12)]) == [("hidden loss", "p000004-1")]
 

@@ -2,18 +2,16 @@
 
 from harness.ordinary_run import SETTINGS, ordinary_story
 from harness.stories import Story
-from topics.actors import RUN_OPENED, SKIP_REQUESTED, RunOpened, SkipRequested
+from topics.actors import RUN_OPENED, RunOpened, SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchMember
-from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
+from topics.evals import EvalRequested, EvalScored
 from topics.promotions import (
-    PROMOTION_REQUESTED,
-    WEIGHTS_CANARIED,
     WEIGHTS_PROMOTED,
     PromotionRequested,
     WeightsCanaried,
     WeightsPromoted,
 )
-from topics.streams import STREAM_TRIMMING, StreamTrimming
+from topics.streams import StreamTrimming
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
 
@@ -57,7 +55,7 @@ def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
     story.alter(BATCH_TRAINED, 3, lags={}, skipped=True)
     assert story.wrong() == [("unasked skip", "batch 3")]
 
-    story.publish(SKIP_REQUESTED, SkipRequested(3))
+    story.publish(SkipRequested(3))
     findings = story.findings()
     assert findings.violations == []
     assert (findings.trained, findings.packed, findings.dropped["skipped"]) == (5, 0, 1)
@@ -65,7 +63,7 @@ def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():
 
 def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
     story = Story()
-    story.publish(RUN_OPENED, RunOpened(9, 0, SETTINGS))
+    story.publish(RunOpened(9, 0, SETTINGS))
     for version in range(3):
         story.published(version)
     for name in ("p000000-0", "p000000-1"):
@@ -79,7 +77,7 @@ def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
 
 def opened_with(story, groups):
     buffer = {**SETTINGS["buffer"], "batch_groups": groups}
-    story.publish(RUN_OPENED, RunOpened(9, 0, {**SETTINGS, "warmup": {"steps": 0}, "buffer": buffer}))
+    story.publish(RunOpened(9, 0, {**SETTINGS, "warmup": {"steps": 0}, "buffer": buffer}))
 
 
 def test_batches_are_as_large_as_the_run_was_opened_with_when_they_were_packed():
@@ -107,7 +105,7 @@ def test_engines_of_evaluations_answer_with_the_version_that_was_asked_for():
     def findings_of(engines, *versions):
         story = ordinary_story()
         story.alter(RUN_OPENED, 0, settings={**SETTINGS, "eval": {"engines": engines, "prompts": 2}})
-        story.publish(EVAL_REQUESTED, EvalRequested("e000000", 1, 2, 1.0))
+        story.publish(EvalRequested("e000000", 1, 2, 1.0))
         members = []
         for name in ("e000000-0", "e000000-1"):
             story.issued(name)
@@ -115,7 +113,7 @@ def test_engines_of_evaluations_answer_with_the_version_that_was_asked_for():
             grade = story.messages(TRAJECTORY_GRADED)[-1]
             members.append(BatchMember(name, 0, grade.payload, grade.reward, len(versions)))
         counted = {version: 2 * versions.count(version) for version in versions}
-        story.publish(EVAL_SCORED, EvalScored("e000000", 1, counted, 1.0, 2, 0, 1.0, members))
+        story.publish(EvalScored("e000000", 1, counted, 1.0, 2, 0, 1.0, members))
         return story.wrong()
 
     assert findings_of("held", 1, 1) == findings_of("", 1, 2) == []
@@ -124,18 +122,18 @@ def test_engines_of_evaluations_answer_with_the_version_that_was_asked_for():
 
 def test_what_is_live_was_published_and_was_asked_for_or_evaluated():
     story = ordinary_story()
-    story.publish(EVAL_SCORED, EvalScored("e000000", 1, {}, 1.0, 0, 0, 0.0))
+    story.publish(EvalScored("e000000", 1, {}, 1.0, 0, 0, 0.0))
     score = len(story.logs["BATCHES"])
     moves = [("command", 1, 1), ("command", 2, 2), ("rollback", 1, None), ("gate", 2, None)]
     for by, version, asked in moves:
-        request = story.publish(PROMOTION_REQUESTED, PromotionRequested(asked)) if by != "gate" else score
-        story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, version, f"0-{version}", by, request))
+        request = story.publish(PromotionRequested(asked)) if by != "gate" else score
+        story.publish(WeightsPromoted(0, version, f"0-{version}", by, request))
     assert story.wrong() == []
 
     first = len(story.messages(WEIGHTS_PROMOTED)) + 2  # behind the claim
-    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 1, "other", "rollback", request))
-    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "command", 1))  # message 1 claims the log
-    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "gate", score - 1))
+    story.publish(WeightsPromoted(0, 1, "other", "rollback", request))
+    story.publish(WeightsPromoted(0, 2, "0-2", "command", 1))  # message 1 claims the log
+    story.publish(WeightsPromoted(0, 2, "0-2", "gate", score - 1))
     places = [f"message {first + number} of FLEET" for number in range(3)]
     kinds = ["foreign weights", "unasked promotion", "unasked promotion", "unasked promotion"]
     assert story.wrong() == list(zip(kinds, [places[0], *places], strict=True))
@@ -143,13 +141,13 @@ def test_what_is_live_was_published_and_was_asked_for_or_evaluated():
 
 def test_a_canary_was_asked_for_and_what_is_promoted_after_it_is_that_canary():
     story = ordinary_story()
-    request = story.publish(PROMOTION_REQUESTED, PromotionRequested(2, 0.5))
-    canary = story.publish(WEIGHTS_CANARIED, WeightsCanaried(0, 2, "0-2", "0:1:0-1", "command", request, 0.5))
-    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 2, "0-2", "canary", canary))
+    request = story.publish(PromotionRequested(2, 0.5))
+    canary = story.publish(WeightsCanaried(0, 2, "0-2", "0:1:0-1", "command", request, 0.5))
+    story.publish(WeightsPromoted(0, 2, "0-2", "canary", canary))
     assert story.wrong() == []
 
-    story.publish(WEIGHTS_PROMOTED, WeightsPromoted(0, 1, "0-1", "canary", canary))
-    story.publish(WEIGHTS_CANARIED, WeightsCanaried(0, 1, "0-1", "0:2:0-2", "command", request, 0.5))
+    story.publish(WeightsPromoted(0, 1, "0-1", "canary", canary))
+    story.publish(WeightsCanaried(0, 1, "0-1", "0:2:0-2", "command", request, 0.5))
     assert [kind for kind, _ in story.wrong()] == ["unasked promotion", "unasked promotion"]
 
 
@@ -167,9 +165,7 @@ def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
     story.unsay(TRAJECTORY_GENERATED, 1)
     assert story.wrong() == [("lost", "p000000-0")]
 
-    story.publish(
-        CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
-    )
+    story.publish(CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence))
     assert story.wrong() == []
     story.unsay(TRAJECTORY_GENERATED, 2)  # the next one: of batch 2, which only the newest checkpoint has
     assert story.wrong() == [("lost", "p000001-0")]
@@ -177,9 +173,7 @@ def test_tokens_that_two_checkpoints_have_may_be_gone_and_no_others():
 
 def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_has_them():
     story = ordinary_story()
-    story.publish(
-        CHECKPOINT_SAVED, CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence)
-    )
+    story.publish(CheckpointSaved(0, 2, "0-2", "there", story.messages(BATCH_TRAINED)[2].batch_sequence))
     story.unsay(TRAJECTORY_GENERATED, 3)  # of batch 2
     assert story.wrong() == [("lost", "p000001-0")]  # batch 3 was packed before: another checkpoint would have come
 
@@ -190,7 +184,7 @@ def test_tokens_of_every_batch_there_is_may_be_gone_once_the_newest_checkpoint_h
 def test_what_is_trimmed_while_an_audit_reads_is_not_lost():
     story = ordinary_story()
     story.unsay(TRAJECTORY_GENERATED, 5)
-    story.publish(STREAM_TRIMMING, StreamTrimming("TRAJECTORIES", 7))
+    story.publish(StreamTrimming("TRAJECTORIES", 7))
 
     assert story.wrong(first_result=3) == []
     assert story.wrong(first_result=7) == [("lost", "p000003-1")]  # it was gone before: the logs do not say why

@@ -10,10 +10,6 @@ from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
 from harness.states import NOW_S, MadeState
 from topics.actors import (
-    ACTOR_STARTED,
-    AUTOSCALE_FAILED,
-    FLEET_SCALED,
-    RUN_OPENED,
     ActorStarted,
     AutoscaleFailed,
     FleetScaled,
@@ -118,8 +114,8 @@ def made(**pools: PoolBounds) -> MadeState:
     case = MadeState()
     text = {"pools": {pool: {"least": bounds.least, "most": bounds.most} for pool, bounds in pools.items()}}
     text["function"] = "mine.py:scale"
-    case.publish(RUN_OPENED, RunOpened(100, 0, {"autoscale": text, "engine": {"max_running": 8}}), at_s=2.0)
-    return case.publish(ACTOR_STARTED, ActorStarted("supervisor", "supervisor-1", "elsewhere", 1), at_s=2.0)
+    case.publish(RunOpened(100, 0, {"autoscale": text, "engine": {"max_running": 8}}), at_s=2.0)
+    return case.publish(ActorStarted("supervisor", "supervisor-1", "elsewhere", 1), at_s=2.0)
 
 
 def test_loads_come_from_queues_and_from_what_engines_report():
@@ -135,9 +131,9 @@ def test_loads_come_from_queues_and_from_what_engines_report():
 
 def test_status_shows_the_last_change_with_its_reason_and_why_a_pool_is_left_alone():
     case = made(rollout=PoolBounds(), reward=PoolBounds())
-    case.publish(FLEET_SCALED, FleetScaled({"rollout": 2}, "autoscale", "9 wait for 4 places", 3), at_s=NOW_S - 42)
-    case.publish(FLEET_SCALED, FleetScaled({"engine": 3}, "command"), at_s=NOW_S - 10)
-    case.publish(AUTOSCALE_FAILED, AutoscaleFailed("raised: no"))
+    case.publish(FleetScaled({"rollout": 2}, "autoscale", "9 wait for 4 places", 3), at_s=NOW_S - 42)
+    case.publish(FleetScaled({"engine": 3}, "command"), at_s=NOW_S - 10)
+    case.publish(AutoscaleFailed("raised: no"))
 
     status = run_status(case.state, int(NOW_S * 1e9))
 

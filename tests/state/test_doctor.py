@@ -15,12 +15,8 @@ from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
 from harness.folds import Feed
 from harness.states import AT_ENGINE, NOW_S, ROOT, MadeState, work
-from topics import actors, groups, weights
+from topics import actors, weights
 from topics.actors import (
-    ACTOR_STARTED,
-    ACTOR_STOPPED,
-    FLEET_SCALED,
-    RUN_OPENED,
     Activity,
     ActorStarted,
     ActorStopped,
@@ -28,10 +24,10 @@ from topics.actors import (
     RunOpened,
     Waiting,
 )
-from topics.batches import BATCH_TRAINED, Anomaly, BatchTrained, Carrier
+from topics.batches import Anomaly, BatchTrained, Carrier
 from topics.groups import GroupDropped
-from topics.stalls import STALL_ENDED, STALL_FOUND, Cause, StallEnded, StallFound
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.stalls import Cause, StallEnded, StallFound
+from topics.weights import WeightsPublished
 
 
 def test_a_run_that_trains_has_no_finding():
@@ -126,9 +122,9 @@ def test_a_stopped_process_of_this_machine_is_found_at_once():
 
 
 def test_an_actor_that_dies_again_and_again_is_found_with_its_last_error():
-    case = MadeState().publish(ACTOR_STOPPED, ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
+    case = MadeState().publish(ActorStopped("buffer", "buffer-1", "no room"), at_s=NOW_S - 3)
     for before_s in (9, 6, 2):
-        case.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
+        case.publish(ActorStarted("buffer", "buffer-1", "elsewhere", 2), at_s=NOW_S - before_s)
 
     assert case.found() == [("actor dying", "buffer-1")]
     assert case.evidence() == "started 3 times in the last minute; last error: no room"
@@ -139,7 +135,7 @@ def test_a_refusal_by_the_server_is_a_missing_permission():
     assert MadeState().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]
 
     stopped = ActorStopped("buffer", "buffer-1", "the login has expired", denied=True)
-    case = MadeState().publish(ACTOR_STOPPED, stopped, at_s=NOW_S - 1)
+    case = MadeState().publish(stopped, at_s=NOW_S - 1)
     assert case.found() == [("permission missing", "buffer-1")]
 
 
@@ -151,19 +147,19 @@ def test_a_log_that_no_keeper_writes_is_found():
 
 
 def test_work_that_nobody_asks_for_is_found():
-    case = MadeState().publish(FLEET_SCALED, FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
+    case = MadeState().publish(FleetScaled({"rollout": 0})).queue("rollout", waiting=7, pulls=0)
 
     assert case.found() == [("no worker", "rollout")]
     assert case.evidence() == "7 wait in its queue; rollout was scaled to 0, none asks for work"
 
 
 def test_weights_that_a_step_did_not_change_are_reported_until_one_does():
-    case = MadeState().publish(weights.WEIGHTS_UNCHANGED, weights.WeightsUnchanged(0, 6, "0:5:d"))
-    case.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"))
+    case = MadeState().publish(weights.WeightsUnchanged(0, 6, "0:5:d"))
+    case.publish(WeightsPublished(0, 6, "d", "files", "there"))
     assert case.found() == [("weights unchanged", "learner")]
     assert case.evidence() == "all tensors of version 6 are those of 0:5:d"
 
-    case.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 7, "e", "files", "there"))
+    case.publish(WeightsPublished(0, 7, "e", "files", "there"))
     assert case.found() == [("unexplained", "demo")]
 
 
@@ -172,7 +168,7 @@ def test_a_step_beyond_an_asserted_bound_is_a_finding_until_one_is_within():
     case.state.config.learner.assertions.k3 = 0.1
     for step, gap in ((6, 0.5), (7, 0.05)):
         message = BatchTrained(step, 0, "rl", {"mismatch_k3": gap}, {}, 0, [0.0, 0.3], 1, 1)
-        case.publish(BATCH_TRAINED, message, at_s=NOW_S - 0.5).packed(step)
+        case.publish(message, at_s=NOW_S - 0.5).packed(step)
         if step == 6:
             assert case.found() == [("assertion broken", "learner")]
             assert case.evidence() == "mismatch_k3 of step 6 is 0.5 nats, learner.assertions.k3 = 0.1"
@@ -183,7 +179,7 @@ def test_a_step_beyond_an_asserted_bound_is_a_finding_until_one_is_within():
 def test_a_step_that_is_an_anomaly_is_a_finding_that_names_trajectories():
     case, anomaly = MadeState(), Anomaly("loss 9, usual is 0 to 1", [Carrier("p000004-1", 8.5, 50.25)])
     message = BatchTrained(6, 0, "rl", {}, {}, 0, [0.0, 0.3], 1, 1, anomaly=anomaly)
-    case.publish(BATCH_TRAINED, message, at_s=NOW_S - 0.5).packed(6)
+    case.publish(message, at_s=NOW_S - 0.5).packed(6)
 
     assert case.found() == [("step anomalous", "learner")]
     expected = "step 6: loss 9, usual is 0 to 1; carried by p000004-1 (gradient norm 50.25, loss 8.5)"
@@ -268,7 +264,7 @@ def test_one_trajectory_that_its_group_waits_for_is_a_straggler():
 def test_groups_that_are_dropped_one_after_another_are_found():
     case = MadeState().vitals("rollout-1")
     for number in range(4):
-        case.publish(groups.GROUP_DROPPED, GroupDropped(f"p{number:06d}", "zero_variance", 8))
+        case.publish(GroupDropped(f"p{number:06d}", "zero_variance", 8))
 
     assert case.found() == [("groups dropped", "buffer")]
     assert case.evidence() == "4 groups were dropped since the last batch: 4 for zero_variance"
@@ -303,20 +299,20 @@ def test_a_stall_that_nothing_explains_is_reported_after_a_minute():
 
 
 def test_a_run_that_ends_is_not_stalled():
-    case = MadeState().publish(weights.TRAINING_FINISHED, weights.TrainingFinished(Config().learner.steps, "steps"))
+    case = MadeState().publish(weights.TrainingFinished(Config().learner.steps, "steps"))
     assert case.found() == []
-    assert MadeState().publish(actors.STOP_REQUESTED, actors.StopRequested()).found() == []
+    assert MadeState().publish(actors.StopRequested()).found() == []
 
 
 def test_what_the_supervisor_finds_is_shown_until_it_ends():
-    fed = Feed(RunState("demo")).publish(RUN_OPENED, RunOpened(5, 0, {}), at_s=1)
-    fed.publish(STALL_FOUND, StallFound("reward hanging", "reward-1", "grades p000007-0 for 8 s", "look"), at_s=2)
+    fed = Feed(RunState("demo")).publish(RunOpened(5, 0, {}), at_s=1)
+    fed.publish(StallFound("reward hanging", "reward-1", "grades p000007-0 for 8 s", "look"), at_s=2)
     shown = io.StringIO()
     Console(file=shown, width=120).print(render(run_status(fed.fold, int(3e9))))
     assert "reward hanging: reward-1: grades p000007-0 for 8 s" in shown.getvalue()
     assert [stall.cause for stall in run_status(fed.fold, int(3e9)).stalls] == ["reward hanging"]
 
-    fed.publish(STALL_ENDED, StallEnded("reward hanging", "reward-1"), at_s=9)
+    fed.publish(StallEnded("reward hanging", "reward-1"), at_s=9)
 
     assert fed.fold.stalls == {}
     texts = [event.text for event in fed.fold.take_events()]

@@ -1,9 +1,9 @@
 """The doctor: what it finds of engines and the versions that they load, from states made by hand."""
 
 from harness.states import AT_ENGINE, FLEET, NOW_S, MadeState, work
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, FLEET_SCALED, ActorStarted, ActorStopped, FleetScaled, Waiting
+from topics.actors import ActorStarted, ActorStopped, FleetScaled, Waiting
 from topics.engines import EngineGone, EngineReady, EngineUpdating
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.weights import WeightsPublished
 
 
 def test_a_server_that_does_not_answer_is_a_dead_engine():
@@ -15,21 +15,21 @@ def test_a_server_that_does_not_answer_is_a_dead_engine():
 
 
 def test_an_engine_that_left_is_dead():
-    case = MadeState().engine(EngineGone("engine-1", "its server has not answered for 10 s"), at_s=NOW_S - 20)
+    case = MadeState().publish(EngineGone("engine-1", "its server has not answered for 10 s"), at_s=NOW_S - 20)
 
     assert case.found() == [("engine dead", "engine-1")]
 
 
 def test_an_engine_whose_actor_dies_is_dead():
-    case = MadeState().engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 3)
-    case.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - 3)
+    case = MadeState().publish(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 3)
+    case.publish(ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - 3)
 
     assert case.found() == [("engine dead", "engine-1")]
 
 
 def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
     case = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=4)))
-    case.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 8)
+    case.publish(ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 8)
     case.vitals("engine-1")
     assert case.found() == [("engine dead", "engine")]
 
@@ -42,7 +42,7 @@ def test_servers_that_start_during_the_warm_up_are_not_dead():
     case = MadeState(last_step_s=NOW_S - 65).vitals(
         "rollout-1", work("p000007-0", waiting=Waiting("version", version=0))
     )
-    case.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 70)
+    case.publish(ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 70)
     case.vitals("engine-1")
     case.state.opened_ns = int((NOW_S - 71) * 1e9)
     case.state.engines["engine-1"].ready_ns = 0
@@ -71,7 +71,7 @@ def test_what_waits_for_a_paused_engine_does_not_hang_by_itself():
 
 
 def test_a_version_that_no_engine_loads_is_found():
-    case = MadeState().publish(WEIGHTS_PUBLISHED, WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
+    case = MadeState().publish(WeightsPublished(0, 6, "d", "files", "there"), at_s=NOW_S - 50)
 
     assert case.found() == [("version not loaded", "engine-1")]
     assert case.evidence() == "it should have had version 6 50 s ago; it has version 5 (ready)"
@@ -80,9 +80,9 @@ def test_a_version_that_no_engine_loads_is_found():
 def test_an_engine_of_evaluations_may_hold_an_older_version():
     case, late = MadeState(), ("version not loaded", "engine-exams-1")
     case.state.config.eval.engines = "exams"
-    case.publish(FLEET_SCALED, FleetScaled(FLEET | {"engine-exams": 1}), at_s=NOW_S - 95)
-    case.publish(ACTOR_STARTED, ActorStarted("engine", "engine-exams-1", "elsewhere", 2), at_s=NOW_S - 90)
-    case.engine(EngineReady("engine-exams-1", "http://f", 0, 3, "d", 8, update_s=0.1), at_s=NOW_S - 80)
+    case.publish(FleetScaled(FLEET | {"engine-exams": 1}), at_s=NOW_S - 95)
+    case.publish(ActorStarted("engine", "engine-exams-1", "elsewhere", 2), at_s=NOW_S - 90)
+    case.publish(EngineReady("engine-exams-1", "http://f", 0, 3, "d", 8, update_s=0.1), at_s=NOW_S - 80)
     case.vitals("engine-exams-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 1)
     assert late not in case.found()
 
@@ -91,9 +91,9 @@ def test_an_engine_of_evaluations_may_hold_an_older_version():
 
 
 def test_an_engine_that_dies_of_a_version_is_found_with_its_last_error():
-    case = MadeState().engine(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
-    case.engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 5)
-    case.publish(ACTOR_STOPPED, ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
+    case = MadeState().publish(EngineUpdating("engine-1", 0, 6), at_s=NOW_S - 6)
+    case.publish(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 5)
+    case.publish(ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
 
     assert case.found() == [("version not loaded", "engine-1")]
     assert case.evidence().startswith("it does not take version 6, it had version 5 before; started 0 times")
@@ -101,7 +101,7 @@ def test_an_engine_that_dies_of_a_version_is_found_with_its_last_error():
 
 def test_no_engine_is_blamed_while_the_warm_up_stands_still():
     case = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=0)))
-    case.publish(ACTOR_STARTED, ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 50)
+    case.publish(ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 50)
     case.vitals("engine-1")
     case.state.version = None
 
@@ -121,8 +121,8 @@ def test_versions_that_an_engine_reads_from_the_store_though_they_should_come_di
 
     def ready(version: int, fallback: str) -> None:
         message = EngineReady("engine-1", "http://e", 0, version, "d", 8, update_s=0.25, fallback=fallback)
-        case.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, version, "d", "files", "there"), at_s=NOW_S - 2)
-        case.engine(message, at_s=NOW_S - 1)
+        case.publish(WeightsPublished(0, version, "d", "files", "there"), at_s=NOW_S - 2)
+        case.publish(message, at_s=NOW_S - 1)
 
     ready(5, "the learner has 0:6:d in memory")
     assert case.found() == []  # it went on

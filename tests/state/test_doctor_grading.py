@@ -5,22 +5,21 @@ import msgspec
 from asyncrl.config.task_settings import RewardSettings
 from harness.folds import failure
 from harness.states import NOW_S, MadeState, work
-from topics.actors import ACTOR_STARTED, FLEET_SCALED, ActorStarted, FleetScaled
-from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.trajectories import TRAJECTORY_FAILED
+from topics.actors import ActorStarted, FleetScaled
+from topics.groups import GroupDropped
 
 
 def case_of_groups(workers=1, **settings):
     case = MadeState()
     case.state.config.reward = msgspec.convert({"scope": "group", "function": "a.py:b", **settings}, RewardSettings)
     for number in range(1, workers + 1):
-        case.publish(ACTOR_STARTED, ActorStarted("groupreward", f"groupreward-{number}", "elsewhere", 1), at_s=1.0)
+        case.publish(ActorStarted("groupreward", f"groupreward-{number}", "elsewhere", 1), at_s=1.0)
         case.vitals(f"groupreward-{number}")
     return case
 
 
 def test_complete_groups_that_nobody_grades_are_found():
-    case = case_of_groups(workers=0).publish(FLEET_SCALED, FleetScaled({"groupreward": 0}))
+    case = case_of_groups(workers=0).publish(FleetScaled({"groupreward": 0}))
     case.queue("groupreward", waiting=5, pulls=0)
 
     assert case.found() == [("no worker", "groupreward")]
@@ -41,9 +40,9 @@ def test_a_group_that_is_graded_for_too_long_is_found_with_its_limit():
 def test_rewards_that_fail_are_found_until_a_batch_is_packed():
     case = case_of_groups().queue("groupreward")
     for member in range(2):
-        case.publish(TRAJECTORY_FAILED, failure(f"p000007-{member}", "reward", detail="ValueError: no judge"))
+        case.publish(failure(f"p000007-{member}", "reward", detail="ValueError: no judge"))
     assert case.found() == [("unexplained", "demo")]
-    case.publish(GROUP_DROPPED, GroupDropped("p000007", "failed", 2))
+    case.publish(GroupDropped("p000007", "failed", 2))
 
     assert case.found() == [("reward failing", "groupreward")]
     assert case.evidence() == (
@@ -52,5 +51,5 @@ def test_rewards_that_fail_are_found_until_a_batch_is_packed():
     )
     case.packed(6, at_s=NOW_S - 1)
     assert ("reward failing", "groupreward") not in case.found()
-    alone = MadeState().publish(TRAJECTORY_FAILED, failure("p000007-0", "reward"))
-    assert alone.publish(GROUP_DROPPED, GroupDropped("p000007", "failed", 2)).found() == [("reward failing", "reward")]
+    alone = MadeState().publish(failure("p000007-0", "reward"))
+    assert alone.publish(GroupDropped("p000007", "failed", 2)).found() == [("reward failing", "reward")]

@@ -3,7 +3,7 @@
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.status import run_status
 from harness.states import NOW_S, MadeState
-from topics.actors import ACTOR_STARTED, ActorStarted
+from topics.actors import ActorStarted
 from topics.engines import EngineReady
 
 
@@ -14,7 +14,7 @@ def with_gateway(**safety: float) -> MadeState:
     for name, bound in safety.items():
         setattr(config.live.safety, name, bound)
     for role, actor in (("sessions", "sessions-1"), ("engine", "engine-served-1")):
-        case.publish(ACTOR_STARTED, ActorStarted(role, actor, "elsewhere", 1), at_s=NOW_S - 90)
+        case.publish(ActorStarted(role, actor, "elsewhere", 1), at_s=NOW_S - 90)
     return case
 
 
@@ -26,7 +26,7 @@ def test_a_channel_that_is_held_too_far_behind_is_found():
     case = with_gateway()
     case.state.config.buffer.max_lag = 2
     case.vitals("sessions-1", turns_skipped_behind=7.0)
-    case.engine(EngineReady("engine-served-1", "http://f", 0, 3, "d", 8), at_s=NOW_S - 80)
+    case.publish(EngineReady("engine-served-1", "http://f", 0, 3, "d", 8), at_s=NOW_S - 80)
     assert live_ones(case) == []  # version 5 is the newest
 
     case.state.config.buffer.max_lag = 1
@@ -52,7 +52,7 @@ def test_figures_beyond_their_bounds_are_alarms():
 
 def test_turns_that_were_not_recorded_are_told():
     case = with_gateway()
-    case.publish(ACTOR_STARTED, ActorStarted("gateway", "gateway-1", "elsewhere", 1), at_s=NOW_S - 90)
+    case.publish(ActorStarted("gateway", "gateway-1", "elsewhere", 1), at_s=NOW_S - 90)
     case.vitals("gateway-1", turns_unrecorded=0.0)
     assert ("turns unrecorded", "gateway-1") not in case.found()
 

@@ -2,42 +2,37 @@
 
 from harness.states import AT_ENGINE, NOW_S, MadeState, work
 from topics.actors import (
-    ACTOR_STARTED,
-    FLEET_SCALED,
-    RUN_OPENED,
-    STOP_REQUESTED,
     ActorStarted,
     FleetScaled,
     RunOpened,
     StopRequested,
 )
 from topics.engines import EngineGone
-from topics.weights import TRAINING_FINISHED, TrainingFinished
+from topics.weights import TrainingFinished
 
 
 def test_an_engine_that_was_asked_to_leave_is_not_dead():
     case = MadeState(last_step_s=NOW_S - 1)
 
-    assert case.engine(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 0.5).found() == []
-    assert case.engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.4).found() == [("engine dead", "engine-1")]
+    assert case.publish(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 0.5).found() == []
+    assert case.publish(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.4).found() == [("engine dead", "engine-1")]
 
 
 def test_while_a_run_ends_nobody_is_missed():
-    asked, finished = StopRequested("asyncrl down"), TrainingFinished(100, "steps")
-    for topic, message in ((STOP_REQUESTED, asked), (TRAINING_FINISHED, finished)):
-        case = MadeState(last_step_s=NOW_S - 1).engine(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
+    for message in (StopRequested("asyncrl down"), TrainingFinished(100, "steps")):
+        case = MadeState(last_step_s=NOW_S - 1).publish(EngineGone("engine-1", "it crashed"), at_s=NOW_S - 0.5)
         case.vitals("rollout-1", at_s=NOW_S - 60)
         assert case.found()
-        assert case.publish(topic, message).found() == []
+        assert case.publish(message).found() == []
 
 
 def test_a_process_that_was_just_asked_for_may_take_its_time():
     case = MadeState(last_step_s=NOW_S - 1)
-    case.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 11)
+    case.publish(FleetScaled({"rollout": 2}), at_s=NOW_S - 11)
     assert case.found() == []
 
     case = MadeState(last_step_s=NOW_S - 1)
-    case.publish(FLEET_SCALED, FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
+    case.publish(FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
     assert case.found() == [("actor silent", "rollout")]
     assert case.evidence() == "1 of 2 have not started 100 s after they were requested"
 
@@ -45,12 +40,12 @@ def test_a_process_that_was_just_asked_for_may_take_its_time():
 def test_who_stops_a_run_and_goes_on_with_it_lets_nobody_die():
     case = MadeState(last_step_s=NOW_S - 1)
     for at_s in (NOW_S - 50, NOW_S - 40, NOW_S - 2):
-        case.publish(ACTOR_STARTED, ActorStarted("buffer", "buffer-1", "elsewhere", 1), at_s=at_s)
+        case.publish(ActorStarted("buffer", "buffer-1", "elsewhere", 1), at_s=at_s)
     assert case.vitals("buffer-1").found() == [("actor dying", "buffer-1")]
 
     settings = case.state.config
     opened = RunOpened(100, 0, {"buffer": {"batch_groups": settings.buffer.batch_groups}})
-    assert case.publish(RUN_OPENED, opened, at_s=NOW_S - 3).found() == []
+    assert case.publish(opened, at_s=NOW_S - 3).found() == []
 
 
 def test_a_group_whose_every_member_is_done_has_no_straggler():

@@ -9,9 +9,9 @@ from asyncrl.config.settings import Config
 from harness.buffer_feed import feed
 from topics.batches import BatchPacked, Objective
 from topics.groups import GroupDropped
-from topics.secrets import PURGE_REQUESTED, PurgeRequested
-from topics.trajectories import TRAJECTORY_DROPPED, TrajectoryDropped
-from topics.turns import TURN_OVERRULED, TurnOverruled
+from topics.secrets import PurgeRequested
+from topics.trajectories import TrajectoryDropped
+from topics.turns import TurnOverruled
 
 
 def messages(decisions):
@@ -275,7 +275,7 @@ def test_the_state_does_not_depend_on_the_order_between_logs():
 @pytest.mark.parametrize("again", [True, False])
 def test_an_end_that_is_read_before_the_issue_and_the_grade_counts(again):
     fed = feed()
-    fed.publish(TRAJECTORY_DROPPED, TrajectoryDropped("p000000-0", 0, "lag", again=again))
+    fed.publish(TrajectoryDropped("p000000-0", 0, "lag", again=again))
     fed.group("p000000")
 
     group = fed.fold.state.groups["p000000"]
@@ -322,11 +322,11 @@ def test_a_batch_names_the_rules_that_each_group_was_issued_with():
 def test_a_turn_whose_data_key_is_erased_ends_unless_it_is_packed(*, purged_first: bool, is_graded: bool):
     fed = feed(batch_groups={"warmup": 1, "rl": 3})
     request = PurgeRequested("p", "", "", "operator", ["k1"])
-    fed.publish(PURGE_REQUESTED, request) if purged_first else None
+    fed.publish(request) if purged_first else None
     for name, keys in (("l000000-0", "k2,k1"), ("l000001-0", "k2")):
         fed.issued(name, size=1, secrets=keys)
         fed.graded(name, size=1) if is_graded else None
-    fed.publish(PURGE_REQUESTED, request) if not purged_first else None
+    fed.publish(request) if not purged_first else None
 
     ended = fed.fold.decide(0)
 
@@ -346,16 +346,16 @@ def test_a_turn_that_a_worker_could_not_read_ends_as_purged():
 def test_a_user_overrules_the_grade_of_a_turn_until_it_is_packed(*, first: bool):
     fed = feed(batch_groups={"warmup": 1, "rl": 2})
     wanted = TurnOverruled(turn_id="a", prompt_id="l000000", reward=-0.5)
-    fed.publish(TURN_OVERRULED, wanted) if first else None
+    fed.publish(wanted) if first else None
     for name in ("l000000-0", "l000001-0"):
         fed.issued(name, size=1)
         fed.graded(name, size=1)
-    fed.publish(TURN_OVERRULED, wanted) if not first else None
+    fed.publish(wanted) if not first else None
 
     [packed] = fed.fold.decide(0)
 
     members = [group.members[0] for group in packed.groups]
     assert [(one.reward, one.overruled) for one in members] == [(-0.5, True), (members[1].reward, False)]
     fed.read_back([packed])
-    fed.publish(TURN_OVERRULED, wanted)
+    fed.publish(wanted)
     assert fed.fold.state.overruled == {}

@@ -11,7 +11,7 @@ from harness.folds import NO_PAYLOAD
 from topics.batches import BatchPacked
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped
-from topics.trajectories import TRAJECTORY_SUBMITTED, TrajectoryDropped, TrajectorySubmitted, VersionCount
+from topics.trajectories import TrajectoryDropped, TrajectorySubmitted, VersionCount
 from topics.wire import decode, encode
 
 
@@ -26,7 +26,7 @@ def submitted(fed, name, *, size=2, stage="rl"):
         payload=NO_PAYLOAD,
         versions=[VersionCount(0, 3)],
     )
-    return fed.publish(TRAJECTORY_SUBMITTED, message)
+    return fed.publish(message)
 
 
 def issued(size, **changes):

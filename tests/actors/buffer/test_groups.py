@@ -5,13 +5,11 @@ from actors.recorder.fold import RecorderFold
 from asyncrl.state.summary import FLAT_STEPS, summary_text
 from harness.buffer_feed import feed
 from harness.folds import Feed, failure
-from topics.actors import RUN_OPENED, RunOpened
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchPacked, BatchTrained, Objective
+from topics.actors import RunOpened
+from topics.batches import BATCH_PACKED, BatchGroup, BatchPacked, BatchTrained, Objective
 from topics.groups import GROUP_DROPPED
 from topics.table import topic_for
 from topics.trajectories import (
-    TRAJECTORY_FAILED,
-    TRAJECTORY_GRADED,
     Reference,
     TrajectoryGraded,
     VersionCount,
@@ -83,9 +81,9 @@ def test_a_group_of_one_has_no_spread_to_speak_of():
 def test_seconds_from_issue_to_grade_are_those_of_the_servers_clock_and_leave_out_the_time_a_run_rested():
     buffer = feed(batch_groups={"warmup": 2, "rl": 2})
     for name, issued_s, graded_s in (("p0-0", 10, 14), ("p0-1", 10, 20), ("p1-0", 20, 22)):
-        buffer.issued(name, at_s=issued_s).publish(TRAJECTORY_GRADED, graded(name, 1.0, [4]), at_s=graded_s)
-    buffer.publish(RUN_OPENED, RunOpened(10, 0, {}), at_s=1000)
-    buffer.publish(TRAJECTORY_GRADED, graded("p1-1", 1.0, [4]), at_s=1004)
+        buffer.issued(name, at_s=issued_s).publish(graded(name, 1.0, [4]), at_s=graded_s)
+    buffer.publish(RunOpened(10, 0, {}), at_s=1000)
+    buffer.publish(graded("p1-1", 1.0, [4]), at_s=1004)
 
     (packed,) = buffer.fold.decide(1004)
 
@@ -98,15 +96,15 @@ def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
     for step, at_s in ((1, 10.0), (2, 14.0)):
         group = BatchGroup("p0", references([graded("p0-0", 1.0, [60]), graded("p0-1", 1.0, [40])]))
         packed = BatchPacked(step, "rl", [group], 0, Objective(), {"response_tokens_mean": 5.0 + step})
-        feed.publish(BATCH_PACKED, packed, at_s=at_s - 1)
+        feed.publish(packed, at_s=at_s - 1)
         trained = BatchTrained(step, 0, "rl", {"wait_s": 0.5, "train_s": 2.0}, {0: 100}, 0, [0.5, 0.1], 8, step)
-        feed.publish(BATCH_TRAINED, trained, at_s=at_s)
+        feed.publish(trained, at_s=at_s)
 
     first, second = feed.fold.rows
 
     assert (first["response_tokens_mean"], second["response_tokens_mean"]) == (6.0, 7.0)
     assert (first["wait_s"], "tokens_per_s" in first, second["tokens_per_s"]) == (0.5, False, 25.0)
-    feed.publish(RUN_OPENED, RunOpened(2, 0, {}), at_s=100)
+    feed.publish(RunOpened(2, 0, {}), at_s=100)
     summary = feed.fold.summary("run", [])
     assert summary["last_batch"] == {"response_tokens_mean": 7.0}
     assert (summary["learner_wait_s"], summary["learner_train_s"]) == (1.0, 4.0)
@@ -116,26 +114,26 @@ def test_rows_of_the_metrics_file_hold_the_figures_and_the_pace():
 def test_steps_whose_rewards_are_all_equal_are_remarked_upon():
     feed = Feed(RecorderFold())
     for step, spread in enumerate([0.2, *[0.0] * FLAT_STEPS], 1):
-        feed.publish(BATCH_TRAINED, BatchTrained(step, 0, "rl", {}, {0: 10}, 0, [0.0, spread], 2, step))
+        feed.publish(BatchTrained(step, 0, "rl", {}, {0: 10}, 0, [0.0, spread], 2, step))
     summary = feed.fold.summary("run", []) | {"metrics": ""}
 
     assert summary["steps_without_spread"] == FLAT_STEPS
     assert "in the last 5 steps all rewards of a batch were equal" in summary_text(summary)
-    feed.publish(BATCH_TRAINED, BatchTrained(7, 0, "rl", {}, {0: 10}, 0, [0.1, 0.1], 2, 7))
+    feed.publish(BatchTrained(7, 0, "rl", {}, {0: 10}, 0, [0.1, 0.1], 2, 7))
     assert "nothing learned" not in summary_text(feed.fold.summary("run", []) | {"metrics": ""})
 
 
 def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
     buffer, recorder = feed(batch_groups={"warmup": 2, "rl": 1}), Feed(RecorderFold())
     for name, reward in (("p000000-0", 0.0), ("p000000-1", 1.0), ("p000001-0", 0.0)):
-        buffer.issued(name).publish(TRAJECTORY_GRADED, graded(name, reward, [50], discarded=10))
+        buffer.issued(name).publish(graded(name, reward, [50], discarded=10))
     failed = failure("p000001-1", tokens=30)
-    buffer.issued("p000001-1").publish(TRAJECTORY_FAILED, failed).publish(TRAJECTORY_FAILED, failed)
+    buffer.issued("p000001-1").publish(failed).publish(failed)
 
     decisions = [*buffer.read_back(buffer.fold.decide(0)), *buffer.read_back(buffer.fold.decide(0))]
     for decision in decisions:
-        recorder.publish(topic_for(decision), decision)
-    recorder.publish(BATCH_TRAINED, BatchTrained(1, 0, "rl", {}, {0: 95}, 5, [0.5, 0.1], 2, 1))
+        recorder.publish(decision)
+    recorder.publish(BatchTrained(1, 0, "rl", {}, {0: 95}, 5, [0.5, 0.1], 2, 1))
     summary = recorder.fold.summary("run", [])
 
     assert [topic_for(decision) for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]

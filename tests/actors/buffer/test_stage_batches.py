@@ -3,7 +3,7 @@
 from harness.buffer_feed import feed
 from topics.batches import BatchPacked, Objective
 from topics.groups import GroupDropped
-from topics.stages import STAGE_BEGAN, StageBegan
+from topics.stages import StageBegan
 
 
 def objective(_step, stage):
@@ -11,7 +11,7 @@ def objective(_step, stage):
 
 
 def began(fed, name, prompt):
-    return fed.publish(STAGE_BEGAN, StageBegan(name=name, prompt=prompt, request=1))
+    return fed.publish(StageBegan(name=name, prompt=prompt, request=1))
 
 
 def batch(fed):

@@ -3,13 +3,13 @@
 from harness.buffer_feed import feed
 from topics.batches import BatchPacked
 from topics.groups import GroupDropped
-from topics.prompts import LIVE_TASK, PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import LIVE_TASK, PromptIssued, PromptRow
 
 
 def turn(fed, number: int, tenant: str, *, graded: bool = True):
     """A turn of a tenant, issued and graded."""
     name, row = f"l{number:06d}", PromptRow("", metadata={"tenant": tenant})
-    fed.publish(PROMPT_ISSUED, PromptIssued(name, 0, 1, [row], task=LIVE_TASK))
+    fed.publish(PromptIssued(name, 0, 1, [row], task=LIVE_TASK))
     fed.known.add(name)
     return fed.graded(f"{name}-0", size=1) if graded else fed
 

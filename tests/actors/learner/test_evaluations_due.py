@@ -6,7 +6,6 @@ from actors.learner.evaluations import Evaluations
 from actors.learner.fold import LearnerFold
 from asyncrl.config.settings import Config
 from harness.folds import Feed
-from topics.evals import EVAL_REQUESTED
 
 SETS = {"easy": {"prompts": 4}, "hard": {"prompts": 2, "samples": 8, "temperature": 1.0}}
 
@@ -26,7 +25,7 @@ class Learner:
         """Ask at a step; `stored` of the requests are stored and read back."""
         found = self.evaluations.due(step)
         for request in found[:stored]:
-            self.fed.publish(EVAL_REQUESTED, request)
+            self.fed.publish(request)
         return [(request.eval_id, request.dataset) for request in found]
 
 

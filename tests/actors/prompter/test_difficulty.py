@@ -10,9 +10,9 @@ from actors.prompter.fold import Wanted
 from asyncrl.data.curriculum import Climb, level_of
 from asyncrl.state.audit.ledger import Ledger
 from harness.prompter_feed import config, feed, issue
-from topics.actors import REISSUE_REQUESTED, ReissueRequested
+from topics.actors import ReissueRequested
 from topics.batches import BatchGroup, BatchMember, BatchPacked
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.groups import GroupDropped
 from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import Reference
 
@@ -71,17 +71,17 @@ def test_groups_that_a_filter_dropped_count_with_their_rewards():
     fed = feed(task=RISING)
     issue(fed)
 
-    fed.publish(GROUP_DROPPED, GroupDropped("p000000", "zero_variance", members=2, rewards=[1.0, 1.0]))
+    fed.publish(GroupDropped("p000000", "zero_variance", members=2, rewards=[1.0, 1.0]))
     assert levels(fed) == [0] * 5 + [1] * 15
-    fed.publish(GROUP_DROPPED, GroupDropped("p000001", "failed", members=2))
+    fed.publish(GroupDropped("p000001", "failed", members=2))
     assert levels(fed) == [0] * 5 + [1] * 15
 
 
 def test_a_prompt_that_is_issued_again_has_the_row_of_its_level():
     fed = feed(task=RISING)
     fed.fold.state.climbs["task"] = Climb(rises=[3])
-    fed.publish(REISSUE_REQUESTED, ReissueRequested(prompt_id="p000002"))
-    fed.publish(REISSUE_REQUESTED, ReissueRequested(prompt_id="p000003"))
+    fed.publish(ReissueRequested(prompt_id="p000002"))
+    fed.publish(ReissueRequested(prompt_id="p000003"))
 
     groups = [item.group for item in fed.fold.wanted() if item.member == 0]
 

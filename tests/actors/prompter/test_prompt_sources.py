@@ -15,7 +15,7 @@ from harness.folds import Feed
 from harness.prompter_feed import config, feed, issue
 from topics.evals import EvalRequested
 from topics.ids import Stage, prompt_name, stage_of
-from topics.turns import TURN_ADMITTED, TurnAdmitted
+from topics.turns import TurnAdmitted
 from topics.wire import decode, encode
 
 
@@ -169,7 +169,7 @@ def test_an_evaluation_of_a_named_set_issues_each_row_as_often_as_it_wants_answe
 def test_admitted_turns_are_issued_in_their_order_beside_the_task_and_once():
     fed = feed(live={"share": 0.5, "advantage": "less_others"})
     for number in range(3):
-        fed.publish(TURN_ADMITTED, admitted(number, temperature=0.5))
+        fed.publish(admitted(number, temperature=0.5))
     wanted = [item for item in fed.fold.wanted() if item.prompt_id.startswith("l")]
 
     assert [(item.group.row.metadata["turn"], item.min_version) for item in wanted] == [("t0", 0), ("t1", 0)]
@@ -184,12 +184,12 @@ def test_admitted_turns_are_issued_in_their_order_beside_the_task_and_once():
 
 def test_an_issue_that_is_read_before_its_turn_was_admitted_is_not_made_again():
     fed = feed(live={"share": 1.0}).issued("l000000-0", size=1)
-    fed.publish(TURN_ADMITTED, admitted(0)).publish(TURN_ADMITTED, admitted(1))
+    fed.publish(admitted(0)).publish(admitted(1))
 
     assert issue(fed) == ["l000001-0"], "and with a share of 1 no row of a task is"
 
 
 def test_without_a_share_turns_wait_for_nobody():
-    fed = feed().publish(TURN_ADMITTED, admitted(0))
+    fed = feed().publish(admitted(0))
 
     assert all(name.startswith("p") for name in issue(fed))

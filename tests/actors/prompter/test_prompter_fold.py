@@ -9,10 +9,10 @@ from actors.prompter.fold import PrompterFold
 from asyncrl.data.sources import open_source
 from harness.folds import Feed
 from harness.prompter_feed import config, feed, issue
-from topics.evals import EVAL_REQUESTED, EvalRequested
+from topics.evals import EvalRequested
 from topics.ids import EVALUATION, prompt_name
-from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, AdmissionPaused, AdmissionResumed
-from topics.weights import TRAINING_FINISHED, TrainingFinished
+from topics.streams import AdmissionPaused, AdmissionResumed
+from topics.weights import TrainingFinished
 from topics.wire import decode, encode
 
 
@@ -193,7 +193,7 @@ def test_a_message_is_a_pure_function_of_number_seed_and_data():
 
 
 def asked(fed, number, prompts=3):
-    return fed.publish(EVAL_REQUESTED, EvalRequested(prompt_name(EVALUATION, number), 5 * number, prompts, 0.0))
+    return fed.publish(EvalRequested(prompt_name(EVALUATION, number), 5 * number, prompts, 0.0))
 
 
 def evaluations(fed, count=None):
@@ -252,17 +252,17 @@ def test_issues_read_before_the_request_are_not_repeated():
 
 def test_the_last_evaluation_is_issued_when_training_has_finished():
     fed = asked(feed(learner={"steps": 2}), 2)
-    fed.publish(TRAINING_FINISHED, TrainingFinished(2, "here"))
+    fed.publish(TrainingFinished(2, "here"))
 
     assert fed.fold.wanted() == []
     assert len(evaluations(fed)) == 3
 
 
 def test_full_streams_hold_an_evaluation_back_that_was_not_begun():
-    fed = asked(feed(), 4).publish(ADMISSION_PAUSED, AdmissionPaused("full"))
+    fed = asked(feed(), 4).publish(AdmissionPaused("full"))
     assert evaluations(fed) == []
 
-    fed.publish(ADMISSION_RESUMED, AdmissionResumed("room"))
+    fed.publish(AdmissionResumed("room"))
 
     assert len(evaluations(fed)) == 3
 

@@ -9,7 +9,7 @@ from harness.folds import NO_PAYLOAD
 from harness.prompter_feed import config, feed, issue
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked, CriticStep, Objective
 from topics.stages import STAGE_BEGAN, STAGE_REQUESTED, StageBegan, StageRequested
-from topics.weights import TRAINING_FINISHED, TrainingFinished
+from topics.weights import TrainingFinished
 
 STAGES = {
     "second": {"at_step": 2, "loss": "ppo"},
@@ -31,31 +31,31 @@ def began(fed):
 def test_stages_begin_by_step_and_then_by_the_reward_of_the_running_one():
     fed = feed(stages=STAGES)
     issue(fed)
-    fed.publish(BATCH_PACKED, packed(1, "p000000", "p000001"))
+    fed.publish(packed(1, "p000000", "p000001"))
     assert began(fed) == []
     fed.trained(1)
     issue(fed)
-    fed.publish(BATCH_PACKED, packed(2, "p000002", "p000003"))
+    fed.publish(packed(2, "p000002", "p000003"))
 
     assert began(fed) == [("second", 6, 0, 2)]
     assert began(fed) == [], "rewards of 1 were those of the stage before"
     fed.trained(2)
     assert issue(fed)[0] == "p000006-0"
-    fed.publish(BATCH_PACKED, packed(3, "p000006", "p000005"))
+    fed.publish(packed(3, "p000006", "p000005"))
     assert began(fed) == []
-    fed.publish(BATCH_PACKED, packed(4, "p000007", "p000004", reward=0.5))
+    fed.publish(packed(4, "p000007", "p000004", reward=0.5))
     assert began(fed) == [("third", 8, 0, 4)]
     assert fed.fold.sources["p"].group(fed.fold.state, 8).estimator == "rloo"
 
 
 def test_a_request_is_answered_first_and_a_finished_run_begins_no_stage():
     fed = feed(stages=STAGES)
-    fed.publish(BATCH_PACKED, packed(2, "p000000", "p000001"))
-    fed.publish(STAGE_REQUESTED, StageRequested(name="asked"))
+    fed.publish(packed(2, "p000000", "p000001"))
+    fed.publish(StageRequested(name="asked"))
     request = fed.sequence
 
     assert began(fed) == [("asked", 0, request, None)]
-    fed.publish(TRAINING_FINISHED, TrainingFinished(step=5, reason="steps"))
+    fed.publish(TrainingFinished(step=5, reason="steps"))
     assert began(fed) == []
 
 

@@ -15,7 +15,7 @@ from asyncrl.state.audit.ledger import Ledger
 from harness.folds import Feed
 from harness.prompter_feed import config, feed, issue
 from harness.stage import Stage, until
-from topics.actors import REISSUE_REQUESTED, ReissueRequested
+from topics.actors import ReissueRequested
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.stages import STAGE_BEGAN, STAGE_REQUESTED, StageBegan, StageRequested
 from topics.topic import PROMPTS
@@ -31,7 +31,7 @@ def staged():
 
 
 def ask(fed, name):
-    fed.publish(STAGE_REQUESTED, StageRequested(name=name))
+    fed.publish(StageRequested(name=name))
     return fed.sequence
 
 
@@ -73,12 +73,12 @@ def test_a_record_that_is_read_before_its_request_answers_it():
     fed, other = staged(), staged()
     issue(fed)
     began = StageBegan(name="sums", prompt=4, request=1)
-    fed.publish(STAGE_BEGAN, began)
-    other.publish(STAGE_REQUESTED, StageRequested(name="sums"))  # message 1
+    fed.publish(began)
+    other.publish(StageRequested(name="sums"))  # message 1
     issue(other)
-    other.publish(STAGE_BEGAN, began)
+    other.publish(began)
     fed.sequence = 0
-    fed.publish(STAGE_REQUESTED, StageRequested(name="sums"))
+    fed.publish(StageRequested(name="sums"))
 
     assert fed.fold.stage_begins() == other.fold.stage_begins() == []
     assert fed.fold.state == other.fold.state
@@ -92,19 +92,18 @@ def test_a_prompt_that_is_issued_again_keeps_the_rules_of_its_stage():
     issue(fed)
     ask(fed, "sums")
     fed.read_back(fed.fold.stage_begins())
-    fed.publish(REISSUE_REQUESTED, ReissueRequested(prompt_id="p000001"))
+    fed.publish(ReissueRequested(prompt_id="p000001"))
     again = fed.fold.sources["r"].group(fed.fold.state, 0)
 
     assert (again.tasks, again.size, again.places.start) == (["words"], 2, 1)
 
 
-@pytest.mark.parametrize("topic", [STAGE_REQUESTED, STAGE_BEGAN])
-def test_a_stage_that_the_run_does_not_have_is_refused(topic):
+@pytest.mark.parametrize("message", [StageRequested(name="none"), StageBegan(name="none", prompt=0, request=1)])
+def test_a_stage_that_the_run_does_not_have_is_refused(message):
     fed = staged()
-    message = StageRequested(name="none") if topic is STAGE_REQUESTED else StageBegan(name="none", prompt=0, request=1)
 
     with pytest.raises(ValueError, match="'none' is no stage of the run; its stages: sums, first"):
-        fed.publish(topic, message)
+        fed.publish(message)
     assert fed.fold.stage_begins() == fed.fold.state.stages == []
 
 

@@ -12,10 +12,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from harness.folds import NO_PAYLOAD, Feed, failure
 from harness.stage import Stage, until
-from topics.actors import RUN_OPENED, RunOpened
+from topics.actors import RunOpened
 from topics.batches import (
-    BATCH_PACKED,
-    BATCH_TRAINED,
     Anomaly,
     BatchGroup,
     BatchMember,
@@ -24,10 +22,9 @@ from topics.batches import (
     Carrier,
     Objective,
 )
-from topics.evals import EVAL_SCORED, EvalScored
+from topics.evals import EvalScored
 from topics.groups import GroupDropped
-from topics.trajectories import TRAJECTORY_FAILED
-from topics.turns import FEEDBACK_GIVEN, TURN_JUDGED, FeedbackGiven, TurnJudged
+from topics.turns import FeedbackGiven, TurnJudged
 
 BY_KEEPER = {"writer": "test"}
 MARK = b'{"event":"mark"}'
@@ -144,15 +141,15 @@ async def test_rows_of_a_recorder_that_is_killed_again_and_again_are_whole(scene
 def test_the_time_for_which_a_run_lay_stopped_is_no_time_of_the_run():
     fold = RecorderFold()
     feed = Feed(fold)
-    feed.publish(RUN_OPENED, RunOpened(12, 0, {}), at_s=100.0)
+    feed.publish(RunOpened(12, 0, {}), at_s=100.0)
     for step, at_s in ((1, 110.0), (2, 430.0)):
         if step == 2:
-            feed.publish(RUN_OPENED, RunOpened(12, 0, {}), at_s=400.0)
-            feed.publish(TRAJECTORY_FAILED, failure("p000001-0"), at_s=120.0)  # of another log, read later
+            feed.publish(RunOpened(12, 0, {}), at_s=400.0)
+            feed.publish(failure("p000001-0"), at_s=120.0)  # of another log, read later
         groups = [BatchGroup("p000001", [BatchMember("p000001-0", 0, NO_PAYLOAD, 1.0, 400)])]
-        feed.publish(BATCH_PACKED, BatchPacked(step, "rl", groups, 0, Objective(), {}), at_s=at_s)
-        feed.publish(BATCH_TRAINED, BatchTrained(step, 0, "rl", {}, {0: 400}, 0, [1.0, 0.0], 1, step), at_s=at_s)
-        feed.publish(EVAL_SCORED, EvalScored(f"e{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0), at_s=at_s)
+        feed.publish(BatchPacked(step, "rl", groups, 0, Objective(), {}), at_s=at_s)
+        feed.publish(BatchTrained(step, 0, "rl", {}, {0: 400}, 0, [1.0, 0.0], 1, step), at_s=at_s)
+        feed.publish(EvalScored(f"e{step:06d}", step, {step: 3}, 0.5, 3, 0, 1.0), at_s=at_s)
 
     summary = fold.summary("demo", [])
 
@@ -168,7 +165,7 @@ def test_the_row_of_an_anomaly_names_its_trajectories():
     fold = RecorderFold()
     anomaly = Anomaly("loss 9, usual is 0 to 1", [Carrier("p000004-1", 8.5, 50.25)])
     message = BatchTrained(1, 0, "rl", {"loss": 9.0}, {}, 0, [0.0, 0.3], 1, 1, anomaly=anomaly)
-    Feed(fold).publish(BATCH_TRAINED, message, at_s=1.0)
+    Feed(fold).publish(message, at_s=1.0)
 
     (row,) = fold.rows
     assert json.loads(msgspec.json.encode(row))["anomaly"] == {
@@ -186,7 +183,7 @@ def test_each_held_out_set_has_rows_and_accuracies_of_its_own():
         scored = EvalScored(
             f"e{number:06d}", version, {version: 3}, accuracy, 3, 0, 1.0, metrics={"pass@2": 0.7}, dataset=dataset
         )
-        feed.publish(EVAL_SCORED, scored)
+        feed.publish(scored)
 
     assert [(row["set"], row["version"], row["pass@2"]) for row in fold.rows][2:] == [
         ("easy", 20, 0.7),
@@ -201,9 +198,9 @@ def test_the_row_of_a_step_tells_how_often_users_agree_with_judges():
     fold = RecorderFold()
     feed = Feed(fold)
     for turn, reward, score in (("a", 1.0, 1.0), ("b", -1.0, 1.0), ("c", 1.0, 0.5), ("d", -1.0, -1.0), ("e", 0.0, 1.0)):
-        feed.publish(TURN_JUDGED, TurnJudged(turn_id=turn, reward=reward, judge="j"))
-        feed.publish(FEEDBACK_GIVEN, FeedbackGiven(f"f{turn}", turn, "anna", score))
-    feed.publish(BATCH_TRAINED, BatchTrained(1, 0, "rl", {}, {0: 1}, 0, [0.0, 0.3], 1, 1), at_s=1.0)
+        feed.publish(TurnJudged(turn_id=turn, reward=reward, judge="j"))
+        feed.publish(FeedbackGiven(f"f{turn}", turn, "anna", score))
+    feed.publish(BatchTrained(1, 0, "rl", {}, {0: 1}, 0, [0.0, 0.3], 1, 1), at_s=1.0)
 
     (row,) = fold.rows
     assert (row["judge_agreement"], row["judge_rated"]) == (0.75, 4)

@@ -13,16 +13,14 @@ from actors.supervisor.fold import SupervisorFold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from harness.folds import Feed
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, SCALE_REQUESTED, ActorStarted, ActorStopped, ScaleRequested
-from topics.engines import ENGINE_READY, ENGINE_UPDATING, EngineReady, EngineUpdating
-from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
+from topics.actors import ActorStarted, ActorStopped, ScaleRequested
+from topics.engines import EngineReady, EngineUpdating
+from topics.evals import EvalRequested, EvalScored
 from topics.ids import EVALUATION, prompt_name
-from topics.streams import CHECKPOINT_REQUESTED, CheckpointRequested
+from topics.streams import CheckpointRequested
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.weights import (
     CHECKPOINT_LOST,
-    CHECKPOINT_SAVED,
-    WEIGHTS_PUBLISHED,
     CheckpointLost,
     CheckpointSaved,
     WeightsPublished,
@@ -57,24 +55,24 @@ def story(steps, chance):
         log.packed(step, *names).trained(step)
         if chance.random() < 0.1:
             log.dropped(f"p{next(numbers):06d}")
-        log.publish(WEIGHTS_PUBLISHED, WeightsPublished(0, step, f"d{step}", "files", f"/w/lineage0-v{step:06d}-d"))
-        log.publish(ENGINE_UPDATING, EngineUpdating("engine-1", 0, step))
-        log.publish(ENGINE_READY, EngineReady("engine-1", "here", 0, step, "d", 1))
+        log.publish(WeightsPublished(0, step, f"d{step}", "files", f"/w/lineage0-v{step:06d}-d"))
+        log.publish(EngineUpdating("engine-1", 0, step))
+        log.publish(EngineReady("engine-1", "here", 0, step, "d", 1))
         if step % 10 == 0:
             saved.append(CheckpointSaved(0, step, f"d{step}", f"/c/step{step:06d}-lineage0-d", step))
-            log.publish(CHECKPOINT_SAVED, saved[-1])
+            log.publish(saved[-1])
         elif step % 10 == 5 and saved and chance.random() < 0.1:
             lost = saved.pop()
-            log.publish(CHECKPOINT_LOST, CheckpointLost(0, lost.step, lost.path, "it is torn"))
+            log.publish(CheckpointLost(0, lost.step, lost.path, "it is torn"))
         if step % 7 == 0:
             name = prompt_name(EVALUATION, step // 7 - 1)
-            log.publish(EVAL_REQUESTED, EvalRequested(name, step, 3, 0.0))
-            log.publish(EVAL_SCORED, EvalScored(name, step, {step: 3}, 0.5, 3, 0, 1.0))
+            log.publish(EvalRequested(name, step, 3, 0.0))
+            log.publish(EvalScored(name, step, {step: 3}, 0.5, 3, 0, 1.0))
         if chance.random() < 0.2:
-            log.publish(ACTOR_STOPPED, ActorStopped("rollout", "rollout-1", "killed"))
-            log.publish(ACTOR_STARTED, ActorStarted("rollout", "rollout-1", "here", step))
-            log.publish(SCALE_REQUESTED, ScaleRequested({"rollout": chance.randint(1, 3)}))
-            log.publish(CHECKPOINT_REQUESTED, CheckpointRequested(step, "full"))
+            log.publish(ActorStopped("rollout", "rollout-1", "killed"))
+            log.publish(ActorStarted("rollout", "rollout-1", "here", step))
+            log.publish(ScaleRequested({"rollout": chance.randint(1, 3)}))
+            log.publish(CheckpointRequested(step, "full"))
     return log.messages
 
 

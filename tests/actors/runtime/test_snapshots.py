@@ -22,12 +22,12 @@ from asyncrl.config.settings import Config
 from benchmarks.history import History
 from harness.folds import Feed
 from harness.stage import Connect, Stage, until
-from topics.actors import DEAD_LETTER, REISSUE_REQUESTED, KeeperSnapshot, ReissueRequested
+from topics.actors import DEAD_LETTER, KeeperSnapshot, ReissueRequested
 from topics.batches import BATCH_PACKED
 from topics.groups import GroupDropped
 from topics.ids import PromptIdSet
 from topics.prompts import PromptIssued, PromptRow
-from topics.table import BY_NAME
+from topics.table import BY_NAME, topic_for
 from topics.topic import BATCHES, DEAD, GRADES, PROMPTS
 from topics.wire import decode, encode
 
@@ -45,9 +45,9 @@ class Log(Feed):
         super().__init__(fold)
         self.messages = []
 
-    def publish(self, topic, message, *, at_s=0.0, headers=None):
-        self.messages.append((topic, message, at_s))
-        return super().publish(topic, message, at_s=at_s, headers=headers)
+    def publish(self, message, *, at_s=0.0, headers=None):
+        self.messages.append((message, at_s))
+        return super().publish(message, at_s=at_s, headers=headers)
 
 
 class _Both:
@@ -79,7 +79,7 @@ def story(config, chance, length):
                 log.graded(name, chance.random(), versions=versions, size=4, attempt=attempt)
         for decision in log.read_back(both.buffer.decide(now_s), at_s=now_s):
             if isinstance(decision, GroupDropped) and chance.random() < 0.2:
-                log.publish(REISSUE_REQUESTED, ReissueRequested(decision.prompt_id))
+                log.publish(ReissueRequested(decision.prompt_id))
         if both.buffer.state.packed > both.buffer.state.trained and chance.random() < 0.5:
             log.trained(both.buffer.state.trained + 1)
     return log.messages
@@ -89,7 +89,7 @@ def interleaved(output, chance):
     """The same messages in the order of their logs, the logs in any order."""
     logs: dict[str, list] = {}
     for entry in output:
-        logs.setdefault(entry[0].stream.name, []).append(entry)
+        logs.setdefault(topic_for(entry[0]).stream.name, []).append(entry)
     turns = [name for name, entries in logs.items() for _ in entries]
     chance.shuffle(turns)
     readers = {name: iter(entries) for name, entries in logs.items()}
@@ -99,12 +99,12 @@ def interleaved(output, chance):
 def folded(make, output, cut=None):
     """A fold of messages; with `cut`, one that was put down after so many and taken up again from its snapshot."""
     feed = Feed(make())
-    for number, (topic, message, at_s) in enumerate(output):
+    for number, (message, at_s) in enumerate(output):
         if number == cut:
             feed.fold, before = make(), feed.fold.state
             feed.fold.state = decode(type(before), encode(before))
-        if isinstance(feed.fold, BufferFold) or topic.stream is not GRADES:
-            feed.publish(topic, message, at_s=at_s)
+        if isinstance(feed.fold, BufferFold) or topic_for(message).stream is not GRADES:
+            feed.publish(message, at_s=at_s)
     return feed.fold
 
 
@@ -115,7 +115,7 @@ def test_a_fold_taken_up_from_a_snapshot_is_the_fold_of_everything(seed: int, st
     buffer = {"stale": stale, "group_deadline_s": 200.0}
     config = msgspec.convert({**SMALL, "buffer": {**SMALL["buffer"], **buffer}}, Config)
     output = story(config, chance, 1500)
-    assert {topic.name for topic, *_ in output} >= {"group.dropped", "batch.trained", "reissue.requested"}
+    assert {topic_for(message).name for message, _ in output} >= {"group.dropped", "batch.trained", "reissue.requested"}
 
     for _ in range(5):
         output = interleaved(output, chance)

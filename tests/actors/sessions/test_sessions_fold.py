@@ -10,7 +10,6 @@ from tests.harness.folds import Feed
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.groups import GroupDropped
 from topics.secrets import PurgeRequested
-from topics.table import topic_for
 from topics.trajectories import Reference
 from topics.turns import (
     FeedbackGiven,
@@ -40,7 +39,7 @@ class Sessions(Feed):
         self.log = []
 
     def say(self, message, at_s=0.0):
-        return self.publish(topic_for(message), message, at_s=at_s)
+        return self.publish(message, at_s=at_s)
 
     def started(self, turn, parent="", *, session="s", at_s=0.0, **more):
         return self.say(

@@ -12,9 +12,10 @@ from asyncrl.bus.publish import BLOB, Blob
 from asyncrl.config.settings import Config
 from asyncrl.training.checkpoint import prune_checkpoints
 from asyncrl.weights.files import FileStore
-from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
-from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, EngineGone, EngineReady, EngineUpdating
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.batches import BatchGroup, BatchMember, BatchPacked
+from topics.engines import EngineGone, EngineReady, EngineUpdating
+from topics.groups import GroupDropped
+from topics.table import topic_for
 from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_GENERATED,
@@ -22,9 +23,6 @@ from topics.trajectories import (
     Reference,
 )
 from topics.weights import (
-    CHECKPOINT_LOST,
-    CHECKPOINT_SAVED,
-    WEIGHTS_PUBLISHED,
     CheckpointLost,
     CheckpointSaved,
     WeightsPublished,
@@ -40,20 +38,23 @@ class Story:
     def __init__(self):
         self.logs = {}
 
-    def publish(self, topic, message=None, *, key="", at=0, headers=None):
+    def publish(self, message):
+        return self._append(topic_for(message), message)
+
+    def _append(self, topic, message=None, *, key="", at=0, headers=None):
         log = self.logs.setdefault(topic.stream.name, [])
         subject = f"asyncrl.run.{topic.name}.{key}"
         log.append((topic, message, Record(topic.stream, at or len(log) + 1, subject, headers or {}, b"", 0)))
         return self
 
     def progressed(self, name, at, log="first", before=""):
-        return self.publish(TRAJECTORY_PROGRESSED, key=name, at=at, headers={"log": log, "before": before})
+        return self._append(TRAJECTORY_PROGRESSED, key=name, at=at, headers={"log": log, "before": before})
 
     def stored(self, log, at, blob=""):
-        return self.publish(PROGRESS_STORED, key=log, at=at, headers={BLOB: blob} if blob else {})
+        return self._append(PROGRESS_STORED, key=log, at=at, headers={BLOB: blob} if blob else {})
 
     def generated(self, name, at, blob=""):
-        return self.publish(TRAJECTORY_GENERATED, key=name, at=at, headers={BLOB: blob} if blob else {})
+        return self._append(TRAJECTORY_GENERATED, key=name, at=at, headers={BLOB: blob} if blob else {})
 
     def packed(self, step, **sequences):
         groups = {}
@@ -62,18 +63,18 @@ class Story:
             groups.setdefault(prompt_id, []).append(
                 BatchMember(f"{prompt_id}-{member}", 0, Reference(at, "00", 1), 1.0, 3)
             )
-        return self.publish(BATCH_PACKED, BatchPacked(step, "rl", [BatchGroup(*group) for group in groups.items()], 0))
+        return self.publish(BatchPacked(step, "rl", [BatchGroup(*group) for group in groups.items()], 0))
 
     def dropped(self, prompt_id):
-        return self.publish(GROUP_DROPPED, GroupDropped(prompt_id, "failed"))
+        return self.publish(GroupDropped(prompt_id, "failed"))
 
     def saved(self, step, lineage=0):
         name = f"step{step:06d}-lineage{lineage}-00"
-        return self.publish(CHECKPOINT_SAVED, CheckpointSaved(lineage, step, "00", f"/there/{name}", 1))
+        return self.publish(CheckpointSaved(lineage, step, "00", f"/there/{name}", 1))
 
     def published(self, version, lineage=0):
         location = f"/there/lineage{lineage}-v{version:06d}-00"
-        return self.publish(WEIGHTS_PUBLISHED, WeightsPublished(lineage, version, "00", "files", location))
+        return self.publish(WeightsPublished(lineage, version, "00", "files", location))
 
     def fold(self, fold=None):
         return self._tell(itertools.chain(*self.logs.values()), fold)
@@ -123,7 +124,7 @@ def test_batches_in_the_oldest_kept_checkpoint_are_needed_no_more():
 
 def test_a_checkpoint_that_could_not_be_read_is_none_of_those_kept():
     story = trained_twice().saved(1).saved(2)
-    story.publish(CHECKPOINT_LOST, CheckpointLost(0, 2, "/there/step000002-lineage0-00", "torn"))
+    story.publish(CheckpointLost(0, 2, "/there/step000002-lineage0-00", "torn"))
 
     fold = story.fold()
     assert fold.floor(END) == 30  # batch 1 is forgotten; nothing more goes
@@ -258,10 +259,10 @@ def test_versions_that_an_engine_has_or_is_taking_are_kept():
     story = Story()
     for version in range(10):
         story.published(version)
-    story.publish(ENGINE_READY, EngineReady("engine-1", "here", 0, 2, "00", 1))
-    story.publish(ENGINE_READY, EngineReady("engine-2", "here", 0, 1, "00", 1))
-    story.publish(ENGINE_UPDATING, EngineUpdating("engine-1", 0, 4))
-    story.publish(ENGINE_GONE, EngineGone("engine-2", "stopped"))
+    story.publish(EngineReady("engine-1", "here", 0, 2, "00", 1))
+    story.publish(EngineReady("engine-2", "here", 0, 1, "00", 1))
+    story.publish(EngineUpdating("engine-1", 0, 4))
+    story.publish(EngineGone("engine-2", "stopped"))
 
     kept = story.fold().versions()
 
