@@ -28,6 +28,7 @@ Cause: TypeAlias = Literal[
     "assertion broken",
     "step anomalous",
     "learner behind",
+    "cards missing",
     "teacher away",
     "reward hanging",
     "reward failing",

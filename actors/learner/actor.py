@@ -11,6 +11,7 @@ import msgspec
 
 from actors.learner import report
 from actors.learner.coming import fetch_once_packed, gathered
+from actors.learner.elastic import ElasticGroup
 from actors.learner.evaluations import Evaluations
 from actors.learner.fold import LearnerFold
 from actors.learner.group import GroupLost, new_group
@@ -82,7 +83,8 @@ class Learner:
         self._resumed = False  # all that was reported trained is in the weights
 
     def _new_group(self) -> OnCard:
-        return OnCard(new_group(self.context, self.keeper.wake), self.turns)
+        make = ElasticGroup if self.config.learner.elastic_s else new_group
+        return OnCard(make(self.context, self.keeper.wake), self.turns)
 
     async def run(self) -> None:
         """Resume from the log, then train to the end."""

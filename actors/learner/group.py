@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -17,11 +18,12 @@ from actors.learner.rank_wire import ERRORS, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.background import BackgroundTasks
 from asyncrl.framing import pack, read_frames
-from asyncrl.run.placement import Job, Placed
+from asyncrl.run.placement import Job, NoRoom, Placed
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple[int, int | None]
 
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _START_S = 120.0  # for a rank to import what it needs and to connect
 _SILENCES = 3  # times supervision.silence_s, twice: a rank may be silent so long, as imports stop its heartbeat
 _END_S = 1.0  # from the end of a rank's connection to that of its process
@@ -29,6 +31,14 @@ _END_S = 1.0  # from the end of a rank's connection to that of its process
 
 class GroupLost(ActorDown):
     """A rank died or is silent, and with it the group."""
+
+    def __init__(self, reason: str, rank: int | None = None) -> None:
+        """
+        Args:
+            rank: the first one that was gone, where it is known.
+        """
+        super().__init__(reason)
+        self.rank = rank
 
 
 class TrainerGroup(Protocol):
@@ -62,14 +72,18 @@ class RankProcesses:
     A rank connects to a socket of the learner, and ends itself when that closes.
     """
 
-    def __init__(self, context: Context, on_lost: Callable[[], None]) -> None:
+    def __init__(self, context: Context, on_lost: Callable[[], None], cards: Sequence[int] | None = None) -> None:
         """
         Args:
             on_lost: called when a rank is gone, whether or not a call waits for one.
+            cards: numbers of the cards of the ranks, where they are not those of all ranks.
         """
         self._context = context
         self._on_lost = on_lost
-        self._count = context.config.learner.ranks
+        learner = context.config.learner
+        self._cards = cards or range(learner.ranks)
+        self._count = len(self._cards)
+        self._environment = _only(self._cards) if learner.device == "cuda" and self._count < learner.ranks else {}
         self._silence_s = _SILENCES * context.config.supervision.silence_s
         self._numbers = itertools.count()
         self._placed: list[Placed] = []
@@ -91,11 +105,15 @@ class RankProcesses:
             words = (context.actor_id, str(rank), str(self._count), str(folder), "--run", context.bus.run)
             address = ("--address", context.bus.address.url)
             # The loopback: whatever this machine's own name resolves to, the ranks find one another.
-            environment = {"GLOO_SOCKET_IFNAME": "lo"}
+            environment = {"GLOO_SOCKET_IFNAME": "lo", **self._environment}
             job = Job(
                 context.actor_id, "actors.learner.rank_process", (*words, *address), context.credentials, environment
             )
-            placed = await context.placement.start(job)
+            try:
+                placed = await context.placement.start(job)
+            except NoRoom as error:
+                self._lose(f"rank {rank} has no room: {error}", rank)
+                self.check()
             self._placed.append(placed)
             self._tasks.start(self._watch(rank, placed))
         await self._until_connected()
@@ -171,23 +189,30 @@ class RankProcesses:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self._gone.wait()  # the end of its process explains more
-        self._lose(f"rank {rank} is silent")
+        self._lose(f"rank {rank} is silent", rank if rank >= 0 else None)
 
     async def _watch(self, rank: int, placed: Placed) -> None:
         await placed.wait()
-        self._lose(f"rank {rank} ended: {placed.end_text}")
+        self._lose(f"rank {rank} ended: {placed.end_text}", rank)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, rank: int | None = None) -> None:
         """End whatever waits for the group."""
         if self._lost is not None:
             return
-        self._lost = GroupLost(reason)
+        self._lost = GroupLost(reason, rank)
         self._gone.set()
         self._connected.set()
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(self._lost)
         self._on_lost()
+
+
+def _only(cards: Sequence[int]) -> dict[str, str]:
+    """Environment of processes that see these GPUs alone; a rank takes the one of its number among them."""
+    seen = os.environ.get(_VISIBLE)
+    names = seen.split(",") if seen else []
+    return {_VISIBLE: ",".join(names[card] if card < len(names) else str(card) for card in cards)}
 
 
 def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:

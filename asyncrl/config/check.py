@@ -267,6 +267,9 @@ def _learner(learner: LearnerSettings) -> Iterator[Finding]:
             yield Finding((key, "learner.moments"), f"{message}, which rounds smaller changes away")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
         yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
+    if learner.elastic_s and learner.ranks == 1:
+        message = "lets a learner go on with fewer ranks, found learner.ranks = 1; raise it, or set 0"
+        yield Finding(("learner.elastic_s", "learner.ranks"), message)
     if learner.ranks > 1 and ":" in learner.device:
         yield Finding(("learner.device", "learner.ranks"), 'names one GPU for several ranks; set "cuda"')
 

@@ -174,6 +174,9 @@ class LearnerSettings(Settings):
     device: str = "cpu"  # `cpu`, `cuda` or `cuda:N`.
     # Processes that share the rows of a step, each with a part of the model and optimiser; with `cuda` one per GPU.
     ranks: Positive = 1
+    # Seconds for which ranks that do not start, as their cards are gone, are tried again; then the learner goes on
+    # without them, with as many as `layout` divides. All are tried whenever it starts anew; 0 waits for all of them.
+    elastic_s: Annotated[float, Meta(ge=0)] = 0.0
     # Rows of one pass: `packed` end to end, each attending to itself alone; `padded` to the longest.
     packing: Literal["packed", "padded"] = "packed"
     # Tokens of one forward and backward pass, padding among them; a longer row has a pass of its own.

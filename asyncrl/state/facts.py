@@ -36,6 +36,7 @@ ADVICE: dict[Cause, str] = {
     "assertion broken": "compare sampler and trainer in that step with `asyncrl replay`; docs/replay.md shows how",
     "step anomalous": "see the trajectories by `asyncrl explain`, the batch with `asyncrl dump`; is the reward sound?",
     "learner behind": "read its log with `asyncrl logs`; give it more cores, or make the batches smaller",
+    "cards missing": "replace the cards; all are tried when ranks start anew, as by `asyncrl down` and `up --resume`",
     "teacher away": "check the server at learner.teacher.url, and `asyncrl logs`; the step waits until it answers",
     "reward hanging": "check the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
     "reward failing": "read the failure with `asyncrl explain`; fix the reward function, or the service it calls",
@@ -99,6 +100,7 @@ def faults(state: RunState) -> Iterator[StallFound]:
             yield from _engine(state, engine_id)
     yield from _mislabelled(state)
     yield from _not_direct(state, ill)
+    yield from _missing_cards(state)
     same = state.unchanged
     if same.base and (same.lineage, same.version) == (state.lineage, state.version):
         evidence = f"all tensors of version {same.version} are those of {same.base}"
@@ -273,6 +275,14 @@ def _not_direct(state: RunState, ill: set[str]) -> Iterator[StallFound]:
                 f'("{settings.store}") instead, the last in {engine.update_s:.2f} s'
             )
             yield finding("weights not direct", engine.engine_id, evidence)
+
+
+def _missing_cards(state: RunState) -> Iterator[StallFound]:
+    settings = state.config.learner
+    for actor in state.of_role("learner"):
+        if actor.live and (missing := actor.gauge("ranks_missing")):
+            evidence = f"{missing:.0f} of {settings.ranks} ranks did not start within {settings.elastic_s:.0f} s"
+            yield finding("cards missing", actor.actor_id, f"{evidence}; the others train")
 
 
 def _failed_version(state: RunState, actor: Actor) -> str:

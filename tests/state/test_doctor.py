@@ -325,3 +325,14 @@ def test_the_page_names_what_to_do_for_each_cause():
 
     assert [heading for heading in headings if heading in causes] == list(causes)
     assert ADVICE.keys() == set(causes)
+
+
+def test_cards_that_a_learner_goes_on_without_are_told():
+    case = MadeState(last_step_s=NOW_S - 1)
+    case.state.config.learner.ranks, case.state.config.learner.elastic_s = 8, 60.0
+    case.vitals("learner-1", ranks_missing=2)
+    assert case.found() == [("cards missing", "learner-1")]
+    assert case.evidence() == "2 of 8 ranks did not start within 60 s; the others train"
+
+    case.vitals("learner-1", ranks_missing=0)
+    assert case.found() == []

@@ -10,13 +10,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors.learner.elastic import chosen_cards
 from actors.learner.group import GROUPS, GroupLost, RankProcesses, TrainerGroup
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save
 from actors.learner.rank import Fetch, Load, Rank, Step
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged import read_log
+from asyncrl.process import ChildProcess
+from asyncrl.run.placement import Job, LocalProcesses, NoRoom
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from asyncrl.training.megatron.layout import Layout
 from harness.learning import Playing, pack
 from harness.stage import Stage, Unretrieved, until
 from harness.training import of_all_ranks
@@ -163,6 +167,60 @@ async def test_a_killed_rank_starts_the_group_anew_and_nothing_is_published_twic
     assert [message.step for message in log.of(BATCH_TRAINED)] == [1, 2, 3]
     assert [(message.lineage, message.version) for message in log.of(WEIGHTS_PUBLISHED)] == [(0, v) for v in range(4)]
     assert [message.step for message in log.of(CHECKPOINT_SAVED)] == [2]
+
+
+class Refusing(LocalProcesses):
+    """Has no card for one of two ranks."""
+
+    refuses = True
+
+    async def start(self, job: Job) -> ChildProcess:
+        if self.refuses and job.words[1:3] == ("1", "2"):
+            raise NoRoom("no card 1")
+        return await super().start(job)
+
+
+@pytest.mark.slow
+async def test_a_learner_whose_card_is_not_replaced_goes_on_with_fewer_and_grows_back(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
+):
+    stand = stage(**SMALL, learner={"ranks": 2, "elastic_s": 0.1, "checkpoint_every": 1, "lr": 1e-3})
+    stand.make_model()
+    await stand.open()
+    context = stand.context("learner", bus)
+    context.placement = placement = Refusing(context.files.logs)
+    playing, missing = Playing(context), []
+    try:
+        for step in (1, 2, 3):
+            await pack(bus, step)
+            await until(lambda step=step: playing.learner.fold.state.published.keys() >= {step}, f"version {step}", 300)
+            missing.append(context.vitals["ranks_missing"])
+            placement.refuses = step == 1
+            if step < 3:
+                group = playing.learner.group._group._group
+                assert len(group._placed) == 2 - missing[-1]
+                os.kill(group._placed[0].pid, signal.SIGKILL)
+    finally:
+        await playing.kill()
+
+    assert (missing, context.faults) == ([1, 1, 0], [])
+    log = Log()
+    await read_log(bus, TRAINING, [f"asyncrl.{bus.run}.>"], log)
+    assert [message.step for message in log.of(BATCH_TRAINED)] == [1, 2, 3]
+    assert len({(one.lineage, one.version) for one in log.of(WEIGHTS_PUBLISHED)}) == len(log.of(WEIGHTS_PUBLISHED))
+
+
+@pytest.mark.parametrize(
+    ("cards", "layout", "chosen"),
+    [
+        ((0, 2, 3), Layout(), [0, 2, 3]),
+        ((0, 2, 3), Layout(tensor=2), [0, 2]),
+        ((0, 1, 2, 4, 5, 6, 7), Layout(pipeline=2, expert=2), [0, 1, 2, 4]),
+        ((3,), Layout(context=2), []),
+    ],
+)
+def test_the_cards_that_are_left_are_as_many_as_the_layout_divides(cards, layout, chosen):
+    assert list(chosen_cards(cards, layout)) == chosen
 
 
 class Log:
