@@ -220,6 +220,8 @@ class EmbeddedControl(ExternalControl):
     async def start(self) -> None:
         """Start the server on the weights of its model directory."""
         home, settings = self._home, self._home.settings
+        if self._staging is not None:
+            self._staging.start()
         # SGLang writes its arguments into its output, the key among them: only its owner reads the log.
         process = await ChildProcess.start(python(*self.arguments()), log=home.log_file, environment=self.environment())
         self._process = process

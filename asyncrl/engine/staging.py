@@ -12,6 +12,7 @@ import structlog
 from asyncrl.weights.sender_calls import Stage
 from asyncrl.weights.sender_process import SenderFailed, SenderProcess
 
+_TRIES = 3  # one after the other that may fail: each failure makes a version late by the start of a process
 _SETTLED_S = 0.5  # after a load: the server's GPU may read for a moment behind its answer
 
 log = structlog.get_logger()
@@ -31,21 +32,30 @@ class Staging:
         self._environment = environment
         self._log_file = log_file
         self._deadline_s = deadline_s
-        self._process: SenderProcess | None = None
+        self._starting: asyncio.Task[SenderProcess] | None = None
+        self._failures = 0  # one after the other
         self._directory = Path()  # that is staged
         self._packed = b""
         self._free_at = 0.0
 
+    def start(self) -> None:
+        """Start the process, which imports what it needs meanwhile."""
+        self._starting = asyncio.create_task(SenderProcess.start(self._log_file, self._environment))
+
     async def bring(self, directory: Path) -> None:
         """Copy the tensors of a directory; where that fails, the server reads the files."""
         self._packed = b""
+        if self._failures >= _TRIES:
+            return
         try:
             async with asyncio.timeout(self._deadline_s):
                 await asyncio.sleep(self._free_at - time.monotonic())
-                if self._process is None:
-                    self._process = await SenderProcess.start(self._log_file, self._environment)
-                self._packed = (await self._process.call(Stage(str(directory), self._device))).packed
-            self._directory = directory
+                if self._starting is None:
+                    self.start()
+                assert self._starting is not None
+                process = await self._starting
+                self._packed = (await process.call(Stage(str(directory), self._device))).packed
+            self._directory, self._failures = directory, 0
         except (SenderFailed, OSError) as error:  # a TimeoutError is one
             self.fail(directory, error)
 
@@ -55,12 +65,17 @@ class Staging:
         return self._packed if directory == self._directory else b""
 
     def fail(self, directory: Path, error: Exception) -> None:
-        """End a process whose tensors cannot be had; the next version gets another one."""
+        """End a process whose tensors cannot be had; the next version gets another one, up to some failures."""
         self.close()
-        log.warning("weights not staged", directory=str(directory), reason=str(error) or type(error).__name__)
+        self._failures += 1
+        more = "" if self._failures < _TRIES else "; no further version will be"
+        reason = (str(error) or type(error).__name__) + more
+        log.warning("weights not staged", directory=str(directory), reason=reason)
 
     def close(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.kill()
-        self._process, self._packed = None, b""
+        starting, self._starting, self._packed = self._starting, None, b""
+        if starting is not None:
+            starting.cancel()
+            if starting.done() and not starting.cancelled() and starting.exception() is None:
+                starting.result().kill()

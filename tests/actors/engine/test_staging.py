@@ -46,8 +46,8 @@ async def test_a_version_is_loaded_out_of_staged_memory_and_from_its_files_where
 
         await bring()
         await bring()
-        assert staging._process is not None
-        staging._process.kill()
+        assert staging._starting is not None
+        staging._starting.result().kill()
         third = await bring()
         await bring()
         with monkeypatch.context() as patched:
