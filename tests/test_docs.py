@@ -162,7 +162,7 @@ async def test_the_actors_of_the_page_work_in_a_folder_of_their_own(tmp_path: Pa
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
-    output, _ = await asyncio.wait_for(process.communicate(), 90)
+    output, _ = await asyncio.wait_for(process.communicate(), 300)
 
     assert process.returncode == 0, output.decode()
 

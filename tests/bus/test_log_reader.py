@@ -26,7 +26,7 @@ async def read_log(bus: Bus, **options) -> list[Record]:
     records: list[Record] = []
     reader = LogReader(bus, ACTORS, records.append, **options)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await asyncio.wait_for(reader.caught_up.wait(), 120)
     await reader.close()
     return records
 

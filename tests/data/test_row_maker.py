@@ -78,11 +78,11 @@ async def test_a_row_that_takes_too_long_leaves_no_other_row_waiting_for_ever(
     async with maker("reasoning-gym:hangs", tmp_path, limit_s=1.0) as rows:
         rows.want([2])
         rows.want([1, 2])  # as for a group that is issued again: before the row that is being made
-        assert (await asyncio.wait_for(rows.row(1), 20)).prompt == "^1="
+        assert (await asyncio.wait_for(rows.row(1), 120)).prompt == "^1="
         with pytest.raises(DataError, match="row 2 was not made"):
-            await asyncio.wait_for(rows.row(2), 20)
+            await asyncio.wait_for(rows.row(2), 120)
         rows.want([7])
-        assert (await asyncio.wait_for(rows.row(7), 20)).prompt == "^7="
+        assert (await asyncio.wait_for(rows.row(7), 120)).prompt == "^7="
 
 
 async def wait_for_get(rows: RowMaker, number: int) -> None:
@@ -97,8 +97,8 @@ async def test_the_death_of_the_process_is_the_error_of_the_row_that_was_being_m
         rows.want(range(5))
 
         with pytest.raises(RowMakerDown, match=r"'reasoning-gym:dies': row 2 was not made: .*: killed by SIGKILL"):
-            await asyncio.wait_for(rows.row(2), 20)
-        assert (await asyncio.wait_for(rows.row(4), 20)).prompt == "^4="
+            await asyncio.wait_for(rows.row(2), 120)
+        assert (await asyncio.wait_for(rows.row(4), 120)).prompt == "^4="
 
 
 async def test_a_maker_without_work_has_no_limit_and_outlives_its_process(tmp_path: Path):
@@ -112,7 +112,7 @@ async def test_a_maker_without_work_has_no_limit_and_outlives_its_process(tmp_pa
         await until(lambda: not rows._sandbox._children, "its end is noticed")
 
         rows.want([1])
-        assert (await asyncio.wait_for(rows.row(1), 20)).prompt.startswith("^")
+        assert (await asyncio.wait_for(rows.row(1), 120)).prompt.startswith("^")
 
 
 async def test_time_in_which_the_parent_was_stopped_is_not_the_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -122,7 +122,7 @@ async def test_time_in_which_the_parent_was_stopped_is_not_the_rows(tmp_path: Pa
         await asyncio.sleep(0.1)
         time.sleep(4.0)  # as if it were stopped: the row is made meanwhile, and the limit is over
 
-        assert (await asyncio.wait_for(rows.row(0), 20)).prompt == "^0="
+        assert (await asyncio.wait_for(rows.row(0), 120)).prompt == "^0="
 
 
 async def test_data_that_cannot_serve_is_reported_at_the_opening(tmp_path: Path):

@@ -124,7 +124,7 @@ async def test_a_held_server_returns_what_runs_with_its_partial_tokens(model: Pa
             )
         )
         try:
-            await asyncio.wait_for(begun.wait(), 60)
+            await asyncio.wait_for(begun.wait(), 120)
             await server.hold()
             partial = await asyncio.wait_for(running, 60)
             await server.resume()

@@ -89,7 +89,7 @@ async def log_of(bus: Bus) -> list[tuple[str, int, str]]:
     records: list[Record] = []
     reader = LogReader(bus, FLEET, records.append)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await asyncio.wait_for(reader.caught_up.wait(), 120)
     await reader.close()
     output = []
     for record in records:

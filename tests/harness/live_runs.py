@@ -53,7 +53,7 @@ async def answers(address: str) -> bool:
 
 async def new_key(folder: Path, address: str, tenant: str = "anna") -> str:
     """Wait for the gateway, and return a new key as `asyncrl keys add` prints it."""
-    await until(lambda: answers(address), "the gateway listens")
+    await until(lambda: answers(address), "the gateway listens", 180)
     code, output = await command(folder, "keys", "add", "--tenant", tenant)
     assert code == 0, output
     return output.strip()

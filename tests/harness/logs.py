@@ -10,6 +10,6 @@ async def read_all(bus: Bus, stream, **options) -> list[Record]:
     records: list[Record] = []
     reader = LogReader(bus, stream, records.append, **options)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await asyncio.wait_for(reader.caught_up.wait(), 120)
     await reader.close()
     return records

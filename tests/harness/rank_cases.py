@@ -107,7 +107,7 @@ def state(trainer):
 def run(rank, ranks, model, folder):
     """All cases of one group."""
     store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=140))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=290))
     found = {}
     for packing, fanned_out in product(("packed", "padded"), (False, True)):
         trainer = TorchTrainer(model, TorchSettings(packing=packing))
@@ -139,7 +139,7 @@ def run(rank, ranks, model, folder):
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(140)  # says where a rank hangs, before the test gives up
+    faulthandler.dump_traceback_later(290)  # says where a rank hangs, before the test gives up
     torch.set_num_threads(1)
     for ranks in (2, 4, 1):
         if int(sys.argv[1]) < ranks:

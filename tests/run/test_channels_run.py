@@ -68,7 +68,7 @@ async def test_the_gateway_answers_from_the_channel_while_training_moves_on_and_
         await until(lambda: is_answered_by(client, {promoted}), "the engine has what was promoted")
         kill(run.actor("engine-served-1"))
         kill(run.actor("supervisor-1"))
-        await until(lambda: is_answered_by(client, {promoted}), "its successor has it, too")
+        await until(lambda: is_answered_by(client, {promoted}), "its successor has it, too", 180)
 
         assert {await moved(tmp_path, "rollback")} == first
         await until(lambda: is_answered_by(client, first), "the engine has gone back")

@@ -21,7 +21,7 @@ async def test_a_model_is_served_to_both_sdks_and_the_address_and_a_key_are_prin
     async with up(tmp_path, f"model.path={model}", f"gateway.port={port}", config="chat") as run:
         await run.reaches((run.root / "keys" / "me").exists, "a key is made")
         key = (run.root / "keys" / "me").read_text()
-        await until(lambda: answers(address), "the gateway listens")
+        await until(lambda: answers(address), "the gateway listens", 180)
         user = [{"role": "user", "content": "abc"}]
         async with sdks(address, key) as (first, second):
             chat = await first.with_options(max_retries=5).chat.completions.create(

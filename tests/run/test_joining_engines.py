@@ -76,7 +76,7 @@ async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_sto
         async def serves() -> bool:
             return [engine["state"] for engine in await listed()] == ["ready"]
 
-        await until(serves, "the engine is ready")
+        await until(serves, "the engine is ready", 180)
         [engine] = await listed()
         client = EngineClient(engine["address"], api_key=(run.root / "engine.key").read_text())
         answer = await client.generate([3, 4, 5], SamplingParams(4))

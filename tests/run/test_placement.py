@@ -74,7 +74,7 @@ async def test_a_process_is_ended_also_where_it_is_stopped_and_once_more_is_no_e
 
     getattr(process, ask)()
 
-    assert await asyncio.wait_for(process.wait(), 30) == -number
+    assert await asyncio.wait_for(process.wait(), 120) == -number
     assert process.end_text == f"exit code -{int(number)}"
     process.terminate()
     process.kill()

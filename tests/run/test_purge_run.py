@@ -86,7 +86,7 @@ async def data_keys(bus: Bus) -> dict[str, bytes]:
 
     reader = LogReader(bus, SECRETS, take)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 30)
+    await asyncio.wait_for(reader.caught_up.wait(), 120)
     await reader.close()
     return found
 
@@ -108,7 +108,7 @@ async def more_trained(run: Run, bus: Bus, tenant: str, what: str) -> None:
         assert run.process.returncode is None, run.story
         return len(await trained_turns(bus, tenant)) > len(before)
 
-    await until(more, what)
+    await until(more, what, 180)
 
 
 KILLED = """

@@ -61,7 +61,7 @@ async def placed(folder: Path, *what: Any) -> tuple[RayProcess, SeatHere, list[R
 async def test_output_and_end_of_a_process_come_from_its_host(tmp_path: Path):
     process, _, over = await placed(tmp_path, "no_such_module", (), {})
 
-    assert await asyncio.wait_for(process.wait(), 30) == process.returncode == 1
+    assert await asyncio.wait_for(process.wait(), 120) == process.returncode == 1
     assert process.end_text.startswith("exit code 1: ")
     assert "No module named no_such_module" in process.end_text
     log = tmp_path / "logs" / "reward-1.log"
@@ -79,7 +79,7 @@ async def test_a_process_is_asked_to_leave_or_killed_also_where_it_is_stopped(tm
 
     getattr(process, ask)()
 
-    assert await asyncio.wait_for(process.wait(), 30) == -number
+    assert await asyncio.wait_for(process.wait(), 120) == -number
     assert process.end_text == f"exit code -{int(number)}"
     assert over[0].asked
     process.kill()  # once more is no error
@@ -90,7 +90,7 @@ async def test_a_host_that_is_away_counts_as_lost_though_its_process_lives(tmp_p
 
     seat.cut.set()
 
-    assert await asyncio.wait_for(process.wait(), 30) == LOST
+    assert await asyncio.wait_for(process.wait(), 120) == LOST
     assert process.end_text == "its host is lost: ActorUnavailableError: its node is away"
     assert over == [process]
     assert process.pid in living_processes()
@@ -106,7 +106,7 @@ async def test_a_host_that_does_not_answer_a_kill_in_time_counts_as_lost(
 
     process.kill()
 
-    assert await asyncio.wait_for(process.wait(), 30) == LOST
+    assert await asyncio.wait_for(process.wait(), 120) == LOST
     assert process.end_text == "its host is lost: no answer within 0.05 s"
     await seat.host.signal(signal.SIGKILL)
 

@@ -239,7 +239,7 @@ async def test_a_run_whose_credit_is_taken_by_long_generations_is_a_finding(tmp_
                 actor.starts = [start - MINUTE_NS for start in actor.starts]
             return [finding.cause for finding in diagnose(picture)] == ["no credit"]
 
-        await until(named_a_minute_later, "it names credit a minute after the start")
+        await until(named_a_minute_later, "it names credit a minute after the start", 180)
         run.interrupt()
         assert await run.ended() == 0, run.story
 
@@ -295,7 +295,7 @@ async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: Embedd
     await publish(
         bus, msgspec.structs.replace(version, answers=answered), headers={"writer": "test", MESSAGE_ID: "again"}
     )
-    await asyncio.wait_for(process.wait(), 60)
+    await asyncio.wait_for(process.wait(), 120)
 
     picture = await look(server.address, bus.run, scene.files.root)
 

@@ -176,9 +176,9 @@ from asyncrl.training.torch_trainer import TorchTrainer
 from tests.harness.training import copies, save
 from tests.training.test_roles import every_role, ROWS, objectives
 rank, ranks, models, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
-faulthandler.dump_traceback_later(100)  # says where a rank hangs, before the test gives up
+faulthandler.dump_traceback_later(290)  # says where a rank hangs, before the test gives up
 store = dist.FileStore(str(out / "store"), ranks)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=290))
 trainer, state = every_role(models), out / "state"
 share = (slice(0, 3), slice(3, 24))[rank]
 for number, objective in enumerate(objectives()):

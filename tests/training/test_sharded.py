@@ -20,9 +20,9 @@ from tests.harness.training import policy, policy_rows, copies, save
 from torch.distributed.tensor import DTensor
 from safetensors.torch import load_file, save_file
 rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
-faulthandler.dump_traceback_later(100)  # says where a rank hangs, before the test gives up
+faulthandler.dump_traceback_later(290)  # says where a rank hangs, before the test gives up
 store = dist.FileStore(str(out / "store"), ranks)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=290))
 trainer = TorchTrainer(model)
 assert all(isinstance(parameter, DTensor) for parameter in trainer._policy.parameters())
 batches = [policy_rows(np.random.default_rng(seed), 24) for seed in (1, 2)]
@@ -80,7 +80,7 @@ from asyncrl.training.torch_trainer import TorchTrainer
 from tests.harness.training import policy, policy_rows, save
 rank, ranks, model, out = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 store = dist.FileStore(str(out / "store"), ranks)
-dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=100))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=290))
 trainer = TorchTrainer(model)
 trainer.load(out / "first")
 trainer.step(policy_rows(np.random.default_rng(2), 24)[rank::ranks], policy())

@@ -220,7 +220,7 @@ async def test_a_server_that_does_not_answer_for_its_health_while_it_is_paused_i
     inference.refusal = slowly
     await player.publish(1)
     await player.start()
-    await asyncio.wait_for(loading.wait(), 60)
+    await asyncio.wait_for(loading.wait(), 120)
 
     await until(lambda: player.versions(EngineReady) == [1], "it is ready")
     assert inference.health_asked > asked + 1

@@ -83,7 +83,7 @@ async def test_the_slowest_data_sets_start_within_ten_seconds_of_their_first_row
 ):
     prompter = await slow(stage, dataset).start("prompter")
 
-    await until(lambda: len(heard.issued) >= SIZE, "the first group is issued")
+    await until(lambda: len(heard.issued) >= SIZE, "the first group is issued", 120)
 
     assert prompter.returncode is None
     waited_s = (heard.issued[0][0] - heard.started[0]) / 1e9
@@ -144,7 +144,7 @@ async def test_a_row_that_cannot_be_made_ends_the_run_with_one_error(
     gyms.put_in_place(tmp_path, monkeypatch)
     prompter = await slow(stage, how, row_limit_s=1.0).start("prompter")
 
-    assert await asyncio.wait_for(prompter.wait(), 60) == FATAL
+    assert await asyncio.wait_for(prompter.wait(), 120) == FATAL
 
     await until(lambda: bool(heard.last_error), "its last word")
     assert heard.last_error[0].startswith(words)

@@ -193,7 +193,7 @@ async def test_tokens_of_other_weights_end_a_generation_at_their_first_chunk(inf
     inference.events, inference.weight_version = events, "default"
     await worker.ready(inference.address)
     await worker.issue(WELL[0])
-    await asyncio.wait_for(left.wait(), 60)
+    await asyncio.wait_for(left.wait(), 120)
     await until(lambda: inference.info_asked >= 3, "the server is asked again and again what weights it has")
 
     assert len(inference.asked) == 1

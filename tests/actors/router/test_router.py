@@ -148,7 +148,7 @@ async def test_a_request_that_its_caller_leaves_is_ended_at_the_engine(served: A
     async with going(play.generate("p000000", 1, 10 * LONG)):
         await until(lambda: bool(play.servers[0].asked), "the engine is asked")
 
-    await asyncio.wait_for(ended.wait(), 60)
+    await asyncio.wait_for(ended.wait(), 120)
 
 
 async def test_an_engine_that_dies_behind_the_router_costs_no_generation_and_no_token_twice(served: Any):

@@ -277,7 +277,7 @@ async def letters_of(bus: Bus) -> dict[tuple[str, int], DeadLetter]:
     records: list[Record] = []
     reader = LogReader(bus, DEAD, records.append)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await asyncio.wait_for(reader.caught_up.wait(), 120)
     await reader.close()
     kept = [record for record in records if "from" not in record.headers]  # the stranger wrote here as well
     letters = [msgspec.msgpack.decode(record.data, type=DeadLetter) for record in kept]
@@ -386,7 +386,7 @@ async def test_a_whole_run_of_processes_survives_garbage_on_the_supervisors_topi
             ack = await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})
             output.add((topic.stream.name, ack.seq))
 
-    assert await asyncio.wait_for(supervisor.wait(), 60) == 0
+    assert await asyncio.wait_for(supervisor.wait(), 120) == 0
     assert output <= set(await letters_of(bus))
     summary = json.loads((made.files.root / "summary.json").read_text())
     assert (summary["steps"], summary["trajectories_trained"]) == (STEPS, STEPS * 4)

@@ -166,7 +166,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
     try:
         await publish(bus, RunOpened(stage.config.learner.steps, 0, msgspec.to_builtins(stage.config)))
         supervisor = await stage.start("supervisor")
-        await until(lambda: has_trained(bus, 5), "the first steps")
+        await until(lambda: has_trained(bus, 5), "the first steps", 120)
 
         there = await inject(bus, list(wrong_messages(bus.run, MESSAGES, seed=7)))
         for number in range(300):
@@ -175,10 +175,10 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         there |= await inject(bus, await claims_that_come_late(bus))
 
         unreadable = {place for place, record in there.items() if record_is_heard(record) and not readable(record)}
-        await until(lambda: all_are_kept(bus, there), "no more letters")
+        await until(lambda: all_are_kept(bus, there), "no more letters", 120)
         step = await newest_step(bus)
-        await until(lambda: has_trained(bus, step + MORE_STEPS), "further steps")
-        await until(lambda: counted_late(bus, late + LATE), "the late claims are counted")
+        await until(lambda: has_trained(bus, step + MORE_STEPS), "further steps", 120)
+        await until(lambda: counted_late(bus, late + LATE), "the late claims are counted", 120)
         letters = await letters_of(bus, there)
         missing = [there[place] for place in unreadable - letters]
         assert not missing, Counter(record.subject.rsplit(".", 1)[0] for record in missing)

@@ -238,8 +238,8 @@ async def test_a_healthy_trajectory_never_becomes_poison_however_often_its_worke
 
 
 async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus: Bus, scene: Any):
-    await provision_leased(bus, 30.0)
-    play = scene(workers={"lease_s": 30.0})
+    await provision_leased(bus, 600.0)
+    play = scene(workers={"lease_s": 600.0})
     await play.engine()
     await play.suspect("p000000-0", "holds")
     await give_back(bus, 1)
@@ -248,7 +248,7 @@ async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus
     assert play.calls("holds") != [process.pid]
 
     process.terminate()
-    assert await asyncio.wait_for(process.wait(), 20) == 0
+    assert await asyncio.wait_for(process.wait(), 120) == 0
     (play.folder / "go").touch()
     await play.stage.start("rollout")
 

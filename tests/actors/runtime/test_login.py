@@ -54,7 +54,7 @@ async def test_workers_started_by_hand_in_an_empty_folder_join_the_run_and_work(
     finally:
         for process in processes:
             process.terminate()
-        codes = [await asyncio.wait_for(process.wait(), 30) for process in processes]
+        codes = [await asyncio.wait_for(process.wait(), 120) for process in processes]
     assert codes == [0, 0]
 
 

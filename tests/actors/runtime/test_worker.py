@@ -250,7 +250,7 @@ async def test_a_reward_process_grades_every_trajectory_and_drains_on_sigterm(bu
 
     process.send_signal(signal.SIGTERM)
 
-    assert await asyncio.wait_for(process.wait(), 10) == 0
+    assert await asyncio.wait_for(process.wait(), 120) == 0
     state = (await queue_states(bus))["reward"]
     assert (state["waiting"], state["under_way"]) == (0, 0)
     graded = await read_message(bus, GRADES, 1)
@@ -262,7 +262,7 @@ async def test_a_reward_process_grades_every_trajectory_and_drains_on_sigterm(bu
     subjects = [topic.pattern(bus.run) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
     reader = LogReader(bus, ACTORS, lives.append, subjects=subjects)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await asyncio.wait_for(reader.caught_up.wait(), 120)
     await reader.close()
     assert [record.subject for record in lives] == [
         ACTOR_STARTED.subject(bus.run, "reward-1"),
@@ -293,7 +293,7 @@ async def test_work_of_a_killed_process_is_done_by_another(bus: Bus, stage: Call
     records: list[Record] = []
     reader = LogReader(bus, GRADES, records.append, headers_only=True)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 10)
+    await asyncio.wait_for(reader.caught_up.wait(), 120)
     await reader.close()
     assert len({record.subject for record in records}) == 60
 

@@ -201,6 +201,6 @@ async def records_of(bus: Bus, stream: Stream, subject: str) -> list[Record]:
     records: list[Record] = []
     reader = LogReader(bus, stream, records.append, subjects=[subject], headers_only=True)
     await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 30)
+    await asyncio.wait_for(reader.caught_up.wait(), 120)
     await reader.close()
     return records
