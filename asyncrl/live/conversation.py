@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import xxhash
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.quoted import Quoted
@@ -29,10 +31,12 @@ _PROBES = (  # histories before a reply, which what follows it may not depend on
     [_QUESTION, {"role": "assistant", "content": "a"}, _QUESTION],
 )
 
-_UNSAID = ("reasoning_content", "turn")  # keys of a message that a history is not known by
+_UNSAID = frozenset(("reasoning_content", "turn"))  # keys of a message that a history is not known by
 _SIBLINGS = 8  # replies with one text behind the same messages, of which the ids are kept
 
-_ENCODER = msgspec.json.Encoder(order="deterministic")
+_REMEMBERED = 65_536  # beginnings of conversations
+
+_ENCODER, _PLAIN = msgspec.json.Encoder(order="deterministic"), msgspec.json.Encoder()
 
 Message = dict[str, Any]
 
@@ -122,6 +126,47 @@ class History(NamedTuple):
     session: str
 
 
+class _End(NamedTuple):
+    """A beginning of a conversation."""
+
+    messages: int  # that it has
+    key: bytes  # digest of them
+    reply: bool  # the last one is a reply
+    turn: str  # that the client says gave it; "": it does not say
+
+
+class _Remembered:
+    """Keys of beginnings that came lately, by their text, so that of a long conversation only the end is hashed anew.
+
+    The text is compared by a fast digest that a user could forge, within what he may go on with alone.
+    """
+
+    def __init__(self) -> None:
+        self._keys: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def ends(self, messages: Sequence[Message], root: bytes) -> list[_End]:
+        """Return the beginnings of a conversation from the newest one on that is remembered: all, where none is."""
+        backwards = (number for number in range(len(messages), 0, -1) if messages[number - 1]["role"] == "assistant")
+        replies = list(islice(backwards, 2))  # behind the newest one, and behind what the request before this one had
+        text, begin, texts = xxhash.xxh3_128(), 0, []
+        for end in reversed(replies):
+            text.update(_PLAIN.encode_lines(_told(messages[begin:end])))
+            texts.append(root + text.digest())
+            begin = end
+        ends: list[_End] = []
+        for end, known in zip(replies, reversed(texts), strict=False):
+            if (key := self._keys.get(known)) is not None:
+                ends = [_End(end, key, True, messages[end - 1].get("turn", ""))]
+                break
+        begin, key = (ends[0].messages, ends[0].key) if ends else (0, root)
+        ends += (one._replace(messages=begin + one.messages) for one in _keys(messages[begin:], key))
+        if replies:
+            self._keys[texts[-1]] = next(one.key for one in ends if one.messages == replies[0])
+            if len(self._keys) > _REMEMBERED:
+                self._keys.popitem(last=False)
+        return ends
+
+
 class Conversations:
     """Known histories by their messages, the newest ones: what is forgotten is written anew from its text."""
 
@@ -129,6 +174,7 @@ class Conversations:
         self._seam = seam
         self._most = most_tokens
         self._tokens = 0
+        self._remembered = _Remembered()
         self._known: OrderedDict[bytes, dict[str, History]] = OrderedDict()  # by turn: some differ in reasoning alone
 
     def prompt(self, messages: Sequence[Message], owner: str = "", tools: Sequence[Message] = ()) -> Prompt:
@@ -142,18 +188,27 @@ class Conversations:
         Raises:
             TokenizerError: the template refuses them.
         """
-        ends = list(_keys(messages, root_of(owner, tools)))
+        root = root_of(owner, tools)
+        ends = self._remembered.ends(messages, root)
+        found = self._newest(ends)
+        if found is None and len(ends) < len(messages):
+            ends = list(_keys(messages, root))
+            found = self._newest(ends)
         whole = ends[-1].key
+        if found is None:
+            return Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), key=whole)
+        known, behind = found[0], messages[found[1].messages :]
+        ids = self._seam.after(known.ids, behind)
+        return Prompt(ids, known.turn, len(known.ids), _replies(behind), known.session, whole)
+
+    def _newest(self, ends: Sequence[_End]) -> tuple[History, _End] | None:
+        """Return the longest known history among beginnings of a conversation."""
         for end in reversed(ends):
-            if not end.reply or (siblings := self._known.get(end.key)) is None:
-                continue
-            self._known.move_to_end(end.key)
-            # A reference of its client tells siblings apart; it finds no history whose messages are others.
-            known = siblings.get(end.turn) or next(reversed(siblings.values()))
-            behind = messages[end.messages :]
-            ids = self._seam.after(known.ids, behind)
-            return Prompt(ids, known.turn, len(known.ids), _replies(behind), known.session, whole)
-        return Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), key=whole)
+            if end.reply and (siblings := self._known.get(end.key)) is not None:
+                self._known.move_to_end(end.key)
+                # A reference of its client tells siblings apart; it finds no history whose messages are others.
+                return siblings.get(end.turn) or next(reversed(siblings.values())), end
+        return None
 
     def following(self, history: History, key: bytes, messages: Sequence[Message]) -> Prompt:
         """Return the tokens of a prompt that follows a history, whose messages the request leaves out.
@@ -220,15 +275,6 @@ def _replies(messages: Sequence[Message]) -> int:
     return sum(message["role"] == "assistant" for message in messages)
 
 
-class _End(NamedTuple):
-    """A beginning of a conversation."""
-
-    messages: int  # that it has
-    key: bytes  # digest of them
-    reply: bool  # the last one is a reply
-    turn: str  # that the client says gave it; "": it does not say
-
-
 def _keys(messages: Sequence[Message], key: bytes) -> Iterator[_End]:
     """Return each beginning of a conversation; each message is read once."""
     for count, message in enumerate(messages, 1):
@@ -238,8 +284,14 @@ def _keys(messages: Sequence[Message], key: bytes) -> Iterator[_End]:
 
 def _behind(key: bytes, message: Message) -> bytes:
     """Return the digest of a conversation with one more message: reasoning, which some clients leave out, aside."""
-    known = {name: value for name, value in message.items() if name not in _UNSAID}
-    return _digest(key + _ENCODER.encode(known))
+    return _digest(key + _ENCODER.encode(*_told([message])))
+
+
+def _told(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages as their texts tell them."""
+    if all(map(_UNSAID.isdisjoint, messages)):
+        return messages
+    return [{name: value for name, value in message.items() if name not in _UNSAID} for message in messages]
 
 
 def _digest(raw: bytes) -> bytes:

@@ -145,3 +145,23 @@ def test_a_message_that_holds_the_mark_is_refused(known: Conversations, tokenize
 
     with pytest.raises(TokenizerError, match="2 times, expected once"):
         known.prompt([user("What?"), reply("is"), user("\ufdd2")])
+
+
+def test_a_conversation_that_came_before_has_the_keys_that_it_has_anew(tokenizer: TaskTokenizer, known: Conversations):
+    messages: list[dict] = []
+    for number in range(5):
+        messages = [*messages, user(f"What? {number}")]
+        prompt = turn(known, f"t{number}", messages, "is", sampled(tokenizer, "is"))
+        anew = Conversations(Seam(tokenizer), most_tokens=10_000).prompt(messages)
+        assert prompt.key == anew.key and prompt.parent == (f"t{number - 1}" if number else "")
+        messages = [*messages, reply("is")]
+    messages = [*messages, user("And?")]
+
+    known.forget({"t4", "t3"})
+
+    assert (known.prompt(messages).parent, known.prompt(messages).rewritten) == ("t2", 2)
+    assert known.prompt(messages, "another").parent == ""
+    thought = [
+        one | {"reasoning_content": "hm", "turn": "t0"} if one["role"] == "assistant" else one for one in messages
+    ]
+    assert known.prompt(thought).key == known.prompt(messages).key
