@@ -227,9 +227,16 @@ def _add_learner_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--micro-batch-tokens", type=int, default=8192, help="of a pass (default: 8192)")
     parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
     parser.add_argument("--ranks", type=int, default=1, help="measure so many ranks as well (default: 1, none)")
-    for name, choices in (("kinds", ["asyncrl", "bare"]), ("rows", ["even", "mixed"])):
-        both = " ".join(choices)
-        parser.add_argument(f"--{name}", nargs="+", choices=choices, default=choices, help=f"default: {both}")
+    kinds = ["asyncrl", "bare", "masters"]
+    parser.add_argument(
+        "--kinds",
+        nargs="+",
+        choices=kinds,
+        default=kinds[:2],
+        help="masters: bare, with float32 ones (default: others)",
+    )
+    rows = ["even", "mixed"]
+    parser.add_argument("--rows", nargs="+", choices=rows, default=rows, help="default: both")
     parser.add_argument("--options", nargs="+", default=[], metavar="NAME=VALUE", help="of the trainer: recompute=true")
 
 

@@ -34,18 +34,20 @@ def bench_learner(
         shape: a name in `SHAPES`.
         tokens: of a step.
         ranks: of the measurement that has several; 1 for none.
-        kinds: "asyncrl", "bare" or both.
+        kinds: "asyncrl", "bare", and "masters", a bare loop whose weights have float32 masters as the trainer's have.
         rows: "even" (all of the longest length), "mixed" (lognormal lengths) or both.
         options: further fields of `Measurement`; of them `options` are "NAME=VALUE" of `TorchSettings`.
 
     Returns:
         Tokens per second, the share of the matrix rate (`mfu`), seconds of the first step and memory, by shape, kind
-        and rows.
+        and rows. With several ranks also how far loss and gradient norm of one step, of all their rows, are from those
+        of one rank on the same rows.
     """
     longest = _LONGEST.get(shape, 8192)
     lengths = {"even": [longest] * max(tokens // longest, 1), "mixed": mixed_lengths(tokens, longest)}
     lengths = {name: lengths[name] for name in rows}
     figures: dict[str, float] = {}
+    compared: dict[int, dict[str, float]] = {}  # by the number of ranks
     own = dict(option.split("=", 1) for option in options.pop("options"))
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = Path(scratch) / "model"
@@ -56,13 +58,18 @@ def bench_learner(
                 model=str(model),
                 lengths=lengths,
                 ranks=count,
+                compared=ranks if ranks > 1 and kind == "asyncrl" else 0,
                 options=own if kind == "asyncrl" else {},
                 **options,
             )
             name = kind if count == 1 else f"{kind}_{count}_ranks"
             found = _measured(measurement, Path(scratch) / name)
             figures |= {f"{name}_{key}": value for key, value in _figures(found, work_of(model), count).items()}
+            compared |= {count: found.compared} if found.compared else {}
     figures |= _shares(figures, list(lengths), ranks)
+    for name in ("loss", "grad_norm") if len(compared) > 1 else ():
+        one, several = compared[1][name], compared[ranks][name]
+        figures[f"{ranks}_ranks_{name}_relative_difference"] = abs(several - one) / abs(one)
     return {f"{shape.replace('.', '_')}_{name}": value for name, value in figures.items()}
 
 
@@ -97,7 +104,7 @@ def _measured(measurement: Measurement, folder: Path) -> Measured:
     parts = [msgspec.json.decode(line, type=Measured) for line in lines if line.startswith(b"{")]
     merged = Measured()
     for part in parts:
-        merged = Measured(merged.matmul_flops or part.matmul_flops, merged.rows | part.rows)
+        merged = Measured(part.matmul_flops, part.compared, merged.rows | part.rows)
     return merged
 
 
@@ -121,10 +128,10 @@ def _shares(figures: dict[str, float], rows: Sequence[str], ranks: int) -> dict[
     shares = {}
     for name in rows:
         own = figures.get(f"asyncrl_{name}_tokens_per_s")
-        bare = figures.get(f"bare_{name}_tokens_per_s")
         several = figures.get(f"asyncrl_{ranks}_ranks_{name}_tokens_per_s")
-        if own and bare:
-            shares[f"{name}_share_of_bare"] = own / bare
+        for kind in ("bare", "masters"):
+            if own and (other := figures.get(f"{kind}_{name}_tokens_per_s")):
+                shares[f"{name}_share_of_{kind}"] = own / other
         if own and several:
             shares[f"{name}_{ranks}_ranks_over_one"] = several / own
     return shares

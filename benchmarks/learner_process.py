@@ -29,18 +29,20 @@ from topics.batches import Objective
 _WARM = 2  # steps that are not counted: the first compiles, the second still reserves memory
 _MATRIX = {"cuda": 8192, "cpu": 1024}
 _LOGITS_AT_ONCE = 2048  # tokens, of the bare loop
+_OBJECTIVE = Objective(learning_rate=1e-6)
 
 
 class Measurement(msgspec.Struct):
     """The settings of a measurement."""
 
-    kind: str  # "asyncrl" or "bare"
+    kind: str  # "asyncrl", "bare", or "masters": a bare loop with float32 masters
     model: str  # directory
     device: str  # "cpu" or "cuda"
     micro_batch_tokens: int  # of a pass
     rounds: int  # steps of each kind, after two that are not counted; figures are medians
     lengths: dict[str, list[int]]  # of the rows of a step, by their name
     ranks: int = 1
+    compared: int = 0  # times the rows that a step on one rank and on several is compared with; 0: none is
     options: dict[str, str] = {}
     rank: int = 0
     rendezvous: str = ""
@@ -59,21 +61,26 @@ class Measured(msgspec.Struct):
     """Figures."""
 
     matmul_flops: float = 0.0  # per second, of the largest matrices
+    compared: dict[str, float] = {}  # figures of the compared step, the first of all
     rows: dict[str, Rows] = {}
 
 
 class Steps(Protocol):
     """A trainer under measurement."""
 
-    def step(self, rows: Sequence[TrainRow], objective: Objective) -> object:
-        """Make one."""
+    def step(self, rows: Sequence[TrainRow], objective: Objective) -> dict[str, float]:
+        """Make one; returns its figures."""
         ...
 
 
 class Bare:
     """A loop as one writes it by hand: all in the type of the products, rows padded, layers compiled."""
 
-    def __init__(self, model: Path, device: str, micro_batch_tokens: int) -> None:
+    def __init__(self, model: Path, device: str, micro_batch_tokens: int, *, exact: bool = False) -> None:
+        """
+        Args:
+            exact: keep float32 masters of the weights, sum gradients and move weights in float32, as the trainer does.
+        """
         torch.set_num_threads(TorchSettings().threads)  # as many as the trainer has
         self._device, self._budget = device, micro_batch_tokens
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
@@ -82,9 +89,13 @@ class Bare:
         if device.startswith("cuda"):
             for layer in self._model.model.layers:
                 layer.forward = torch.compile(layer.forward)
-        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-6, fused=True)
+        self._rounded = list(self._model.parameters())
+        self._moved = self._rounded
+        if exact:
+            self._moved = [torch.nn.Parameter(one.detach().float()) for one in self._rounded]
+        self._optimizer = torch.optim.AdamW(self._moved, lr=1e-6, fused=True)
 
-    def step(self, rows: Sequence[TrainRow], _: Objective) -> None:
+    def step(self, rows: Sequence[TrainRow], _: Objective) -> dict[str, float]:
         """See `Steps`."""
         lengths = [len(row.tokens) for row in rows]
         for batch in padded_batches(lengths, self._budget):
@@ -95,9 +106,25 @@ class Bare:
                 tokens[place, : lengths[index]] = rows[index].tokens
                 weights[place, : lengths[index]] = rows[index].weights * rows[index].advantages * rows[index].mask
             self._backward(torch.from_numpy(tokens).to(self._device), torch.from_numpy(weights).to(self._device))
-        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+            if self._moved is not self._rounded:
+                self._sum()
+        torch.nn.utils.clip_grad_norm_(self._moved, 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad()
+        if self._moved is not self._rounded:
+            with torch.no_grad():
+                torch._foreach_copy_(self._rounded, self._moved)
+        return {}
+
+    def _sum(self) -> None:
+        """Add the gradients of a pass to those of the masters."""
+        gradients = [one.grad for one in self._rounded]
+        if self._moved[0].grad is None:
+            for master, gradient in zip(self._moved, gradients, strict=True):
+                master.grad = gradient.float()
+        else:
+            torch._foreach_add_([master.grad for master in self._moved], gradients)
+        self._model.zero_grad()
 
     def _backward(self, tokens: torch.Tensor, weights: torch.Tensor) -> None:
         hidden = self._model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
@@ -115,14 +142,22 @@ def measure(given: Measurement) -> None:
     if given.ranks > 1:
         join_ranks(Path(given.rendezvous), given.rank, given.ranks, given.device)
     steps, vocabulary = _steps(given)
+    compared: dict[str, float] = {}
+    if given.compared:
+        lengths = next(iter(given.lengths.values())) * given.compared
+        compared = steps.step(_own_rows(lengths, vocabulary, given), _OBJECTIVE)
     flops = _matmul_flops(given.device)
     for name, lengths in given.lengths.items():
-        rows = [train_row(number, length, vocabulary) for number, length in enumerate(lengths * given.ranks)]
-        owners = balanced([work_of(Path(given.model)).of(len(row.tokens)) for row in rows], given.ranks)
-        own = [row for row, owner in zip(rows, owners, strict=True) if owner == given.rank]
-        found = _rows(steps, own, given)
-        found.lengths = [len(row.tokens) for row in rows]
-        print(msgspec.json.encode(Measured(flops, {name: found})).decode(), flush=True)
+        found = _rows(steps, _own_rows(lengths * given.ranks, vocabulary, given), given)
+        found.lengths = lengths * given.ranks
+        print(msgspec.json.encode(Measured(flops, compared, {name: found})).decode(), flush=True)
+
+
+def _own_rows(lengths: Sequence[int], vocabulary: int, given: Measurement) -> list[TrainRow]:
+    """Rows of this rank."""
+    rows = [train_row(number, length, vocabulary) for number, length in enumerate(lengths)]
+    owners = balanced([work_of(Path(given.model)).of(length) for length in lengths], given.ranks)
+    return [row for row, owner in zip(rows, owners, strict=True) if owner == given.rank]
 
 
 def train_row(number: int, tokens: int, vocabulary: int) -> TrainRow:
@@ -144,8 +179,8 @@ def train_row(number: int, tokens: int, vocabulary: int) -> TrainRow:
 def _steps(given: Measurement) -> tuple[Steps, int]:
     model = Path(given.model)
     vocabulary = msgspec.json.decode((model / "config.json").read_bytes())["vocab_size"]
-    if given.kind == "bare":
-        return Bare(model, given.device, given.micro_batch_tokens), vocabulary
+    if given.kind != "asyncrl":
+        return Bare(model, given.device, given.micro_batch_tokens, exact=given.kind == "masters"), vocabulary
     on_gpu = given.device.startswith("cuda")
     settings: dict[str, Any] = {
         "device": f"cuda:{given.rank}" if on_gpu else given.device,
@@ -165,8 +200,7 @@ def _rows(steps: Steps, rows: Sequence[TrainRow], given: Measurement) -> Rows:
     cuda = given.device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    objective = Objective(learning_rate=1e-6)
-    times = [_timed(lambda: steps.step(rows, objective), cuda) for _ in range(_WARM + given.rounds)]
+    times = [_timed(lambda: steps.step(rows, _OBJECTIVE), cuda) for _ in range(_WARM + given.rounds)]
     peak = torch.cuda.max_memory_allocated() if cuda else 0
     return Rows([], times[0], statistics.median(times[_WARM:]), peak)
 

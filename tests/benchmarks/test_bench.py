@@ -133,15 +133,18 @@ def test_mixed_lengths_fill_a_step():
 def test_the_trainer_is_compared_with_a_bare_loop_and_a_failure_costs_its_own_figures(
     capfd: pytest.CaptureFixture[str],
 ):
-    sizes = {"tokens": 128, "micro_batch_tokens": 64, "rounds": 1, "ranks": 1}
-    how = {"shape": "tiny", "device": "cpu", "rows": ["mixed"], "kinds": ["bare", "asyncrl"]}
+    sizes = {"tokens": 128, "micro_batch_tokens": 64, "rounds": 1, "ranks": 2}
+    how = {"shape": "tiny", "device": "cpu", "rows": ["mixed"], "kinds": ["bare", "masters", "asyncrl"]}
 
     figures = bench_learner(**sizes, **how, options=[])
     failed = bench_learner(**sizes, **how, options=["packing=no_such"])
 
     assert {"tiny_asyncrl_mixed_mfu", "tiny_bare_mixed_first_step_s", "tiny_mixed_share_of_bare"} <= figures.keys()
+    assert {"tiny_mixed_share_of_masters", "tiny_mixed_2_ranks_over_one"} <= figures.keys()
+    equal = [figures.pop(f"tiny_2_ranks_{name}_relative_difference") for name in ("loss", "grad_norm")]
+    assert max(equal) < 1e-5
     assert all(value > 0 for value in figures.values())
-    assert failed.keys() == {name for name in figures if name.startswith("tiny_bare")}
+    assert failed.keys() == {name for name in figures if name.startswith(("tiny_bare", "tiny_masters"))}
     assert "KeyError: 'no_such'" in capfd.readouterr().err
 
 
