@@ -9,6 +9,7 @@ from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.preflight_megatron import memory_lines
+from asyncrl.run.preflight_memory import torch_memory_lines
 from asyncrl.run.sizing import plan
 
 
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     print("ok")
     for hint in (*hints(loaded.config), *planned.hints()):
         print(f"hint: {hint}")
-    for line in memory_lines(loaded.config, loaded.base):
+    for line in (*memory_lines(loaded.config, loaded.base), *torch_memory_lines(loaded.config, loaded.base)):
         print(line)
     print(planned.table())
     return 0

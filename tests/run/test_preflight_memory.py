@@ -1,0 +1,58 @@
+"""The estimate of the torch trainer's memory."""
+
+import pytest
+
+from asyncrl.config.load import load_config
+from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
+from asyncrl.run.preflight_memory import torch_memory_lines
+from asyncrl.training import memory, vocabulary
+from asyncrl.training.memory import Learning, torch_memory
+from harness.models import made_model
+
+GIB = 2**30
+
+
+def qwen3(hidden, ffn, layers, heads):
+    rest = {"norm_eps": 1e-6, "tied": True, "max_positions": 40960, "rope": RopeConfig(), "has_qk_norm": True}
+    sizes = {"hidden": hidden, "intermediate": ffn, "layers": layers, "heads": heads, "kv_heads": 8, "head_dim": 128}
+    return ModelConfig("Qwen3ForCausalLM", 151936, **sizes, **rest)
+
+
+def test_the_estimate_is_near_the_peaks_that_were_measured_on_a_card():
+    small, large = (qwen3(1024, 3072, 28, 16), 596_049_920), (qwen3(2560, 9728, 36, 32), 4_022_468_096)
+    masters = 2 * large[1] / GIB  # were whole where they were measured, of both
+
+    found = [
+        sum(torch_memory(*one, Learning(1, tokens, 8, 1.0, False))) / GIB
+        for one, tokens in ((small, 16384), (large, 8192))
+    ]
+
+    assert found[0] + 2 * small[1] / GIB == pytest.approx(31, rel=0.06)
+    assert found[1] + masters == pytest.approx(103, rel=0.03)
+
+
+def test_each_setting_takes_what_it_says():
+    shape, parameters = qwen3(2560, 9728, 36, 32), 4_022_468_096
+    plain = Learning(1, 8192, 8, 1.0, False)
+    found = torch_memory(shape, parameters, plain)
+
+    rounded = torch_memory(shape, parameters, plain._replace(moments=4))
+    sparing = torch_memory(shape, parameters, plain._replace(moments=4, activations=0.9))
+    divided = torch_memory(shape, parameters, plain._replace(ranks=2))
+
+    assert found.optimizer - rounded.optimizer == 4 * parameters
+    assert sum(sparing) < 75 * GIB < sum(rounded)
+    assert divided.gradients == found.gradients // 2
+    assert memory.CHUNK_ELEMENTS == vocabulary.CHUNK_ELEMENTS
+    assert memory._LARGE_CHUNK == vocabulary._COMPILED
+
+
+def test_a_run_on_a_gpu_is_told_its_estimate(tmp_path):
+    made_model(tmp_path)
+    gpu = [f"model.path={tmp_path}", "learner.device=cuda", "learner.dtype=bfloat16"]
+
+    loaded, others = (load_config("custom", overrides=given) for given in (gpu, gpu[:1]))
+
+    [line] = torch_memory_lines(loaded.config, loaded.base)
+    assert line.startswith("memory of a rank of the learner, estimated: ")
+    assert list(torch_memory_lines(others.config, others.base)) == []
