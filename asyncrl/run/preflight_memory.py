@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncrl.config.check_roles import has_critic
+from asyncrl.config.check_learner import has_critic
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError
 from asyncrl.engine.errors import EngineError
