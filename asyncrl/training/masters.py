@@ -84,7 +84,9 @@ def joined(rounded: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
 
 
 def _join(exact: torch.Tensor, rounded: torch.Tensor, rest: torch.Tensor) -> None:
-    exact.copy_((rounded.to(torch.int32) << _BITS) + rest)
+    exact.copy_(rounded)
+    exact <<= _BITS
+    exact += rest
 
 
 def _split(exact: torch.Tensor, rounded: torch.Tensor, rest: torch.Tensor) -> None:
