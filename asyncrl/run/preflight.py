@@ -22,13 +22,18 @@ from asyncrl.judges.rule import judge_setup
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup, rollout_setup
 from asyncrl.run.autoscale_function import autoscale_setup
-from asyncrl.run.preflight_algorithms import check_algorithms
-from asyncrl.run.preflight_gateway import check_gateway
 from asyncrl.run.preflight_megatron import check_megatron
-from asyncrl.run.preflight_model import check_adapters, check_further_models, check_machine, check_model
+from asyncrl.run.preflight_model import (
+    check_adapters,
+    check_algorithms,
+    check_further_models,
+    check_gateway,
+    check_machine,
+    check_model,
+    check_routing_replay,
+)
 from asyncrl.run.preflight_placement import check_placement
 from asyncrl.run.preflight_quantised import check_quantised
-from asyncrl.run.preflight_routing import check_routing_replay
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors

@@ -1,7 +1,8 @@
-"""Pre-flight checks of the model, and of the machine, without loading the model."""
+"""Pre-flight checks of the model, of what trains and serves it, and of the machine, without loading the model."""
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import re
@@ -9,16 +10,29 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
+
+from asyncrl.algorithms.advantages import ADVANTAGES
+from asyncrl.algorithms.filters import FILTERS
+from asyncrl.algorithms.losses import LOSSES
+from asyncrl.algorithms.own_columns import COLUMNS
 from asyncrl.config.check import Finding
 from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.own_algorithms import Named, named_algorithms
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config
+from asyncrl.config.staged import as_in
 from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
-from asyncrl.engine.embedded.config import ModelConfig, read_config
+from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
 from asyncrl.engine.errors import EngineError
+from asyncrl.live.conversation import Seam
+from asyncrl.live.redaction import redaction_setup
 from asyncrl.process import python
+from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.megatron.families import family_of
+from topics.batches import BatchMember
+from topics.trajectories import Reference
 
 _ASK_LIMIT_S = 300
 # In processes of their own: torch takes seconds and 200 MB, and an engine may have packages of its own.
@@ -189,3 +203,84 @@ def _asked(code: str, environment: Mapping[str, str] | None = None) -> str:
     except subprocess.TimeoutExpired:
         return f"no answer within {_ASK_LIMIT_S} s"
     return (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[-1]
+
+
+_REWARDS = ([0.0, 1.0], [1.0], [0.5] * 4, [0.0, 0.25, 1.0], [-0.5, 2.0])  # shaped ones leave [0, 1]
+
+
+def check_algorithms(config: Config, _base: Path) -> Iterator[Finding]:
+    """Run the contract of `asyncrl/algorithms/contract.py` on each algorithm that is the user's own."""
+    own = {(one.key, one.name): one for one in named_algorithms(config) if ":" in one.name}
+    for one in own.values():
+        if problem := _problem(config, one):
+            yield Finding((one.key,), f"{one.name}: {problem}")
+
+
+def _problem(config: Config, one: Named) -> str:
+    # It loads torch, which takes a second that configs without algorithms of the user's own do not spend.
+    from asyncrl.algorithms.contract import advantage_problem, column_problem, filter_problem, loss_problem
+
+    if one.table is LOSSES:
+        return loss_problem(msgspec.convert(as_in(config, one.stage).learner.loss_options, LOSSES[one.name]))
+    if one.table is COLUMNS:
+        return column_problem(COLUMNS[one.name])
+    if one.table is FILTERS:
+        return filter_problem(FILTERS[one.name](), [_members(rewards) for rewards in _REWARDS])
+    return advantage_problem(ADVANTAGES[one.name])
+
+
+def _members(rewards: list[float]) -> list[BatchMember]:
+    return [BatchMember(f"p000000-{i}", 0, Reference(1, "", 1), reward, 5) for i, reward in enumerate(rewards)]
+
+
+def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
+    """Return whether conversations can go on from their tokens, and a learner runs where turns are to be learnt."""
+    if not config.gateway.count:
+        return
+    if config.live.share and not config.trains:
+        message = f"live turns are learnt, and only {', '.join(config.only)} runs; set only=[], or live.share=0"
+        yield Finding(("live.share", "only"), message)
+    if ":" in config.live.redact:
+        setup = redaction_setup(config.live.redact, base=base, limit_s=config.live.redact_s)
+        for problem in filter(None, asyncio.run(load_problems([setup]))):
+            yield Finding(("live.redact",), problem)
+    path, create = base / config.model.path, config.model.create
+    if not config.model.path:
+        if not create.template:
+            message = "names no model, and one that is made has no chat template; set it to a model directory"
+            yield Finding(("model.path", "model.create.template", "gateway.count"), message)
+        return
+    if not (path / "tokenizer.json").is_file():
+        return  # reported where the model itself is checked
+    try:
+        Seam(TaskTokenizer.load(path))
+    except TokenizerError as error:
+        yield Finding(("model.path", "gateway.count"), str(error))
+
+
+_FLAG = "--enable-return-routed-experts"
+
+
+def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
+    """Return whether the model has experts, and engines tell which each token went to."""
+    if config.learner.routing != "replay":
+        return
+    key, own = "learner.routing", 'or set learner.routing = "own"'
+    try:
+        experts = read_shape(base / config.model.path).experts if config.model.path else None
+    except EngineError:
+        return  # reported where the model itself is checked
+    if experts is None:
+        model = f"the model at {base / config.model.path}" if config.model.path else "a made model"
+        yield Finding((key, "model.path"), f'found "replay", but {model} has no experts; name one that has, {own}')
+    elif experts.chosen < 2:
+        message = "a token of this model goes to one expert, whose record cannot be told from a lost one"
+        yield Finding((key, "model.path"), f'{message}; set learner.routing = "own"')
+    if config.learner.packing != "packed":
+        yield Finding((key, "learner.packing"), f'routing is replayed in packed rows alone; set "packed", {own}')
+    if config.engine.router.count:
+        yield Finding((key, "engine.router.count"), f"sglang-router drops the request for experts; set 0, {own}")
+    for table, group in config.engine.tables.items():
+        if group.kind == "sglang" and not group.addresses and _FLAG not in group.arguments:
+            message = f"SGLang returns no experts without {_FLAG}; add it to {table}.arguments, {own}"
+            yield Finding((f"{table}.arguments", key), message)
