@@ -56,5 +56,7 @@ async def test_a_version_is_loaded_out_of_staged_memory_and_from_its_files_where
         actor.context.stop.set()
         await asyncio.gather(task, return_exceptions=True)
 
+    times = [(one.load_s, one.pause_s, one.update_s) for one in answers.messages if isinstance(one, EngineReady)]
+    assert all(0 < load_s <= pause_s <= update_s for load_s, pause_s, update_s in times)
     assert served[0] == served[1] == context.files.model
     assert served[2:] == [third, third, fifth]
