@@ -167,7 +167,8 @@ class RankProcesses:
             async with asyncio.timeout(_START_S):
                 await self._connected.wait()
         except TimeoutError:
-            self._lose(f"{self._count - len(self._writers)} ranks did not connect within {_START_S:.0f} s")
+            missing = sorted(set(range(self._count)) - self._writers.keys())
+            self._lose(f"ranks {missing} did not connect within {_START_S:.0f} s", missing[0])
         self.check()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -30,7 +30,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.training.anomalies import Usual
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.publisher import Member, Publisher
-from asyncrl.training.ranks import join_ranks, limit_memory, shares, work_of
+from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, work_of
 from asyncrl.training.trainers import layout_of, open_trainer
 from asyncrl.weights.store import STORES, StorePlace
 from topics.batches import Anomaly, BatchMember, BatchPacked
@@ -116,7 +116,8 @@ class Rank:
             self._work = work_of(model) if self._replicas > 1 else None
         if self._config.placement.share == "memory":
             limit_memory(self._config.learner.device, self._config.placement.learner_fraction)
-        self.trainer = open_trainer(self._config, model, self._files.base)
+        with named_where_full(self._rank):
+            self.trainer = open_trainer(self._config, model, self._files.base)
         weights = self._config.weights
         store, run = STORES[weights.store](self._place), "" if weights.delta == "never" else self._config.run
         member = Member(self._rank, self._ranks)

@@ -45,7 +45,10 @@ class Policy(nn.Module):
         """Return the experts of the model; None where it has none."""
         config = self.model.config
         experts = getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0)
-        return Mixture(config.num_hidden_layers, config.num_experts_per_tok, experts) if experts else None
+        if not experts:
+            return None
+        routed = (number for number, layer in enumerate(self.model.base_model.layers) if hasattr(layer.mlp, "experts"))
+        return Mixture(config.num_hidden_layers, config.num_experts_per_tok, experts, tuple(routed))
 
     def replay(self) -> None:
         """From here on tokens go to the experts that their documents name; those of frozen models never do."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.flops import Work
 from asyncrl.data.model_dir import read_json, tensor_shapes
+from asyncrl.errors import AsyncRLError
 from topics.batches import BatchPacked
 
 _BYTES_PER_TOKEN = 13  # of the arrays of a `Segment`, by which members without lengths are measured
@@ -35,6 +38,28 @@ def limit_memory(device: str, fraction: float) -> None:
     import torch
 
     torch.cuda.set_per_process_memory_fraction(fraction, torch.device(device))
+
+
+class CardFull(AsyncRLError):
+    """A card that has no room for a model: others use it, or it is too small."""
+
+
+@contextmanager
+def named_where_full(rank: int) -> Iterator[None]:
+    """Say what a model finds that does not fit on the card of its rank.
+
+    Raises:
+        CardFull: it does not.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError":  # torch's, which a trainer without it does not load
+            raise
+        raise CardFull(
+            f"the card of rank {rank} has no room for the model: {error}; end what else runs there (nvidia-smi names "
+            "it), or give the learner more cards: learner.ranks, learner.layout"
+        ) from error
 
 
 def work_of(model: Path) -> Work:

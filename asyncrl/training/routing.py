@@ -17,6 +17,7 @@ class Mixture(NamedTuple):
     layers: int
     chosen: int  # of each token
     experts: int
+    routed: tuple[int, ...]  # numbers of the layers that have experts
 
 
 def recorded(routing: torch.Tensor, layers: int, experts: int) -> torch.Tensor:
@@ -59,4 +60,13 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
         raise RowError(
             f"trajectory {row.trajectory_id}: routed to expert {int(numbers.max())}, the model has {experts}; "
             "engines serve another model than is trained"
+        )
+    chosen = numbers.reshape(len(row.tokens), mixture.layers, -1)[:, list(mixture.routed)]
+    told = (chosen != chosen[..., :1]).any(-1)  # [tokens, layers]
+    if (torn := told.any(1) & ~told.all(1)).any():
+        token = int(torn.argmax())
+        layer = mixture.routed[int(told[token].argmin())]
+        raise RowError(
+            f"trajectory {row.trajectory_id}: token {token} names no experts of layer {layer}, and those of others; "
+            "an engine records every layer that has experts, or none: start it anew, or serve the model that is trained"
         )

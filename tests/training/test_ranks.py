@@ -2,11 +2,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.flops import Work
 from asyncrl.training.create import ModelShape, create_model
-from asyncrl.training.ranks import shares, work_of
+from asyncrl.training.ranks import CardFull, named_where_full, shares, work_of
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.trajectories import Reference
 
@@ -51,6 +52,12 @@ def test_work_is_counted_from_the_shapes(tmp_path):
     work = work_of(tmp_path / "tiny")
     assert work == (2 * layer + 32 * 5, 2 * 2 * 16)
     assert work.of(10) == 6 * work.parameters * 10 + 6 * 64 * 100
+
+
+def test_a_card_that_is_full_is_named():
+    words = "the card of rank 3 has no room for the model: tried to allocate"
+    with pytest.raises(CardFull, match=words), named_where_full(3):
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
 
 def test_a_batch_names_the_rank_of_each_trajectory():

@@ -154,6 +154,15 @@ def test_the_experts_of_another_model_are_refused(model, wrong):
         TorchTrainer(model, TorchSettings(replays=True)).step([row], policy())
 
 
+def test_a_token_whose_experts_of_one_layer_are_missing_is_refused(model):
+    [row] = routed_rows(policy_rows(np.random.default_rng(1), 2)[1:], 0)
+    token = int(row.routing.any(1).nonzero()[0][0])
+    row.routing.reshape(len(row.tokens), 4, 2)[:, 2] = 0
+
+    with pytest.raises(RowError, match=f"token {token} names no experts of layer 2, and those of others"):
+        TorchTrainer(model, TorchSettings(replays=True)).step([row], policy())
+
+
 @pytest.mark.parametrize("recorded", [0, 7])
 def test_an_engine_that_returns_no_row_for_each_token_is_refused(recorded):
     with pytest.raises(EngineRefused, match=f"{recorded} routed experts for 8 tokens.*--enable-return-routed-experts"):

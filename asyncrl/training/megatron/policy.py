@@ -66,7 +66,8 @@ class MegatronPolicy:
         self.parts = Parts(self.chunks, family, shape, layout, values=values)
         self.parts.read(directory, "model", wanted=is_no_head if values else bool)
         experts = shape.experts
-        self.mixture = Mixture(shape.layers, experts.chosen, experts.count) if experts else None
+        routed = tuple(range(experts.dense_first, shape.layers)) if experts else ()
+        self.mixture = Mixture(shape.layers, experts.chosen, experts.count, routed) if experts else None
         self.replays = False  # tokens go to the experts that their documents name
         self._last = parallel_state.is_pipeline_last_stage()
         self._stages = parallel_state.get_pipeline_model_parallel_group()

@@ -169,6 +169,30 @@ async def test_a_killed_rank_starts_the_group_anew_and_nothing_is_published_twic
     assert [message.step for message in log.of(CHECKPOINT_SAVED)] == [2]
 
 
+class Silent(LocalProcesses):
+    """Starts another program in place of the second rank, which says nothing."""
+
+    async def start(self, job: Job) -> ChildProcess:
+        if job.words[1] == "1":
+            return await ChildProcess.start(["sleep", "1000"], log=self.log(job.name))
+        return await super().start(job)
+
+
+async def test_a_rank_that_is_missing_at_the_start_is_named(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    stand = stage(**SMALL, learner={"ranks": 2})
+    await stand.open()
+    context = stand.context("learner", bus)
+    context.placement = Silent(context.files.logs)
+    monkeypatch.setattr("actors.learner.group._START_S", 0.1)
+    group = RankProcesses(context, lambda: None)
+
+    with pytest.raises(GroupLost, match=r"ranks \[0, 1\] did not connect within 0 s|ranks \[1\] did not connect"):
+        await group.open()
+    await group.close()
+
+
 class Refusing(LocalProcesses):
     """Has no card for one of two ranks."""
 
