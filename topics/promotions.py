@@ -28,9 +28,10 @@ class WeightsPromoted(Message):
     lineage: Count
     version: Version
     digest: str
-    # start: the first one, where engines serve the channel; canary: as good as what was live.
-    by: Literal["command", "gate", "rollback", "start", "canary"]
-    # Of the promotion.requested, eval.scored, weights.canaried or (start) weights.published that it follows.
+    # start: the first one, where engines serve the channel; canary: as good as what was live; reward: by live reward,
+    # ahead or back to the version before.
+    by: Literal["command", "gate", "rollback", "start", "canary", "reward"]
+    # Of the promotion.requested, eval.scored, weights.canaried or (start, reward) weights.published that it follows.
     cause: Sequence
     reason: str = ""
 
@@ -72,8 +73,8 @@ class CanaryEnded(Message):
 class PromotionRefused(Message):
     """The channel `live` stays where it is."""
 
-    by: Literal["command", "gate", "newest"]
-    cause: Sequence  # of the promotion.requested, the eval.scored, or (newest) the weights.published
+    by: Literal["command", "gate", "newest", "reward"]
+    cause: Sequence  # of the promotion.requested, the eval.scored, or (newest, reward) the weights.published
     reason: str
 
 

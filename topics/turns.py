@@ -187,6 +187,7 @@ class TurnAdmitted(Message):
     secrets: SecretIds = ""  # data keys that reading it takes
     trial: Count = 0  # as in its turn.finished
     canary: bool = False
+    version: int = -1  # newest one of its tokens
 
 
 class TurnOverruled(Message):
@@ -206,6 +207,7 @@ class TurnSkipped(Message):
     trial: Count = 0  # as in its turn.finished
     canary: bool = False
     reward: Real | None = None  # of its grade; of a reply that is garbage the least; None: nothing graded it
+    version: int = -1  # newest one of its tokens, of a turn that was graded
 
 
 class SessionClosed(Message):

@@ -361,6 +361,7 @@ class SessionsFold(Fold):
             secrets=turn.secrets,
             trial=turn.trial,
             canary=turn.canary,
+            version=turn.newest,
         )
 
     def _reward(self, turn: OpenTurn) -> float | None:
@@ -378,8 +379,9 @@ class SessionsFold(Fold):
     def _skipped(self, name: str, reason: SkipReason) -> TurnSkipped:
         turn = self.state.turns[name]
         skipped = TurnSkipped(turn_id=name, session=turn.session, reason=reason)
-        if turn.trial:
-            skipped.trial, skipped.canary = turn.trial, turn.canary
+        skipped.trial, skipped.canary, skipped.reward = turn.trial, turn.canary, self._reward(turn)
+        if turn.trial and reason == "garbage":
             # No judge sees garbage: without a reward, a canary that says nothing else would never be compared.
-            skipped.reward = -self._safety.reward if reason == "garbage" else self._reward(turn)
+            skipped.reward = -self._safety.reward
+        skipped.version = -1 if skipped.reward is None else turn.newest
         return skipped

@@ -173,7 +173,7 @@ class Supervisor:
         why = f"the files of version {decision.version} are not in the store"
         if decision.by == "canary":
             return CanaryEnded(decision.key, "weights", decision.cause, why)
-        by: Literal["command", "gate", "newest"] = "command" if decision.by == "rollback" else decision.by
+        by: Literal["command", "gate", "newest", "reward"] = "command" if decision.by == "rollback" else decision.by
         return PromotionRefused(by, decision.cause, why)
 
     async def _scale(self, decision: FleetScaled) -> None:

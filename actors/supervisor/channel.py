@@ -13,10 +13,12 @@ import msgspec
 
 from actors.supervisor.canary import Canary, as_canary
 from actors.supervisor.divergence import Divergence
+from actors.supervisor.live_reward import LiveReward
 from asyncrl.config.settings import WeightsSettings
 from topics.engines import version_of
 from topics.evals import EvalScored
 from topics.promotions import CanaryEnded, PromotionRefused, PromotionRequested, WeightsCanaried, WeightsPromoted
+from topics.turns import TurnAdmitted, TurnSkipped
 from topics.weights import WeightsRefused
 
 Decision: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
@@ -56,6 +58,7 @@ class Channel(msgspec.Struct):
     shares: dict[int, tuple[float, str]] = {}  # requests for canaries: share and owner, by sequence
     canary: Canary = msgspec.field(default_factory=Canary)
     divergence: Divergence = msgspec.field(default_factory=Divergence)
+    reward: LiveReward = msgspec.field(default_factory=LiveReward)
     forced: set[int] = set()  # requests that no bound refuses, by sequence
 
     def ask(self, request: PromotionRequested, sequence: int) -> None:
@@ -83,11 +86,18 @@ class Channel(msgspec.Struct):
         for sequence in sorted(self.refused)[:-_REFUSALS]:
             del self.refused[sequence]
 
-    def promote(self, message: WeightsPromoted, keep: int) -> None:
-        """Move, and keep as many versions to roll back to as `weights.keep_live` wants."""
-        self.live = self.live[:-1] if message.by == "rollback" else [*self.live, message.key][-keep:]
+    def promote(self, message: WeightsPromoted, settings: WeightsSettings) -> None:
+        """Move, and keep as many versions to roll back to as the settings want."""
+        back = message.by == "rollback" or (message.by == "reward" and message.key in self.live[-2:-1])
+        self.live = self.live[:-1] if back else [*self.live, message.key][-settings.keep_live :]
         self.canary.end()
+        self.reward.promoted(settings.reward.turns)
         self.answer("command" if message.by == "rollback" else message.by, message.cause)
+
+    def count(self, end: TurnAdmitted | TurnSkipped) -> None:
+        """Take note of the end of a turn."""
+        self.canary.count(end)
+        self.reward.count(end)
 
     def try_out(self, message: WeightsCanaried, sequence: int) -> None:
         """A canary begins."""
@@ -103,6 +113,8 @@ class Channel(msgspec.Struct):
         """Forget what was decided."""
         if by == "newest":
             self.canary.tried = max(cause, self.canary.tried)
+        if by == "reward":
+            self.reward.moved = 0  # as many turns again, before it is asked for once more
         if by not in ("command", "gate"):
             return
         self.answered[by] = max(cause, self.answered.get(by, 0))
@@ -147,6 +159,8 @@ class Channel(msgspec.Struct):
         by, why = decision.by, self.divergence.beyond(decision.version, kl_bound)
         if not why or by == "start" or by == "rollback" or (by == "command" and decision.cause in self.forced):
             return decision
+        if decision.key in self.live:
+            return decision  # back to what users had
         if by == "canary":
             return CanaryEnded(decision.key, "divergence", decision.cause, why)
         if by == "command":
@@ -169,12 +183,16 @@ class Channel(msgspec.Struct):
         return self._of_canary(stored, settings)
 
     def _of_canary(self, stored: Sequence[Stored], settings: WeightsSettings) -> Decision | None:
-        """Return what becomes of the canary, or the newest version as the next one."""
+        """Return what becomes of the canary; where there is none, what live reward asks for, or the newest version as
+        the next one."""
         if self.canary.open is not None:
             key = self.canary.open.key
             refusals = [self.refused[one.sequence] for one in stored if one.key == key and one.sequence in self.refused]
             known = [one.sequence not in self.refused for one in stored if one.key == key]
             return self.canary.decide(settings.canary, refusals[-1] if refusals and not any(known) else "")
+        known_good = [one for one in stored if one.sequence not in self.refused]
+        if (move := self.reward.decide(self.live, known_good, settings.reward)) is not None:
+            return move
         if not (settings.canary.newest and stored and self.live):
             return None
         newest, live = stored[-1], version_of(self.live[-1])

@@ -103,7 +103,6 @@ class SupervisorFold(TrimmerFold):
         self._engines = config.engine
         self._steps = config.learner.steps
         self._weights = config.weights
-        self._keep_live = config.weights.keep_live
         self.achieved = 0  # steps, tokens of trajectories, and whole replies that were stored, as often as read here
 
     @property
@@ -172,7 +171,7 @@ class SupervisorFold(TrimmerFold):
 
     @on(WeightsPromoted)
     def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
-        self.state.channel.promote(message, self._keep_live)
+        self.state.channel.promote(message, self._weights)
 
     @on(WeightsCanaried)
     def _on_canaried(self, message: WeightsCanaried, record: Record) -> None:
@@ -184,12 +183,12 @@ class SupervisorFold(TrimmerFold):
 
     @on(TurnAdmitted)
     def _on_turn_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
-        self.state.channel.canary.count(admitted)
+        self.state.channel.count(admitted)
         self.achieved += 1
 
     @on(TurnSkipped)
     def _on_turn_skipped(self, skipped: TurnSkipped, _record: Record) -> None:
-        self.state.channel.canary.count(skipped)
+        self.state.channel.count(skipped)
         self.achieved += skipped.reason not in _WITHOUT_REPLY
 
     @on(PromotionRefused)

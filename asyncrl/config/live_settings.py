@@ -110,6 +110,15 @@ class JudgeSettings(Settings):
     max_new_tokens: Positive = 1024  # With `endpoint` and `engine`: tokens of a vote, its reasoning included.
 
 
+class RewardGateSettings(Settings):
+    """The gate of live reward: what users give the versions that answer them moves the channel `live`, and back."""
+
+    # Graded turns whose mean counts; 0: live reward moves nothing. A version newer than what is live is promoted by the
+    # turns of such versions, and what is live goes back to the version before by its own turns.
+    turns: Annotated[int, Meta(ge=0, le=512)] = 0
+    margin: NonNegative = 0.1  # By which the mean may lie below that of what users had before.
+
+
 class SafetySettings(Settings):
     """Bounds of what is learnt from live turns, and of what the doctor reports about them."""
 

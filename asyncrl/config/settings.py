@@ -29,7 +29,7 @@ from asyncrl.config.learner_settings import (
     ReferenceSettings,
     TeacherSettings,
 )
-from asyncrl.config.live_settings import CanarySettings, GatewaySettings, LiveSettings
+from asyncrl.config.live_settings import CanarySettings, GatewaySettings, LiveSettings, RewardGateSettings
 from asyncrl.config.process_settings import AutoscaleSettings, NatsSettings, PlacementSettings, SupervisionSettings
 from asyncrl.config.setting_types import (
     BENCHMARKS,
@@ -239,6 +239,7 @@ class WeightsSettings(Settings):
     gate_threshold: float = 1.0  # Least value of that metric that promotes.
     gate_set: str = ""  # Name of the held-out set whose evaluations are judged, where `eval.sets` names several.
     canary: CanarySettings = msgspec.field(default_factory=CanarySettings)
+    reward: RewardGateSettings = msgspec.field(default_factory=RewardGateSettings)
 
 
 class RecorderSettings(Settings):

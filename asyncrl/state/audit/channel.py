@@ -55,8 +55,8 @@ class Channel(Fold):
                 yield Violation("unasked promotion", place, found, "a request for it, or the score of an evaluation")
 
     def _is_asked(self, message: WeightsPromoted | WeightsCanaried) -> bool:
-        if message.by == "newest":
-            return True  # no message asks for it; that it was published was compared above
+        if message.by in ("newest", "reward"):
+            return True  # no single message asks for it; that it was published was compared above
         if message.by == "canary":
             return self._canaries.get(message.cause) == message.key
         if message.by == "gate":  # the newest scores may not have been read

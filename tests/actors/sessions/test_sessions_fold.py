@@ -68,12 +68,15 @@ def ready(turn, *evidence, session="s"):
     return TurnReady(turn_id=turn, session=session, tenant="anna", evidence=list(evidence))
 
 
-def admitted(turn, reward, by="judge"):
-    return TurnAdmitted(turn_id=turn, session="s", tenant="anna", reward=reward, by=by, temperature=1.0)
+def admitted(turn, reward, by="judge", version=2):
+    return TurnAdmitted(
+        turn_id=turn, session="s", tenant="anna", reward=reward, by=by, temperature=1.0, version=version
+    )
 
 
-def skipped(turn, reason):
-    return TurnSkipped(turn_id=turn, session="s", reason=reason)
+def skipped(turn, reason, reward=None, version=2):
+    known = {"reward": reward, "version": version} if reward is not None else {}
+    return TurnSkipped(turn_id=turn, session="s", reason=reason, **known)
 
 
 def test_a_turn_is_ready_once_another_continues_it():
@@ -142,7 +145,7 @@ def test_a_grade_admits_a_turn_once_however_often_it_comes():
 def test_a_graded_turn_of_a_run_that_only_serves_ends():
     sessions = Sessions(share=0.0).served("a").say(TurnJudged(turn_id="a", reward=0.5, judge="j"))
 
-    assert sessions.decide() == [skipped("a", "off")]
+    assert sessions.decide() == [skipped("a", "off", 0.5)]
 
 
 def test_without_a_valid_vote_or_in_time_there_is_no_grade():
@@ -199,8 +202,8 @@ def test_the_newest_are_admitted_first_as_far_as_there_is_room_and_the_oldest_of
     assert sessions.decide() == [
         admitted("f", 1.0),
         admitted("e", 1.0),
-        skipped("a", "surplus"),
-        skipped("b", "surplus"),
+        skipped("a", "surplus", 1.0),
+        skipped("b", "surplus", 1.0),
     ]
     assert sessions.say(packed(1, "l000000", "p000003")).decide() == [admitted("d", 1.0)]
     dropped = GroupDropped(prompt_id="l000001", reason="lag")
@@ -216,7 +219,7 @@ def test_a_turn_that_the_next_batch_would_refuse_ends_before_its_place_comes():
     assert sessions.decide() == [admitted("c", 1.0)]
 
     assert sessions.say(packed(6, "l000000")).say(trained(6)).decide() == [admitted("b", 1.0)]
-    assert sessions.say(trained(7)).decide() == [skipped("a", "behind")]
+    assert sessions.say(trained(7)).decide() == [skipped("a", "behind", 1.0)]
 
 
 def test_feedback_overrules_a_judge_while_the_turn_waits():
@@ -296,7 +299,7 @@ def test_a_turn_of_weights_that_cannot_be_trained_any_more_is_not_admitted():
     for turn in ("old", "mixed"):
         sessions.say(judged(turn, 1.0))
 
-    assert sessions.decide() == [skipped("old", "behind"), admitted("mixed", 1.0)]
+    assert sessions.decide() == [skipped("old", "behind", 1.0, 3), admitted("mixed", 1.0, version=4)]
 
 
 def test_garbage_is_quarantined_before_anybody_judges_it_and_a_reward_is_cut_to_its_bound():
@@ -304,7 +307,7 @@ def test_garbage_is_quarantined_before_anybody_judges_it_and_a_reward_is_cut_to_
     sessions.started("bad").say(finished("bad", marks=["garbage"]))
     sessions.started("good").say(finished("good")).say(judged("good", -3.0))
 
-    assert sessions.decide() == [skipped("bad", "garbage"), admitted("good", -0.5)]
+    assert sessions.decide() == [skipped("bad", "garbage"), admitted("good", -0.5, version=1)]
     assert sessions.fold.state.watched.figures() == {"rewards_clipped": 1.0}
 
 
@@ -318,9 +321,9 @@ def test_the_same_prompt_and_reply_are_trained_so_often_and_no_more():
     ends += sessions.decide()
 
     assert ends == [
-        *(admitted("t0", 1.0), admitted("t1", 1.0)),
-        *(skipped("t2", "repeat"), skipped("t3", "repeat")),
-        admitted("other", 1.0),
+        *(admitted("t0", 1.0, version=1), admitted("t1", 1.0, version=1)),
+        *(skipped("t2", "repeat", 1.0, 1), skipped("t3", "repeat", 1.0, 1)),
+        admitted("other", 1.0, version=1),
     ]
 
 
@@ -384,7 +387,7 @@ def test_the_end_of_a_turn_says_what_a_canary_is_compared_by():
     assert isinstance(ends["c"], TurnSkipped)
     untrained = Sessions(share=0.0)
     untrained.started("a").say(ended("a", trial=7)).say(TurnJudged("a", 1.0, "rule"))
-    assert untrained.decide() == [TurnSkipped("a", "s", "off", trial=7, reward=1.0)]
+    assert untrained.decide() == [TurnSkipped("a", "s", "off", trial=7, reward=1.0, version=2)]
 
 
 def ended(turn, **more):

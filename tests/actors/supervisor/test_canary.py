@@ -7,6 +7,7 @@ import pytest
 from test_channel import Supervised
 
 from actors.supervisor.fold import SupervisorState
+from asyncrl.config.live_settings import RewardGateSettings
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.promotions import (
     PROMOTION_REQUESTED,
@@ -208,3 +209,39 @@ def test_no_version_beyond_the_bound_gets_users_unless_that_is_forced():
     run.add(BATCH_TRAINED, BatchTrained(2, 1, "rl", {"live_reference_kl": 0.1}, {}, 0, [0.0, 0.0], 1, 2))
     run.publish(2, lineage=1)  # trained again from a checkpoint
     assert isinstance(run.settle(), WeightsCanaried)
+
+
+def rated(run: WithCanaries, version: int, *rewards: float) -> None:
+    for reward in rewards:
+        run.add(TURN_ADMITTED, TurnAdmitted("t", "s", "anna", reward, "user", 1.0, version=version))
+
+
+def test_live_reward_moves_the_channel_ahead_and_back_without_a_canary():
+    run = WithCanaries()
+    run.config.weights.reward = RewardGateSettings(turns=4, margin=0.1)
+    run.publish(0)
+    assert run.settle().by == "start"
+    run.publish(1, 2, 3, 4)
+    rated(run, 0, 0.5, 0.5, 0.5, 0.5)
+
+    rated(run, 1, 0.5, 0.5, -0.5)
+    assert run.decide() is None, "three turns are too few"
+    rated(run, 2, 0.6)
+    assert run.decide() is None, "their mean is 0.275, of the turns before it was 0.5"
+    rated(run, 2, 0.6, 0.6, 0.6)
+    promoted = run.settle()
+    assert (promoted.version, promoted.by) == (2, "reward")
+
+    rated(run, 2, 0.0, 0.0, 0.0)
+    assert run.decide() is None
+    rated(run, 2, 0.0)
+    back = run.settle()
+    assert (back.version, back.by) == (0, "reward") and back.reason.startswith("back from 0:2:d2: mean reward of its")
+    assert run.fold.state.channel.live == ["0:0:d0"]
+    assert run.decide() is None
+
+    run.kl_bound = 0.1
+    run.add(BATCH_TRAINED, BatchTrained(4, 0, "rl", {"live_reference_kl": 0.5}, {}, 0, [0.0, 0.0], 1, 4))
+    rated(run, 4, 1.0, 1.0, 1.0, 1.0)
+    assert isinstance(run.settle(), PromotionRefused)
+    assert run.decide() is None, "it is not asked for again at once"
