@@ -252,8 +252,8 @@ class Gateway:
             prompt = prompt._replace(ids=np.concatenate([prompt.ids, begun.ids]), begun=begun.text)
         most = self._served.context - 1
         if not 0 < len(prompt.ids) <= most:
-            words = f"the prompt has {len(prompt.ids)} tokens; the model takes 1 to {most}: send fewer messages"
-            raise LiveError("invalid", words, field="messages")
+            words = f"prompt is too long: {len(prompt.ids)} tokens; the model takes 1 to {most}: send fewer messages"
+            raise LiveError("invalid", words, field="messages", code="context_length_exceeded")
         return prompt
 
     def _following(self, request: Request, owner: str) -> Prompt | None:

@@ -23,4 +23,4 @@ def openai_error(error: LiveError) -> tuple[int, dict[str, Any]]:
     status, kind, code = _STATUS[error.fault]
     if code == "model_not_found" and error.field != "model":
         code = "not_found"
-    return status, {"error": {"message": str(error), "type": kind, "param": error.field, "code": code}}
+    return status, {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code or code}}

@@ -16,13 +16,22 @@ _OVERLOAD_S = 1  # an engine or a place may be there at any time
 class LiveError(AsyncRLError):
     """A refusal of one HTTP request; each API has its own shape and status for a `fault`."""
 
-    def __init__(self, fault: Fault, message: str, *, field: str | None = None, retry_s: int | None = None) -> None:
+    def __init__(
+        self,
+        fault: Fault,
+        message: str,
+        *,
+        field: str | None = None,
+        retry_s: int | None = None,
+        code: str | None = None,
+    ) -> None:
         super().__init__(message)
         if fault == "overloaded" and retry_s is None:
             retry_s = _OVERLOAD_S
         self.retry_s = retry_s  # seconds after which it may be tried again, where that is known
         self.fault = fault
         self.field = field  # of the body, where one is at fault
+        self.code = code  # of OpenAI's errors, by which agents know what to do; None: that of the fault
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -1,0 +1,68 @@
+"""What clients should not send: over real HTTP, each gets one answer in the shape of its API."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from asyncrl.bus.connection import Bus
+from harness.gateways import gateway, stored_turns
+from harness.sglang_like import LikeSGLang
+from harness.stage import Stage
+from topics.turns import TurnStarted
+
+USER = {"role": "user", "content": "abc"}
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://h/i.png"}}
+BODIES: dict[str, dict[str, Any]] = {
+    "chat/completions": {"model": "any", "messages": [USER], "max_tokens": 3},
+    "responses": {"model": "any", "input": [USER], "max_output_tokens": 3},
+    "messages": {"model": "any", "messages": [USER], "max_tokens": 3},
+}
+REQUEST, MISSING, LARGE = "invalid_request_error", "not_found_error", "request_too_large"
+
+
+def with_content(path: str, content: Any) -> dict[str, Any]:
+    field = "input" if path == "responses" else "messages"
+    return BODIES[path] | {field: [USER | {"content": content}]}
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_each_has_one_answer_in_the_shape_of_its_api(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, path: str
+):
+    body = BODIES[path]
+    cases: list[tuple[Any, int, str, str]] = [
+        (b'{"model": "any", ', 400, REQUEST, "the body is not JSON"),
+        (b"x" * 40_000, 413, LARGE, "the body is larger than"),
+        (body | {"model": "gpt"}, 404, MISSING, "model 'gpt' is not served here; there are any"),
+        (with_content(path, "a" * 600), 400, REQUEST, "prompt is too long: 600 tokens; the model takes 1 to 511"),
+        (with_content(path, [IMAGE]), 400, REQUEST, "this gateway takes text"),
+        (with_content(path, {"a": 1}), 400, REQUEST, "expected a text, or a list of parts of text"),
+    ]
+    if path == "responses":
+        forged = body | {"previous_response_id": "resp_" + "0" * 24}
+        cases.append((forged, 404, MISSING, "no response '000000000000000000000000' of yours is known here"))
+    async with gateway(bus, stage, tmp_path / "model", inference, body_kb=32, models=["any"]) as served:
+        url, login = f"{served.address}/v1/{path}", {"Authorization": f"Bearer {served.key}"}
+        async with ClientSession() as http:
+            for given, status, kind, words in cases:
+                content = {"data": given} if isinstance(given, bytes) else {"json": given}
+                answer = await http.post(url, headers=login, **content)
+                found = await answer.json()
+                error = found["error"]
+                assert (answer.status, words in error["message"]) == (status, True), found
+                if path == "messages":
+                    assert found["type"] == "error" and found["request_id"] and error["type"] == kind
+                else:
+                    assert error["type"] == REQUEST and error.keys() == {"message", "type", "param", "code"}
+                    assert (error["code"] == "context_length_exceeded") == ("too long" in words)
+            answer = await http.post(url, headers={"Authorization": "Bearer sk-none"}, json=body)
+            assert answer.status == 401
+            # A history that never was is written anew, and counted.
+            field = "input" if path == "responses" else "messages"
+            never = body | {field: [USER, {"role": "assistant", "content": "xyz"}, USER]}
+            assert (await http.post(url, headers=login, json=never)).status == 200
+    (begun,) = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert (begun.parent, begun.rewritten) == ("", 1)
