@@ -74,7 +74,7 @@ _USUAL_TURNS = 32
 _OUTCOME = ARTEFACT_BYTES + (ARTEFACTS + METRICS) * (4 * NAME_CHARS + 16) + 2 * TURNS * _TURN
 _PROGRESS_TOKEN = 12  # id, log-prob, version
 _ENTRY = 256  # of a progress entry, besides its tokens
-_STATE = 12  # of a parameter in a checkpoint: float32, and two moments
+_STATE = {"float32": 12, "bfloat16": 8}  # of a parameter in a checkpoint: float32, and two moments of this type
 _REFERENCE = 4  # of a parameter of the reference model in a checkpoint
 
 _TOKENIZER = 16 * MB  # of a version: its tokenizer and configuration
@@ -229,7 +229,8 @@ def files_bytes(config: Config, parameters: int) -> int:
     """Return the bytes of weights, checkpoints and the exported model on the disk."""
     weights = _weights_bytes(config, parameters)
     columns = {column for _, column in needed_columns(config)}
-    state = _STATE + _REFERENCE * ("reference" in columns) + _STATE * ("values" in columns)
+    trained = _STATE[config.learner.moments]
+    state = trained + _REFERENCE * ("reference" in columns) + trained * ("values" in columns)
     checkpoints = (config.learner.keep_checkpoints + 1) * parameters * state
     return checkpoints + _stored(config, weights, weights) + _engines(config) * weights
 

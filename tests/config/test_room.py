@@ -23,8 +23,8 @@ from asyncrl.bus.provision import equal_sizes, held_bytes, provision, stream_sta
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import find_server
 from asyncrl.config.load import load_config
-from asyncrl.config.room import MB, Progress, needs, needs_of_the_rest, payload_room
-from asyncrl.config.settings import Config
+from asyncrl.config.room import MB, Progress, files_bytes, needs, needs_of_the_rest, payload_room
+from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.ports import free_port
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
@@ -217,6 +217,12 @@ def test_what_cannot_fit_is_refused_with_the_setting_to_raise(setting: str, step
     assert found.key == f"--set {setting.partition('=')[0]}"
     for part in [*parts, f"({steps:,} steps of 512 trajectories; a row of the data has 3"]:
         assert part in found.message
+
+
+def test_moments_in_bfloat16_take_half_of_their_part_of_the_checkpoints():
+    found = [files_bytes(Config(learner=LearnerSettings(moments=kind)), MB) for kind in ("float32", "bfloat16")]
+
+    assert found[0] - found[1] == 4 * MB * (Config().learner.keep_checkpoints + 1)
 
 
 def test_long_rows_are_counted(tmp_path: Path):
