@@ -89,11 +89,11 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
         async def is_back() -> bool:
             return await users.talk(lambda _: 1.0) == {first}
 
-        await until(is_back, "everybody has what is live")
+        await until(is_back, "everybody has what is live", 180)
         good = await moved(tmp_path, "promote", str(await newest(tmp_path)), "--canary", "0.5", "--wait", "120")
         await users.until_decided(WEIGHTS_PROMOTED, 2, lambda _: 1.0)
         kill(run.actor("supervisor-1"))
-        await until(lambda: answered(users, {good}), "everybody has the canary that was promoted")
+        await until(lambda: answered(users, {good}), "everybody has the canary that was promoted", 180)
         fleet = await messages_on(bus, FLEET)
         assert [one.version for one in fleet.on(WEIGHTS_CANARIED)] == [bad, good]
         assert [(one.version, one.by) for one in fleet.on(WEIGHTS_PROMOTED)] == [(first, "start"), (good, "canary")]

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.run.directory import RunFiles
 from harness.audited import audited_clean, messages_on
-from harness.runs import SHORT, fork, topics_left_in, up
+from harness.runs import SHORT, WITHOUT_MODEL, fork, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.stages import STAGE_BEGAN
@@ -29,7 +29,7 @@ keep = "run"
 
 
 async def test_a_fork_behind_a_switch_goes_on_in_that_stage(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=8", config=CONFIG) as run:
+    async with up(tmp_path, *WITHOUT_MODEL, "warmup.steps=4", "learner.steps=8", config=CONFIG) as run:
         assert await run.ended() == 0, run.story
     async with topics_left_in(run.root) as bus:
         [began] = (await messages_on(bus, PROMPTS)).on(STAGE_BEGAN)

@@ -9,7 +9,7 @@ from aiohttp import ClientSession
 from asyncrl.bus.connection import Bus
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
-from harness.runs import address_of, command, two_steps_more, up
+from harness.runs import UNTRAINED, address_of, command, two_steps_more, up
 from harness.sdks import sdks
 from topics.engines import ENGINE_READY
 from topics.topic import ENGINES
@@ -31,7 +31,7 @@ async def retracted(bus: Bus) -> int:
 
 async def test_rollouts_give_their_rows_to_requests_of_the_gateway_and_go_on_with_their_tokens(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
-    async with up(tmp_path, *settings, *FULL, "learner.steps=100000", "nats.keep=run") as run:
+    async with up(tmp_path, *settings, *FULL, *UNTRAINED, "learner.steps=100000", "nats.keep=run") as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")
         async with sdks(address, key) as (client, _):
