@@ -39,7 +39,7 @@ from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import decode
 
 DEADLINE_S = 600.0
-_REFUSED = "weights not taken directly"
+_REFUSED = ("weights not taken directly", "weights not staged")
 
 
 class Served(NamedTuple):
@@ -218,4 +218,5 @@ def _tell(stage: Stage) -> None:
 
 
 def _telling(path: Path, line: str) -> bool:
-    return _REFUSED in line or '"level":"error"' in line.replace(" ", "") or path.name.endswith("sender.log")
+    refused = any(words in line for words in _REFUSED) or '"level":"error"' in line.replace(" ", "")
+    return refused or path.name.endswith(("sender.log", "staging.log"))
