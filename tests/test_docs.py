@@ -134,6 +134,15 @@ def test_blocks_that_run_by_themselves_run(page: str) -> None:
             exec(compile(block.text, page, "exec"), {})
 
 
+def test_a_prompt_enters_as_few_files_as_the_page_says() -> None:
+    page = text_of("architecture.md")
+    way = page[page.index("1. **Issue.") : page.index("10. **Weights.")]
+    named = re.search(r"Steps 1 to 9, from the prompt to the gradient, name (\d+) files", page)
+
+    assert named is not None
+    assert len(set(re.findall(r"[a-z/_]+\.py", way))) == int(named[1]) <= 25
+
+
 def test_the_picture_shows_actors_and_topics_as_the_table_has_them() -> None:
     picture = ElementTree.parse(ROOT / "docs" / "actors.svg").getroot()
     shown = {element.attrib["data-actor"] for element in picture.iter() if "data-actor" in element.attrib}

@@ -53,11 +53,6 @@ def owner_in(secret: str) -> str:
     return secret.rsplit("_", 2)[0] if secret else ""
 
 
-def tenant_in(owner: str) -> str:
-    """Return the digest of the tenant in an owner."""
-    return owner.partition("_")[0]
-
-
 def covers(secret: str, owner: str, before: str) -> bool:
     """Return whether a data key is one of an owner, of a day before another.
 
