@@ -37,6 +37,19 @@ def member(name: str, payload: Reference, attempt: int = 0) -> BatchMember:
     return BatchMember(name, attempt, payload, 1.0, 2)
 
 
+async def test_hints_of_a_judge_that_was_overruled_do_not_count(bus: Bus):
+    message = result("l000000-0", (0, 0))
+    hinted = [msgspec.structs.replace(one, hinted=[one.tokens]) for one in message.segments]
+    message = msgspec.structs.replace(message, segments=hinted)
+    reference = Reference(await publish(bus, message), xxhash.xxh3_64_hexdigest(encode(message)), len(encode(message)))
+
+    for overruled in (False, True):
+        named = BatchMember("l000000-0", 0, reference, -1.0, 2, overruled=overruled)
+        [group] = await fetch_trajectories(bus, BatchPacked(3, "rl", [BatchGroup("l000000", [named])], 0))
+        assert [len(one.hinted) for one in group.members[0].segments] == [0 if overruled else 1 for _ in hinted]
+        assert group.members[0].reward == -1.0
+
+
 async def test_tokens_of_another_trajectory_or_attempt_are_refused(bus: Bus):
     own, others = await stored(bus, "p000000-0"), await stored(bus, "p000009-3")
     again = await stored(bus, "p000000-1", attempt=1)
