@@ -44,6 +44,7 @@ async def chaos(folder: Path, *words: str) -> dict[str, Any]:
     """Run `asyncrl chaos` on the short config; returns its report, once nothing is wrong with it."""
     (folder / "short.toml").write_text(SHORT)
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
+    settings += ["--stall", "200"]  # a rank that is frozen while it starts is given up after 120 s
     code, output = await command(folder, "chaos", "short.toml", *settings, *words, limit_s=500)
     assert code == 0, output
     report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())

@@ -314,7 +314,7 @@ async def test_trimmed_tokens_and_lost_checkpoints_are_reported(killed: Run, tmp
 
     code, output = await command(tmp_path, "dump", "short", "--step", "1")
     assert (code, output.count("\n")) == (1, 1)
-    gone = r"batch 1: the tokens of p\d+-\d \(message \d+\) are gone; nats.keep = run keeps all tokens of a run\n"
+    gone = r"batch 1, p\d+-\d: the tokens in message \d+ are gone; nats.keep = run keeps all tokens of a run\n"
     assert re.fullmatch(gone, output), output
 
     (kept,) = killed.root.glob("checkpoints/step000008-*/model.safetensors")
