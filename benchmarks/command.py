@@ -29,6 +29,7 @@ NAMES = {
     "gateway": "what the gateway adds to a reply, beside the same ids sent straight to the engine",
     "live": "what clients of a gateway meet while its model learns, beside the same load without training",
     "learner": "tokens per second of the trainer, beside a bare loop, the matrix rate, and itself on several ranks",
+    "megatron": "the same of the trainer on megatron-core, in layouts of two cards, with experts and their replay",
     "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
     "tastes": "turns and seconds until the users of the live demo are satisfied, by method of learning",
     "oracle": "steps to a reward of 0.9 at several bounds of the lag, beside a synchronous loop",
@@ -81,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rescoring_options(parsers["rescoring"])
     _add_rollouts_options(parsers["rollouts"])
     _add_learner_options(parsers["learner"])
+    _add_megatron_options(parsers["megatron"])
     _add_oracle_options(parsers["oracle"])
     parsers["gateway"].add_argument("--turns", type=int, default=300, help="measured ones (default: 300)")
     parsers["gateway"].add_argument("--tokens", type=int, default=32, help="of a reply (default: 32)")
@@ -222,10 +224,7 @@ def _add_rollouts_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_learner_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
-    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
-    parser.add_argument("--tokens", type=int, default=8192, help="of a step and rank (default: 8192)")
-    parser.add_argument("--micro-batch-tokens", type=int, default=8192, help="of a pass (default: 8192)")
-    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    _add_step_options(parser)
     parser.add_argument("--ranks", type=int, default=1, help="measure so many ranks as well (default: 1, none)")
     kinds = ["asyncrl", "bare", "masters"]
     parser.add_argument(
@@ -235,8 +234,24 @@ def _add_learner_options(parser: argparse.ArgumentParser) -> None:
         default=kinds[:2],
         help="masters: bare, with float32 ones (default: others)",
     )
+
+
+def _add_megatron_options(parser: argparse.ArgumentParser) -> None:
+    shapes = ("tiny", "0.6b", "4b", "tiny-moe", "30b-a3b")
+    parser.add_argument("--shape", choices=shapes, default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--layers", type=int, default=0, help="of the model (default: as many as the shape has)")
+    _add_step_options(parser)
+    cases = ["one", "bare", "looped", "replayed", "data", "tensor", "pipeline", "context", "expert"]
+    parser.add_argument("--cases", nargs="+", choices=cases, default=cases[:4], help="default: those of one card")
+
+
+def _add_step_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
+    parser.add_argument("--tokens", type=int, default=8192, help="of a step and rank (default: 8192)")
+    parser.add_argument("--micro-batch-tokens", type=int, default=8192, help="of a pass (default: 8192)")
+    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
     rows = ["even", "mixed"]
-    parser.add_argument("--rows", nargs="+", choices=rows, default=rows, help="default: both")
+    parser.add_argument("--rows", nargs="+", choices=rows, default=rows, help="default: even mixed")
     parser.add_argument("--options", nargs="+", default=[], metavar="NAME=VALUE", help="of the trainer: recompute=true")
 
 

@@ -84,6 +84,20 @@ _LEARNER = {
     "0_6b_asyncrl_even_mfu": Goal(0.40),
     "0_6b_asyncrl_mixed_mfu": Goal(0.40),
 }
+_MEGATRON = {
+    "4b_one_even_mfu": Goal(0.55),
+    "4b_even_one_over_bare": Goal(0.97),
+    "4b_even_data_over_one": Goal(1.95),
+    "4b_even_tensor_over_one": Goal(1.7),
+    "4b_even_pipeline_over_one": Goal(1.6),
+    "4b_even_context_over_one": Goal(1.6),
+    "30b_a3b_one_even_mfu": Goal(0.25),
+    "30b_a3b_even_one_over_bare": Goal(0.97),
+    "30b_a3b_even_one_over_looped": Goal(3.0),
+    "30b_a3b_even_replayed_over_one": Goal(0.97),
+    "30b_a3b_even_expert_over_one": Goal(1.7),
+    **{f"4b_{case}_export_gb_per_s": Goal(15) for case in ("one", "data", "tensor", "pipeline", "context")},
+}
 _FLEET = {
     **{f"{name}_share_of_most": Goal(0.9) for name in ("one", "four", "one_again")},
     **{name: Goal(0, at_most=True) for name in ("failed", "doubled")},
@@ -123,6 +137,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "rescoring": _RESCORING,
         "rollouts": _ROLLOUTS,
         "learner": _LEARNER,
+        "megatron": _MEGATRON,
         "fleet": _FLEET,
         "cost": _COST,
         "recovery": _RECOVERY,

@@ -63,8 +63,8 @@ def bench_learner(
                 **options,
             )
             name = kind if count == 1 else f"{kind}_{count}_ranks"
-            found = _measured(measurement, Path(scratch) / name)
-            figures |= {f"{name}_{key}": value for key, value in _figures(found, work_of(model), count).items()}
+            found = measured(measurement, Path(scratch) / name)
+            figures |= {f"{name}_{key}": value for key, value in figures_of(found, work_of(model), count).items()}
             compared |= {count: found.compared} if found.compared else {}
     figures |= _shares(figures, list(lengths), ranks)
     for name in ("loss", "grad_norm") if len(compared) > 1 else ():
@@ -82,13 +82,13 @@ def mixed_lengths(tokens: int, longest: int) -> list[int]:
     return lengths
 
 
-def _measured(measurement: Measurement, folder: Path) -> Measured:
+def measured(measurement: Measurement, folder: Path, module: str = "learner_process") -> Measured:
     """Run the processes of a measurement; says on stderr why one fails."""
     folder.mkdir()
     processes = []
     for rank in range(measurement.ranks):
         given = msgspec.structs.replace(measurement, rank=rank, rendezvous=str(folder / "ranks"))
-        words = [sys.executable, "-m", "benchmarks.learner_process", msgspec.json.encode(given).decode()]
+        words = [sys.executable, "-m", f"benchmarks.{module}", msgspec.json.encode(given).decode()]
         output = (folder / f"{rank}.json").open("wb")
         processes.append(subprocess.Popen(words, stdout=output, env=environment(GLOO_SOCKET_IFNAME="lo"), cwd=ROOT))
     try:
@@ -104,11 +104,13 @@ def _measured(measurement: Measurement, folder: Path) -> Measured:
     parts = [msgspec.json.decode(line, type=Measured) for line in lines if line.startswith(b"{")]
     merged = Measured()
     for part in parts:
-        merged = Measured(part.matmul_flops, part.compared, merged.rows | part.rows)
+        part.rows = merged.rows | part.rows
+        merged = part
     return merged
 
 
-def _figures(found: Measured, work: Work, ranks: int) -> dict[str, float]:
+def figures_of(found: Measured, work: Work, ranks: int) -> dict[str, float]:
+    """Return rates, and shares of the matrix rate, of what was measured."""
     figures = {"matmul_tflops": found.matmul_flops / 1e12} if found.matmul_flops else {}
     for name, rows in found.rows.items():
         operations = sum(map(work.of, rows.lengths))

@@ -28,7 +28,7 @@ from topics.batches import Objective
 
 _WARM = 2  # steps that are not counted: the first compiles, the second still reserves memory
 _MATRIX = {"cuda": 8192, "cpu": 1024}
-_LOGITS_AT_ONCE = 2048  # tokens, of the bare loop
+LOGITS_AT_ONCE = 2048  # tokens, of the bare loop
 _OBJECTIVE = Objective(learning_rate=1e-6)
 
 
@@ -63,6 +63,8 @@ class Measured(msgspec.Struct):
     matmul_flops: float = 0.0  # per second, of the largest matrices
     compared: dict[str, float] = {}  # figures of the compared step, the first of all
     rows: dict[str, Rows] = {}
+    export_s: float = 0.0  # until all weights are in host memory; 0 where that was not measured
+    export_bytes: int = 0
 
 
 class Steps(Protocol):
@@ -129,7 +131,7 @@ class Bare:
     def _backward(self, tokens: torch.Tensor, weights: torch.Tensor) -> None:
         hidden = self._model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state.flatten(0, 1)
         targets, weights = tokens[:, 1:].flatten(), weights[:, 1:].flatten()
-        pieces = zip(*(torch.split(one, _LOGITS_AT_ONCE) for one in (hidden, targets)), strict=True)
+        pieces = zip(*(torch.split(one, LOGITS_AT_ONCE) for one in (hidden, targets)), strict=True)
         logprobs = torch.cat([checkpoint(self._logprobs, *piece, use_reentrant=False) for piece in pieces])
         torch.autograd.backward(-(weights * logprobs).sum())
 
@@ -146,9 +148,9 @@ def measure(given: Measurement) -> None:
     if given.compared:
         lengths = next(iter(given.lengths.values())) * given.compared
         compared = steps.step(_own_rows(lengths, vocabulary, given), _OBJECTIVE)
-    flops = _matmul_flops(given.device)
+    flops = matmul_flops(given.device)
     for name, lengths in given.lengths.items():
-        found = _rows(steps, _own_rows(lengths * given.ranks, vocabulary, given), given)
+        found = timed_rows(steps, _own_rows(lengths * given.ranks, vocabulary, given), given)
         found.lengths = lengths * given.ranks
         print(msgspec.json.encode(Measured(flops, compared, {name: found})).decode(), flush=True)
 
@@ -196,16 +198,18 @@ def _type(name: str) -> Any:
     return type(getattr(TorchSettings(), name))
 
 
-def _rows(steps: Steps, rows: Sequence[TrainRow], given: Measurement) -> Rows:
+def timed_rows(steps: Steps, rows: Sequence[TrainRow], given: Measurement) -> Rows:
+    """Time steps over the same rows."""
     cuda = given.device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
-    times = [_timed(lambda: steps.step(rows, _OBJECTIVE), cuda) for _ in range(_WARM + given.rounds)]
+    times = [timed(lambda: steps.step(rows, _OBJECTIVE), cuda) for _ in range(_WARM + given.rounds)]
     peak = torch.cuda.max_memory_allocated() if cuda else 0
     return Rows([], times[0], statistics.median(times[_WARM:]), peak)
 
 
-def _timed(work: Callable[[], object], cuda: bool) -> float:
+def timed(work: Callable[[], object], cuda: bool) -> float:
+    """Return the seconds that some work takes."""
     began = time.monotonic()
     work()
     if cuda:
@@ -213,8 +217,8 @@ def _timed(work: Callable[[], object], cuda: bool) -> float:
     return time.monotonic() - began
 
 
-def _matmul_flops(device: str) -> float:
-    """Operations per second of a product of large matrices: the best of several spells."""
+def matmul_flops(device: str) -> float:
+    """Measure operations per second of a product of large matrices: the best of several spells."""
     cuda = device.startswith("cuda")
     size = _MATRIX["cuda" if cuda else "cpu"]
     one = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
@@ -224,7 +228,7 @@ def _matmul_flops(device: str) -> float:
             torch.mm(one, one)
 
     spell()
-    return 10 * 2 * size**3 / min(_timed(spell, cuda) for _ in range(5))
+    return 10 * 2 * size**3 / min(timed(spell, cuda) for _ in range(5))
 
 
 if __name__ == "__main__":

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from asyncrl.training.disk_names import shapes_on_disk
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, write_tensors
 
@@ -22,6 +24,7 @@ class Shape(NamedTuple):
     ffn: int
     vocabulary: int
     head_dim: int = 128
+    experts: tuple[int, int, int] | None = None  # number, those of each token, and channels of one
 
 
 SHAPES = {
@@ -29,12 +32,18 @@ SHAPES = {
     "67m": Shape(512, 13, 8, 4, 2048, 32_768, 64),
     "0.6b": Shape(1024, 28, 16, 8, 3072, 151_936),
     "4b": Shape(2560, 36, 32, 8, 9728, 151_936),
+    "tiny-moe": Shape(64, 2, 2, 2, 192, 40, 32, (8, 2, 32)),
+    "30b-a3b": Shape(2048, 48, 32, 4, 6144, 151_936, 128, (128, 8, 768)),
 }
 
 
 def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: str = "bfloat16") -> list[HostTensor]:
     """Write a model of that shape with random weights; returns them."""
-    config: Any = Qwen3Config(
+    mixture = shape.experts
+    kinds: dict[bool, Any] = {False: (Qwen3Config, Qwen3ForCausalLM), True: (Qwen3MoeConfig, Qwen3MoeForCausalLM)}
+    config_kind, model_kind = kinds[mixture is not None]
+    options = dict(zip(("num_experts", "num_experts_per_tok", "moe_intermediate_size"), mixture or (), strict=False))
+    config: Any = config_kind(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,
@@ -43,21 +52,24 @@ def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: st
         head_dim=shape.head_dim,
         intermediate_size=shape.ffn,
         max_position_embeddings=context,
-        tie_word_embeddings=True,
+        tie_word_embeddings=mixture is None,
+        norm_topk_prob=True,
         dtype=dtype,
+        **options,
     )
-    config.architectures = ["Qwen3ForCausalLM"]
+    config.architectures = [model_kind.__name__]
     directory.mkdir()
     config.save_pretrained(directory)
     with torch.device("meta"):
-        named = dict(Qwen3ForCausalLM(config).named_parameters())
+        named = dict(model_kind(config).named_parameters())
     kind = getattr(torch, dtype)
     noise = (torch.randn(1 << 24) * 0.02).to(kind)
     tensors = []
-    for name, parameter in named.items():
-        count = parameter.numel()
-        values = torch.ones(count, dtype=kind) if "norm" in name else noise.repeat(-(-count // len(noise)))
-        content = values[:count].view(torch.uint8).numpy()
-        tensors.append(HostTensor(name, dtype, list(parameter.shape), content))
+    shapes = [part for name, one in named.items() for part in shapes_on_disk(name, tuple(one.shape)).items()]
+    for name, size in shapes:
+        count = math.prod(size)
+        drawn = noise if count <= len(noise) else noise.repeat(-(-count // len(noise)))
+        values = torch.ones(count, dtype=kind) if "norm" in name else drawn[:count]
+        tensors.append(HostTensor(name, dtype, list(size), values.view(torch.uint8).numpy()))
     write_tensors(DiskFolder(directory), {"model": tensors})
     return tensors

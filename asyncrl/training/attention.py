@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.nn.attention.varlen import varlen_attn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 DOCUMENTS = "asyncrl_documents"
@@ -62,10 +62,8 @@ def document_attention(
         return _attended((query, key, value), documents.alike, None, scale).unsqueeze(0), None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value))
-        how: dict[str, Any] = {"scale": scale, "window_size": (window - 1, 0), **GROUPED_HEADS}
-        ends, longest = documents.bounds, documents.longest
-        attended: Any = varlen_attn(query, key, value, ends, ends, longest, longest, **how)
-        return attended.unsqueeze(0), None
+        runs = Runs(documents.bounds, documents.longest)
+        return run_attention((query, key, value), runs, runs, scale=scale, window=window).unsqueeze(0), None
     parts, start = [], 0
     for count, length in documents.groups:
         stop = start + count * length
@@ -86,6 +84,41 @@ def _attended(
         query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
     return found.transpose(1, 2).flatten(0, 1)
+
+
+class Runs(NamedTuple):
+    """Runs of tokens that follow one another."""
+
+    ends: torch.Tensor  # [R + 1] int32: 0, and the end of each
+    longest: int  # at least the length of the longest one
+
+
+def run_attention(
+    heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    queries: Runs,
+    keys: Runs,
+    *,
+    scale: float | None,
+    window: int = 0,
+) -> torch.Tensor:
+    """Compute the attention of runs of queries to as many runs of keys, whose last are the queries' own, on a GPU.
+
+    Args:
+        heads: queries [T, heads, D], keys [K, key heads, D], and values as these, of D channels at most.
+        queries: the runs of the T.
+        keys: the runs of the K.
+        scale: of the products, 1 / sqrt(D) where left out.
+        window: number of tokens that one sees, itself among them; 0 for all.
+
+    Returns:
+        [T, heads, D of values].
+    """
+    size, channels = heads[0].shape[-1], heads[2].shape[-1]
+    even = size + -size % 8  # the kernel takes one number of channels, a multiple of 8
+    query, key, value = (pad(one, (0, even - one.shape[-1])) if one.shape[-1] < even else one for one in heads)
+    how: dict[str, Any] = {"scale": scale or size**-0.5, "window_size": (window - 1, 0), **GROUPED_HEADS}
+    attended: Any = varlen_attn(query, key, value, queries.ends, keys.ends, queries.longest, keys.longest, **how)
+    return attended[..., :channels]  # type: ignore[no-any-return]
 
 
 def _band(length: int, window: int, device: torch.device) -> torch.Tensor:

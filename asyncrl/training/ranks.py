@@ -10,6 +10,7 @@ from pathlib import Path
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.flops import Work
 from asyncrl.data.model_dir import read_json, tensor_shapes
+from asyncrl.engine.embedded.config import expert_count
 from asyncrl.errors import AsyncRLError
 from topics.batches import BatchPacked
 
@@ -67,6 +68,9 @@ def work_of(model: Path) -> Work:
     config = read_json(model / "config.json")
     shapes = tensor_shapes(model)
     sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) > 1}
+    if experts := expert_count(config):  # those that were not chosen do nothing for a token
+        chosen = int(config["num_experts_per_tok"])
+        sizes = {name: size * chosen // experts if ".mlp.experts." in name else size for name, size in sizes.items()}
     embedding = next((size for name, size in sizes.items() if "embed_tokens" in name), 0)
     tied = not any("lm_head" in name for name in sizes)  # then the embedding projects to the vocabulary as well
     size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]

@@ -18,6 +18,8 @@ class TrainerSettings:
     """Of the matrix products and the published weights; master weights and moments are float32."""
     micro_batch_tokens: int = 4096
     recompute: bool = False
+    compiled: bool = False
+    """Of each layer and of the loss; for GPUs with bfloat16."""
     shares: bool = False
     """True where other processes of the host may read the copied weights; on a GPU they take its memory."""
     replays: bool = False

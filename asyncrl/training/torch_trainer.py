@@ -36,8 +36,6 @@ class TorchSettings(TrainerSettings):
     """The settings of a `TorchTrainer`."""
 
     packing: Literal["packed", "padded"] = "packed"
-    compiled: bool = False
-    """Of each layer and of the loss; for GPUs with bfloat16."""
     activations: float = 1.0  # share of what compiled layers would keep for the backward pass
     moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
     lora: Lora | None = None  # adapters that are trained instead of all weights

@@ -40,7 +40,6 @@ def _torch(config: Config, model: Path, base: Path) -> Trainer:
     own = TorchSettings(
         **_common(config, model, base),
         packing=settings.packing,
-        compiled=settings.device.startswith("cuda") and settings.dtype == "bfloat16" and settings.compile,
         activations=settings.activations,
         moments=settings.moments,
         lora=Lora(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None,
@@ -63,6 +62,7 @@ def _common(config: Config, model: Path, base: Path) -> dict[str, Any]:
         "dtype": settings.dtype,
         "micro_batch_tokens": settings.micro_batch_tokens,
         "recompute": settings.recompute,
+        "compiled": settings.device.startswith("cuda") and settings.dtype == "bfloat16" and settings.compile,
         "replays": settings.routing == "replay",
         "shares": config.weights.direct != "never",
         "quantised": quantised_as(model, config.weights.format),

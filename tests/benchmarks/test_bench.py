@@ -19,6 +19,7 @@ from benchmarks.goals import goals_of
 from benchmarks.history import bench_history
 from benchmarks.learner import bench_learner, mixed_lengths
 from benchmarks.load import PROBES, Events, Update, silence, transition
+from benchmarks.megatron import bench_megatron
 from benchmarks.pipeline import bench_pipeline
 from benchmarks.recovery import of_long_logs
 from benchmarks.rescoring import bench_rescoring
@@ -146,6 +147,21 @@ def test_the_trainer_is_compared_with_a_bare_loop_and_a_failure_costs_its_own_fi
     assert all(value > 0 for value in figures.values())
     assert failed.keys() == {name for name in figures if name.startswith(("tiny_bare", "tiny_masters"))}
     assert "KeyError: 'no_such'" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_megatron_trainer_is_compared_with_a_bare_loop_of_its_modules_and_with_experts_on_two_ranks(
+    capfd: pytest.CaptureFixture[str],
+):
+    sizes = {"layers": 1, "tokens": 128, "micro_batch_tokens": 64, "rounds": 1, "rows": ["even"]}
+
+    figures = bench_megatron(
+        shape="tiny-moe", device="cpu", cases=["one", "bare", "replayed", "expert"], options=[], **sizes
+    )
+
+    compared = {"even_one_over_bare", "even_replayed_over_one", "even_expert_over_one", "expert_export_gb_per_s"}
+    assert {f"tiny_moe_{name}" for name in compared} <= figures.keys(), capfd.readouterr().err
+    assert all(value > 0 for value in figures.values())
 
 
 @pytest.mark.slow

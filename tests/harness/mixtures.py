@@ -63,7 +63,7 @@ _STRETCHED = {
 }
 GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2}
 SMALL = {
-    "qwen3": ("qwen3", {}),
+    "qwen3": ("qwen3", {"num_hidden_layers": 5}),  # which stages cannot have as many of
     "qwen2": ("qwen2", {}),
     "qwen2-tied": ("qwen2", {"tie_word_embeddings": True}),
     "llama": ("llama", {"rope_parameters": _STRETCHED}),

@@ -167,14 +167,18 @@ def read_shape(directory: Path) -> ModelConfig:
         raise EngineError(f"model {directory}: config.json holds what is no number of a model: {fault}") from fault
 
 
+def expert_count(raw: Mapping[str, Any]) -> int:
+    """Return the number of experts, which has three names, of which transformers 5 writes `num_local_experts`; or 0."""
+    return int(raw.get("num_experts") or raw.get("n_routed_experts") or raw.get("num_local_experts") or 0)
+
+
 def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig | None:
-    """Experts of a model; their count has three names, of which transformers 5 writes `num_local_experts`."""
-    count = raw.get("num_experts") or raw.get("n_routed_experts") or raw.get("num_local_experts")
+    count = expert_count(raw)
     if not count:
         return None
     channels = int(raw["moe_intermediate_size"])
     return ExpertsConfig(
-        count=int(count),
+        count=count,
         chosen=int(raw["num_experts_per_tok"]),
         intermediate=channels,
         normalised=bool(raw.get("norm_topk_prob", False)),

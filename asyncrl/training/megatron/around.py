@@ -6,7 +6,7 @@ Without a GPU the library runs on gloo in float32, but names the device "cuda" i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -18,7 +18,6 @@ from megatron.core.tensor_parallel import random as random_states
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import moe_utils
-from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
 from torch.overrides import TorchFunctionMode
 
 from asyncrl.training.megatron.layout import Layout
@@ -83,7 +82,7 @@ class _OnCpu(TorchFunctionMode):
 
 def around(device: torch.device) -> AbstractContextManager[object]:
     """Return what every call of the library runs within; a mode belongs to one thread, so it is entered anew."""
-    return _OnCpu() if device.type == "cpu" else nullcontext()
+    return _OnCpu() if device.type == "cpu" else torch.cuda.device(device)  # which is each thread's own, too
 
 
 def prepare(device: torch.device) -> None:
@@ -95,21 +94,10 @@ def prepare(device: torch.device) -> None:
         # Recomputation keeps the state of a GPU's generator; without dropout nothing is drawn.
         random_states._get_cuda_rng_state = lambda *_, **__: None
         random_states._set_cuda_rng_state = lambda *_, **__: None
-        dispatcher: Any = MoEAlltoAllTokenDispatcher
-        dispatcher.cuda_dtoh_stream = False  # else it makes a stream, on which counts are copied to the host
-        dispatcher._maybe_dtoh_and_synchronize = _on_host
     router: Any = moe_utils
     router.te_general_gemm = None  # named without Transformer Engine, but not defined
     latent: Any = multi_latent_attention
     latent.HAVE_TE = False  # of the modules that it looks for then, one is not there
-
-
-def _on_host(dispatcher: Any, _point: str, tokens_per_expert: torch.Tensor | None = None) -> torch.Tensor | None:
-    """Give exchanges between ranks numbers: a tensor is refused."""
-    for name in ("input_splits", "output_splits", "output_splits_tp"):
-        if isinstance(counts := getattr(dispatcher, name, None), torch.Tensor):
-            setattr(dispatcher, name, counts.tolist())
-    return tokens_per_expert
 
 
 def join(layout: Layout) -> None:

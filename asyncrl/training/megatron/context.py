@@ -16,10 +16,9 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
-from asyncrl.training.attention import GROUPED_HEADS, Documents
+from asyncrl.training.attention import Documents, Runs, run_attention
 from asyncrl.training.layouts import Inputs
 from asyncrl.training.megatron.layout import Layout
 
@@ -30,20 +29,23 @@ class Segments(NamedTuple):
     keys: torch.Tensor  # [K] places of all that they see, run after run, among the keys of all ranks
     queries: tuple[int, ...]  # length of each run
     seen: tuple[int, ...]  # number of keys of each, the queries themselves last
+    runs: tuple[Runs, Runs]  # the same, of queries and of what they see
 
 
 class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
-    """Documents as the library's rotary embedding reads them, and as attention does."""
+    """Documents as the library hands them to our own modules. It has no format of its own for them: by bounds alone it
+    would turn queries and keys document by document, for which it waits for the GPU in every layer."""
 
     def __init__(self, documents: Documents, segments: Segments | None = None) -> None:
-        # The true length: beside one that equals the tokens of all documents, as a rounded one may, the rotary
-        # embedding takes positions for those of one document, in silence.
-        longest = max(length for _, length in documents.groups)
-        bounds = documents.bounds
-        super().__init__("thd", bounds, bounds, max_seqlen_q=longest, max_seqlen_kv=longest)
+        super().__init__()
         self.documents = documents
         self.segments = segments
         self.recorded: torch.Tensor | None = None  # [T of this rank, layers, K] experts, where they are replayed
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Places of the tokens of this context-parallel rank in their documents, [T]."""
+        return self.documents.positions[0]
 
 
 class Share(NamedTuple):
@@ -64,7 +66,9 @@ def share_of(inputs: Inputs, documents: Documents, layout: Layout) -> Share:
         rest = -inputs.tokens.shape[1] % layout.tensor
         if rest:
             bounds = torch.cat([documents.bounds, documents.bounds[-1:] + rest])
-            documents = documents._replace(bounds=bounds, groups=(*documents.groups, (1, rest)), alike=0)
+            positions = torch.nn.functional.pad(documents.positions, (0, rest))
+            groups = (*documents.groups, (1, rest))
+            documents = documents._replace(bounds=bounds, positions=positions, groups=groups, alike=0)
             if documents.routing is not None:
                 routing = torch.nn.functional.pad(documents.routing, (0, 0, 0, rest))
                 documents = documents._replace(routing=routing)
@@ -115,7 +119,8 @@ class _Zigzag:
             routing = torch.where(there_[:, None], routing[tokens_], 0)
         bounds = torch.from_numpy(np.cumsum([0, *self._filled], dtype=np.int32)).to(device)
         groups = tuple((1, int(length)) for length in self._filled if length)
-        held = documents._replace(bounds=bounds, groups=groups, alike=0, routing=routing)
+        places = torch.from_numpy(place[None]).to(device)
+        held = documents._replace(bounds=bounds, positions=places, groups=groups, alike=0, routing=routing)
         return Share(
             taken[None],
             PackedDocuments(held, self._segments(device)),
@@ -140,7 +145,8 @@ class _Zigzag:
                 keys.append(among[: (own + 1) * chunk])
                 queries.append(int(chunk))
                 seen.append(len(keys[-1]))
-        return Segments(torch.from_numpy(np.concatenate(keys)).to(device), tuple(queries), tuple(seen))
+        runs = _runs(queries, device), _runs(seen, device)
+        return Segments(torch.from_numpy(np.concatenate(keys)).to(device), tuple(queries), tuple(seen), runs)
 
 
 def segment_attention(
@@ -162,11 +168,7 @@ def segment_attention(
         gather_from_sequence_parallel_region(one, group=group).index_select(0, segments.keys) for one in (key, value)
     )
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        ends = [_ends(lengths, query.device) for lengths in (segments.queries, segments.seen)]
-        how: dict[str, Any] = {"scale": scale, "window_size": (-1, 0), **GROUPED_HEADS}
-        longest = max(segments.queries), max(segments.seen)
-        attended: Any = varlen_attn(query, key, value, ends[0], ends[1], longest[0], longest[1], **how)
-        return attended  # type: ignore[no-any-return]
+        return run_attention((query, key, value), *segments.runs, scale=scale)
     heads = [one.transpose(0, 1)[None] for one in (query, key, value)]
     lengths = segments.queries, segments.seen, segments.seen
     cut = [torch.split(one, list(sizes), dim=2) for one, sizes in zip(heads, lengths, strict=True)]
@@ -184,8 +186,8 @@ def _up_to_the_end(
     return scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=grouped)
 
 
-def _ends(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    return torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device)
+def _runs(lengths: list[int], device: torch.device) -> Runs:
+    return Runs(torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device), max(lengths))
 
 
 def of_all_ranks(own: torch.Tensor, share: Share) -> torch.Tensor:

@@ -6,33 +6,41 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
     set_tensor_model_parallel_attributes,
 )
+from megatron.core.tensor_parallel.mappings import all_to_all
 from megatron.core.transformer.mlp import MLPSubmodules
-from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
-from megatron.core.transformer.spec_utils import ModuleSpec
-from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch import nn
 
-from asyncrl.engine.embedded.config import ExpertsConfig, ModelConfig
+from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.megatron.context import PackedDocuments
+from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.routing import replayed
 
 
-class Experts(nn.Module):
-    """The experts of this rank, as the library calls them."""
+def _opened(gate_up: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Return the channels that their gates open, times the shares of the experts."""
+    gate, up = gate_up.chunk(2, -1)
+    return (F.silu(gate) * up * shares.unsqueeze(-1)).to(gate_up.dtype)
 
-    def __init__(self, num_local_experts: int, config: Any, **_: Any) -> None:
+
+class Experts(nn.Module):
+    """The experts of this rank."""
+
+    def __init__(self, count: int, config: Any) -> None:
         super().__init__()
         hidden, channels = config.hidden_size, config.moe_ffn_hidden_size
-        self.gate_up = self._parameter(num_local_experts, 2 * channels, hidden)
-        self.down = self._parameter(num_local_experts, hidden, channels)
+        self.gate_up = self._parameter(count, 2 * channels, hidden)
+        self.down = self._parameter(count, hidden, channels)
+        self.opened = _opened
 
     @staticmethod
     def _parameter(*shape: int) -> nn.Parameter:
@@ -44,22 +52,125 @@ class Experts(nn.Module):
         set_tensor_model_parallel_attributes(parameter, True, 0, 1)
         return parameter  # type: ignore[no-any-return]
 
-    def forward(
-        self, hidden: torch.Tensor, tokens_per_expert: torch.Tensor, shares: torch.Tensor
-    ) -> tuple[torch.Tensor, None]:
+    def forward(self, hidden: torch.Tensor, counts: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """
         Args:
-            hidden: [T, H] ordered by expert.
-            tokens_per_expert: [E of this rank].
-            shares: [T] of the expert in its token.
+            hidden: [N, H] ordered by expert.
+            counts: [E of this rank] rows of each.
+            shares: [N] of the expert in its token.
 
         Returns:
-            [T, H], and no bias.
+            [N, H].
         """
-        ends = tokens_per_expert.to(hidden.device).cumsum(0).int()
-        gate, up = F.grouped_mm(hidden, self.gate_up.transpose(1, 2), offs=ends).chunk(2, -1)
-        opened = F.silu(gate) * up * shares.unsqueeze(-1)
-        return F.grouped_mm(opened.to(hidden.dtype), self.down.transpose(1, 2), offs=ends), None
+        if not len(hidden):  # of this rank nothing is asked, but it takes part in the exchanges of gradients
+            return hidden * shares.unsqueeze(-1).to(hidden.dtype)
+        ends = counts.cumsum(0).int()
+        opened = self.opened(self._products(hidden, self.gate_up, ends), shares)
+        return self._products(opened, self.down, ends)
+
+    def _products(self, hidden: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        """Multiply rows, of which each expert has those up to its end, by its matrix of `weight`, [E, out, in]."""
+        return F.grouped_mm(hidden, weight.transpose(1, 2), offs=ends)
+
+
+class _ToExperts(torch.autograd.Function):
+    """Rows of tokens in the order of their experts. Gradients are summed in the order of tokens, so they are the same
+    bits each time, as sums by atomic additions are not."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, order: torch.Tensor, chosen: int) -> torch.Tensor:
+        ctx.save_for_backward(order)
+        ctx.chosen = chosen
+        return hidden.index_select(0, order // chosen)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        return _summed(grads[0], order, ctx.chosen), None, None
+
+
+class _ToTokens(torch.autograd.Function):
+    """The sums of what experts made of each token."""
+
+    @staticmethod
+    def forward(ctx: Any, made: torch.Tensor, order: torch.Tensor, chosen: int) -> torch.Tensor:
+        ctx.save_for_backward(order)
+        ctx.chosen = chosen
+        return _summed(made, order, chosen)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (order,) = ctx.saved_tensors
+        return grads[0].index_select(0, order // ctx.chosen), None, None
+
+
+def _to_experts(hidden: torch.Tensor, order: torch.Tensor, chosen: int) -> torch.Tensor:
+    apply: Callable[..., torch.Tensor] = _ToExperts.apply
+    return apply(hidden, order, chosen)
+
+
+def _to_tokens(made: torch.Tensor, order: torch.Tensor, chosen: int) -> torch.Tensor:
+    apply: Callable[..., torch.Tensor] = _ToTokens.apply
+    return apply(made, order, chosen)
+
+
+def _summed(rows: torch.Tensor, order: torch.Tensor, chosen: int) -> torch.Tensor:
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return rows.index_select(0, places).view(-1, chosen, rows.shape[-1]).sum(1)
+
+
+class ExpertMixture(nn.Module):
+    """Experts in the place of a feed-forward layer. The library's own waits for the GPU in each layer, copies rows that
+    stay where they are, and sums by atomic additions; router and shared experts are the library's."""
+
+    def __init__(self, config: Any, **_: Any) -> None:
+        super().__init__()
+        groups = get_default_pg_collection()
+        self._group, self._chosen = groups.ep, config.moe_router_topk
+        self._ranks = dist.get_world_size(self._group)
+        self.router = TopKRouter(config=config, pg_collection=groups)
+        self.experts = Experts(config.num_moe_experts // self._ranks, config)
+        self.shared_experts = None
+        if config.moe_shared_expert_intermediate_size:
+            products = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+            self.shared_experts = SharedExpertMLP(config, products, gate=False, pg_collection=groups)
+
+    def set_layer_number(self, number: int) -> None:
+        """Take the number of the layer, from 1, as the library gives it."""
+        self.router.set_layer_number(number)
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the experts of each token make, [T, 1, H] as what is given."""
+        shares, there = self.router(hidden)  # [T, E] each
+        chosen = there.byte().topk(self._chosen).indices
+        order = chosen.flatten().argsort(stable=True)
+        rows = _to_experts(hidden.flatten(0, 1), order, self._chosen)
+        made = self._made(rows, there.sum(0), shares.gather(1, chosen).flatten().gather(0, order))
+        found = _to_tokens(made, order, self._chosen).view_as(hidden)
+        if self.shared_experts is not None:
+            found = found + self.shared_experts(hidden)
+        return found
+
+    def _made(self, rows: torch.Tensor, counts: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Return what experts make of rows in their order, [N, H], wherever they are.
+
+        Args:
+            rows: [N, H].
+            counts: [E] rows of each expert.
+            shares: [N].
+        """
+        if self._ranks == 1:
+            return self.experts(rows, counts, shares)  # type: ignore[no-any-return]
+        own = counts.view(self._ranks, -1)
+        given = torch.empty_like(own)  # rows for each of this rank's experts, by the rank that sends them
+        dist.all_to_all_single(given, own, group=self._group)
+        sent, received = own.sum(1).tolist(), given.sum(1).tolist()
+        rows = all_to_all(self._group, rows, received, sent)
+        shares = all_to_all(self._group, shares, received, sent)
+        numbers = torch.arange(given.shape[1], device=rows.device).repeat(self._ranks)
+        order = numbers.repeat_interleave(given.flatten(), output_size=sum(received)).argsort(stable=True)
+        made = self.experts(_to_experts(rows, order, 1), given.sum(0), shares.gather(0, order))
+        return all_to_all(self._group, _to_tokens(made, order, 1), sent, received)  # type: ignore[no-any-return]
 
 
 class _Replay:
@@ -77,24 +188,29 @@ class _Replay:
         return scores.gather(1, chosen), chosen
 
 
-class ExpertLayer(TransformerLayer):  # type: ignore[misc]
-    """The library's layer, whose router is told the experts of each call: a layer that is computed again in a backward
+class ExpertLayer(Layer):
+    """A layer whose router is told the experts of each call: a layer that is computed again in a backward
     pass gets those of its own micro-batch, whichever is under way (docs/routing-replay.md)."""
 
-    def forward(self, *args: Any, packed_seq_params: PackedDocuments, **kwargs: Any) -> Any:
-        """See `TransformerLayer`."""
+    compiles_fed = False
+
+    def forward(
+        self, hidden_states: torch.Tensor, *, packed_seq_params: PackedDocuments, **given: Any
+    ) -> tuple[torch.Tensor, None]:
+        """See `Layer`."""
         recorded = packed_seq_params.recorded
         self.mlp.router.router_replay = None if recorded is None else _Replay(recorded[:, self.layer_number - 1])
-        return super().forward(*args, packed_seq_params=packed_seq_params, **kwargs)
+        return super().forward(hidden_states, packed_seq_params=packed_seq_params, **given)
 
+    def fed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Layer`: by experts."""
+        return self._added(self.mlp_bda, self.mlp(self.pre_mlp_layernorm(hidden)), hidden)
 
-def mixture_of(experts: ExpertsConfig) -> ModuleSpec:
-    """Return what stands in the place of a feed-forward layer."""
-    shared = None
-    if experts.shared:
-        products = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-        shared = ModuleSpec(SharedExpertMLP, submodules=products)
-    return ModuleSpec(MoELayer, submodules=MoESubmodules(experts=ModuleSpec(Experts), shared_experts=shared))
+    def compile(self) -> None:
+        """Let be compiled what has as many tokens as the micro-batch, and the activation of experts."""
+        experts = self.mlp.experts
+        experts.opened = torch.compile(experts.opened, dynamic=True)
+        super().compile()
 
 
 def expert_options(shape: ModelConfig, ranks: int) -> dict[str, Any]:

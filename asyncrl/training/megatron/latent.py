@@ -10,6 +10,7 @@ from megatron.core.transformer.multi_latent_attention import MLASelfAttention
 from torch import nn
 
 from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.megatron.normed import Norm
 
 _EPS = 1e-6  # of the norms of latents, whatever the model's other norms have: so does transformers
@@ -36,12 +37,35 @@ class _Whole(nn.Module):
         return F.linear(hidden, self.weight), None
 
 
+class _OfPositions(nn.Module):
+    """The library's rotary embedding of a layer, as it calls it; each token has the angles of its own position."""
+
+    def __init__(self, own: nn.Module) -> None:
+        super().__init__()
+        self._own = own
+
+    def get_rotary_seq_len(self, *given: Any) -> PackedDocuments:
+        """Return what `forward` reads."""
+        *_, documents = given
+        return documents  # type: ignore[no-any-return]
+
+    def forward(self, packed: PackedDocuments, **_: Any) -> Any:
+        """Return angles [T, 1, D], of YaRN with the factor of what is rotated."""
+        longest = 1 << (max(length for _, length in packed.documents.groups) - 1).bit_length()  # few tables are kept
+        found = self._own(longest, packed_seq=True)
+        if isinstance(found, tuple):
+            return found[0][packed.positions, 0], found[1]
+        return found[packed.positions, 0]
+
+
 class LatentAttention(MLASelfAttention):  # type: ignore[misc]
     """The library's, with products to latents that are not divided: it divides them, and then forgets to add up the
     gradients of the keys that all heads share (Megatron-LM issue 1699)."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)
+        own: nn.Module = self.rotary_pos_emb
+        self.rotary_pos_emb: nn.Module = _OfPositions(own)
         hidden, keys = config.hidden_size, config.kv_lora_rank + config.qk_pos_emb_head_dim
         self.linear_kv_down_proj = _Whole(config, hidden, keys)
         if config.q_lora_rank is not None:

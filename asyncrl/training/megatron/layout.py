@@ -28,6 +28,21 @@ class Layout(NamedTuple):
         """Chunks of consecutive layers that a model is cut into; chunk N lies on stage N modulo `pipeline`."""
         return self.pipeline * self.virtual
 
+    def layers_of(self, chunk: int, layers: int) -> range:
+        """Return the layers of a chunk, of all that the model has: of those that are left over the first chunks have
+        one each, and so the last one, which has the head, none."""
+        count, over = divmod(layers, self.chunks)
+        first = chunk * count + min(chunk, over)
+        return range(first, first + count + (chunk < over))
+
+    def place_of(self, layer: int, layers: int) -> tuple[int, int]:
+        """Return the chunk that has a layer, and the layer's number in it."""
+        return next(
+            (chunk, layer - own.start)
+            for chunk in range(self.chunks)
+            if layer in (own := self.layers_of(chunk, layers))
+        )
+
     def replica(self, rank: int, ranks: int) -> int:
         """Number of the replica that a rank belongs to, from 0; all its ranks train the same rows."""
         return rank // (self.tensor * self.context) % (ranks // self.model)
@@ -57,11 +72,11 @@ class Layout(NamedTuple):
                 return f"tensor = {self.tensor} does not divide the model's {count} {what}; use a divisor of {count}"
         if self.virtual > 1 and self.pipeline == 1:
             return f"virtual = {self.virtual} divides the layers of several stages, found pipeline = 1; raise pipeline"
-        if shape.layers % self.chunks:
+        if shape.layers < self.chunks:
             times = f" times virtual = {self.virtual}" if self.virtual > 1 else ""
             return (
-                f"pipeline = {self.pipeline}{times} does not divide the model's {shape.layers} layers; "
-                f"use a divisor of {shape.layers}"
+                f"pipeline = {self.pipeline}{times} is more than the model's {shape.layers} layers; "
+                f"each chunk has one at least: use {shape.layers} at most"
             )
         count = experts.count if experts else 0
         if self.expert > 1 and (not count or count % self.expert):

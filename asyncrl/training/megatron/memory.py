@@ -46,7 +46,6 @@ class RankMemory(NamedTuple):
 def parameters_of(family: Family, shape: ModelConfig, layout: Layout) -> list[Parameters]:
     """Parameters of a rank of each stage."""
     stages = [[0, 0] for _ in range(layout.pipeline)]
-    per_chunk = shape.layers // layout.chunks
     for row in family.rows(shape):
         if not row.rule.trained:
             continue
@@ -55,7 +54,8 @@ def parameters_of(family: Family, shape: ModelConfig, layout: Layout) -> list[Pa
             count = -(-row.size[row.rule.split] // layout.tensor) * (count // row.size[row.rule.split])
         if is_expert:
             count = count // layout.expert  # of as many experts on each rank
-        stages[row.layer // per_chunk % layout.pipeline][is_expert] += count
+        chunk, _ = layout.place_of(row.layer, shape.layers)
+        stages[chunk % layout.pipeline][is_expert] += count
     if shape.tied and layout.pipeline > 1:  # the last stage has a copy
         stages[-1][0] += -(-shape.vocab_size // layout.tensor) * shape.hidden
     return [Parameters(*stage) for stage in stages]
@@ -87,7 +87,7 @@ def _activations(shape: ModelConfig, layout: Layout, training: Training) -> int:
     ffn = experts.intermediate * experts.chosen + experts.shared if experts else shape.intermediate
     heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim  # queries, keys, values, and what was attended
     of_layer = own * element * (5 * shape.hidden + heads + 4 * ffn)  # inputs of products, norms and the activation
-    layers = shape.layers // layout.pipeline
+    layers = sum(len(layout.layers_of(chunk, shape.layers)) for chunk in range(0, layout.chunks, layout.pipeline))
     of_pass = own * element * shape.hidden * layers + of_layer if training.recompute else of_layer * layers
     under_way = layout.pipeline + (layout.pipeline - 1) / layout.virtual if layout.virtual > 1 else layout.pipeline
     logits = min(CHUNK_ELEMENTS, tokens * -(-shape.vocab_size // layout.tensor))

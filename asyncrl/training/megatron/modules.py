@@ -16,8 +16,9 @@ from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.attention import document_attention
 from asyncrl.training.megatron.around import OPTIONS
 from asyncrl.training.megatron.context import PackedDocuments, segment_attention
-from asyncrl.training.megatron.experts import ExpertLayer, expert_options, keep_corrections, mixture_of
+from asyncrl.training.megatron.experts import ExpertLayer, ExpertMixture, expert_options, keep_corrections
 from asyncrl.training.megatron.latent import adapt_latent, latent_options
+from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.normed import Norm
 from asyncrl.training.megatron.table import Family
@@ -42,13 +43,14 @@ class DocumentAttention(nn.Module):
     ) -> torch.Tensor:
         """
         Args:
-            query: [T, heads of this rank, D].
-            key: [T, key-value heads of this rank, D].
+            query: [T, 1, heads of this rank, D], or without the second dimension.
+            key: as `query`, of key-value heads.
             value: as `key`; D of its own.
 
         Returns:
             [T, 1, heads * D of values].
         """
+        query, key, value = (one.flatten(0, -3) for one in (query, key, value))
         segments = packed_seq_params.segments
         if segments is not None:
             return segment_attention(query, key, value, segments, scale=self._scale).flatten(1).unsqueeze(1)
@@ -60,6 +62,24 @@ class DocumentAttention(nn.Module):
 
 class Trunk(GPTModel):  # type: ignore[misc]
     """The library's model, whose last stage returns its hidden states: logits of all tokens are never held."""
+
+    frequencies: torch.Tensor | None = None
+    """[D / 2] radians per position; None where layers have rotary embeddings of their own."""
+
+    def _preprocess(self, *, packed_seq_params: PackedDocuments, **options: Any) -> tuple[Any, ...]:
+        """Return embeddings and rotary angles, [T, 1, 1, D], each of its token; and what is not used."""
+        embedded, _, *rest = super()._preprocess(**options)
+        if embedded is not None:  # with the strides that what layers make has: they are compiled once
+            embedded = embedded.flatten(1).unsqueeze(1)
+        return embedded, self._angles(packed_seq_params.positions), *rest
+
+    def _angles(self, positions: torch.Tensor) -> torch.Tensor | None:
+        if self.frequencies is None:
+            return None
+        self.frequencies = self.frequencies.to(positions.device)
+        angles = torch.outer(positions.float(), self.frequencies)
+        both = torch.stack((angles, angles), -1) if self.config.rotary_interleaved else torch.cat((angles, angles), -1)
+        return both.flatten(1)[:, None, None]
 
     def _postprocess(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
         return hidden_states
@@ -98,6 +118,7 @@ def build(
         tensor_model_parallel_size=layout.tensor,
         sequence_parallel=layout.tensor > 1,
         pipeline_model_parallel_size=layout.pipeline,
+        pipeline_model_parallel_layout=_stages(layout, shape.layers) if layout.pipeline > 1 else None,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -120,26 +141,31 @@ def build(
     return chunks
 
 
+def _stages(layout: Layout, layers: int) -> list[list[str]]:
+    """Return what each chunk holds, as the library names it."""
+    stages = [["decoder"] * len(layout.layers_of(chunk, layers)) for chunk in range(layout.chunks)]
+    return [["embedding", *stages[0]], *stages[1:-1], [*stages[-1], "loss"]]
+
+
 def _chunk(config: TransformerConfig, family: Family, shape: ModelConfig, layout: Layout, number: int) -> Trunk:
     ends = {"ignore_virtual": False, "vp_stage": number if layout.virtual > 1 else None}
-    count = shape.layers // layout.chunks
-    first = count * (number * layout.pipeline + parallel_state.get_pipeline_model_parallel_rank())
+    place = number * layout.pipeline + parallel_state.get_pipeline_model_parallel_rank()
+    own = layout.layers_of(place, shape.layers)
     model = Trunk(
         config,
-        TransformerBlockSubmodules([_layer(config, family, shape, first + local) for local in range(count)], Norm),
+        TransformerBlockSubmodules([_layer(config, family, shape, layer) for layer in own], Norm),
         -(-shape.vocab_size // layout.tensor) * layout.tensor,  # the last rank may have rows of no token
         shape.max_positions,
         pre_process=parallel_state.is_pipeline_first_stage(**ends),
         post_process=parallel_state.is_pipeline_last_stage(**ends),
         share_embeddings_and_output_weights=shape.tied,
-        position_embedding_type="rope",
-        rotary_percent=shape.rope.share,
+        position_embedding_type="none",
         vp_stage=ends["vp_stage"],
     )
     model.to(config.params_dtype)  # the norms too
     keep_corrections(model)
     if shape.latent is None:  # else each layer has its own
-        model.rotary_pos_emb.inv_freq = shape.rope.inverse_frequencies(shape.head_dim)
+        model.frequencies = shape.rope.inverse_frequencies(shape.head_dim)
     return model
 
 
@@ -149,7 +175,9 @@ def _layer(config: TransformerConfig, family: Family, shape: ModelConfig, number
     layer = get_gpt_layer_local_spec(**how, normalization="RMSNorm")
     layer.submodules.input_layernorm = layer.submodules.pre_mlp_layernorm = Norm
     if shape.experts is not None and number >= shape.experts.dense_first:
-        layer.module, layer.submodules.mlp = ExpertLayer, mixture_of(shape.experts)
+        layer.module, layer.submodules.mlp = ExpertLayer, ExpertMixture
+    else:
+        layer.module = Layer
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = DocumentAttention
     if shape.latent is not None:

@@ -48,7 +48,9 @@ class MegatronOptimized:
             config_overrides={},  # all parameters decay, as the torch trainer's
             use_gloo_process_groups=False,
         )
-        self._parts = policy.parts
+        for group in self._groups():
+            group["fused"] = True  # as the torch trainer's: all else of an update takes memory for copies
+        self._parts, self._device = policy.parts, policy.device
         # Weights are the rounded masters, and else the masters themselves.
         self._rounded = policy.dtype != torch.float32
         self._replicas = (
@@ -71,7 +73,7 @@ class MegatronOptimized:
 
     def update(self, update: Update, norm: float) -> None:
         """Move the weights by the gradient, whose norm this is, and forget it."""
-        for group in self._optimizer.param_groups:
+        for group in self._groups():
             group["lr"], group["betas"] = update.learning_rate, update.betas
             group["weight_decay"] = update.weight_decay
         for one in self._optimizer.chained_optimizers:
@@ -131,7 +133,7 @@ class MegatronOptimized:
                 self._set(parameter, kind, moment)
         for one in self._optimizer.chained_optimizers:
             for state in one.optimizer.state.values():
-                state["step"] = step.clone()
+                state["step"] = step.to(self._device, copy=True)
 
     def _take_masters(self, directory: Path, stem: str, *, wanted: Callable[[Place], bool] = bool) -> None:
         for parameter, master in self._whole(directory, stem, wanted=wanted).items():
@@ -157,6 +159,9 @@ class MegatronOptimized:
                 found = main.detach() if kind == MASTER else one.optimizer.state.get(main, {}).get(kind)
                 return found, slice(share.start, share.end)
         return None
+
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for one in self._optimizer.chained_optimizers for group in one.optimizer.param_groups]
 
     def _step(self) -> torch.Tensor | None:
         """Return the number of updates so far, which all parameters share; None before the first."""

@@ -87,11 +87,10 @@ class Parts:
         self.device = next(chunks[0].parameters()).device
 
     def _places(self, family: Family) -> Iterator[Place]:
-        per_chunk = self._shape.layers // self._layout.chunks
         for name, rule, size, layer, inside in family.rows(self._shape):
             if self._values and name == HEAD:
                 rule, size = rule._replace(split=None), (1, self._shape.hidden)  # noqa: PLW2901
-            index, local = divmod(layer, per_chunk)
+            index, local = self._layout.place_of(layer, self._shape.layers)
             if inside:
                 rule = rule._replace(parameter=f"decoder.layers.{local}.{rule.parameter}")  # noqa: PLW2901
             chunk, stage = divmod(index, self._layout.pipeline)

@@ -20,7 +20,7 @@ from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.modules import build
 from asyncrl.training.megatron.parts import Parts, is_no_head
-from asyncrl.training.megatron.vocabulary import ParallelKernels
+from asyncrl.training.megatron.vocabulary import kernels_of
 from asyncrl.training.routing import Mixture, recorded
 from asyncrl.training.vocabulary import Top, chosen_logprobs, most_probable
 
@@ -30,19 +30,20 @@ class _Head(NamedTuple):
     bias: None = None
 
 
+class Loading(NamedTuple):
+    """A way to load a model."""
+
+    layout: Layout
+    device: torch.device  # where this process computes
+    dtype: torch.dtype = torch.float32
+    compiled: bool = False  # each layer, at its first pass
+    recompute: bool = False  # keep only layer inputs for the backward pass
+
+
 class MegatronPolicy:
     """The stage of this rank, and the exchange with the other stages. See `asyncrl.training.policy.Policy`."""
 
-    def __init__(
-        self,
-        directory: Path,
-        layout: Layout,
-        device: torch.device,
-        *,
-        dtype: torch.dtype = torch.float32,
-        recompute: bool = False,
-        values: bool = False,
-    ) -> None:
+    def __init__(self, directory: Path, how: Loading, *, values: bool = False) -> None:
         """Load the part of this rank out of a Hugging Face model directory.
 
         Args:
@@ -51,6 +52,7 @@ class MegatronPolicy:
         Raises:
             ModelError: the family is not known, or the model cannot be divided so.
         """
+        layout, device, dtype = how.layout, how.device, how.dtype
         family, shape = read_family(directory)
         layout.check(shape, directory)
         if values:
@@ -59,12 +61,15 @@ class MegatronPolicy:
         self._layout, self.device, self.dtype = layout, device, dtype
         self.vocab_size, self.context = shape.vocab_size, shape.max_positions
         self._hidden_size, self._tied = shape.hidden, shape.tied
-        self.chunks: list[Any] = build(family, shape, layout, dtype=dtype, recompute=recompute, values=values)
+        self.chunks: list[Any] = build(family, shape, layout, dtype=dtype, recompute=how.recompute, values=values)
         self.model = nn.ModuleList(self.chunks)
         if device.type == "cuda":
             self.model.to(device)
         self.parts = Parts(self.chunks, family, shape, layout, values=values)
         self.parts.read(directory, "model", wanted=is_no_head if values else bool)
+        if how.compiled:
+            for layer in (layer for chunk in self.chunks for layer in chunk.decoder.layers):
+                layer.compile()
         experts = shape.experts
         routed = tuple(range(experts.dense_first, shape.layers)) if experts else ()
         self.mixture = Mixture(shape.layers, experts.chosen, experts.count, routed) if experts else None
@@ -73,11 +78,8 @@ class MegatronPolicy:
         self._stages = parallel_state.get_pipeline_model_parallel_group()
         rows = -(-shape.vocab_size // layout.tensor)
         self._start = rows * parallel_state.get_tensor_model_parallel_rank()
-        self._kernels = ParallelKernels(
-            parallel_state.get_tensor_model_parallel_group(),
-            rows=range(self._start, min(self._start + rows, shape.vocab_size)),
-            vocabulary=shape.vocab_size,
-        )
+        own = range(self._start, min(self._start + rows, shape.vocab_size))
+        self._kernels = kernels_of(own, shape.vocab_size, compiled=how.compiled)
 
     def __call__(
         self,

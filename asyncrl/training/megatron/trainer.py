@@ -20,7 +20,7 @@ from asyncrl.training.layouts import MicroBatch
 from asyncrl.training.megatron.around import around, join, prepare
 from asyncrl.training.megatron.critic import MegatronCritic
 from asyncrl.training.megatron.optimizer import MegatronOptimized
-from asyncrl.training.megatron.policy import MegatronPolicy
+from asyncrl.training.megatron.policy import Loading, MegatronPolicy
 from asyncrl.training.megatron.reference import MegatronReference
 from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
@@ -47,6 +47,8 @@ class MegatronTrainer(Steps):
         self.form = self.settings.quantised
         self.config = config_of(directory, self.form)
         self.device = torch.device(self.settings.device)
+        if self.device.type == "cuda":
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._resting, self._frozen = Resting(), []
         prepare(self.device)
         with self.placed():
@@ -55,8 +57,9 @@ class MegatronTrainer(Steps):
 
     def _open(self, directory: Path) -> None:
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
-        load = partial(MegatronPolicy, layout=self.settings.layout, device=self.device, dtype=self._dtype)
-        self._policy: MegatronPolicy = load(directory, recompute=self.settings.recompute)
+        frozen = Loading(self.settings.layout, self.device, self._dtype, self.settings.compiled)
+        trained = frozen._replace(recompute=self.settings.recompute)
+        self._policy = MegatronPolicy(directory, trained)
         self._mixture = self._policy.mixture
         self._policy.replays = self.replays = self.settings.replays
         self._own = MegatronOptimized(self._policy, eps=self.settings.eps, stems=Stems(WEIGHTS, STATE))
@@ -68,15 +71,15 @@ class MegatronTrainer(Steps):
         )
         self._schedule = Schedule(self._policy, self._own, self._passes, self.settings.layout)
         self._alone = RowPasses(self._passes, self._inputs, self._anew)
-        self._reference = MegatronReference(self._policy, partial(load, directory))
+        self._reference = MegatronReference(self._policy, partial(MegatronPolicy, directory, frozen))
         self.scorers = {"proximal": self._policy, "reference": self._reference}
         self._contexts = {"model": self._policy.context}
         if self.settings.teacher is not None:
-            teacher = load(self.settings.teacher)
+            teacher = MegatronPolicy(self.settings.teacher, frozen)
             self.scorers["teacher"], self._contexts["teacher"] = teacher, teacher.context
             self._frozen = list(teacher.model.parameters())
         if self.settings.critic is not None:
-            values = load(self.settings.critic, recompute=self.settings.recompute, values=True)
+            values = MegatronPolicy(self.settings.critic, trained, values=True)
             self._critic = MegatronCritic(values, self.settings, self._passes)
             self.scorers["values"], self._contexts["critic"] = values, values.context
         copied = partial(HostCopy, self.device, rank=dist.get_rank(), ranks=dist.get_world_size())

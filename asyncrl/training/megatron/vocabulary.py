@@ -6,29 +6,62 @@ those of its own rows (`asyncrl.training.vocabulary`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 
 from asyncrl.training.vocabulary import Kernels
 
 _NOTHING = -1e30  # logit of a row of no token: its probability is 0, and it stays a number when multiplied
 
 
+_SLOPE = Kernels(compiled=False).slope
+
+
+def kernels_of(rows: range, vocabulary: int, *, compiled: bool) -> Kernels:
+    """Return the computations on the logits of this rank's rows: see `ParallelKernels`."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    if dist.get_world_size(group) == 1:
+        return Kernels(compiled=compiled)
+    return ParallelKernels(group, rows=rows, vocabulary=vocabulary, compiled=compiled)
+
+
+def _largest(logits: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    return (logits.float() / temperatures[:, None]).amax(-1)
+
+
+def _sums(
+    logits: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor, highest: torch.Tensor
+) -> torch.Tensor:
+    """Sums [3, C] over a rank's rows: of the weights, of these times the logits, and of the target's logit."""
+    scaled = logits.float() / temperatures[:, None]
+    weights = (scaled - highest[:, None]).exp()
+    chosen = torch.arange(scaled.shape[-1], device=scaled.device) == targets[:, None]
+    return torch.stack([weights.sum(-1), (weights * scaled).sum(-1), (scaled * chosen).sum(-1)])
+
+
+def _padded_slope(logits: torch.Tensor, *given: Any) -> torch.Tensor:
+    return _SLOPE(_with_another(logits, _NOTHING), *given)[:, :-1]
+
+
 class ParallelKernels(Kernels):
     """The computations on the logits of a rank's rows; targets and ids are counted from its first row."""
 
-    def __init__(self, group: dist.ProcessGroup, *, rows: range, vocabulary: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, rows: range, vocabulary: int, compiled: bool) -> None:
         """
         Args:
             group: of the tensor-parallel ranks.
             rows: of this rank that belong to tokens.
             vocabulary: rows of all ranks.
+            compiled: whether what is between the exchanges is.
         """
-        super().__init__(compiled=False)
+        super().__init__(compiled=compiled)
         self._group, self._rows, self._vocabulary = group, rows, vocabulary
-        self._whole_slope = self.slope
+        parts: list[Callable[..., torch.Tensor]] = [_largest, _sums, _padded_slope]
+        self._largest, self._sums, self._padded_slope = map(torch.compile, parts) if compiled else parts
         self.score, self.slope, self.most_probable = self._score, self._slope, self._most_probable
 
     def _cut(self, logits: torch.Tensor) -> torch.Tensor:
@@ -40,14 +73,12 @@ class ParallelKernels(Kernels):
         self, logits: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor, *ids: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Return log-probs, entropies and the log of the sum of exponentials, [C] each, over all rows; see `_score`."""
-        scaled = self._cut(logits).float() / temperatures[:, None]
-        highest = self._highest(scaled)
-        weights = (scaled - highest[:, None]).exp()
-        chosen = torch.arange(scaled.shape[-1], device=scaled.device) == targets[:, None]
-        sums = torch.stack([weights.sum(-1), (weights * scaled).sum(-1), (scaled * chosen).sum(-1)])
+        logits = self._cut(logits)
+        highest = self._of_all(self._largest(logits, temperatures))
+        sums = self._sums(logits, targets, temperatures, highest)
         dist.all_reduce(sums, group=self._group)
         total = highest + sums[0].log()
-        outcomes = (self._outcomes(scaled, one) - total[:, None] for one in ids)
+        outcomes = (self._outcomes(logits.float() / temperatures[:, None], one) - total[:, None] for one in ids)
         return sums[2] - total, total - sums[1] / sums[0], total, *outcomes
 
     def _outcomes(self, scaled: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -58,7 +89,7 @@ class ParallelKernels(Kernels):
         if ids.shape[-1] == self._vocabulary:
             return named
         others = padded.scatter(-1, places, -torch.inf)[:, :-1]
-        highest = self._highest(others)
+        highest = self._of_all(others.amax(-1))
         sums = (others - highest[:, None]).exp().sum(-1)
         dist.all_reduce(sums, group=self._group)
         return torch.cat([named, (highest + sums.log())[:, None]], -1)
@@ -72,14 +103,13 @@ class ParallelKernels(Kernels):
     ) -> torch.Tensor:
         targets, temperatures, *ids = tokens
         places = [self._places(one, logits.shape[-1]) for one in ids]
-        padded = _with_another(self._cut(logits), _NOTHING)
-        return self._whole_slope(padded, (targets, temperatures, *places), outputs, grads)[:, :-1]
+        return self._padded_slope(self._cut(logits), (targets, temperatures, *places), outputs, grads)
 
     def _most_probable(
         self, logits: torch.Tensor, temperatures: torch.Tensor, number: int, vocabulary: int
     ) -> torch.Tensor:
         scaled = self._cut(logits).float() / temperatures[:, None]
-        highest = self._highest(scaled)
+        highest = self._of_all(scaled.amax(-1))
         sums = (scaled - highest[:, None]).exp().sum(-1)
         dist.all_reduce(sums, group=self._group)
         logprobs = scaled - (highest + sums.log())[:, None]
@@ -92,8 +122,7 @@ class ParallelKernels(Kernels):
         best = found[..., 1].topk(number).indices
         return found.gather(1, best[..., None].expand(-1, -1, 2))
 
-    def _highest(self, scaled: torch.Tensor) -> torch.Tensor:
-        highest = scaled.amax(-1)
+    def _of_all(self, highest: torch.Tensor) -> torch.Tensor:
         dist.all_reduce(highest, dist.ReduceOp.MAX, self._group)
         return highest
 

@@ -1,0 +1,85 @@
+"""A layer as one function that can be compiled: the library's waits, warns and branches between its modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
+from megatron.core.transformer.transformer_layer import TransformerLayer
+
+from asyncrl.training.megatron.context import PackedDocuments
+from asyncrl.training.megatron.latent import LatentAttention
+
+
+class Layer(TransformerLayer):  # type: ignore[misc]
+    """The library's modules in the order of its own `forward`, of documents and without dropout."""
+
+    compiles_fed = True  # what is behind attention, too
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        packed_seq_params: PackedDocuments,
+        rotary_pos_emb: torch.Tensor | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """
+        Args:
+            hidden_states: [T of this rank, 1, H].
+            packed_seq_params: the documents.
+            rotary_pos_emb: [T, 1, 1, D] angles; none where attention has a latent.
+
+        Returns:
+            As `hidden_states`, and no context.
+        """
+        return self.fed(self.attended(hidden_states, packed_seq_params, rotary_pos_emb)), None
+
+    def attended(self, hidden: torch.Tensor, documents: PackedDocuments, angles: torch.Tensor | None) -> torch.Tensor:
+        """Return the hidden states with what attention adds."""
+        if angles is None:
+            return self._forward_attention(hidden, packed_seq_params=documents)[0]  # type: ignore[no-any-return]
+        attention = self.self_attention
+        groups, size = attention.num_query_groups_per_partition, attention.hidden_size_per_attention_head
+        heads = attention.num_attention_heads_per_partition
+        mixed = self._product(attention.linear_qkv, self.input_layernorm(hidden))
+        by_group = mixed.view(len(angles), groups, heads // groups + 2, size)
+        queries, key, value = torch.split(by_group, [heads // groups, 1, 1], 2)
+        query, key = queries.reshape(-1, 1, heads, size), key.reshape(-1, 1, groups, size)
+        if attention.q_layernorm is not None:
+            query, key = attention.q_layernorm(query), attention.k_layernorm(key)
+        turned = (_apply_rotary_pos_emb_bshd(one, angles, self.config.rotary_interleaved) for one in (query, key))
+        found = attention.core_attention(*turned, value.transpose(1, 2), None, packed_seq_params=documents)
+        return self._added(self.self_attn_bda, self._product(attention.linear_proj, found), hidden)
+
+    def fed(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the hidden states with what the feed-forward layer adds."""
+        gate, up = self._product(self.mlp.linear_fc1, self.pre_mlp_layernorm(hidden)).chunk(2, -1)
+        return self._added(self.mlp_bda, self._product(self.mlp.linear_fc2, F.silu(gate) * up), hidden)
+
+    def compile(self) -> None:
+        """Let the layer be compiled at its first pass; attention that reads a latent is not."""
+        names = ["attended"] if not isinstance(self.self_attention, LatentAttention) else []
+        if self.compiles_fed:
+            names = ["forward"] if names else ["fed"]
+        for name in names:
+            setattr(self, name, torch.compile(getattr(self, name)))
+
+    def _product(self, linear: Any, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what one of the library's modules makes, with its bias."""
+        if self.config.tensor_model_parallel_size > 1:
+            found: torch.Tensor = _exchanged(linear, hidden)
+            return found
+        return F.linear(hidden, linear.weight, linear.bias)
+
+    def _added(self, addition: Any, made: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = addition(self.training, False)((made, None), hidden, 0.0)
+        return found
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _exchanged(linear: Any, hidden: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = linear(hidden)[0]
+    return found

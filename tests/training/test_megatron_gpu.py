@@ -1,0 +1,98 @@
+"""What the megatron trainer does on GPUs alone, against the same on the CPU in float32."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from asyncrl.training.attention import Documents, document_attention
+from asyncrl.training.megatron.experts import Experts
+from asyncrl.training.megatron.settings import MegatronSettings
+from asyncrl.training.megatron.trainer import MegatronTrainer
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from harness.megatron_cases import objective
+from harness.mixtures import SMALL, routed_rows, write_transformers_model
+from harness.training import policy_rows
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
+
+
+def documents(lengths, device):
+    bounds = np.cumsum([0, *lengths], dtype=np.int32)
+    positions = np.arange(sum(lengths)) - np.repeat(bounds[:-1], lengths)
+    return Documents(
+        torch.from_numpy(positions[None]).to(device),
+        torch.from_numpy(bounds).to(device),
+        1 << (max(lengths) - 1).bit_length(),
+        tuple((1, length) for length in lengths),
+        int(len(lengths) == 1),
+    )
+
+
+@pytest.mark.parametrize("lengths", [[256], [100, 28, 128]])
+@pytest.mark.parametrize(("heads", "own", "channels"), [(8, 2, (128, 128)), (4, 4, (192, 128))])
+def test_attention_in_16_bits_is_that_of_float32(lengths, heads, own, channels):
+    torch.manual_seed(0)
+    size = sum(lengths)
+    shapes = [(1, heads, size, channels[0]), (1, own, size, channels[0]), (1, own, size, channels[1])]
+    rounded = [torch.randn(shape).bfloat16() for shape in shapes]
+    weight = torch.randn(1, size, heads, channels[1])
+
+    found = []
+    for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
+        given = [one.to(device, dtype).requires_grad_() for one in rounded]
+        made = document_attention(None, *given, None, documents=documents(lengths, device), scaling=0.1)[0]
+        (made.float() * weight.to(device)).sum().backward()
+        found.append([made, *(one.grad for one in given)])
+
+    for exact, near in zip(*found, strict=True):
+        torch.testing.assert_close(near.float().cpu(), exact.float(), rtol=0.05, atol=0.05 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("counts", [[40, 0, 24, 0], [0, 0, 0, 5], [0, 0, 0, 0]])
+def test_grouped_products_are_those_of_each_expert_also_where_some_have_no_rows(counts):
+    torch.manual_seed(0)
+    experts = Experts(len(counts), SimpleNamespace(hidden_size=64, moe_ffn_hidden_size=32)).cuda().bfloat16()
+    for one in experts.parameters():
+        torch.nn.init.normal_(one, std=0.2)
+    hidden = torch.randn(sum(counts), 64, device="cuda").bfloat16().requires_grad_()
+    shares = torch.rand(sum(counts), device="cuda")
+
+    experts(hidden, torch.tensor(counts, device="cuda"), shares).float().square().sum().backward()
+    found = [hidden.grad, *(one.grad for one in experts.parameters())]
+
+    exact = [one.detach().float().requires_grad_() for one in (hidden, *experts.parameters())]
+    rows = torch.split(exact[0], counts)
+    total = exact[0].sum() * 0.0
+    for number, own in enumerate(rows):
+        gate, up = (own @ exact[1][number].T).chunk(2, -1)
+        opened = F.silu(gate) * up * torch.split(shares, counts)[number][:, None]
+        total = total + (opened @ exact[2][number].T).square().sum()
+    total.backward()
+    for near, expected in zip(found, exact, strict=True):
+        if near is not None:
+            largest = float(expected.grad.abs().max()) if expected.grad.numel() else 0.0
+            torch.testing.assert_close(near.float(), expected.grad, rtol=0.05, atol=0.03 * largest)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-moe", "deepseek-v3"])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_compiled_steps_in_bfloat16_are_those_of_the_torch_trainer(name, recompute, tmp_path):
+    folder = tmp_path / name
+    write_transformers_model(folder, *SMALL[name])
+    how = {"device": "cuda", "dtype": "bfloat16", "micro_batch_tokens": 64, "eps": 1e-3, "replays": name == "qwen3-moe"}
+    own = MegatronTrainer(folder, MegatronSettings(compiled=True, recompute=recompute, **how))
+    other = TorchTrainer(folder, TorchSettings(**how))
+
+    for step in range(3):
+        rows = policy_rows(np.random.default_rng(step), 24)
+        rows = routed_rows(rows, step) if name == "qwen3-moe" else rows
+        found, expected = own.step(rows, objective(step)), other.step(rows, objective(step))
+        assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.05)
+        assert found["loss"] == pytest.approx(expected["loss"], abs=0.02)
+        assert own.rest() > 0, "weights and optimiser leave the card, and come back with the next step"
+
+    tensors = {one.name: one for files in own.copy_weights().files().values() for one in files}
+    assert tensors.keys() == {one.name for files in other.copy_weights().files().values() for one in files}
