@@ -19,13 +19,13 @@ def check_quantised(config: Config, base: Path) -> Iterator[Finding]:
     }
     for key, path in further.items():
         try:
-            if path:
+            if path and _there(base / path):
                 read_quantisation(base / path)
         except ModelError as error:
             yield Finding((key,), str(error))
     form: str = config.weights.format
     try:
-        if config.model.path:
+        if config.model.path and _there(base / config.model.path):
             published = quantised_as(base / config.model.path, form)
             form = published.form if published is not None else "plain"
     except ModelError as error:
@@ -46,6 +46,10 @@ def check_quantised(config: Config, base: Path) -> Iterator[Finding]:
         if group.kind == "sglang":
             message = "SGLang lays INT4 matrices out anew when it starts, and takes no second version; "
             yield Finding((*keys, f"{table}.kind"), f'{message}set weights.format = "fp8-blocks" or "plain"')
+
+
+def _there(model: Path) -> bool:
+    return (model / "config.json").is_file()  # else the checks of models report it
 
 
 def _uneven(config: Config) -> int:
