@@ -64,7 +64,7 @@ class ElasticGroup:
                 break
             except GroupLost as error:
                 await self._group.close()
-                if self._closed.is_set() or context.stop.is_set() or error.rank is None:
+                if self._is_stopped() or error.rank is None:
                     raise
                 gone, reason = cards[error.rank], str(error)
                 waited = time.monotonic() - began
@@ -72,10 +72,15 @@ class ElasticGroup:
                 if waited >= learner.elastic_s:
                     missing.add(gone)
                     continue
-            await self._pause(learner.elastic_s - waited)
+                await self._pause(learner.elastic_s - waited)
+                if self._is_stopped():
+                    raise
         context.vitals["ranks_missing"] = learner.ranks - len(cards)
         if missing:
             context.log.warning("learner goes on with fewer ranks", cards=list(cards), missing=sorted(missing))
+
+    def _is_stopped(self) -> bool:
+        return self._closed.is_set() or self._context.stop.is_set()
 
     async def _pause(self, left_s: float) -> None:
         stopped = [asyncio.create_task(event.wait()) for event in (self._closed, self._context.stop)]

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-_HALF, _BITS = 1 << 15, 16  # of what rounding takes away
+_BITS = 16  # that rounding takes away
+_LARGEST = (1 << 15) - 1  # of the bits that it leaves, without the sign
 
 
 class Masters:
@@ -92,9 +93,12 @@ def _join(exact: torch.Tensor, rounded: torch.Tensor, rest: torch.Tensor) -> Non
 def _split(exact: torch.Tensor, rounded: torch.Tensor, rest: torch.Tensor) -> None:
     """Round bits of float32 to the nearest bfloat16; of two that are as near, away from zero.
 
-    To the even one, as is usual, 2^16 + 1 numbers would be rounded to one: 16 bits could not tell them.
+    To the even one, as is usual, 2^16 + 1 numbers would be rounded to one: 16 bits could not tell them. What is no
+    number stays none, with other bits.
     """
-    near = (exact + _HALF) >> _BITS
+    near = exact >> _BITS
+    # Beyond the largest bits are those of zero: the NaN that GPUs make, all ones, must not be rounded up to it.
+    near += (exact >> (_BITS - 1)) & ((near & _LARGEST) != _LARGEST)
     rounded.copy_(near)
     rest.copy_(exact - (near << _BITS))
 

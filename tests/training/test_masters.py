@@ -35,6 +35,17 @@ def test_a_float32_comes_back_from_the_nearest_bfloat16_and_16_bits():
     assert torch.equal((rounded[tie].float() - exact[tie]).abs(), (usual[tie].float() - exact[tie]).abs())
 
 
+def test_what_is_no_number_is_not_hidden_by_rounding():
+    bits = torch.tensor([0x7FFFFFFF, 0x7FFF8000, 0x7FC00000, 0x7F800001, 0x7F800000], dtype=torch.int64)
+    bits = torch.cat([bits, bits - 2**31]).to(torch.int32)
+    rounded, rest = torch.empty(len(bits), dtype=torch.bfloat16), torch.empty(len(bits), dtype=torch.int16)
+
+    _split(bits, rounded.view(torch.int16), rest)
+
+    assert not rounded.isfinite().any()
+    assert torch.equal(joined(rounded, rest).isnan(), bits.view(torch.float32).isnan())
+
+
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
 def test_masters_and_moments_move_as_those_of_adamw_in_float32(model, moments):
     trainer = TorchTrainer(model, TorchSettings(dtype="bfloat16", moments=moments))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.learner.elastic import chosen_cards
+from actors.learner.elastic import ElasticGroup, chosen_cards
 from actors.learner.group import GROUPS, GroupLost, RankProcesses, TrainerGroup
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save
 from actors.learner.rank import Fetch, Load, Rank, Step
@@ -196,10 +196,11 @@ async def test_a_rank_that_is_missing_at_the_start_is_named(
 class Refusing(LocalProcesses):
     """Has no card for one of two ranks."""
 
-    refuses = True
+    refuses, refused = True, 0
 
     async def start(self, job: Job) -> ChildProcess:
         if self.refuses and job.words[1:3] == ("1", "2"):
+            self.refused += 1
             raise NoRoom("no card 1")
         return await super().start(job)
 
@@ -232,6 +233,28 @@ async def test_a_learner_whose_card_is_not_replaced_goes_on_with_fewer_and_grows
     await read_log(bus, TRAINING, [f"asyncrl.{bus.run}.>"], log)
     assert [message.step for message in log.of(BATCH_TRAINED)] == [1, 2, 3]
     assert len({(one.lineage, one.version) for one in log.of(WEIGHTS_PUBLISHED)}) == len(log.of(WEIGHTS_PUBLISHED))
+
+
+class StoppedMeanwhile(ElasticGroup):
+    """Is told to stop while it waits for a card."""
+
+    async def _pause(self, left_s: float) -> None:
+        self._context.stop.set()
+        await super()._pause(left_s)
+
+
+async def test_a_learner_that_stops_while_a_card_is_missing_starts_no_rank_anew(bus: Bus, stage: Callable[..., Stage]):
+    stand = stage(**SMALL, learner={"ranks": 2, "elastic_s": 60.0})
+    await stand.open()
+    context = stand.context("learner", bus)
+    context.placement = placement = Refusing(context.files.logs)
+    group = StoppedMeanwhile(context, lambda: None)
+
+    with pytest.raises(GroupLost, match="no card 1"):
+        await group.open()
+
+    assert placement.refused == 1
+    await group.close()
 
 
 @pytest.mark.parametrize(
