@@ -141,10 +141,10 @@ class Gateway:
             )
             self._context.count("turns_cut")
 
-    def _take_asked(self, _topic: Topic[Any], message: Any, _record: Record) -> None:
+    def _take_asked(self, _topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold in what an operator asked for."""
         if isinstance(message, PurgeRequested):
-            self._data_keys.purge(message)
+            self._data_keys.purge(message, record.time_ns)
         else:
             self._keys.take(message)
 

@@ -8,6 +8,8 @@ import time
 from collections import OrderedDict
 from typing import Any, TypeAlias
 
+import msgspec
+
 from actors.gateway.spool import Spool, SpoolFault, Waiting
 from actors.runtime.actor import Context
 from asyncrl.bus.errors import BusGone, WrongSequence
@@ -71,8 +73,11 @@ class Facts:
             anyway: though much waits; of small facts that end what is stored.
         """
         if isinstance(fact, TurnStarted | TurnFinished):
-            self.know(fact)
+            if isinstance(fact, TurnStarted):
+                self.know(fact)
             redacted = await self._redacted(fact)
+            if isinstance(fact, TurnFinished):  # not before: no turn may follow one that is then stored redacted
+                self.know(fact)
             if redacted is None:
                 return False
             fact = redacted
@@ -115,7 +120,7 @@ class Facts:
         if stored is not fact:
             self._note_lost(fact.turn_id)
         if fact.turn_id in self._lost and isinstance(stored, TurnFinished):  # no prompt may begin with its tokens
-            stored.history = ""
+            return msgspec.structs.replace(stored, history="")
         return stored
 
     def _at_hand(self, fact: Fact) -> bool:
@@ -217,7 +222,11 @@ class Facts:
         return True
 
     def _take_purge(self, _topic: Topic[Any], purge: PurgeRequested, record: Record) -> None:
-        self._purges[purge.purge_id] = purge, record.time_ns
+        self.purge(purge, record.time_ns)
+
+    def purge(self, purge: PurgeRequested, at_ns: int) -> None:
+        """Store nothing of what waits that a purge covers; `at_ns` is when it was asked for."""
+        self._purges[purge.purge_id] = purge, at_ns
 
     def _is_purged(self, waiting: Waiting) -> bool:
         message = waiting.message

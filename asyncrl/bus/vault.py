@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from asyncrl.errors import AsyncRLError
 
@@ -44,7 +45,7 @@ class Vault:
         until_s, key = self._known.get(secret, (0.0, b""))
         return key if until_s > time.monotonic() else None
 
-    def erase(self, secrets: list[str]) -> None:
+    def erase(self, secrets: Iterable[str]) -> None:
         """Forget keys for good."""
         self._erased.update(secrets)
         for secret in secrets:

@@ -39,7 +39,7 @@ async def purge(bus: Bus, owner: str, before: str, reason: Literal["operator", "
     """
     found = await _stored(bus)
     chosen = {secret: at for secret, at in found.items() if covers(secret, owner, before)}
-    if chosen:
+    if chosen or reason == "operator":  # keys that wait in a gateway's spool are not there yet
         request = PurgeRequested(secrets.token_hex(8), owner, before, reason, sorted(chosen))
         await publish(bus, request)
     for sequence in [at for ats in chosen.values() for at in ats]:

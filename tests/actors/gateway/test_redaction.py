@@ -1,6 +1,7 @@
 """What a function of the user's redacts is stored nowhere as it was; a turn that it fails for is not stored."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from asyncrl.live.stored import TurnReader
 from harness.gateways import gateway, stored_turns
 from harness.sdks import sdks
 from harness.sglang_like import Asked, LikeSGLang
-from harness.stage import Stage
+from harness.stage import Stage, until
 from topics.topic import TURNS
 from topics.turns import FEEDBACK_GIVEN, FeedbackGiven, TurnFinished, TurnStarted
 
@@ -33,6 +34,18 @@ def redact(texts):
     return [text.replace("4711-0815", "(number)") for text in texts]
 """
 PLANTED = "4711-0815"
+WAITS = """
+import os, time
+
+HERE = os.path.dirname(__file__)
+
+def redact(texts):
+    if any("4711" in text for text in texts):
+        open(f"{HERE}/waits-{os.getpid()}", "w").close()
+        while not os.path.exists(f"{HERE}/go"):
+            time.sleep(0.01)
+    return [text.replace("4711-0815", "0000-0000") for text in texts]
+"""
 
 
 def user(text: str) -> dict[str, str]:
@@ -90,6 +103,43 @@ async def test_a_redacted_turn_is_served_as_it_was_and_stored_redacted(
     raw = [tokenizer.encode(PLANTED).tobytes(), PLANTED.encode()]
     files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and file.name != "hook.py"]
     assert files and not any(one in content for content in files for one in raw)
+
+
+async def test_no_turn_follows_one_that_is_about_to_be_redacted(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    (tmp_path / "hook.py").write_text(WAITS)
+    model = tmp_path / "model"
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        yield inference.answer(asked, [*tokenizer.encode(PLANTED).tolist(), tokenizer.eos_ids[0]], "stop")
+
+    inference.events = events
+    live = {"redact": f"{tmp_path}/hook.py:redact"}
+    async with gateway(bus, stage, model, inference, tools=True, live=live) as served:
+        tokenizer = TaskTokenizer.load(model)
+        ask: dict[str, Any] = {"model": "any", "max_tokens": 50}
+
+        async def follow() -> None:
+            messages = [user("abc"), {"role": "assistant", "content": PLANTED}, user("def")]
+            async with second.messages.stream(messages=messages, **ask) as stream:
+                await stream.get_final_message()
+
+        async with sdks(served.address, served.key) as (_, second):
+            async with second.messages.stream(messages=[user("abc")], **ask) as stream:
+                told = ""
+                async for text in stream.text_stream:
+                    if (told := told + text) == PLANTED:
+                        break
+                await until(lambda: len(list(tmp_path.glob("waits-*"))) == 1, "its end is looked at")
+                following = asyncio.create_task(follow())
+                looked = lambda: len(list(tmp_path.glob("waits-*"))) == 2  # noqa: E731
+                await until(lambda: looked() or len(inference.asked) == 2, "the next turn has begun")
+                (tmp_path / "go").touch()
+                await stream.get_final_message()
+            await following
+    begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert [(turn.parent, turn.known, turn.skip) for turn in begun] == [("", 0, None), ("", 0, "redacted")]
 
 
 @pytest.mark.parametrize(

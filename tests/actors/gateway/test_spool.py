@@ -10,17 +10,20 @@ import pytest
 from actors.gateway.spool import Spool, SpoolFault, Waiting
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import last_sequence
+from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import Prepared, publish
 from asyncrl.bus.server import EmbeddedServer
+from asyncrl.bus.vault import Vault
 from asyncrl.live.keys import make_key
 from asyncrl.live.owners import owner_in, owner_of
+from asyncrl.live.stored import TurnReader
 from asyncrl.ports import free_port
-from harness.gateways import gateway_stage, ready, stored_turns
+from asyncrl.run.purge import purge
+from harness.gateways import gateway, gateway_stage, ready, stored_turns
 from harness.live_runs import answers
 from harness.sdks import sdks
 from harness.sglang_like import LikeSGLang
-from harness.stage import Stage, until
-from topics.secrets import PurgeRequested
+from harness.stage import LEASE_S, Stage, until
 from topics.topic import SECRETS
 from topics.turns import TurnFinished, TurnStarted
 
@@ -57,7 +60,7 @@ async def test_a_gateway_killed_while_the_server_is_away_loses_nothing_that_was_
         await server.start()
         keys = await last_sequence(bus, SECRETS)
         # It knows of no key of this user: that waits in the file.
-        await publish(bus, PurgeRequested("p1", owner_of("anna", "u2"), "", "operator", []))
+        assert (await purge(bus, owner_of("anna", "u2"), "", "operator")).keys == []
         await made.start("gateway")
         await until(lambda: answers(address), "the next gateway listens")
         await until(lambda: not spool.read_bytes(), "all is stored")
@@ -70,6 +73,31 @@ async def test_a_gateway_killed_while_the_server_is_away_loses_nothing_that_was_
     assert [ended[turn.turn_id].finish for turn in begun] == ["length"] * 3 and len(facts) == 6
     assert {owner_in(turn.secret) for turn in begun} == {owner_of("anna", "")}
     assert await last_sequence(bus, SECRETS) == keys + 1  # of the next gateway; the erased user's was never stored
+
+
+async def test_a_purge_erases_keys_that_wait_beside_it_and_later_turns_have_another(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    sizes = equal_sizes(payload_mb=64, ledger_mb=16)
+    await provision(bus, sizes | {"SECRETS": 1}, lease_s=LEASE_S)  # it takes no key
+    ask: dict[str, Any] = {"model": "any", "max_tokens": 5}
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference) as served,
+        sdks(served.address, served.key) as (_, second),
+    ):
+        first = await second.messages.create(messages=said("abc"), **ask)
+        assert served.count("facts_waiting") == 3
+        await purge(bus, owner_of("anna", ""), "", "operator")
+        await until(lambda: not served.gateway._data_keys._current, "the gateway has read it")
+        history = [*said("abc"), {"role": "assistant", "content": first.content[0].text}, *said("abc")]
+        await second.messages.create(messages=history, **ask)
+        await provision(bus, sizes, lease_s=LEASE_S)
+        await until(lambda: served.count("facts_waiting") == 0, "all is stored")
+        assert served.count("facts_purged") >= 2  # the key itself was on its way
+    bus.vault = Vault()  # as of another process
+    begun, ended = await stored_turns(bus)
+    assert isinstance(begun, TurnStarted) and begun.parent == "" and ended.turn_id == begun.turn_id
+    assert (await TurnReader(bus).read(begun.turn_id)).prompt.tolist() == inference.asked[1].ids
 
 
 def waiting(number: int, size: int = 10) -> Waiting:
