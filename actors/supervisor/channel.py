@@ -156,7 +156,7 @@ class Channel(msgspec.Struct):
         decision = self._decide(stored, settings, serves=serves, canaries=canaries)
         if not isinstance(decision, WeightsPromoted | WeightsCanaried):
             return decision
-        by, why = decision.by, self.divergence.beyond(decision.version, kl_bound)
+        by, why = decision.by, self.divergence.beyond(decision.lineage, decision.version, kl_bound)
         if not why or by == "start" or by == "rollback" or (by == "command" and decision.cause in self.forced):
             return decision
         if decision.key in self.live:

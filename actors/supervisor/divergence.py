@@ -14,25 +14,39 @@ _KEPT = 1024  # steps
 FIGURE = "live_reference_kl"  # of `batch.trained`
 
 
-class Divergence(msgspec.Struct):
-    """Nats per token of the newest steps, as plain data."""
+class Measured(msgspec.Struct, frozen=True):
+    """A step that was trained."""
 
-    by_step: dict[int, float] = {}
+    lineage: int
+    step: int
+    nats: float | None  # per token; None: no live turn was in it
+
+
+class Divergence(msgspec.Struct):
+    """The newest steps, as plain data."""
+
+    measured: list[Measured] = []  # the newest last; some were trained again, on a later lineage
 
     def trained(self, trained: BatchTrained) -> None:
-        """Take note of a step; later ones that were trained before it was trained again are forgotten."""
-        self.by_step = {step: nats for step, nats in self.by_step.items() if step < trained.step}
-        if FIGURE in trained.metrics:
-            self.by_step[trained.step] = trained.metrics[FIGURE]
-        for step in sorted(self.by_step)[:-_KEPT]:
-            del self.by_step[step]
+        """Take note of a step."""
+        one = Measured(trained.lineage, trained.step, trained.metrics.get(FIGURE))
+        self.measured = [*self.measured, one][-_KEPT:]
 
-    def beyond(self, version: int, bound: float) -> str:
+    def beyond(self, lineage: int, version: int, bound: float) -> str:
         """Return why a version may not be promoted; "" where it may, or nothing is known of it."""
-        newest = [self.by_step[step] for step in sorted(self.by_step) if step <= version][-_WINDOW:]
-        if not (bound and newest and fmean(newest) > bound):
+        newest = self._behind(lineage, version)[:_WINDOW]
+        if not (bound and newest) or fmean(newest) <= bound:  # what is not a number is beyond every bound
             return ""
         return (
             f"version {version} is {fmean(newest):.4g} nats per token from the reference on live turns; "
             f"live.safety.kl_bound is {bound:g}"
         )
+
+    def _behind(self, lineage: int, version: int) -> list[float]:
+        """Return the nats of the steps that a version comes from, the newest first."""
+        found, before = [], version + 1
+        for one in reversed(self.measured):
+            if one.lineage <= lineage and one.step < before:  # else it has no part in it, or was trained again
+                before = one.step
+                found += [] if one.nats is None else [one.nats]
+        return found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 from test_channel import Supervised
 
+from actors.supervisor.divergence import Divergence
 from actors.supervisor.fold import SupervisorState
 from asyncrl.config.live_settings import RewardGateSettings
 from topics.batches import BATCH_TRAINED, BatchTrained
@@ -209,6 +212,18 @@ def test_no_version_beyond_the_bound_gets_users_unless_that_is_forced():
     run.add(BATCH_TRAINED, BatchTrained(2, 1, "rl", {"live_reference_kl": 0.1}, {}, 0, [0.0, 0.0], 1, 2))
     run.publish(2, lineage=1)  # trained again from a checkpoint
     assert isinstance(run.settle(), WeightsCanaried)
+
+
+def test_a_version_is_judged_by_the_steps_of_its_own_lineage():
+    known = Divergence()
+    for lineage, step, nats in ((0, 1, 0.1), (0, 2, 0.1), (0, 3, 5.0), (1, 2, 0.2)):  # trained again from step 1 on
+        known.trained(BatchTrained(step, lineage, "rl", {"live_reference_kl": nats}, {}, 0, [0.0, 0.0], 1, step))
+    assert known.beyond(0, 3, 1.0).startswith("version 3 is 1.733 nats per token")
+    assert known.beyond(1, 2, 0.14).startswith("version 2 is 0.15 nats per token")
+    assert not known.beyond(0, 2, 0.14) and not known.beyond(1, 3, 1.0) and not known.beyond(0, 3, 0.0)
+
+    known.trained(BatchTrained(3, 1, "rl", {"live_reference_kl": math.nan}, {}, 0, [0.0, 0.0], 1, 3))
+    assert "is nan nats" in known.beyond(1, 3, 1.0) and not known.beyond(1, 2, 1.0)
 
 
 def rated(run: WithCanaries, version: int, *rewards: float) -> None:
