@@ -145,6 +145,7 @@ WRONG = [
     ("responses", {"previous_response_id": 5}, "previous_response_id", r"is 5; expected the id of a response"),
     ("responses", {"input": [{"type": "file"}]}, "input[0].type", r'is "file"; this gateway takes'),
     ("responses", {"input": [{"type": "reasoning"}]}, "input", r"ends with a message of the assistant"),
+    ("responses", {"input": [{"type": "reasoning", "summary": 5}]}, "input[0].summary", r"is 5; expected a list"),
     ("responses", {"input": [{"type": "function_call"}]}, "input[0]", r"is no call: expected an id, a name"),
     ("responses", {"tools": [{"type": "shell"}]}, "tools[0].type", r"knows functions with a schema"),
     ("messages", {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type", r"functions with a schema"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.live.apis.body import Message
+from asyncrl.live.apis.body import Message, refusal, shown
 from asyncrl.live.apis.words import Opening, Request, assistant_message
 
 
@@ -26,9 +26,17 @@ def reasoning_part(request: Request, text: str) -> dict[str, Any]:
     return {"type": "summary_text" if request.thoughts == "summary" else "reasoning_text", "text": text}
 
 
-def take_reasoning(messages: list[Message], entry: Message) -> None:
-    """Add an item that comes back: the message behind it joins it."""
-    parts = [part for name in ("content", "summary") for part in entry.get(name) or [] if isinstance(part, dict)]
+def take_reasoning(messages: list[Message], entry: Message, where: str) -> None:
+    """Add an item that comes back: the message behind it joins it.
+
+    Raises:
+        LiveError: its content or its summary is no list.
+    """
+    given = {name: entry.get(name) or [] for name in ("content", "summary")}
+    for name, found in given.items():
+        if not isinstance(found, list):
+            raise refusal(f"{where}.{name}", f"is {shown(found)}; expected a list of parts of text")
+    parts = [part for found in given.values() for part in found if isinstance(part, dict)]
     texts = [text for part in parts if isinstance(text := part.get("text"), str)]
     sealed = entry.get("encrypted_content")
     message = assistant_message("", [], turn=sealed if isinstance(sealed, str) else "")

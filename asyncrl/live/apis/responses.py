@@ -241,7 +241,7 @@ def _take(messages: list[Message], entry: Message, where: str) -> None:
         thought = messages.pop() if message["role"] == "assistant" and only_reasoning(messages) else {}
         messages.append(thought | message)
     elif kind == "reasoning":
-        take_reasoning(messages, entry)
+        take_reasoning(messages, entry, where)
     else:
         raise refusal(f"{where}.type", f"is {shown(kind)}; this gateway takes messages of text and calls of functions")
 
