@@ -2,8 +2,9 @@
 
 FP8 (DeepSeek-V3, arXiv 2412.19437, 3.3): the 128 x 128 values of a block are divided by their scale, the largest of
 them over 448, and rounded to e4m3; `weight_scale_inv` has the scales. INT4 (compressed-tensors, symmetric groups): the
-32 values of a group are divided by their scale, the largest of them over 7.5, and rounded to -8 to 7; eight of them lie
-in an int32, the first one in its lowest bits, each with 8 added.
+32 values of a group are divided by their scale and rounded to -8 to 7; eight of them lie in an int32, the first one in
+its lowest bits, each with 8 added. The scale is the largest value over 7.5, as compressed-tensors has it, or over 7 or
+8 where the group loses less by that: so what was quantised before comes back as it was.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from asyncrl.data.model_dir import INVERSE, PACKED, PACKED_COLUMNS, SCALE, SHAPE
 from asyncrl.data.quantisation import BLOCK, GROUP, Form
 
 _FP8, _FP8_LARGEST = torch.float8_e4m3fn, 448.0
-_INT4_HALF = 7.5  # half of the 15 steps from -8 to 7
+_INT4_LARGEST = (7.5, 7.0, 8.0)  # steps that the largest value of a group may be
 _LEAST = 1e-12  # scale of a block of zeros
 
 
@@ -60,11 +61,24 @@ def _to_blocks(weight: torch.Tensor) -> list[torch.Tensor]:
 
 def _to_groups(weight: torch.Tensor) -> list[torch.Tensor]:
     groups = weight.view(len(weight), -1, GROUP)
-    scales = (groups.abs().amax(2) / _INT4_HALF).clamp_min(_LEAST).bfloat16()
-    steps = (groups / scales.float()[..., None]).round().clamp(-8, 7).to(torch.int32)
+    largest = groups.abs().amax(2)
+    scales, steps, loss = _of_scales(groups, largest / _INT4_LARGEST[0])
+    for other in _INT4_LARGEST[1:]:
+        found = _of_scales(groups, largest / other)
+        better = found[2] < loss
+        scales, loss = torch.where(better, found[0], scales), torch.where(better, found[2], loss)
+        steps = torch.where(better[..., None], found[1], steps)
     shifts = torch.arange(0, 4 * PACKED_COLUMNS, 4, dtype=torch.int32, device=weight.device)
     packed = ((steps + 8).view(len(weight), -1, PACKED_COLUMNS) << shifts).sum(2, dtype=torch.int32)
     return [packed, scales, torch.tensor(weight.shape, device=weight.device)]
+
+
+def _of_scales(groups: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return scales as they are stored, the steps of each value, and the sum of squares that each group loses."""
+    kept = scales.clamp_min(_LEAST).bfloat16()
+    wide = kept.float()[..., None]
+    steps = (groups / wide).round().clamp(-8, 7)
+    return kept, steps.to(torch.int32), (steps * wide - groups).square().sum(2)
 
 
 def plain_names(names: Collection[str]) -> set[str]:

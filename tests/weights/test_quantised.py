@@ -77,6 +77,17 @@ def test_int4_groups_are_those_of_compressed_tensors():
     assert float((back - weight).abs().max()) <= 0.5 * float(scales.max()) * (1 + 2**-7)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_what_was_quantised_comes_back_as_it_was(form):
+    weight = torch.randn(130, 256, generator=torch.Generator().manual_seed(0))
+    names = [one.name for one in stored_as(form, "x.weight", (130, 256))]
+
+    made = dict(zip(names, quantise(form, weight), strict=True))
+    again = quantise(form, read_plain("x.weight", made, made.__getitem__))
+
+    assert all(torch.equal(one.float(), other.float()) for one, other in zip(made.values(), again, strict=True))
+
+
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("mixture")
