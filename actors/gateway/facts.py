@@ -60,6 +60,9 @@ class Facts:
             self._spool.open()
         except OSError as error:
             self._failed(SpoolFault(f"the spool cannot be opened: {error}"))
+        if self._spool.damaged:
+            self._context.log.error("facts in the spool are damaged, and lost", facts=self._spool.damaged)
+            self._context.count("facts_lost", self._spool.damaged)
         if len(self._spool):
             self._context.log.info("facts of the process before this one wait", facts=len(self._spool))
             self._store_soon()

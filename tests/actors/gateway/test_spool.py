@@ -115,13 +115,33 @@ def test_a_file_gives_back_what_was_written_whole(tmp_path: Path):
 
     again = Spool(tmp_path / "spool" / "g")
     again.open()
-    assert len(again) == 2 and again.taken < len(raw)
+    assert len(again) == 2 and again.damaged == 0 and again.taken < len(raw)
     again.add(waiting(3))
     found = []
     while len(again):
         found.append(again.first().message.key)
         again.drop_first()
     assert found == ["t0", "t1", "t3"] and (tmp_path / "spool" / "g").read_bytes() == b""
+
+
+def test_a_record_that_is_damaged_takes_no_others_with_it(tmp_path: Path):
+    spool = Spool(tmp_path / "g")
+    spool.open()
+    for number in range(4):
+        spool.add(waiting(number))
+    spool.close()
+    raw = bytearray((tmp_path / "g").read_bytes())
+    raw[len(raw) // 2 - 1] ^= 1  # the end of the second
+    (tmp_path / "g").write_bytes(raw)
+
+    again = Spool(tmp_path / "g")
+    again.open()
+    assert again.damaged == 1
+    found = [again.first().message.key]
+    while len(again) > 1:
+        again.drop_first()
+        found.append(again.first().message.key)
+    assert found == ["t0", "t2", "t3"]
 
 
 def test_a_disk_that_is_full_takes_no_more_and_keeps_what_it_has(tmp_path: Path):
