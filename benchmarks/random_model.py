@@ -68,7 +68,8 @@ def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: st
     shapes = [part for name, one in named.items() for part in shapes_on_disk(name, tuple(one.shape)).items()]
     for name, size in shapes:
         count = math.prod(size)
-        drawn = noise if count <= len(noise) else noise.repeat(-(-count // len(noise)))
+        # Memory of its own: whoever changes a tensor changes no other.
+        drawn = noise[:count].clone() if count <= len(noise) else noise.repeat(-(-count // len(noise)))
         values = torch.ones(count, dtype=kind) if "norm" in name else drawn[:count]
         tensors.append(HostTensor(name, dtype, list(size), values.view(torch.uint8).numpy()))
     write_tensors(DiskFolder(directory), {"model": tensors})

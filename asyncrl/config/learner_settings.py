@@ -100,9 +100,8 @@ class LayoutSettings(Settings):
 
     # Ranks that share each matrix product, and the tokens between products; a divisor of the key-value heads.
     tensor: Positive = 1
-    pipeline: Positive = (
-        1  # Stages of consecutive layers, of which the first have one more where they cannot have as many.
-    )
+    # Stages of consecutive layers, of which the first have one more where they cannot have as many.
+    pipeline: Positive = 1
     # Ranks that share the tokens of each document, cut into twice as many chunks. A micro-batch is divided over them.
     context: Positive = 1
     # Chunks of consecutive layers in each stage: micro-batches meet shorter stages, and wait less for one another.

@@ -120,7 +120,7 @@ class Router:
 
     async def start(self) -> None:
         """Start the process and return when it answers."""
-        key = secrets.token_urlsafe(32)
+        key = secrets.token_hex(32)  # it becomes an argument, which may not begin with "-"
         write_private(self._key_file, key.encode())
         own = ["--host", "127.0.0.1", "--port", str(self._port)]
         own += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]

@@ -61,7 +61,8 @@ class RunFiles:
 
     def make_engine_key(self) -> None:
         """Write a new key for the inference servers that the run starts, readable by its owner alone."""
-        write_private(self.own_engine_key, secrets.token_urlsafe(32).encode())
+        # Hexadecimal: SGLang reads its options file as a command line, where "-..." would be another option.
+        write_private(self.own_engine_key, secrets.token_hex(32).encode())
 
     def key_of(self, actor_id: str) -> Path:
         """The API key of a server that was announced while the run went on, or of a router; private."""

@@ -100,12 +100,13 @@ def _directory(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def _secrets(config: Config, base: Path) -> Iterator[Finding]:
-    tables = [(f"engine.groups.{name}", group) for name, group in config.engine.groups.items()]
+    tables = {"engine": config.engine, **config.engine.tables}
+    of_servers = {f"{table}.api_key_file" for table, group in tables.items() if group.kind == "sglang"}
     for key, name in (
         ("nats.password_file", config.nats.password_file),
         ("learner.teacher.api_key_file", config.learner.teacher.api_key_file),
         ("live.judge.api_key_file", config.live.judge.api_key_file),
-        *((f"{table}.api_key_file", group.api_key_file) for table, group in [("engine", config.engine), *tables]),
+        *((f"{table}.api_key_file", group.api_key_file) for table, group in tables.items()),
     ):
         if not name:
             continue
@@ -116,6 +117,10 @@ def _secrets(config: Config, base: Path) -> Iterator[Finding]:
             found = getattr(error, "strerror", "") or str(error)
         if found:
             yield Finding((key,), f"{path}: found {found.lower()}, expected a readable file that holds the secret")
+            continue
+        if key in of_servers and path.read_text(encoding="utf-8").strip().startswith("-"):
+            message = "SGLang reads its key as an argument, which may not begin with '-'; give the server another key"
+            yield Finding((key,), f"{path}: {message}")
 
 
 def _logins(config: Config, base: Path) -> Iterator[Finding]:

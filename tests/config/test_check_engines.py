@@ -6,8 +6,10 @@ import pytest
 
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.hints import hints
+from asyncrl.config.load import load_config
 from asyncrl.engine.control import EngineFailed, EngineHome, SGLangControl
-from harness.configs import from_settings, problems, the_problem
+from asyncrl.run.preflight import check_surroundings
+from harness.configs import SOUND, from_settings, problems, the_problem
 
 PREFILL = ["--disaggregation-mode", "prefill"]
 ANOTHER_PORT = "--disaggregation-bootstrap-port="
@@ -169,3 +171,12 @@ def test_cards_that_can_be_shared_are_not():
     # Servers beyond the learner's card have a card of their own.
     from_settings(MEMORY, *SGLANG, part(0.9), "engine.gpus=[1]", "placement.learner_fraction=0.95")
     assert "GPU 1" in the_problem("demo", MEMORY, *SGLANG, part(0.9), "engine.gpus=[1]", "learner.ranks=2").message
+
+
+def test_a_key_of_sglang_that_reads_like_an_option_is_refused(written, tmp_path):
+    (tmp_path / "key").write_text("-key\n")
+    plain = SOUND + 'engine.api_key_file = "key"\n'
+
+    load_config(written(plain), further=check_surroundings)
+    found = [one.message for one in problems(written(plain + 'engine.kind = "sglang"\n'), files=True)]
+    assert sum("may not begin with '-'" in message for message in found) == 1

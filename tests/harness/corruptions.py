@@ -182,7 +182,12 @@ def swap_results(r: Recorded) -> None:
 
 
 def unpublish(r: Recorded) -> None:
-    r.remove(WEIGHTS_PUBLISHED, lambda message: message.version == 3)
+    """Remove the newest version of which tokens were trained; the load decides which one that is."""
+    groups = [group for batch in r.messages(BATCH_PACKED) for group in batch.groups]
+    packed = {member.trajectory_id for group in groups for member in group.members}
+    results = [result for result in r.messages(TRAJECTORY_GENERATED) if result.trajectory_id in packed]
+    newest = max(int(segment.versions.max()) for result in results for segment in result.segments)
+    r.remove(WEIGHTS_PUBLISHED, lambda message: message.version == newest)
 
 
 def another_row(r: Recorded) -> None:
