@@ -181,8 +181,9 @@ class LearnerSettings(Settings):
     packing: Literal["packed", "padded"] = "packed"
     # Tokens of one forward and backward pass, padding among them; a longer row has a pass of its own.
     micro_batch_tokens: Positive = 16384
-    # Experts of a token: `own`, of the trainer's router, or `replay`, those that it went to where it was sampled.
-    routing: Literal["own", "replay"] = "own"
+    # Experts of a token: `own`, of the trainer's router; `replay`, those that it went to where it was sampled; or
+    # `trainer`, those of the trainer's pass before the update, also in the pass with the gradient.
+    routing: Literal["own", "replay", "trainer"] = "own"
     recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
     # Share of their activations that compiled layers keep for the backward pass; what is cheapest is computed again.
     activations: Annotated[float, Meta(gt=0, le=1)] = 1.0

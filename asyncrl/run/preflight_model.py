@@ -17,6 +17,7 @@ from asyncrl.algorithms.filters import FILTERS
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import COLUMNS
 from asyncrl.config.check import Finding
+from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.own_algorithms import Named, named_algorithms
 from asyncrl.config.setting_types import SCRIPTED
@@ -263,7 +264,8 @@ _FLAG = "--enable-return-routed-experts"
 
 def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
     """Return whether the model has experts, and engines tell which each token went to."""
-    if config.learner.routing != "replay":
+    wanted = config.learner.routing
+    if wanted == "own":
         return
     key, own = "learner.routing", 'or set learner.routing = "own"'
     try:
@@ -272,12 +274,17 @@ def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
         return  # reported where the model itself is checked
     if experts is None:
         model = f"the model at {base / config.model.path}" if config.model.path else "a made model"
-        yield Finding((key, "model.path"), f'found "replay", but {model} has no experts; name one that has, {own}')
+        yield Finding((key, "model.path"), f'found "{wanted}", but {model} has no experts; name one that has, {own}')
     elif experts.chosen < 2:
         message = "a token of this model goes to one expert, whose record cannot be told from a lost one"
         yield Finding((key, "model.path"), f'{message}; set learner.routing = "own"')
     if config.learner.packing != "packed":
         yield Finding((key, "learner.packing"), f'routing is replayed in packed rows alone; set "packed", {own}')
+    if wanted == "trainer":
+        if all(column != "proximal" for _, column in needed_columns(config)):
+            message = f"there is no pass before the update whose experts are replayed; let the loss have one, {own}"
+            yield Finding((key, "learner.loss"), message)
+        return
     if config.engine.router.count:
         yield Finding((key, "engine.router.count"), f"sglang-router drops the request for experts; set 0, {own}")
     for table, group in config.engine.tables.items():

@@ -67,12 +67,20 @@ class Passes:
         """Rows as tensors."""
         return micro_batch(self._layout, rows, self._device, columns)
 
-    def column(self, scorer: Scorer, rows: Sequence[TrainRow]) -> dict[int, npt.NDArray[np.float32]]:
-        """A scorer's values of trained tokens, [T, ...] each, by the `id` of the row. Every rank takes part."""
+    def column(
+        self, scorer: Scorer, rows: Sequence[TrainRow], after: Callable[[list[TrainRow]], None] | None = None
+    ) -> dict[int, npt.NDArray[np.float32]]:
+        """A scorer's values of trained tokens, [T, ...] each, by the `id` of the row. Every rank takes part.
+
+        Args:
+            after: called with the rows of each micro-batch after its pass.
+        """
         found: dict[int, npt.NDArray[np.float32]] = {}
         for batch in self.even(self.cut(rows)):
             with torch.no_grad():
                 values, *_ = scorer(*self.lay(batch).inputs)
+            if after is not None:
+                after(batch)
             found |= zip(map(id, batch), by_row(values, batch), strict=True)
         return found
 

@@ -21,9 +21,10 @@ from asyncrl.training.disk_names import read_whole, stored
 from asyncrl.training.lora import Lora, add_adapters
 from asyncrl.training.masters import Masters
 from asyncrl.training.replay_router import replay_routers
-from asyncrl.training.routing import Mixture, recorded
+from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import CHUNK_ELEMENTS, Kernels, Top, chosen_logprobs, most_probable
+from topics.wire import UInt8Array
 
 
 class Policy(nn.Module):
@@ -53,6 +54,14 @@ class Policy(nn.Module):
     def replay(self) -> None:
         """From here on tokens go to the experts that their documents name; those of frozen models never do."""
         self._routers = replay_routers(self.model)
+
+    def taken(self) -> UInt8Array:
+        """Return the experts that the tokens of the newest pass went to: see `as_bytes`."""
+        assert self.mixture is not None
+        layers, experts = self.mixture.layers, self.mixture.experts
+        known = {number: router.taken for number, router in self._routers.items()}
+        nothing = torch.zeros_like(next(iter(known.values())))  # in a layer without experts
+        return as_bytes(torch.stack([known.get(number, nothing) for number in range(layers)], 1), experts)
 
     def forward(
         self,

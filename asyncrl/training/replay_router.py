@@ -21,12 +21,13 @@ class ReplayRouter(Qwen3MoeTopKRouter):
     """The router of transformers, which goes by what is told to it. A gradient reaches it through the shares."""
 
     recorded: torch.Tensor | None = None
+    taken: torch.Tensor | None = None  # [T, K] in the newest pass
 
     def forward(self, hidden: torch.Tensor) -> Routed:
         """Choose experts."""
         logits = F.linear(hidden.reshape(-1, self.hidden_dim), self.weight)
         shares = logits.softmax(-1, dtype=torch.float)
-        chosen = replayed(shares.topk(self.top_k, -1).indices, self.recorded)
+        chosen = self.taken = replayed(shares.topk(self.top_k, -1).indices, self.recorded)
         found = shares.gather(1, chosen)
         if self.norm_topk_prob:
             found = found / found.sum(-1, keepdim=True)
@@ -36,7 +37,7 @@ class ReplayRouter(Qwen3MoeTopKRouter):
 def _replay_corrected(router: Any, routed: Routed) -> Routed:
     """Return what a router of sigmoid scores makes of the experts that it is told."""
     logits, _, own = routed
-    chosen = replayed(own, router.recorded)
+    chosen = router.taken = replayed(own, router.recorded)
     shares = logits.sigmoid().gather(1, chosen)
     if router.norm_topk_prob:
         shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # as transformers does
@@ -47,6 +48,7 @@ class DeepseekReplayRouter(DeepseekV3TopkRouter):
     """As `ReplayRouter`, of DeepSeek-V3."""
 
     recorded: torch.Tensor | None = None
+    taken: torch.Tensor | None = None
 
     def forward(self, hidden: torch.Tensor) -> Routed:
         """Choose experts."""
@@ -58,6 +60,7 @@ class Glm4ReplayRouter(Glm4MoeTopkRouter):
     """As `ReplayRouter`, of GLM-4.5."""
 
     recorded: torch.Tensor | None = None
+    taken: torch.Tensor | None = None
 
     def forward(self, hidden: torch.Tensor) -> Routed:
         """Choose experts."""

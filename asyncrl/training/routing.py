@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.training.protocol import RowError
+from topics.wire import UInt8Array
 
 
 class Mixture(NamedTuple):
@@ -31,6 +33,35 @@ def recorded(routing: torch.Tensor, layers: int, experts: int) -> torch.Tensor:
     """
     wide = routing if experts <= 256 else routing.contiguous().view(torch.int16)
     return wide.view(len(routing), layers, -1).long()
+
+
+def as_bytes(chosen: torch.Tensor, experts: int) -> UInt8Array:
+    """Write the experts of tokens, [T, layers, K], as `recorded` reads them."""
+    return chosen.flatten(1).to(torch.uint8 if experts <= 256 else torch.int16).cpu().numpy().view(np.uint8)
+
+
+class Recorded:
+    """The experts that tokens of rows went to in a pass."""
+
+    def __init__(self, taken: Callable[[], UInt8Array]) -> None:
+        """
+        Args:
+            taken: gives those of all tokens of the newest micro-batch, packed; see `as_bytes`.
+        """
+        self._taken = taken
+        self._found: dict[int, UInt8Array] = {}  # by the `id` of the row
+
+    def keep(self, rows: Sequence[TrainRow]) -> None:
+        """Take those of a micro-batch that just passed; the last token of a row was not fed."""
+        routing, start = self._taken(), 0
+        for row in rows:
+            end = start + len(row.tokens) - 1
+            self._found[id(row)] = np.pad(routing[start:end], ((0, 1), (0, 0)))
+            start = end
+
+    def of(self, row: TrainRow) -> UInt8Array | None:
+        """Return those of a row, or what it had."""
+        return self._found.get(id(row), row.routing)
 
 
 def replayed(own: torch.Tensor, recorded: torch.Tensor | None) -> torch.Tensor:

@@ -24,6 +24,8 @@ class TrainerSettings:
     """True where other processes of the host may read the copied weights; on a GPU they take its memory."""
     replays: bool = False
     """True where tokens go to the experts that they went to where they were sampled."""
+    records: bool = False
+    """True where tokens go, in the pass with the gradient, to those that they went to in the pass before the update."""
     quantised: Quantisation | None = None
     """The form of the published weights; the trained ones have `dtype`."""
     threads: int = 1

@@ -33,7 +33,7 @@ from asyncrl.training.passes import Passes, Scorer
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.reference import Reference
 from asyncrl.training.resting import Resting
-from asyncrl.training.routing import Mixture, check_routing
+from asyncrl.training.routing import Mixture, Recorded, check_routing
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import Top
 from topics.batches import Anomaly, CriticStep, Objective
@@ -98,6 +98,7 @@ class Steps:
     config: bytes | None = None
     form: Quantisation | None = None  # of the published weights; None as they are trained
     replays = False  # tokens go to the experts that they went to where they were sampled
+    records = False  # or to those of the pass that fills `proximal`
     anomaly: Anomaly | None = None
     beside_state: Mapping[str, bytes]
     device: torch.device
@@ -255,9 +256,14 @@ class Steps:
                         f"there, and this trainer fills only {', '.join(self.scorers)}"
                     )
                 continue
-            found = self._passes.column(self.scorers[name], lacking)
+            recorded = Recorded(self._policy.taken)
+            records = self.records and name == "proximal"
+            found = self._passes.column(self.scorers[name], lacking, recorded.keep if records else None)
             rows = [
-                replace(row, columns={**row.columns, name: found[id(row)]}) if id(row) in found else row for row in rows
+                replace(row, columns={**row.columns, name: found[id(row)]}, routing=recorded.of(row))
+                if id(row) in found
+                else row
+                for row in rows
             ]
         return rows
 

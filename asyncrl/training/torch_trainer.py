@@ -64,8 +64,9 @@ class TorchTrainer(Steps):
         frozen = Loading(self.device, self._dtype, packed, self.settings.compiled, activations=activations)
         own = replace(frozen, lora=lora)
         self._policy = load_policy(directory, replace(own, recompute=self.settings.recompute, trained=True))
-        self._mixture, self.replays = self._policy.mixture, self.settings.replays
-        if self.replays:
+        self._mixture = self._policy.mixture
+        self.replays, self.records = self.settings.replays, self.settings.records
+        if self.replays or self.records:
             self._policy.replay()
         self._passes = Passes(
             self.device,

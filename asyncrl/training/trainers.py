@@ -64,6 +64,7 @@ def _common(config: Config, model: Path, base: Path) -> dict[str, Any]:
         "recompute": settings.recompute,
         "compiled": settings.device.startswith("cuda") and settings.dtype == "bfloat16" and settings.compile,
         "replays": settings.routing == "replay",
+        "records": settings.routing == "trainer",
         "shares": config.weights.direct != "never",
         "quantised": quantised_as(model, config.weights.format),
         "teacher": base / settings.teacher.model if settings.teacher.model else None,

@@ -13,7 +13,7 @@ MIXTURE = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 8,
 }
-REPLAY = "learner.routing=replay"
+REPLAY, RECORD = "learner.routing=replay", "learner.routing=trainer"
 
 
 def words(folder, changed, *settings):
@@ -26,6 +26,8 @@ def words(folder, changed, *settings):
     ("changed", "settings", "wanted"),
     [
         ({}, [], "has no experts; name one that has"),
+        ({}, [RECORD], 'found "trainer", but the model'),
+        (MIXTURE, [RECORD, "learner.loss=reinforce"], "there is no pass before the update"),
         (MIXTURE | {"num_experts_per_tok": 1}, [], "goes to one expert"),
         (MIXTURE, ["learner.packing=padded"], "in packed rows alone"),
         (MIXTURE, ["engine.kind=sglang"], "returns no experts without --enable-return-routed-experts"),
@@ -37,4 +39,6 @@ def test_what_cannot_be_replayed_is_one_clear_error(tmp_path, changed, settings,
 
 
 def test_a_mixture_on_an_engine_that_tells_its_experts_is_not_refused_for_it(tmp_path):
-    assert not any("expert" in one and "mlp.gate" not in one for one in words(tmp_path, MIXTURE))
+    for settings in ([], [RECORD, "engine.kind=sglang"]):
+        found = words(tmp_path / str(len(settings)), MIXTURE, *settings)
+        assert not any("expert" in one and "mlp.gate" not in one for one in found)

@@ -21,9 +21,11 @@ from asyncrl.engine.generator import Generator, Manner, Watch
 from asyncrl.engine.routing import keep_routing
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal
+from asyncrl.training import replay_router
 from asyncrl.training.protocol import RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.mixtures import MIXTURE, routed_rows, write_transformers_model
+from harness.planted_errors import apart, unsteady
 from harness.training import policy, policy_rows
 from topics.engines import EngineReady
 from topics.trajectories import Answer
@@ -214,3 +216,11 @@ async def test_rows_of_no_token_of_the_answer_keep_out_none_of_it(before):
     rows = np.frombuffer(answer.routing, np.uint8).reshape(len(ids) + count, 2)
     assert answer.versions.tolist() == [1] * count
     assert rows.tolist() == [[3, 4]] * (len(ids) + count - 1) + [[0, 0]]
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_the_trainer_replays_what_it_chose_in_the_pass_before_the_update(model, monkeypatch, records):
+    monkeypatch.setattr(replay_router, "replayed", unsteady)
+    trainer = TorchTrainer(model, TorchSettings(micro_batch_tokens=64, records=records, replays=not records))
+
+    assert (apart(trainer) < 1e-5) == records

@@ -104,7 +104,8 @@ def join(layout: Layout) -> None:
     """Form the groups of a layout out of all ranks, or out of this process alone; those that are there stay."""
     if not dist.is_initialized():
         store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", store=store, rank=0, world_size=1)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     if parallel_state.model_parallel_is_initialized():
         if layout == _joined():
             return

@@ -58,6 +58,9 @@ class Share(NamedTuple):
     temperatures: torch.Tensor  # [M]
     scored: torch.Tensor | None = None  # [M] places among those of all ranks; None where this rank has them all
     whole: int = 0  # number of them on all ranks
+    sources: torch.Tensor | None = (
+        None  # [T] places of the tokens among those of all ranks; -1 of none; None as `scored`
+    )
 
 
 def share_of(inputs: Inputs, documents: Documents, layout: Layout) -> Share:
@@ -129,6 +132,7 @@ class _Zigzag:
             inputs.temperatures[scored],
             scored,
             len(inputs.positions),
+            torch.where(there_, tokens_, -1),
         )
 
     def _segments(self, device: torch.device) -> Segments:

@@ -176,31 +176,37 @@ class ExpertMixture(nn.Module):
 class _Replay:
     """The choice of experts as the library asks for it; it has the same, but keeps micro-batches in a queue."""
 
-    def __init__(self, recorded: torch.Tensor) -> None:
+    def __init__(self, recorded: torch.Tensor | None) -> None:
         self._recorded = recorded
+        self.taken: torch.Tensor | None = None  # [T, K] in the pass
 
     def get_replay_topk(
         self, scores: torch.Tensor, topk: int, groups: int | None, group_topk: int | None, choose: Callable[..., Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the scores of the chosen experts, [T, K], and these."""
         _, own = choose(scores, topk, num_groups=groups, group_topk=group_topk)
-        chosen = replayed(own, self._recorded)
+        chosen = self.taken = replayed(own, self._recorded)
         return scores.gather(1, chosen), chosen
 
 
 class ExpertLayer(Layer):
-    """A layer whose router is told the experts of each call: a layer that is computed again in a backward
+    """A layer whose router is recorded the experts of each call: a layer that is computed again in a backward
     pass gets those of its own micro-batch, whichever is under way (docs/routing-replay.md)."""
 
     compiles_fed = False
+    taken: torch.Tensor | None = None
+    """[T of this rank, K] experts in the newest pass."""
 
     def forward(
         self, hidden_states: torch.Tensor, *, packed_seq_params: PackedDocuments, **given: Any
     ) -> tuple[torch.Tensor, None]:
         """See `Layer`."""
         recorded = packed_seq_params.recorded
-        self.mlp.router.router_replay = None if recorded is None else _Replay(recorded[:, self.layer_number - 1])
-        return super().forward(hidden_states, packed_seq_params=packed_seq_params, **given)
+        replay = _Replay(None if recorded is None else recorded[:, self.layer_number - 1])
+        self.mlp.router.router_replay = replay
+        found = super().forward(hidden_states, packed_seq_params=packed_seq_params, **given)
+        self.taken = replay.taken
+        return found
 
     def fed(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `Layer`: by experts."""

@@ -16,13 +16,15 @@ from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.training.attention import Documents
 from asyncrl.training.layouts import Inputs
 from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
+from asyncrl.training.megatron.experts import ExpertLayer
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.modules import build
 from asyncrl.training.megatron.parts import Parts, is_no_head
 from asyncrl.training.megatron.vocabulary import kernels_of
-from asyncrl.training.routing import Mixture, recorded
+from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.vocabulary import Top, chosen_logprobs, most_probable
+from topics.wire import UInt8Array
 
 
 class _Head(NamedTuple):
@@ -97,6 +99,7 @@ class MegatronPolicy:
 
     def _over_stages(self, inputs: Inputs, wanted: torch.Tensor | Top | None) -> tuple[torch.Tensor, ...]:
         share = self.share(inputs)
+        self._newest = share, inputs.tokens.shape[1]
         if self._layout.pipeline == 1:
             return self.scored(self.hidden(self.chunks[0], share), share, wanted)
         length = share.tokens.shape[1] // self._layout.tensor
@@ -115,6 +118,28 @@ class MegatronPolicy:
         for one in found:
             dist.broadcast(one, parallel_state.get_pipeline_model_parallel_last_rank(), self._stages)
         return found
+
+    def taken(self) -> UInt8Array:
+        """Return the experts that the tokens of the newest micro-batch went to, on every rank: see `as_bytes`."""
+        assert self.mixture is not None
+        (share, count), (layers, chosen, experts, *_) = self._newest, self.mixture
+        size = (share.tokens.shape[1] // self._layout.tensor, layers, chosen)
+        found = torch.zeros(size, dtype=torch.int32, device=self.device)
+        for layer in (layer for chunk in self.chunks for layer in chunk.decoder.layers):
+            if isinstance(layer, ExpertLayer) and layer.taken is not None:
+                found[:, layer.layer_number - 1] = layer.taken.int()
+        if self._layout.tensor > 1:
+            every = [torch.empty_like(found) for _ in range(self._layout.tensor)]
+            dist.all_gather(every, found, group=parallel_state.get_tensor_model_parallel_group())
+            found = torch.cat(every)
+        if self._layout.pipeline > 1:
+            dist.all_reduce(found, group=self._stages)
+        if share.sources is not None:
+            whole = found.new_zeros(count, *size[1:])
+            whole[share.sources[share.sources >= 0]] = found[share.sources >= 0]
+            dist.all_reduce(whole, group=parallel_state.get_context_parallel_group())
+            found = whole
+        return as_bytes(found[:count], experts)
 
     def _sizes(self, count: int, wanted: torch.Tensor | Top | None) -> list[tuple[int, ...]]:
         """Sizes of the scores of so many tokens."""

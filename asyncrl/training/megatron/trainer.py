@@ -61,7 +61,8 @@ class MegatronTrainer(Steps):
         trained = frozen._replace(recompute=self.settings.recompute)
         self._policy = MegatronPolicy(directory, trained)
         self._mixture = self._policy.mixture
-        self._policy.replays = self.replays = self.settings.replays
+        self.replays, self.records = self.settings.replays, self.settings.records
+        self._policy.replays = self.replays or self.records
         self._own = MegatronOptimized(self._policy, eps=self.settings.eps, stems=Stems(WEIGHTS, STATE))
         self._passes = Passes(
             self.device,

@@ -1,0 +1,148 @@
+"""One of two processes that take a step as it is right, and with an error that nothing would report.
+
+`python -m tests.harness.planted_errors RANK FOLDER`: FOLDER has the models; rank 0 prints the norms of the gradients.
+"""
+
+import json
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from asyncrl.algorithms.losses import loss_of
+from asyncrl.training.megatron import experts, latent, modules
+from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.schedule import Schedule
+from asyncrl.training.megatron.settings import MegatronSettings
+from asyncrl.training.megatron.trainer import MegatronTrainer
+from asyncrl.training.routing import replayed
+from tests.harness.mixtures import routed_rows
+from tests.harness.training import policy_rows
+from topics.batches import Objective
+
+OBJECTIVE = Objective(learning_rate=1e-2)
+DECOUPLED = Objective(loss="decoupled", loss_options={"proximal": "recomputed"}, learning_rate=1e-2)
+RECORDED = {
+    "stages": Layout(pipeline=2, virtual=2),
+    "tokens": Layout(context=2),
+    "tokens of products": Layout(tensor=2, expert=2),
+}
+"""Layouts in which the experts of the pass before the update are those of the next, by name."""
+
+
+def rows_of(name):
+    rows = policy_rows(np.random.default_rng(0), 12)
+    return routed_rows(rows, 0) if name == "qwen3-moe" else rows
+
+
+@contextmanager
+def replaced(owner, **others):
+    """Attributes of a module or class, for a while."""
+    before = {name: getattr(owner, name) for name in others}
+    for name, other in others.items():
+        setattr(owner, name, other)
+    try:
+        yield
+    finally:
+        for name, one in before.items():
+            setattr(owner, name, one)
+
+
+def latents_of_each_rank():
+    """Gradients of the products to latents, which every rank has whole, are not summed over the ranks."""
+
+    class Forgetful(latent._Whole):
+        def __init__(self, *given):
+            super().__init__(*given)
+            self.weight.sequence_parallel = False
+
+    return replaced(latent, _Whole=Forgetful)
+
+
+def experts_without_mark():
+    """The norm misses the experts of the other rank."""
+    return replaced(experts, set_tensor_model_parallel_attributes=lambda *_: None)
+
+
+def losses_of_two_values():
+    """The library multiplies the loss by the context-parallel ranks, and divides it by the micro-batches."""
+    own = Schedule._loss
+
+    def loss(self, *given):
+        total, _, sums = own(self, *given)
+        return total, sums
+
+    both = ExitStack()
+    both.enter_context(replaced(Schedule, _loss=loss))
+    both.enter_context(replaced(modules, OPTIONS={**modules.OPTIONS, "calculate_per_token_loss": False}))
+    return both
+
+
+def replay_of_the_newest():
+    """A layer that is computed again in the backward pass gets the experts of the newest micro-batch."""
+    own, newest = experts.ExpertLayer.forward, {}
+
+    def forward(self, hidden_states, *, packed_seq_params, **given):
+        recorded = packed_seq_params.recorded
+        if recorded is not None and torch.is_grad_enabled():
+            times = -(-len(recorded) // len(newest[self]))
+            packed_seq_params.recorded = newest[self].repeat(times, 1, 1)[: len(recorded)]
+        elif recorded is not None:
+            newest[self] = recorded
+        found = own(self, hidden_states, packed_seq_params=packed_seq_params, **given)
+        packed_seq_params.recorded = recorded
+        return found
+
+    return replaced(experts.ExpertLayer, forward=forward)
+
+
+ERRORS = {
+    "latents of each rank": ("deepseek-v3", Layout(tensor=2), latents_of_each_rank),
+    "experts without a mark": ("qwen3-moe", Layout(tensor=2, expert=2), experts_without_mark),
+    "losses of two values": ("qwen3", Layout(context=2), losses_of_two_values),
+    "replay of the newest": ("qwen3-moe", Layout(pipeline=2), replay_of_the_newest),
+}
+"""By name: the model, the layout that shows it, and what plants it."""
+
+
+def norm(folder, name, layout):
+    """Norm of the gradient of the first step."""
+    settings = MegatronSettings(layout, micro_batch_tokens=64, recompute=True, replays=name == "qwen3-moe")
+    return MegatronTrainer(folder / name, settings).step(rows_of(name), OBJECTIVE)["grad_norm"]
+
+
+def unsteady(own, recorded):
+    """A choice of experts that is another one in each pass, but for what is recorded."""
+    return replayed(torch.remainder(own + int(torch.randint(1, 4, ())), 4), recorded)
+
+
+def apart(trainer):
+    """Greatest difference between the log-probs of the pass before the update and those of the next, in nats."""
+    with trainer.placed():
+        rows = trainer.with_gradient(policy_rows(np.random.default_rng(0), 12), loss_of(DECOUPLED))
+        found = trainer._passes.column(trainer._policy, rows)
+    return max(float(np.abs(found[id(row)] - row.columns["proximal"]).max()) for row in rows)
+
+
+def run(rank, folder):
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    found = {}
+    for error, (name, layout, plant) in ERRORS.items():
+        right = norm(folder, name, layout)
+        with plant():
+            found[error] = [right, norm(folder, name, layout)]
+    for name, layout in RECORDED.items():
+        settings = MegatronSettings(layout, micro_batch_tokens=64, records=True)
+        with replaced(experts, replayed=unsteady):
+            found[name] = apart(MegatronTrainer(folder / "qwen3-moe", settings))
+    if rank == 0:
+        print(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(int(sys.argv[1]), Path(sys.argv[2]))
