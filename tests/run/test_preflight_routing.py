@@ -39,6 +39,7 @@ def test_what_cannot_be_replayed_is_one_clear_error(tmp_path, changed, settings,
 
 
 def test_a_mixture_on_an_engine_that_tells_its_experts_is_not_refused_for_it(tmp_path):
-    for settings in ([], [RECORD, "engine.kind=sglang"]):
+    record = [RECORD, "engine.kind=sglang", "learner.loss=decoupled", "learner.loss_options.proximal=recomputed"]
+    for settings in ([], record):
         found = words(tmp_path / str(len(settings)), MIXTURE, *settings)
         assert not any("expert" in one and "mlp.gate" not in one for one in found)
