@@ -58,9 +58,8 @@ class Share(NamedTuple):
     temperatures: torch.Tensor  # [M]
     scored: torch.Tensor | None = None  # [M] places among those of all ranks; None where this rank has them all
     whole: int = 0  # number of them on all ranks
-    sources: torch.Tensor | None = (
-        None  # [T] places of the tokens among those of all ranks; -1 of none; None as `scored`
-    )
+    # [T] places of the tokens among those of all ranks; -1 of none; None as `scored`
+    sources: torch.Tensor | None = None
 
 
 def share_of(inputs: Inputs, documents: Documents, layout: Layout) -> Share:
