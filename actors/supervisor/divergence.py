@@ -15,11 +15,11 @@ FIGURE = "live_reference_kl"  # of `batch.trained`
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """A step that was trained."""
+    """A step that was trained, with live turns in it."""
 
     lineage: int
     step: int
-    nats: float | None  # per token; None: no live turn was in it
+    nats: float  # per token
 
 
 class Divergence(msgspec.Struct):
@@ -28,9 +28,10 @@ class Divergence(msgspec.Struct):
     measured: list[Measured] = []  # the newest last; some were trained again, on a later lineage
 
     def trained(self, trained: BatchTrained) -> None:
-        """Take note of a step."""
-        one = Measured(trained.lineage, trained.step, trained.metrics.get(FIGURE))
-        self.measured = [*self.measured, one][-_KEPT:]
+        """Take note of a step; one without live turns has none of them when it is trained again either."""
+        if FIGURE in trained.metrics:
+            one = Measured(trained.lineage, trained.step, trained.metrics[FIGURE])
+            self.measured = [*self.measured, one][-_KEPT:]
 
     def beyond(self, lineage: int, version: int, bound: float) -> str:
         """Return why a version may not be promoted; "" where it may, or nothing is known of it."""
@@ -48,5 +49,5 @@ class Divergence(msgspec.Struct):
         for one in reversed(self.measured):
             if one.lineage <= lineage and one.step < before:  # else it has no part in it, or was trained again
                 before = one.step
-                found += [] if one.nats is None else [one.nats]
+                found.append(one.nats)
         return found
