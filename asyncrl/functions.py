@@ -58,6 +58,21 @@ def load_module(where: str, *, base: Path, spec: str = "") -> ModuleType:
     return _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
 
 
+def load_plain_function(spec: str, *, base: Path, argument: str) -> Callable[..., Any]:
+    """Import a function that is called and not awaited.
+
+    Args:
+        argument: what it takes, for the error.
+
+    Raises:
+        FunctionError: as `load_function`, or it is async.
+    """
+    function = load_function(spec, base=base)
+    if is_async(function):
+        raise FunctionError(f"{spec}: it is an async function; write def {spec.rpartition(':')[2]}({argument})")
+    return function
+
+
 def is_async(function: Callable[..., Any]) -> bool:
     """Return whether a call answers an awaitable; an object may have an async `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -115,8 +115,16 @@ def _fp8_config(rest: list[str]) -> dict[str, Any]:
 
 def _int4_config(rest: list[str]) -> dict[str, Any]:
     weights = {
-        **{"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP},
-        **{"dynamic": False, "actorder": None, "block_structure": None, "observer": "minmax", "observer_kwargs": {}},
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": True,
+        "strategy": "group",
+        "group_size": GROUP,
+        "dynamic": False,
+        "actorder": None,
+        "block_structure": None,
+        "observer": "minmax",
+        "observer_kwargs": {},
     }
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {

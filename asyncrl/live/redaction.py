@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.errors import AsyncRLError, FunctionError
-from asyncrl.functions import is_async, load_function
+from asyncrl.errors import AsyncRLError
+from asyncrl.functions import load_plain_function
 from asyncrl.sandbox.frames import CallFailed, Service, Setup
 from asyncrl.sandbox.pool import Sandbox
 from topics.turns import TurnFinished, TurnStarted
@@ -103,9 +103,7 @@ def serve_redaction(spec: str, base: str) -> Service:
     Raises:
         FunctionError: it cannot be found or loaded, or is async.
     """
-    function = load_function(spec, base=Path(base))
-    if is_async(function):
-        raise FunctionError(f"{spec}: it is an async function; write def {spec.rpartition(':')[2]}(texts)")
+    function = load_plain_function(spec, base=Path(base), argument="texts")
     return Service(functools.partial(_call, function), _texts)
 
 

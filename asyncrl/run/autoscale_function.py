@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.errors import FunctionError
-from asyncrl.functions import is_async, load_function
+from asyncrl.functions import load_plain_function
 from asyncrl.sandbox.frames import CallFailed, Service, Setup
 from asyncrl.sandbox.pool import Sandbox
 from topics.actors import MOST_PROCESSES
@@ -57,9 +56,7 @@ def serve_autoscale(spec: str, base: str) -> Service:
     Raises:
         FunctionError: it cannot be found or loaded, or is async.
     """
-    function = load_function(spec, base=Path(base))
-    if is_async(function):
-        raise FunctionError(f"{spec}: it is an async function; write def {spec.rpartition(':')[2]}(pools)")
+    function = load_plain_function(spec, base=Path(base), argument="pools")
     return Service(functools.partial(_call, function), _counts)
 
 

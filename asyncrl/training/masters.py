@@ -29,9 +29,8 @@ class Masters:
             compiled: whether the two conversions are compiled: one pass over the weights each, instead of several.
         """
         self.parameters: dict[str, nn.Parameter] = {}
-        self.rests: dict[
-            str, torch.Tensor
-        ] = {}  # what rounding took away, of masters that are not whole between updates
+        # What rounding took away, of masters that are not whole between updates.
+        self.rests: dict[str, torch.Tensor] = {}
         self._names: dict[torch.Tensor, str] = {}  # by the master
         self._rounded = dict(model.named_parameters())
         self._join: Callable[..., Any] = torch.compile(_join, dynamic=True) if compiled else _join
