@@ -46,7 +46,7 @@ _BYTES = 1500  # of a trajectory on the server's disk, more than its logs take
 _DIGEST = xxhash.xxh3_128_hexdigest(b"")  # of weights without tensors, which is what the scripted trainer has
 _SNAPSHOT_S = 900.0  # for a keeper to fold everything and store what it knows
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
-_LOOK_S = 0.02
+_POLL_S = 0.02
 _PLAYING = ("prompter", "buffer")  # when the run is resumed; their logs are long, and they store snapshots
 _KEEPERS = (*_PLAYING, "learner", "supervisor")
 
@@ -316,7 +316,7 @@ def _audited(words: list[str]) -> dict[str, float]:
     while process.returncode is None:
         peak_mb = max(peak_mb, _peak_mb(process.pid))
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_LOOK_S)
+            process.wait(_POLL_S)
     if process.returncode:
         raise BenchError(f"asyncrl {words[0]} ended with code {process.returncode}")
     return {"audit_s": time.monotonic() - began, "audit_memory_mb": peak_mb}
@@ -348,7 +348,7 @@ async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> A
             while await read_last(bus, topic.stream, subject) == before:
                 if process.returncode is not None:
                     raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
-                await asyncio.sleep(_LOOK_S)  # whether it comes is known when it is there
+                await asyncio.sleep(_POLL_S)  # whether it comes is known when it is there
         yield process.pid
     except TimeoutError:
         raise BenchError(f"run {bus.run}: no {topic.name} within {_SNAPSHOT_S:.0f} s") from None

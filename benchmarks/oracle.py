@@ -27,7 +27,7 @@ from benchmarks.oracle_results import SYNCHRONOUS, Curve, Results, draw, figures
 from benchmarks.oracle_run import write_rollout
 from benchmarks.stage import BenchError, report
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _DEADLINE_S = 3600.0  # of one run, however loaded the machine is
 
 
@@ -147,7 +147,7 @@ async def _forked(measuring: _Measuring, curve: Curve) -> Curve:
         ending = asyncio.create_task(_done(running))
         try:
             while not ending.done() and not reached([row["reward_mean"] for row in _steps(run)]):
-                await asyncio.wait({ending}, timeout=_LOOK_S)
+                await asyncio.wait({ending}, timeout=_POLL_S)
             if not ending.done():
                 running.send_signal(signal.SIGINT)
             await ending

@@ -29,8 +29,8 @@ from topics.topic import BATCHES, PROMPTS, Stream, Topic
 
 T = TypeVar("T")
 
-_LIMIT_S = 90.0  # for anybody to work again
-_LOOK_S = 0.01
+_LIMIT_S = 90.0  # for any worker to work again
+_POLL_S = 0.01
 _LEASE_S = 2.0
 _CHECKPOINT_EVERY = 20
 _SMALL = f"""
@@ -168,7 +168,7 @@ async def _holds(condition: Callable[[], bool]) -> None:
     while True:
         if condition():
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 # --- prompter and buffer over long logs: all other actors are simulated by the measurement

@@ -118,7 +118,7 @@ class Updates:
             model = Path(scratch) / "model"
             write_random_model(model, SHAPES[served.shape], context=served.context, dtype=served.dtype)
             async with Stage.open(served.config(model)) as stage, contextlib.AsyncExitStack() as stack:
-                stack.callback(_tell, stage)
+                stack.callback(_report_errors, stage)
                 updates = cls(stage, served, model)
                 await updates._start(stack)
                 yield updates
@@ -209,14 +209,14 @@ def _has_answered(record: Record) -> bool:
     return vitals.role == "engine" and "answered_at_s" in vitals.values
 
 
-def _tell(stage: Stage) -> None:
+def _report_errors(stage: Stage) -> None:
     """Report what went wrong in the engine's logs."""
     for path in sorted(stage.files.logs.glob("engine*")):
-        lines = [line for line in path.read_text(errors="replace").splitlines() if _telling(path, line)]
+        lines = [line for line in path.read_text(errors="replace").splitlines() if _is_error(path, line)]
         for line in lines[-8:]:
             report(f"  {path.name}: {line[:600]}")
 
 
-def _telling(path: Path, line: str) -> bool:
+def _is_error(path: Path, line: str) -> bool:
     refused = any(words in line for words in _REFUSED) or '"level":"error"' in line.replace(" ", "")
     return refused or path.name.endswith(("sender.log", "staging.log"))

@@ -68,7 +68,7 @@ def grading_deadlines(state: BufferState, plan: Plan) -> dict[str, float]:
 
 
 def expired_grading(state: BufferState, plan: Plan, now_s: float) -> list[Message]:
-    """The ends of members that nobody graded in time."""
+    """The ends of members without a grade in time."""
     decisions: list[Message] = []
     for group_id, end_s in grading_deadlines(state, plan).items():
         group = _group(state, group_id)

@@ -165,7 +165,7 @@ class DirectWay:
         sender = self._sender()
         if sender is None:
             return
-        # SGLang dies of a call for a group that it has not joined, as one has not that its owner started again.
+        # SGLang ends at a call for a group that it has not joined, as one has not that its owner started again.
         if sender.joined and (found := await self._server.label()) != loaded:
             raise DirectFailed(f"the server is not the one that joined the group: it has the weights {found!r}")
         self._tensors = (await sender.call(Open(offer.tensors))).tensors

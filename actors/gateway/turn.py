@@ -162,7 +162,8 @@ class Turn(Watch):
         finally:
             await self._cancel(task)
             await self._end(facts, finish, safety)
-        parts, sampled, tokens = self._parts, self._told if self.request.logprobs else None, self._answer.tokens
+        parts, tokens = self._parts, self._answer.tokens
+        sampled = self._sampled_tokens if self.request.logprobs else None
         ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled)
         if not self.request.thoughts:
             return ending
@@ -174,7 +175,7 @@ class Turn(Watch):
                 await send(piece)
 
     @property
-    def _told(self) -> list[Sampled]:
+    def _sampled_tokens(self) -> list[Sampled]:
         """The tokens of the reply without its end, with their log-probs, and where they are known the likeliest."""
         answer, ends, text = self._answer, self._tokenizer.eos_ids, self._tokenizer.decode_all
         likeliest = [*self._likeliest, *[[]] * (len(answer.tokens) - len(self._likeliest))]

@@ -109,11 +109,11 @@ class Learner:
 
     async def _train_whatever_dies(self) -> None:
         """Train to the end, with another trainer group where one is lost."""
-        deaths, lost = RestartPolicy(self.config.supervision), None
+        restarts, lost = RestartPolicy(self.config.supervision), None
         while True:
             try:
                 if lost is not None:
-                    await self._begin_again(lost, deaths)
+                    await self._begin_again(lost, restarts)
                 return await self._train_to_end()
             except GroupLost as error:
                 lost = error
@@ -127,21 +127,21 @@ class Learner:
             await self._finish()
         await self._settled()
 
-    async def _begin_again(self, error: GroupLost, deaths: RestartPolicy) -> None:
+    async def _begin_again(self, error: GroupLost, restarts: RestartPolicy) -> None:
         """Start the trainer group anew, and bring it to where the log ends.
 
         Raises:
             ActorDown: the group was lost again and again.
         """
-        deaths.add()
-        if deaths.should_give_up:
-            raise ActorDown(f"the trainer group was lost {deaths.count} times in a row; the last reason: {error}")
+        restarts.add()
+        if restarts.should_give_up:
+            raise ActorDown(f"the trainer group was lost {restarts.count} times in a row; the last reason: {error}")
         self.context.log.warning("trainer group lost, and started again", reason=str(error))
         await self.outbox.ended()  # nothing of this group is appended from here on
         with contextlib.suppress(GroupLost):
             self.outbox.check()
         await self.group.close()
-        await deaths.pause()
+        await restarts.pause()
         self._begin()
         await self._make_ready()
 

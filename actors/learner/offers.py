@@ -53,7 +53,7 @@ class Offers:
         self._key = key
 
     def forget(self) -> None:
-        """Offer nothing, and wait for nobody: the memory is gone."""
+        """Offer nothing and wait for no engine: the memory is gone."""
         self._key = ""
         self._readers.clear()
 
@@ -79,7 +79,7 @@ class Offers:
             self._news.set()
             return
         deadline_s = self._context.config.weights.direct_deadline_s
-        if time.time() - record.time_ns / 1e9 < deadline_s:  # nobody waits for the answer to an older one
+        if time.time() - record.time_ns / 1e9 < deadline_s:  # no engine waits for the answer to an older one
             if message.key == self._key:  # at once: that it is returned may be read next
                 self._readers[message.engine_id] = time.monotonic() + deadline_s + _MARGIN_S
             self._context.tasks.start(self._answer(message))

@@ -123,7 +123,7 @@ class RewardWorker:
         body = await body_of(self._context.bus, delivery.record)
         kind = TrajectoryGraded if "reward" in grade else TrajectorySubmitted
         message: TrajectoryGraded | TrajectorySubmitted = kind(
-            **member_fields(generated, delivery.at.deliveries),
+            **member_fields(generated, delivery.at.num_delivered),
             payload=Reference(delivery.record.sequence, xxhash.xxh3_64_hexdigest(body), len(body)),
             versions=generated.versions,
             truncated=generated.truncated,
@@ -192,7 +192,7 @@ class GroupRewardWorker:
             found = f"{len(graded.grades)} scores for {len(completed.members)} members"
             raise WireError(f"group.graded of {completed.group_id} has {found}")
         pairs = zip(completed.members, graded.grades, strict=True)
-        return [self._claim(member, grade, delivery.at.deliveries) for member, grade in pairs]
+        return [self._claim(member, grade, delivery.at.num_delivered) for member, grade in pairs]
 
     async def _grades(self, completed: GroupCompleted, delivery: Delivery[GroupCompleted]) -> list[MemberGrade]:
         """Call the function with all members."""

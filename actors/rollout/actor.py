@@ -124,9 +124,9 @@ class Execution(Watch):
         """
         progress = self._progress
         try:
-            if look and await progress.look():
+            if look and await progress.load_existing():
                 return []
-            if self._delivery.at.deliveries > 1:
+            if self._delivery.at.num_delivered > 1:
                 if self._issued.stage != "warmup" and not self._is_live:
                     await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
                 if await self._tools.isolation.done_alone(self._delivery, progress.fruitless, self._came_to):
@@ -140,7 +140,7 @@ class Execution(Watch):
                 # may already hold the message that was being published when the request came; then there is nothing to
                 # add.
                 with contextlib.suppress(Fenced):
-                    await progress.keep()
+                    await progress.checkpoint()
             raise
         finally:
             progress.close()
@@ -169,7 +169,7 @@ class Execution(Watch):
     async def _came_to(self) -> int:
         """Return the progress so far, of any worker."""
         progress = self._tools.open_progress(self._issued, self._delivery)
-        await progress.look()
+        await progress.load_existing()
         return progress.came_to
 
     async def _engine_there(self) -> None:
@@ -196,17 +196,17 @@ class Execution(Watch):
             seed=limits.seed,
         )
         most = min(limits.max_new_tokens, self._tools.served.context - len(input_ids))
-        self._progress.left += most - len(answer.tokens)
+        self._progress.inflight += most - len(answer.tokens)
         try:
             await self._generator.generate(input_ids, sampling, wanted=self._wanted, answer=answer, watch=self)
         finally:
-            self._progress.left -= most - len(answer.tokens)
+            self._progress.inflight -= most - len(answer.tokens)
             self._delivery.waits_for = Waiting()
 
     async def before(self, unreported: int) -> None:
         """Store progress that would exceed the bound: a short request reports nothing while it is under way."""
         if self._progress.unsaved + unreported > self._settings.progress_limit:
-            await self.keep()
+            await self.checkpoint()
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """The time of something that has a limit of its own, or waits for an engine."""
@@ -222,7 +222,7 @@ class Execution(Watch):
         self._delivery.discarded += discarded
         if tokens:
             progress.lineages.add(lineage)
-            progress.left -= tokens
+            progress.inflight -= tokens
             self._delivery.tokens += tokens
             self._delivery.advanced()
             self._context.count("tokens", tokens)
@@ -286,9 +286,9 @@ class Execution(Watch):
             self._context.vitals["hints_unplaced"] = float(hints.unplaced)
         return self._result(rows, [segment], text, truncated=truncated, outcome=outcome)
 
-    async def keep(self) -> None:
+    async def checkpoint(self) -> None:
         """Publish the answers that the rollout function got; returns when they are stored."""
-        await self._progress.keep()
+        await self._progress.checkpoint()
 
     def _result(
         self,
@@ -301,7 +301,7 @@ class Execution(Watch):
         hybrid: bool = False,
     ) -> TrajectoryGenerated:
         return TrajectoryGenerated(
-            **member_fields(self._issued, self._delivery.at.deliveries),
+            **member_fields(self._issued, self._delivery.at.num_delivered),
             rows=rows,
             segments=segments,
             completion=completion,
@@ -352,7 +352,7 @@ class RolloutWorker:
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> Produced:
         """Finish one trajectory, unless another worker did, or it ended while it waited in the queue."""
         self.tools.rows.learn(issued)
-        look = self._must_look(delivery, issued)
+        look = self._may_exist(delivery, issued)
         self._working[issued.trajectory_id] = (issued.attempt, delivery)
         try:
             looks_up = look or self._ends.may_miss(delivery.record.time_ns)
@@ -364,13 +364,13 @@ class RolloutWorker:
             if self._working.get(issued.trajectory_id, (0, None))[1] is delivery:
                 del self._working[issued.trajectory_id]
 
-    def _must_look(self, delivery: Delivery[PromptIssued], issued: PromptIssued) -> bool:
+    def _may_exist(self, delivery: Delivery[PromptIssued], issued: PromptIssued) -> bool:
         """Return whether another worker may have worked on it before.
 
         A first delivery of a message issued while this worker was subscribed, on a connection that never broke, is new.
         Should that be wrong after all, the fence refuses the result.
         """
-        fresh = delivery.at.deliveries == 1 and issued.attempt == 0 and self.context.bus.reconnects == 0
+        fresh = delivery.at.num_delivered == 1 and issued.attempt == 0 and self.context.bus.reconnects == 0
         return not fresh or delivery.at.stream_sequence <= self._old_work
 
     def _on_end(self, _topic: Topic[Any], message: GroupDropped | TrajectoryDropped, record: Record) -> None:

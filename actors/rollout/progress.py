@@ -58,8 +58,8 @@ class Progress:
     ) -> None:
         self.journal = Journal()
         self.lineages: set[int] = set()  # of weights that sampled tokens
-        self.fruitless = min(1, delivery.at.deliveries - 1)  # runs before this one since it last came further
-        self.left = 0  # tokens that the requests under way may still bring
+        self.fruitless = min(1, delivery.at.num_delivered - 1)  # runs before this one since it last came further
+        self.inflight = 0  # tokens that the requests under way may still bring
         self._context = context
         self._limit = context.config.rollout.progress_limit
         self._issued = issued
@@ -101,7 +101,7 @@ class Progress:
             and not (self._over or self._is_offered)
         )
 
-    async def look(self) -> bool:
+    async def load_existing(self) -> bool:
         """Read what is stored of this trajectory: True when nothing is left to do; else resume from it."""
         newest = await self._delivery.newest(TRAJECTORY_PROGRESSED)
         if newest is None:
@@ -126,7 +126,7 @@ class Progress:
             message = TrajectoryProgressed(
                 trajectory_id=self._name,
                 attempt=self._issued.attempt,
-                delivery=self._delivery.at.deliveries,
+                delivery=self._delivery.at.num_delivered,
                 log=self._log.key,
                 offset=self._stored_tokens,
                 before=self._before,
@@ -136,7 +136,7 @@ class Progress:
             self._is_held = True
             crash_point("progress.held")
 
-    async def keep(self) -> None:
+    async def checkpoint(self) -> None:
         """Store the journal as it is now; returns when the server has it."""
         await self.hold()
         with self._delivery.waiting(PUBLISHING):
@@ -150,7 +150,7 @@ class Progress:
         if self._is_held and self._delivery.holds_fence:
             self._log.offer(self)
         else:
-            self._background = asyncio.create_task(self.keep())
+            self._background = asyncio.create_task(self.checkpoint())
             self._background.add_done_callback(self._kept)
 
     def entry(self) -> ProgressEntry:
@@ -158,7 +158,7 @@ class Progress:
         return ProgressEntry(
             trajectory_id=self._name,
             attempt=self._issued.attempt,
-            delivery=self._delivery.at.deliveries,
+            delivery=self._delivery.at.num_delivered,
             offset=self.journal.tokens,
             journal=self.journal.news(),
             lineages=sorted(self.lineages),
@@ -189,7 +189,7 @@ class Progress:
     @property
     def _can_exceed(self) -> bool:
         """Return whether the requests under way may still bring more tokens than the limit allows to lose."""
-        return self.unsaved + self.left > self._limit
+        return self.unsaved + self.inflight > self._limit
 
     def _kept(self, task: asyncio.Task[None]) -> None:
         if task.cancelled() or (error := task.exception()) is None:

@@ -18,7 +18,7 @@ from asyncrl.engine.router import Member, Router, member_of
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.roles import role_of
 
-_LOOK_S, _SOON_S = 5.0, 0.05  # between two looks at the engines that the router has; until it has those wanted
+_POLL_S, _SOON_S = 5.0, 0.05  # between two looks at the engines that the router has; until it has those wanted
 _OTHERS_S = 1.0  # from the first engine that answers the router until the others are not waited for
 
 
@@ -57,10 +57,10 @@ class RouterActor:
             listener = await follow_engines(self.context, self._take)
             while not self.context.stop.is_set():
                 self._news.clear()
-                look_s = await self._reconcile()
+                poll_s = await self._reconcile()
                 news = asyncio.create_task(self._news.wait())
                 # One that did not answer may have joined since, and left the newest weights behind meanwhile.
-                await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=look_s)
+                await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=poll_s)
                 news.cancel()
         except (EngineFailed, EngineError) as error:
             raise ActorDown(f"router {self._router.address}: {error}") from error
@@ -99,7 +99,7 @@ class RouterActor:
             await self._hold(self._coming)
             # A prefill server that takes newer weights would compute prompts for a decode server with the older ones.
             out = not self._settings.disaggregated or (await self._router.set_members({})).alone
-            return _LOOK_S if out else _SOON_S
+            return _POLL_S if out else _SOON_S
         members = {name: ready for name, ready in self._engines.items() if ready.key == newest.key}
         ready = self._ready(newest, members)
         if self._published is not None and self._published.key != newest.key:
@@ -114,7 +114,7 @@ class RouterActor:
             self._published = ready
             self.context.vitals.update(version=ready.version, engines=len(members))
             await publish(self.context.bus, ready)
-        return _LOOK_S
+        return _POLL_S
 
     def _answer(self, well: int, members: int) -> bool:
         """Return whether all members answer, or the others have for so long that one is not waited for any more."""

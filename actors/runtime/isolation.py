@@ -103,7 +103,7 @@ class Isolation:
             if not how:
                 return True
             self._context.log.warning("work ended its process", work=place, how=how, tries=tries + 1)
-            await publish(bus, WorkIsolated(place, self._context.role, delivery.at.deliveries, tries + 1, at, how))
+            await publish(bus, WorkIsolated(place, self._context.role, delivery.at.num_delivered, tries + 1, at, how))
 
     async def close(self) -> None:
         """End the processes that wait for work."""

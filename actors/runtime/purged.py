@@ -9,17 +9,17 @@ from topics.prompts import LIVE_TASK
 from topics.trajectories import TrajectoryFailed
 
 
-def purged_claim(record: Record, deliveries: int, detail: str) -> TrajectoryFailed:
+def purged_claim(record: Record, num_delivered: int, detail: str) -> TrajectoryFailed:
     """Return the claim that nothing will come of a turn of live traffic, which is a group of one.
 
     Args:
         record: about the trajectory.
-        deliveries: of it.
+        num_delivered: of it.
     """
     return TrajectoryFailed(
         trajectory_id=record.key,
         attempt=attempt_of(record) or 0,
-        delivery=deliveries,
+        delivery=num_delivered,
         prompt_id=prompt_of(record.key),
         member=member_of(record.key),
         group_size=1,

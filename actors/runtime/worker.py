@@ -198,7 +198,7 @@ class WorkerLoop(Generic[M]):
         except SecretGone as error:
             context.count("purged")
             if context.role in TRAJECTORY_FAILED.publishers:
-                await delivery.publish(purged_claim(delivery.record, delivery.at.deliveries, str(error)))
+                await delivery.publish(purged_claim(delivery.record, delivery.at.num_delivered, str(error)))
             return True
         except (WireError, BlobMissing) as error:
             await context.reject(delivery.record, str(error))
@@ -206,7 +206,7 @@ class WorkerLoop(Generic[M]):
 
     async def _produced(self, message: M, delivery: Delivery[M]) -> Produced:
         try:
-            if not self._counts_runs and await self.isolation.done_alone(delivery, delivery.at.deliveries - 1):
+            if not self._counts_runs and await self.isolation.done_alone(delivery, delivery.at.num_delivered - 1):
                 return None
             return await self._handler(message, delivery)
         except WorkFailed as error:
@@ -230,7 +230,7 @@ class WorkerLoop(Generic[M]):
             if not isinstance(part, PromptIssued | TrajectoryGenerated | TrajectorySubmitted):
                 continue
             tokens = delivery.tokens + delivery.discarded if isinstance(part, PromptIssued) else tokens_sampled(part)
-            fields = member_fields(part, delivery.at.deliveries)
+            fields = member_fields(part, delivery.at.num_delivered)
             failures.append(TrajectoryFailed(**fields, reason=error.reason, detail=str(error), tokens=tokens))
         return failures
 

@@ -183,8 +183,9 @@ class SessionsFold(Fold):
         if prompt in state.ended_prompts:
             state.ended_prompts.discard(prompt)
         else:
-            said = turn.verdict if turn is not None and turn.verdict is not None else None
-            wanted = said.reward if said is not None and said.by == "user" and said.reward is not None else reward
+            verdict = turn.verdict if turn is not None else None
+            by_user = verdict.reward if verdict is not None and verdict.by == "user" else None
+            wanted = reward if by_user is None else by_user
             state.on_way.admit(prompt, OnWay(admitted.turn_id, admitted.tenant, reward, self._bounded(wanted)))
         if turn is not None:
             state.watched.admit(turn.same)

@@ -57,18 +57,18 @@ def first_fleet(config: Config) -> dict[str, int]:
 class _Child:
     """A process that runs a role, and how often it died."""
 
-    def __init__(self, role: str, actor_id: str, deaths: RestartPolicy) -> None:
+    def __init__(self, role: str, actor_id: str, restarts: RestartPolicy) -> None:
         self.role = role
         self.actor_id = actor_id
         self.process: Placed | None = None
-        self.deaths = deaths
+        self.restarts = restarts
         self.achieved = 0  # by the run when it died last, see `SupervisorFold`
         self.leaving = False
         self.task: asyncio.Task[None] | None = None
 
 
 async def main(context: Context) -> None:
-    """Keep the config on stage until the run ends."""
+    """Run the actors of the config until the run ends."""
     await Supervisor(context).run()
 
 
@@ -219,20 +219,20 @@ class Supervisor:
             if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self._state.left)):
                 return
             if code != LOST:  # however many hosts are lost, another start helps
-                child.deaths.add(killed=code < 0, worked=self.fold.achieved > child.achieved)
+                child.restarts.add(killed=code < 0, worked=self.fold.achieved > child.achieved)
             child.achieved = self.fold.achieved
             reason = self._state.reasons.pop(child.actor_id, words)
             self.context.log.warning(
-                "actor died", actor=child.actor_id, code=code, deaths=child.deaths.count, reason=reason
+                "actor died", actor=child.actor_id, code=code, deaths=child.restarts.count, reason=reason
             )
             if code == DENIED:  # the server refuses its login: it cannot publish that itself
                 await publish(self.context.bus, ActorStopped(child.role, child.actor_id, reason, denied=True))
-            if code in (FATAL, DENIED) or (child.deaths.should_give_up and not self._of_others(child)):
+            if code in (FATAL, DENIED) or (child.restarts.should_give_up and not self._of_others(child)):
                 self._failure = self._failure or f"{child.actor_id}: {reason}"
                 self.context.stop.set()
                 return
             self.context.count("restarts")
-            await child.deaths.pause()
+            await child.restarts.pause()
 
     def _of_others(self, child: _Child) -> bool:
         """Return whether it is an engine whose server is of another owner: a fault there does not end the run."""

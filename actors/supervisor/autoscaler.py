@@ -15,7 +15,7 @@ from asyncrl.state.loads import pool_loads
 from asyncrl.state.watch import Watch
 from topics.actors import AutoscaleFailed, ScaleRequested
 
-_LOOK_S = 1.0  # between two looks at the loads, which nothing announces
+_POLL_S = 1.0  # between two looks at the loads, which nothing announces
 _CALL_S = 5.0  # between two calls of the user's function
 
 
@@ -36,7 +36,7 @@ async def autoscale(context: Context, keeper: Keeper, watch: Watch) -> None:
     scaler = _Autoscaler(context, keeper, watch)
     try:
         while not context.stop.is_set():
-            await asyncio.sleep(_CALL_S if settings.function else _LOOK_S)
+            await asyncio.sleep(_CALL_S if settings.function else _POLL_S)
             await scaler.look()
     finally:
         await scaler.close()

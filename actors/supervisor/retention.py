@@ -11,7 +11,7 @@ from asyncrl.live.owners import day_of
 from asyncrl.run.purge import purge
 
 _DAY_S = 86_400
-_LOOK_S = 600.0  # between two looks
+_POLL_S = 600.0  # between two looks
 
 
 async def retain(context: Context) -> None:
@@ -24,4 +24,4 @@ async def retain(context: Context) -> None:
             context.count("keys_erased", len(purged.keys))
         except (BusError, TimeoutError) as error:  # asked again
             context.log.warning("retention waits", reason=str(error))
-        await asyncio.sleep(_LOOK_S)  # a day passes by the clock alone
+        await asyncio.sleep(_POLL_S)  # a day passes by the clock alone

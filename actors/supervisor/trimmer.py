@@ -39,7 +39,7 @@ from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.wire import Message
 
-_LOOK_S = 1.0  # between two looks at the streams' sizes, which nothing announces
+_POLL_S = 1.0  # between two looks at the streams' sizes, which nothing announces
 _TRIM_S = 5.0  # between two trims without a new checkpoint
 _NEWS_S = 30.0  # for a log to arrive here up to where it ends
 _NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
@@ -95,7 +95,7 @@ class Trimmer:
             while not self._ended.is_set():
                 await self._look()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), _LOOK_S)
+                    await asyncio.wait_for(self._ended.wait(), _POLL_S)
             await self._prune()
         finally:
             await self._stored.close()

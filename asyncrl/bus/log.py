@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 _NO_MESSAGE = 10037
 _WINDOW = 1024  # messages asked for ahead
-_LOOK_S = 1.0  # between looks for the end of a log that is being read
+_POLL_S = 1.0  # between looks for the end of a log that is being read
 _SETTLED_S = 5.0  # a new leader of a cluster has applied what its log holds
 _FORGET_S = 60.0  # the server forgets a reader that is silent for this long
 
@@ -178,7 +178,7 @@ class LogReader:
         while not (self.caught_up.is_set() or enough()):
             self._news.clear()
             try:
-                async with asyncio.timeout(min(_LOOK_S, silent_s)):  # the end of a connection is no news of a log
+                async with asyncio.timeout(min(_POLL_S, silent_s)):  # the end of a connection is no news of a log
                     await self._news.wait()
                 since_s = time.monotonic()
             except TimeoutError:
@@ -195,7 +195,7 @@ class LogReader:
     async def _look_for_the_end(self) -> None:
         """Detect the end of a log whose last messages expire or are trimmed before they arrive."""
         while not self.caught_up.is_set():
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             with contextlib.suppress(BusError):  # asked again
                 newest = [await read_last(self._bus, self.stream, subject) for subject in self._subjects]
                 newest = newest or [await read_newest(self._bus, self.stream)]

@@ -22,7 +22,7 @@ _SILENT_S = 10.0  # in a cluster: the server that held the consumer is gone, whi
 class Position(NamedTuple):
     """The position of a delivered message, read from its reply subject."""
 
-    deliveries: int
+    num_delivered: int
     stream_sequence: int
     consumer_sequence: int
     time_ns: int  # server's clock when it was stored
@@ -113,7 +113,7 @@ class Puller:
         if self._closing is None and self._unsubscribe is not None and not self._bus.client.is_closed:
             self._closing = asyncio.ensure_future(self._unsubscribe())
         if self._closing is not None:
-            await asyncio.shield(self._closing)  # whoever else closes it waits for the same end
+            await asyncio.shield(self._closing)  # any other caller waits for the same end
 
     def _ask(self) -> None:
         if not self._bus.client.is_connected:

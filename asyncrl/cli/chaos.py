@@ -29,7 +29,7 @@ from asyncrl.run.node_faults import NODE, NodeKiller, node_targets
 from asyncrl.state.audit.reading import Audited, audit_run
 
 _CAMPAIGN = "benchmarks.chaos.command"
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _FIND_S = 60.0  # for a process of a wanted role to live
 _RETURN_S = 120.0  # for a frozen server to be noticed and replaced
 
@@ -146,7 +146,7 @@ async def inject_until_end(files: RunFiles, plan: Plan, report: Callable[[str], 
         elif now_s - found_s > _FIND_S:
             raise AsyncRLError(f"run {files.root.name}: no process lives of {', '.join(map(str, plan.targets))}")
         else:
-            await asyncio.sleep(_LOOK_S)  # no event announces that one is there
+            await asyncio.sleep(_POLL_S)  # no event announces that one is there
     await asyncio.gather(*waking)
     return counts
 
@@ -173,4 +173,4 @@ async def _audited(found: FoundRun) -> Audited:
         except (RunNotFound, BusError):
             if time.monotonic() > until_s:
                 raise
-            await asyncio.sleep(_LOOK_S)  # no event announces that it answers
+            await asyncio.sleep(_POLL_S)  # no event announces that it answers

@@ -8,7 +8,7 @@ import asyncio
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, live_run
 from asyncrl.state.diagnose import diagnose, headline
-from asyncrl.state.watch import look
+from asyncrl.state.watch import collect_state
 from topics.stalls import StallFound
 
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Collect, diagnose, print; returns 1 where anything was found."""
     found = live_run(arguments)
-    state = asyncio.run(look(found.address, found.run, found.root))
+    state = asyncio.run(collect_state(found.address, found.run, found.root))
     findings = diagnose(state)
     line = headline(state)
     values = {"run": found.run, "state": line, "findings": findings}

@@ -11,7 +11,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from topics.actors import StopRequested
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,4 +52,4 @@ async def _released(found: FoundRun) -> None:
     while True:
         if not found.is_held:
             return
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)

@@ -18,7 +18,7 @@ from asyncrl.telemetry.logs import Line, LogFile
 from topics.roles import ROLE_NAMES, role_of
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
-_LOOK_S = 0.3
+_POLL_S = 0.3
 _STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold red", "critical": "bold red"}
 
 
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"run {found.run}: nothing was logged by {arguments.actor or 'any actor'}", file=sys.stderr)
         if not arguments.follow or over:
             return 0
-        threading.Event().wait(_LOOK_S)  # no event announces that a file grew
+        threading.Event().wait(_POLL_S)  # no event announces that a file grew
         _open_new(logs, arguments.actor, files)
 
 

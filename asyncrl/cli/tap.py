@@ -76,9 +76,9 @@ class _Printer:
         """Return whether nothing more is wanted."""
         return self.fault is not None or (self._most > 0 and self.shown >= self._most)
 
-    def show(self, tapped: Iterable[FormattedMessage]) -> None:
+    def show(self, formatted: Iterable[FormattedMessage]) -> None:
         """Print those that are wanted."""
-        for one in tapped:
+        for one in formatted:
             if self.enough:
                 return
             if all(condition.holds(one) for condition in self._conditions):

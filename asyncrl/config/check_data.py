@@ -129,7 +129,7 @@ def _tournament(config: Config, task: Task) -> Iterator[Finding]:
     for one in every_task(config):
         if one.name == task.name and one.group_size == 1:
             sizes = one.keys("group_size")
-            message = f"{sizes[0]} = 1 leaves nobody to compare with; raise it, or leave the tournament out"
+            message = f"{sizes[0]} = 1 leaves nothing to compare with; raise it, or leave the tournament out"
             yield Finding((*tournaments, *sizes), message)
     for held_out in held_out_sets(config).values():
         if (
@@ -139,7 +139,7 @@ def _tournament(config: Config, task: Task) -> Iterator[Finding]:
         ):
             samples = held_out.key("samples")
             message = (
-                f"{samples} = 1 leaves nobody to compare with: the answers to one row are ranked; raise it, or give "
+                f"{samples} = 1 leaves nothing to compare with: the answers to one row are ranked; raise it, or give "
                 "evaluations a reward of their own in [eval.sets.NAME]"
             )
             yield Finding((*tournaments, samples, "eval.samples"), message)

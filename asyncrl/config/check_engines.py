@@ -61,7 +61,7 @@ def _canary_contradictions(config: Config) -> Iterator[Finding]:
 
 
 def server_contradictions(config: Config) -> Iterator[Finding]:
-    """Find settings with which servers do not start, or answer with weights that nobody can name."""
+    """Find settings with which servers do not start, or answer with weights without a known name."""
     groups = {table: group for table, group in config.engine.tables.items() if group.kind == "sglang"}
     for table, group in groups.items():
         yield from _gpus(table, group)

@@ -80,8 +80,8 @@ class Ended(msgspec.Struct):
 class Schedule:
     """The stages that begin by themselves, each once: of those that have not begun, the first in the config is next.
 
-    Its condition looks at the log of batches and at the stages that began, at nothing else: whoever reads these again
-    comes to the same. The mean reward is that before shaping, of each group alike.
+    Its condition looks at the log of batches and at the stages that began, at nothing else: a reader of
+    these comes to the same. The mean reward is that before shaping, of each group alike.
     """
 
     def __init__(self, config: Config) -> None:

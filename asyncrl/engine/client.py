@@ -207,7 +207,7 @@ class EngineClient:
     async def update_weights(self, path: str | Path, version: str, flush_cache: bool) -> None:
         """Load weights from a directory that the engine can read, and call them `version`.
 
-        SGLang dies of `flush_cache` while requests are frozen or queued: send false there.
+        SGLang ends at `flush_cache` while requests are frozen or queued: send false there.
         """
         # Left out, SGLang loads as it did at its start, which may have read nothing.
         body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache, "load_format": "auto"}

@@ -203,8 +203,8 @@ class Generator:
                     Chunk(generation.token_ids[part], generation.logprobs[part], span.version, likeliest=likeliest)
                 )
         # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.
-        told = generation.finish_reason != "abort" or (generation.routed is not None and len(generation.token_ids))
-        if self._routed and told and not labels.wrong:
+        complete = generation.finish_reason != "abort" or (generation.routed is not None and len(generation.token_ids))
+        if self._routed and complete and not labels.wrong:
             fed = len(ids) + had + len(generation.token_ids) - 1
             routed = np.empty(0, np.int32) if generation.routed is None else generation.routed
             keep_routing(answer, routed, prompt=len(ids), had=had, fed=fed, wide=self._model.experts > 256)

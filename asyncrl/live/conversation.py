@@ -150,7 +150,7 @@ class _Remembered:
         replies = list(islice(backwards, 2))  # behind the newest one, and behind what the request before this one had
         text, begin, texts = xxhash.xxh3_128(), 0, []
         for end in reversed(replies):
-            text.update(_PLAIN.encode_lines(_told(messages[begin:end])))
+            text.update(_PLAIN.encode_lines(_visible(messages[begin:end])))
             texts.append(root + text.digest())
             begin = end
         ends: list[_End] = []
@@ -284,11 +284,11 @@ def _keys(messages: Sequence[Message], key: bytes) -> Iterator[_End]:
 
 def _behind(key: bytes, message: Message) -> bytes:
     """Return the digest of a conversation with one more message: reasoning, which some clients leave out, aside."""
-    return _digest(key + _ENCODER.encode(*_told([message])))
+    return _digest(key + _ENCODER.encode(*_visible([message])))
 
 
-def _told(messages: Sequence[Message]) -> Sequence[Message]:
-    """Return messages as their texts tell them."""
+def _visible(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return messages with the fields that their texts show."""
     if all(map(_UNSAID.isdisjoint, messages)):
         return messages
     return [{name: value for name, value in message.items() if name not in _UNSAID} for message in messages]

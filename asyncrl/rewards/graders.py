@@ -176,7 +176,7 @@ class BatchGrader:
             error = fault
             if error is None and isinstance(scores[number], str):
                 error = RewardFailed("value", scores[number])
-            if result.done():  # whoever asked is gone
+            if result.done():  # its caller is gone
                 continue
             if error is not None:
                 result.set_exception(error)

@@ -80,7 +80,7 @@ class Host(Protocol):
         """Extend an open answer until it is done, whatever happens to engines meanwhile."""
         ...
 
-    async def keep(self) -> None:
+    async def checkpoint(self) -> None:
         """Publish the journal as it is now; returns when it is stored."""
         ...
 
@@ -168,7 +168,7 @@ class RolloutContext:
                     text = f"{type(error).__name__}: {error}"
                     answer.failed = text.encode(errors="backslashreplace").decode()  # lone surrogates are in no message
                 answer.done = True
-                await self._host.keep()
+                await self._host.checkpoint()
         if answer.failed:
             raise ToolFailed(answer.failed)
         return msgspec.msgpack.decode(answer.result)

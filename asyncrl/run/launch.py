@@ -292,15 +292,17 @@ class Launch:
     async def _keep_supervisor(self, liveness: Liveness) -> None:
         """Start the supervisor again whenever it dies; the fleet is on its log, the dead one's actors died with it."""
         assert self._supervisor is not None and self._over is not None
-        deaths = RestartPolicy(self.config.supervision)
+        restarts = RestartPolicy(self.config.supervision)
         liveness.begin(SUPERVISOR)
         while (code := await self._supervisor.wait()) not in (0, FATAL, DENIED) and not self._leaving.is_set():
             liveness.end(SUPERVISOR)
-            deaths.add()
-            if deaths.should_give_up:
-                self._give_up(f"the supervisor died {deaths.count} times in a row, at last with {self.supervisor_end}")
+            restarts.add()
+            if restarts.should_give_up:
+                self._give_up(
+                    f"the supervisor died {restarts.count} times in a row, at last with {self.supervisor_end}"
+                )
                 return
-            await deaths.pause()
+            await restarts.pause()
             if self._leaving.is_set():
                 return
             liveness.begin(SUPERVISOR)
@@ -312,17 +314,17 @@ class Launch:
 
     async def _keep_server(self, server: EmbeddedServer) -> None:
         """Start the server again whenever it dies, on the same port and store; actors wait for it."""
-        deaths, words = RestartPolicy(self.config.supervision), ""
+        restarts, words = RestartPolicy(self.config.supervision), ""
         while True:
             if not words:
                 words = f"exit code {await server.ended()}"
-            deaths.add()
-            if deaths.should_give_up:
+            restarts.add()
+            if restarts.should_give_up:
                 log = server.directory / "nats.log"
-                self._give_up(f"the NATS server died {deaths.count} times in a row, at last with {words}; see {log}")
+                self._give_up(f"the NATS server died {restarts.count} times in a row, at last with {words}; see {log}")
                 return
             self.report(f"the NATS server died: {words}; it is started again")
-            await deaths.pause()
+            await restarts.pause()
             try:
                 await server.start(RECOVER_S)
                 words = ""

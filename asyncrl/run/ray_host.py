@@ -16,7 +16,7 @@ from asyncrl.files import write_private
 from asyncrl.process import ChildProcess, living_descendants, python
 from topics.roles import role_of
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _ANSWER_S = 10.0  # after which a call that waits for news is answered without
 _MOST = 1 << 20  # bytes of output in one answer
 
@@ -120,7 +120,7 @@ class Host:
             output = self._output()
             if output or code is not None or asyncio.get_running_loop().time() > until:
                 return News(output, None if output else code)  # the code comes with the last of the output
-            await asyncio.wait({self._ending}, timeout=_LOOK_S)  # no event announces that a log grew
+            await asyncio.wait({self._ending}, timeout=_POLL_S)  # no event announces that a log grew
 
     async def signal(self, number: int) -> None:
         """Send a signal to the process."""

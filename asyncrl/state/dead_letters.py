@@ -55,12 +55,12 @@ class Letter(NamedTuple):
     async def in_full(self, bus: Bus) -> dict[str, Any]:
         """JSON values of all that is kept of it: its message where it can be read, else its bytes as base64."""
         subject = f"asyncrl.-.{self.letter.topic}.{self.letter.headers.get('trajectory', '')}"
-        tapped = FormattedMessage(subject, self.letter.headers, self.letter.body, self.time_ns)
-        decoded = msgspec.json.decode(as_json(tapped))
-        body = {} if tapped.message is not None else {"body": self.letter.body}
-        if isinstance(tapped.message, PromptIssued):
+        formatted = FormattedMessage(subject, self.letter.headers, self.letter.body, self.time_ns)
+        decoded = msgspec.json.decode(as_json(formatted))
+        body = {} if formatted.message is not None else {"body": self.letter.body}
+        if isinstance(formatted.message, PromptIssued):
             with contextlib.suppress(RowsUnreadable):  # then it is shown without
-                decoded["message"]["rows"] = await GroupRows(bus).of(tapped.message)
+                decoded["message"]["rows"] = await GroupRows(bus).of(formatted.message)
         return {**self.figures(), "headers": self.letter.headers, "message": decoded["message"], **body}
 
 

@@ -73,17 +73,17 @@ class FormattedMessage:
         return self._read[1]
 
 
-def as_json(tapped: FormattedMessage) -> str:
+def as_json(formatted: FormattedMessage) -> str:
     """One JSON object: subject, headers and the whole message; binary fields that are no arrays are base64."""
     value: dict[str, Any] = {
-        "time": datetime.fromtimestamp(tapped.time_ns / 1e9).astimezone().isoformat(),
-        "topic": tapped.topic,
-        "subject": tapped.subject,
-        "headers": tapped.headers,
-        "message": tapped.message,
+        "time": datetime.fromtimestamp(formatted.time_ns / 1e9).astimezone().isoformat(),
+        "topic": formatted.topic,
+        "subject": formatted.subject,
+        "headers": formatted.headers,
+        "message": formatted.message,
     }
-    if tapped.instead:
-        value["instead"] = tapped.instead
+    if formatted.instead:
+        value["instead"] = formatted.instead
     return msgspec.json.encode(value, enc_hook=_plain).decode()
 
 
@@ -92,13 +92,13 @@ def _plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray) else repr(value)
 
 
-def as_line(tapped: FormattedMessage, *, colour: bool = False) -> str:
+def as_line(formatted: FormattedMessage, *, colour: bool = False) -> str:
     """Time, topic, key and every field, arrays and long values shortened."""
-    clock = datetime.fromtimestamp(tapped.time_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]
+    clock = datetime.fromtimestamp(formatted.time_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]
     dim, cyan, plain = ("\x1b[2m", "\x1b[36m", "\x1b[0m") if colour else ("", "", "")
-    fields = f"({tapped.instead})" if tapped.instead else _fields(tapped.message, dim, plain)
-    key = f" {tapped.key}" if tapped.key else ""
-    return f"{dim}{clock}{plain} {cyan}{tapped.topic}{plain}{key}  {fields}"
+    fields = f"({formatted.instead})" if formatted.instead else _fields(formatted.message, dim, plain)
+    key = f" {formatted.key}" if formatted.key else ""
+    return f"{dim}{clock}{plain} {cyan}{formatted.topic}{plain}{key}  {fields}"
 
 
 def shorten(value: Any) -> str:

@@ -25,11 +25,11 @@ class Condition(NamedTuple):
     key: str
     value: str
 
-    def holds(self, tapped: FormattedMessage) -> bool:
+    def holds(self, formatted: FormattedMessage) -> bool:
         """Return whether a message meets it, in a header of this name or the field at this path."""
-        if self.key in tapped.headers and fnmatchcase(tapped.headers[self.key], self.value):
+        if self.key in formatted.headers and fnmatchcase(formatted.headers[self.key], self.value):
             return True
-        found = tapped.message
+        found = formatted.message
         for name in self.key.split("."):
             found = found.get(name) if isinstance(found, dict) else getattr(found, name, None)
         return found is not None and self._equals(found)
@@ -182,7 +182,7 @@ class LiveTap:
     def take(self) -> list[FormattedMessage]:
         """The next handful, oldest first."""
         taken = [self._queue.popleft() for _ in range(min(_HANDFUL, len(self._queue)))]
-        self._bytes -= sum(len(tapped.data) for tapped in taken)
+        self._bytes -= sum(len(formatted.data) for formatted in taken)
         return taken
 
     async def news(self) -> None:

@@ -232,7 +232,7 @@ async def read_state(bus: Bus, *, brief: bool = False) -> RunState:
     return watch.state
 
 
-async def look(address: BusAddress, run: str, root: Path | None) -> RunState:
+async def collect_state(address: BusAddress, run: str, root: Path | None) -> RunState:
     """The state of a run for a diagnosis, on a connection of its own; a server that cannot be asked is part of it.
 
     Args:

@@ -107,11 +107,11 @@ class Policy(nn.Module):
         if documents is not None:
             options = {"documents": documents._replace(routing=None), "position_ids": documents.positions}
         if self._routers:
-            self._tell(documents)
+            self._record_routing(documents)
         hidden = self.model.base_model(input_ids=tokens, use_cache=False, **options).last_hidden_state
         return torch.index_select(hidden.flatten(0, 1), 0, positions)
 
-    def _tell(self, documents: Documents | None) -> None:
+    def _record_routing(self, documents: Documents | None) -> None:
         routing = None if documents is None else documents.routing
         mixture = self.mixture
         every = None if routing is None or mixture is None else recorded(routing, mixture.layers, mixture.experts)

@@ -93,10 +93,10 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
             "engines serve another model than is trained"
         )
     chosen = numbers.reshape(len(row.tokens), mixture.layers, -1)[:, list(mixture.routed)]
-    told = (chosen != chosen[..., :1]).any(-1)  # [tokens, layers]
-    if (torn := told.any(1) & ~told.all(1)).any():
+    routed = (chosen != chosen[..., :1]).any(-1)  # [tokens, layers]
+    if (torn := routed.any(1) & ~routed.all(1)).any():
         token = int(torn.argmax())
-        layer = mixture.routed[int(told[token].argmin())]
+        layer = mixture.routed[int(routed[token].argmin())]
         raise RowError(
             f"trajectory {row.trajectory_id}: token {token} names no experts of layer {layer}, and those of others; "
             "an engine records every layer that has experts, or none: start it anew, or serve the model that is trained"

@@ -57,7 +57,7 @@ class StreamStore:
         name = f"{attempt.name}-{attempt.token}"
         folder = _StreamFolder(self._chunks, name, StreamIndex({}, 0))
         filling = Filling(folder)
-        with _told(attempt):
+        with _named_error(attempt):
             yield filling
             self._chunks.flush()
         filling.stored = StoredFiles(rank, name, folder.index.files, folder.index.chunks)
@@ -72,7 +72,7 @@ class StreamStore:
             index.files |= share.files
         name = f"{attempt.name}-{attempt.token}"
         folder = _StreamFolder(self._chunks, name, index)
-        with _told(attempt):
+        with _named_error(attempt):
             crash_point("weights.written")
             describe(folder)
             folder.finish()
@@ -80,7 +80,7 @@ class StreamStore:
 
 
 @contextmanager
-def _told(attempt: Attempt) -> Iterator[None]:
+def _named_error(attempt: Attempt) -> Iterator[None]:
     try:
         yield
     except AsyncRLError as error:

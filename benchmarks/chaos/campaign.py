@@ -140,7 +140,7 @@ class Campaign:
             each_point(plan.targets, plan.points_each, seed) if plan.points_each else drawn(plan.targets, seed),
             self._stage,
             witness,
-            insist=plan.points_each > 0,
+            rearm=plan.points_each > 0,
             dice=random.Random(f"{seed} target"),
             report=self._report,
         )

@@ -26,7 +26,7 @@ from topics.actors import ScaleRequested
 from topics.topic import TRAINING
 
 _PATIENCE_S = 60.0  # for a process to pass an armed point
-_LOOK_S = 0.02  # no event announces that an armed file is gone
+_POLL_S = 0.02  # no event announces that an armed file is gone
 _POSTPONED = 12  # drawn targets that are not there or rest; when there are more, they are waited for
 _PASSED_AT_ITS_START = ("keeper.claiming", "keeper.claimed")
 
@@ -52,13 +52,13 @@ class Injector:
         stage: Stage,
         witness: Witness,
         *,
-        insist: bool,
+        rearm: bool,
         dice: random.Random,
         report: Callable[[Injection], None],
     ) -> None:
         """
         Args:
-            insist: whether a point that no process passed is armed again later.
+            rearm: whether a point that no process passed is armed again later.
         """
         self.injections: list[Injection] = []
         self.unreached: Counter[str] = Counter()  # targets whose point no process passed while it was armed
@@ -69,7 +69,7 @@ class Injector:
         config = RunFiles(stage.root).read_config()
         self._wake_s = config.workers.lease_s + 1.0  # a second more than a lease
         self._workers = config.rollout.workers
-        self._insist = insist
+        self._rearm = rearm
         self._dice = dice
         self._report = report
         self._began_ns = time.time_ns()
@@ -179,7 +179,7 @@ class Injector:
         """Watch an armed point until a process has passed it, or none has for long enough."""
         until = time.monotonic() + (math.inf if target.kind in AT_THE_END else _PATIENCE_S)
         while time.monotonic() < until and not _passed(file):
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
             if self._settling and until < math.inf:
                 break
         del self._armed[file]
@@ -190,7 +190,7 @@ class Injector:
                 self._armed[arm(self._folder, target.kind, target.role)] = self._spawn(self._follow(target, file))
         else:
             self.unreached[str(target)] += 1
-            self._postponed += [target] * self._insist
+            self._postponed += [target] * self._rearm
 
     async def _scale(self) -> None:
         """Request one rollout worker more, or one less: an occasion to publish `fleet.scaled`."""

@@ -12,7 +12,7 @@ import psutil
 from asyncrl.bus.address import BusAddress
 from asyncrl.run.directory import RunFiles
 from asyncrl.state.diagnose import diagnose
-from asyncrl.state.watch import look
+from asyncrl.state.watch import collect_state
 from benchmarks.chaos.stage import Stage
 
 
@@ -54,7 +54,7 @@ async def verdict(stage: Stage, *, missing: str, step: int | None, quiet_s: floa
     address = RunFiles(stage.root).address
     findings, queues = [f"the run has no server; its last output: {stage.words.strip() or 'none'}"], {}
     if address.exists():
-        state = await look(BusAddress.read(address), stage.root.name, stage.root)
+        state = await collect_state(BusAddress.read(address), stage.root.name, stage.root)
         findings = [f"{found.cause}: {found.object}: {found.evidence}" for found in diagnose(state)]
         queues = state.queues
     stopped = []

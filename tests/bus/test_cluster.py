@@ -54,8 +54,8 @@ async def kill_leader(cluster: EmbeddedCluster, bus: Bus, stream: Stream) -> Emb
 async def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_when_leaders_die(
     cluster: EmbeddedCluster, bus: Bus
 ):
-    heard: list[Record] = []
-    reader = LogReader(bus, ACTORS, heard.append)
+    received: list[Record] = []
+    reader = LogReader(bus, ACTORS, received.append)
     await reader.start()
     output: list[int] = []
 
@@ -67,21 +67,21 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_when_lead
 
     talking = asyncio.create_task(talk())
     for _ in range(2):
-        await until(lambda: len(heard) > 20, "messages are read", LIMIT_S)
+        await until(lambda: len(received) > 20, "messages are read", LIMIT_S)
         node = await kill_leader(cluster, bus, ACTORS)
         before = len(output)
         await until(lambda before=before: len(output) > before + 20, "messages are stored without that server", LIMIT_S)
         await node.start()
         await settled(bus)
-        heard_before = len(heard)
-        await until(lambda at=heard_before: len(heard) > at, "the reader goes on", LIMIT_S)
+        received_before = len(received)
+        await until(lambda at=received_before: len(received) > at, "the reader goes on", LIMIT_S)
     talking.cancel()
-    await until(lambda: bool(heard) and heard[-1].sequence >= output[-1], "the reader has them all", LIMIT_S)
+    await until(lambda: bool(received) and received[-1].sequence >= output[-1], "the reader has them all", LIMIT_S)
     await reader.close()
 
-    reasons = [decode(StopRequested, record.data).reason for record in heard]
+    reasons = [decode(StopRequested, record.data).reason for record in received]
     assert reasons[: len(output)] == [f"reason {number}" for number in range(len(output))]
-    assert [record.sequence for record in heard] == sorted({record.sequence for record in heard})
+    assert [record.sequence for record in received] == sorted({record.sequence for record in received})
 
 
 async def test_a_writer_reads_what_it_has_just_written_from_whoever_it_is_connected_to(

@@ -23,15 +23,15 @@ async def test_a_large_message_is_handed_over_in_its_turn(bus: Bus, stage: Calla
         await publish(bus, BatchPacked(step, "rl", groups, 0), headers={"writer": "test"})
     records = await read_all(bus, BATCHES)
     assert [BLOB in record.headers for record in records] == [False, True, False]
-    context, heard = stage().context("recorder", bus), []
-    listener = context.listen(BATCHES, lambda _, message, __: heard.append((message.step, len(message.groups))))
+    context, received = stage().context("recorder", bus), []
+    listener = context.listen(BATCHES, lambda _, message, __: received.append((message.step, len(message.groups))))
 
     for record in [*records, records[1]._replace(headers={**records[1].headers, BLOB: "gone:1:00:1"})]:
         listener.subscribe(record)
-    assert heard == [(1, 0)]  # the others wait for the large one
+    assert received == [(1, 0)]  # the others wait for the large one
     await listener.handed_over()
 
-    assert heard == [(1, 0), (2, 1), (3, 0)]
+    assert received == [(1, 0), (2, 1), (3, 0)]
     assert context.vitals["dead_letters"] == 1
     assert not context.faults
 

@@ -15,7 +15,7 @@ from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, VITALS_TAKEN, ActorStopp
 from topics.topic import ACTORS, PROMPTS, VITALS, Stream
 
 
-async def say_lives(bus: Bus, count: int, first: int = 0) -> None:
+async def publish_starts(bus: Bus, count: int, first: int = 0) -> None:
     """Odd sequences start, even ones stop."""
     for number in range(first, first + count):
         topic = ACTOR_STOPPED if number % 2 else ACTOR_STARTED
@@ -32,7 +32,7 @@ async def read_log(bus: Bus, **options) -> list[Record]:
 
 
 async def test_a_log_is_read_in_order_from_its_beginning(bus: Bus):
-    await say_lives(bus, 30)
+    await publish_starts(bus, 30)
 
     records = await read_log(bus)
 
@@ -42,14 +42,14 @@ async def test_a_log_is_read_in_order_from_its_beginning(bus: Bus):
 
 
 async def test_a_log_is_read_after_a_sequence(bus: Bus):
-    await say_lives(bus, 10)
+    await publish_starts(bus, 10)
 
     assert [record.sequence for record in await read_log(bus, after=7)] == [8, 9, 10]
     assert await read_log(bus, after=10) == []
 
 
 async def test_a_log_is_read_by_subject_and_by_headers_alone(bus: Bus):
-    await say_lives(bus, 6)
+    await publish_starts(bus, 6)
 
     records = await read_log(bus, subjects=[ACTOR_STOPPED.pattern(bus.run)], headers_only=True)
 
@@ -64,7 +64,7 @@ async def test_an_empty_log_is_caught_up_at_once_and_followed_from_then_on(bus: 
     await reader.start()
     assert reader.caught_up.is_set()
 
-    await say_lives(bus, 3)
+    await publish_starts(bus, 3)
 
     await until(lambda: len(records) == 3, "three records are followed")
     await reader.close()
@@ -79,12 +79,12 @@ async def test_a_reader_whose_consumer_is_deleted_goes_on_where_it_was(bus: Bus)
     records: list[Record] = []
     reader = LogReader(bus, ACTORS, records.append)
     await reader.start()
-    await say_lives(bus, 5)
+    await publish_starts(bus, 5)
     await until(lambda: len(records) == 5, "the first half is read")
 
     for name in await consumers(bus):
         await bus.api(f"CONSUMER.DELETE.{ACTORS.full_name(bus.run)}.{name}")
-    await say_lives(bus, 5, first=5)
+    await publish_starts(bus, 5, first=5)
 
     await until(lambda: len(records) == 10, "the second half is read")
     assert [record.sequence for record in records] == list(range(1, 11))
@@ -119,7 +119,7 @@ async def test_vital_signs_are_followed_when_the_server_that_had_them_in_memory_
 
 
 async def test_a_closed_reader_leaves_no_consumer_behind(bus: Bus):
-    await say_lives(bus, 3)
+    await publish_starts(bus, 3)
     await read_log(bus)
 
     await until(lambda: no_consumers(bus), "the consumer is gone")
@@ -156,7 +156,7 @@ async def test_what_a_fold_raises_is_not_lost(bus: Bus):
 
     reader = LogReader(bus, ACTORS, refuse)
     await reader.start()
-    await say_lives(bus, 1)
+    await publish_starts(bus, 1)
 
     await until(lambda: len(faults) == 1, "the fault is told")
     assert str(faults[0]) == "record 1 is not what I thought"

@@ -95,17 +95,17 @@ async def test_a_server_that_asks_for_a_client_certificate_gets_one(authority: A
 
 
 async def test_no_password_goes_to_a_server_without_tls_where_the_url_insists_on_it(tmp_path: Path):
-    heard = asyncio.get_running_loop().create_future()
+    received = asyncio.get_running_loop().create_future()
 
     async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"server_id":"x","auth_required":true,"max_payload":1048576,"headers":true}\r\n')
-        heard.set_result(await reader.read())
+        received.set_result(await reader.read())
         writer.close()
 
     server = await asyncio.start_server(pretend, "127.0.0.1", 0)
     async with server:
         output = await refusal(BusAddress(f"tls://127.0.0.1:{server.sockets[0].getsockname()[1]}", "me", "secret"))
-        assert b"secret" not in await heard
+        assert b"secret" not in await received
 
     assert "without TLS" in output
 
@@ -314,8 +314,8 @@ async def test_the_supervisor_reports_an_actor_whose_login_is_refused_and_the_do
             assert await supervisor.wait() == FATAL  # another start cannot help
         record = await read_last(owner, ACTORS, ACTOR_STOPPED.subject("mine", "reward-1"))
         assert record is not None and (await read(owner, ActorStopped, record)).denied
-        picture = await read_state(owner, brief=True)
-        assert ("permission missing", "reward-1") in [(found.cause, found.object) for found in diagnose(picture)]
+        state = await read_state(owner, brief=True)
+        assert ("permission missing", "reward-1") in [(found.cause, found.object) for found in diagnose(state)]
         await owner.close()
     finally:
         await stage.stop()

@@ -15,7 +15,7 @@ from topics.trajectories import TRAJECTORY_GENERATED
 COUNT = 150  # of each log, several times what is held of it
 
 
-class Heard:
+class Received:
     """Records that were handed over."""
 
     def __init__(self):
@@ -40,14 +40,14 @@ async def write(bus: Bus, first: int = 0) -> None:
 async def test_the_oldest_message_of_all_logs_comes_first_and_nothing_behind_the_ends(bus: Bus):
     await write(bus)
     await write(bus, COUNT)
-    heard = Heard()
+    received = Received()
 
-    await read_merged(bus, [Part(BATCHES, COUNT), Part(TRAJECTORIES, COUNT + 5)], heard.take, heard.refuse)
+    await read_merged(bus, [Part(BATCHES, COUNT), Part(TRAJECTORIES, COUNT + 5)], received.take, received.refuse)
 
-    assert heard.times == sorted(heard.times)
+    assert received.times == sorted(received.times)
     expected = [(name, at) for at in range(1, COUNT + 1) for name in ("trajectory.generated", "group.dropped")]
-    assert heard.names == expected + [("trajectory.generated", at) for at in range(COUNT + 1, COUNT + 6)]
-    assert not heard.refused
+    assert received.names == expected + [("trajectory.generated", at) for at in range(COUNT + 1, COUNT + 6)]
+    assert not received.refused
 
 
 async def test_no_more_of_a_log_is_held_than_its_share(bus: Bus, monkeypatch):
@@ -80,17 +80,17 @@ async def test_bodies_in_blobs_are_fetched_and_what_cannot_be_read_is_refused_in
     await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000001-0"), b"garbage", {})
     await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000002-0"), b"", {BLOB: "gone:1:00:1"})
     await publish(bus, result("p000003-0", (0,)))
-    heard = Heard()
+    received = Received()
 
     def take(topic, message, record):
-        heard.take(topic, message, record)
+        received.take(topic, message, record)
         if message.trajectory_id == "p000003-0":
             raise LookupError("nobody asked for it")
 
-    await read_merged(bus, [Part(TRAJECTORIES, 4)], take, heard.refuse)
+    await read_merged(bus, [Part(TRAJECTORIES, 4)], take, received.refuse)
 
-    assert [len(message.segments[0].tokens) for message in heard.bodies] == [50, 1]
-    assert [(sequence, error) for _, sequence, error in heard.refused] == [
+    assert [len(message.segments[0].tokens) for message in received.bodies] == [50, 1]
+    assert [(sequence, error) for _, sequence, error in received.refused] == [
         (2, "WireError"),
         (3, "BlobMissing"),
         (4, "LookupError"),
@@ -100,11 +100,11 @@ async def test_bodies_in_blobs_are_fetched_and_what_cannot_be_read_is_refused_in
 async def test_a_log_whose_last_messages_are_gone_ends_all_the_same(bus: Bus):
     await write(bus)
     await bus.api(f"STREAM.MSG.DELETE.{BATCHES.full_name(bus.run)}", {"seq": COUNT})
-    heard = Heard()
+    received = Received()
 
-    await read_merged(bus, [Part(BATCHES, COUNT), Part(TRAJECTORIES, 0)], heard.take, heard.refuse)
+    await read_merged(bus, [Part(BATCHES, COUNT), Part(TRAJECTORIES, 0)], received.take, received.refuse)
 
-    assert heard.names[-1] == ("group.dropped", COUNT - 1)
+    assert received.names[-1] == ("group.dropped", COUNT - 1)
 
 
 async def test_a_server_that_falls_silent_is_named(bus: Bus, monkeypatch):

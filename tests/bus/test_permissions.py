@@ -102,7 +102,7 @@ def subject_of(topic) -> str:
     return topic.ingest(RUN, "k" if topic.key else "")
 
 
-def hears(role: str, topic) -> bool:
+def may_read(role: str, topic) -> bool:
     if role == "monitor" and topic.stream.closed:
         return False
     return role in EVERYTHING or role in (*topic.subscribers, topic.stream.keeper)
@@ -111,12 +111,12 @@ def hears(role: str, topic) -> bool:
 def reads(role: str, stream: Stream) -> bool:
     """Return whether a role follows a log by a consumer of its own; work from a queue needs none."""
     worked_off = [queue.topic for queue in queues_of(role)]
-    return any(hears(role, topic) for topic in TOPICS if topic.stream is stream and topic not in worked_off)
+    return any(may_read(role, topic) for topic in TOPICS if topic.stream is stream and topic not in worked_off)
 
 
 def knows(role: str, stream: Stream) -> bool:
     """Return whether a role has anything to do with a stream."""
-    return any(hears(role, topic) or role in topic.publishers for topic in TOPICS if topic.stream is stream)
+    return any(may_read(role, topic) or role in topic.publishers for topic in TOPICS if topic.stream is stream)
 
 
 def test_there_is_a_user_for_every_actor_and_two_for_people():
@@ -259,13 +259,13 @@ async def test_a_denied_publish_is_an_error_of_its_call(login):
 
 async def test_a_denied_word_that_nobody_waits_for_is_a_fault_of_the_actor(login):
     bus = await login("monitor")
-    heard: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
-    bus.on_fault = heard.set_result
+    received: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+    bus.on_fault = received.set_result
 
     await bus.send(VITALS_TAKEN.ingest(RUN, "monitor-1"))
 
     async with asyncio.timeout(DEADLINE_S):
-        assert isinstance(error := await heard, BusDenied)
+        assert isinstance(error := await received, BusDenied)
     subject = VITALS_TAKEN.ingest(RUN, "monitor-1").lower()  # the client's error has it so, and nobody asked for it
     assert f"does not allow user 'mine-monitor' to publish to {subject}" in str(error)
 
@@ -284,7 +284,7 @@ async def test_an_engine_loads_no_weights_from_outside_of_the_runs_store(bus: Bu
     readers = [LogReader(bus, DEAD, letters.append), LogReader(bus, ENGINES, ready.append)]
     for reader in readers:
         await reader.start()
-    await until(lambda: bool(letters), "weights from elsewhere are buried")
+    await until(lambda: bool(letters), "weights from elsewhere are dead letters")
     await announce(1, scene.files.weights / "lineage0-v000000")
     await until(lambda: any("engine.ready" in record.subject for record in ready), "the engine has weights")
     for reader in readers:

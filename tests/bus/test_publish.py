@@ -44,12 +44,12 @@ def stopped(number: int) -> ActorStopped:
     return ActorStopped("rollout", f"rollout-{number}", "a reason")
 
 
-async def say_stopped(bus: Bus, number: int) -> int:
+async def publish_stopped(bus: Bus, number: int) -> int:
     return await publish(bus, stopped(number))
 
 
 async def test_what_was_acknowledged_is_there_after_the_server_was_killed(bus: Bus, server: EmbeddedServer):
-    sequence = await say_stopped(bus, 1)
+    sequence = await publish_stopped(bus, 1)
 
     await kill(server)
     await server.start()
@@ -72,10 +72,10 @@ async def kill(server: EmbeddedServer) -> None:
 
 
 async def test_a_repeated_publish_is_stored_once_and_gets_the_same_sequence(bus: Bus):
-    first = await say_stopped(bus, 1)
-    between = await say_stopped(bus, 2)
+    first = await publish_stopped(bus, 1)
+    between = await publish_stopped(bus, 2)
 
-    assert await say_stopped(bus, 1) == first
+    assert await publish_stopped(bus, 1) == first
     assert between == first + 1
     assert (await stream_states(bus))["ACTORS"]["messages"] == 2
 
@@ -106,7 +106,7 @@ async def test_publishes_and_readers_survive_a_killed_server_without_loss_repeat
 
     async def publish(number: int) -> int:
         async with limit:
-            sequence = await say_stopped(bus, number)
+            sequence = await publish_stopped(bus, number)
         if sequence >= 500:
             half.set()
         return sequence
@@ -148,7 +148,7 @@ async def test_a_publish_into_a_full_stream_fails_at_its_deadline_with_the_reaso
     await limit_bytes(bus, ACTORS, 100)
 
     with pytest.raises(BusGone, match=r"actor\.stopped\.rollout-1: maximum bytes exceeded within 0 s"):
-        await say_stopped(impatient, 1)
+        await publish_stopped(impatient, 1)
 
 
 async def test_a_publish_without_a_server_gives_up_at_its_deadline(bus: Bus, connect: Connect, server: EmbeddedServer):
@@ -156,14 +156,14 @@ async def test_a_publish_without_a_server_gives_up_at_its_deadline(bus: Bus, con
     await server.stop()
 
     with pytest.raises(BusGone, match="no acknowledgement"):
-        await say_stopped(impatient, 1)
+        await publish_stopped(impatient, 1)
 
 
 async def test_a_subject_that_no_stream_keeps_is_never_taken_for_stored(connect: Connect):
     bus = await connect("never-provisioned", publish_deadline_s=0.2)
 
     with pytest.raises(BusGone, match="no stream listens to this subject"):
-        await say_stopped(bus, 1)
+        await publish_stopped(bus, 1)
 
 
 async def test_a_publish_on_a_closed_connection_names_the_connection(connect: Connect, bus: Bus):
@@ -171,7 +171,7 @@ async def test_a_publish_on_a_closed_connection_names_the_connection(connect: Co
     await closed.close()
 
     with pytest.raises(BusGone, match="the connection is closed"):
-        await say_stopped(closed, 1)
+        await publish_stopped(closed, 1)
 
 
 async def test_an_append_at_another_sequence_than_expected_is_refused(bus: Bus):
@@ -192,7 +192,7 @@ def progress(name: str, delivery: int) -> TrajectoryProgressed:
     return TrajectoryProgressed(trajectory_id=name, delivery=delivery, offset=delivery, log="rollout-1-00")
 
 
-async def say_progress(bus: Bus, delivery: int, expected: int, *, name: str = "p000001-0") -> int:
+async def publish_progress(bus: Bus, delivery: int, expected: int, *, name: str = "p000001-0") -> int:
     return await publish_if_latest(bus, progress(name, delivery), expected)
 
 
@@ -202,7 +202,7 @@ async def test_of_two_workers_that_race_for_a_trajectory_exactly_one_goes_on(bus
 
     for name in names:
         results = await asyncio.gather(
-            say_progress(bus, 1, 0, name=name), say_progress(other, 2, 0, name=name), return_exceptions=True
+            publish_progress(bus, 1, 0, name=name), publish_progress(other, 2, 0, name=name), return_exceptions=True
         )
         assert sum(isinstance(result, Fenced) for result in results) == 1
         assert sum(isinstance(result, int) for result in results) == 1
@@ -210,10 +210,10 @@ async def test_of_two_workers_that_race_for_a_trajectory_exactly_one_goes_on(bus
 
 
 async def test_the_fence_spans_progress_and_result_of_one_trajectory_and_no_other(bus: Bus):
-    first = await say_progress(bus, 1, 0)
-    assert await say_progress(bus, 1, 0, name="p000002-0") == first + 1
+    first = await publish_progress(bus, 1, 0)
+    assert await publish_progress(bus, 1, 0, name="p000002-0") == first + 1
 
-    second = await say_progress(bus, 2, first)
+    second = await publish_progress(bus, 2, first)
     result: Any = unsealed(TrajectoryGenerated)
     result.trajectory_id = "p000001-0"
 
@@ -226,9 +226,9 @@ async def test_the_fence_spans_progress_and_result_of_one_trajectory_and_no_othe
 
 
 async def test_an_own_message_whose_acknowledgement_was_lost_counts_as_won(bus: Bus):
-    sequence = await say_progress(bus, 1, 0)
+    sequence = await publish_progress(bus, 1, 0)
 
-    assert await say_progress(bus, 1, 0) == sequence
+    assert await publish_progress(bus, 1, 0) == sequence
 
 
 async def test_a_message_of_3_mb_travels_in_chunks_and_is_read_whole(bus: Bus):
@@ -313,7 +313,7 @@ async def test_a_message_that_is_not_the_one_its_subject_names_is_refused(bus: B
 async def test_the_newest_message_of_each_subject_is_read_in_one_request(bus: Bus):
     for delivery in (1, 2):
         for number in range(3):
-            await say_progress(bus, delivery, 0 if delivery == 1 else number + 1, name=f"p00000{number}-0")
+            await publish_progress(bus, delivery, 0 if delivery == 1 else number + 1, name=f"p00000{number}-0")
 
     records = await read_last_of_each(bus, TRAJECTORIES, [TRAJECTORY_PROGRESSED.pattern(bus.run)])
 
@@ -325,7 +325,7 @@ async def test_the_newest_message_of_each_subject_is_read_in_one_request(bus: Bu
 
 
 async def test_a_read_waits_for_a_server_that_comes_back(bus: Bus, server: EmbeddedServer):
-    sequence = await say_progress(bus, 1, 0)
+    sequence = await publish_progress(bus, 1, 0)
     fence = f"asyncrl.{bus.run}.trajectory.*.p000001-0"
     await kill(server)
 
@@ -344,7 +344,7 @@ async def test_an_answer_that_comes_late_counts(bus: Bus, server: EmbeddedServer
     assert not await bus.answers(0.05)
     server.process.send_signal(signal.SIGCONT)
 
-    sequence = await say_stopped(bus, 1)
+    sequence = await publish_stopped(bus, 1)
 
     assert await bus.answers(DEADLINE_S)
     assert await read_message(bus, ACTORS, sequence) is not None

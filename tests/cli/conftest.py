@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.run.connect import SUPERVISOR
-from harness.published_messages import say_started
+from harness.published_messages import publish_started
 
 
 class Terminal:
@@ -41,7 +41,7 @@ class Terminal:
 
 @pytest.fixture
 async def terminal(tmp_path, bus, server):
-    await say_started(bus, SUPERVISOR)
+    await publish_started(bus, SUPERVISOR)
     terminal = Terminal(tmp_path, bus, server)
     yield terminal
     terminal.lock.close()

@@ -11,7 +11,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.run.connect import SUPERVISOR, FoundRun, RunNotFound, connected
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import read_state
-from harness.published_messages import say_started, say_stopped, trained
+from harness.published_messages import publish_started, publish_stopped, trained
 from harness.stage import until
 from topics.actors import (
     SCALE_REQUESTED,
@@ -35,8 +35,8 @@ def found(bus, server) -> FoundRun:
 
 
 async def test_status_reads_everything_from_the_topics(bus):
-    await say_started(bus, SUPERVISOR)
-    await say_started(bus, "rollout-1")
+    await publish_started(bus, SUPERVISOR)
+    await publish_started(bus, "rollout-1")
     for step in (1, 2):
         packed = BatchPacked(step, "rl", [], 0, {}, {"truncated_share": step / 4, "reward/format": 0.5})
         await publish(bus, packed, headers=WRITTEN)
@@ -64,11 +64,11 @@ async def test_status_counts_what_it_cannot_read(bus):
 async def test_status_finds_the_newest_live_run_by_itself(bus, terminal):
     await publish(bus, trained(7), headers=WRITTEN)
 
-    code, picture, _ = await terminal.type("status")
+    code, state, _ = await terminal.type("status")
     _, values, _ = await terminal.type("status", bus.run, "--json")
 
     assert code == 0
-    assert bus.run in picture
+    assert bus.run in state
     assert json.loads(values)["step"] == 7
 
 
@@ -88,8 +88,8 @@ async def test_a_run_whose_directory_is_not_held_is_over(terminal, bus):
 
 
 async def test_a_run_whose_supervisor_left_is_over(bus, found):
-    await say_started(bus, SUPERVISOR)
-    await say_stopped(bus, SUPERVISOR)
+    await publish_started(bus, SUPERVISOR)
+    await publish_stopped(bus, SUPERVISOR)
 
     with pytest.raises(RunNotFound, match="is over"):
         async with connected(found, "test"):
@@ -98,8 +98,8 @@ async def test_a_run_whose_supervisor_left_is_over(bus, found):
 
 async def test_down_asks_and_waits_until_the_run_has_ended(bus, terminal):
     process = await terminal.start("down")
-    await until(lambda: _is_said(bus, STOP_REQUESTED.subject(bus.run)), "the request to stop")
-    await say_stopped(bus, SUPERVISOR)
+    await until(lambda: _is_published(bus, STOP_REQUESTED.subject(bus.run)), "the request to stop")
+    await publish_stopped(bus, SUPERVISOR)
     terminal.lock.close()
     out, _ = await process.communicate()
 
@@ -115,12 +115,12 @@ async def test_down_reports_a_run_that_does_not_end_in_time(bus, terminal):
 
 
 async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):
-    await say_started(bus, "rollout-1")
+    await publish_started(bus, "rollout-1")
     process = await terminal.start("scale", "rollout=2")
-    await until(lambda: _is_said(bus, SCALE_REQUESTED.subject(bus.run)), "the request to scale")
+    await until(lambda: _is_published(bus, SCALE_REQUESTED.subject(bus.run)), "the request to scale")
     asked = await read_last(bus, ACTORS, SCALE_REQUESTED.subject(bus.run))
     await publish(bus, FleetScaled({"rollout": 2}), headers=WRITTEN)
-    await say_started(bus, "rollout-2")
+    await publish_started(bus, "rollout-2")
     out, _ = await process.communicate()
 
     assert asked is not None
@@ -129,7 +129,7 @@ async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):
 
 
 async def test_scale_reports_how_far_it_came(bus, terminal):
-    await say_started(bus, "rollout-1")
+    await publish_started(bus, "rollout-1")
 
     code, _, message = await terminal.type("scale", "rollout=3", "--wait", "0.3")
 
@@ -151,7 +151,7 @@ async def open_staged(bus: Bus) -> None:
 async def test_stage_asks_and_names_the_first_prompt_and_lists_what_holds(bus, terminal):
     await open_staged(bus)
     process = await terminal.start("stage", bus.run, "sums")
-    await until(lambda: _is_said(bus, STAGE_REQUESTED.subject(bus.run)), "the request")
+    await until(lambda: _is_published(bus, STAGE_REQUESTED.subject(bus.run)), "the request")
     asked = await read_last(bus, ACTORS, STAGE_REQUESTED.subject(bus.run))
     assert asked is not None
     await publish(bus, StageBegan(name="first", prompt=3, request=asked.sequence - 1), headers=WRITTEN)
@@ -214,5 +214,5 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
     assert "there are: engine-1.server, learner-1, reward-1, rollout-1" in message
 
 
-async def _is_said(bus: Bus, subject: str) -> bool:
+async def _is_published(bus: Bus, subject: str) -> bool:
     return await read_last(bus, ACTORS, subject) is not None

@@ -76,7 +76,7 @@ async def test_a_tap_that_cannot_keep_up_counts_what_it_missed(bus):
 
     await until(lambda: tap.missed + tap.waiting == 50, "fifty messages")
     assert tap.missed == 40
-    assert [tapped.message.step for tapped in tap.take()] == list(range(1, 11))
+    assert [formatted.message.step for formatted in tap.take()] == list(range(1, 11))
     await tap.close()
 
 
@@ -91,7 +91,7 @@ async def test_a_tap_is_bounded_in_bytes_too(bus):
     await tap.close()
 
 
-def tapped(
+def formatted(
     topic=TRAJECTORY_GENERATED, key: str = "p000042-3", data: bytes | None = None, **headers: str
 ) -> FormattedMessage:
     body = encode(generated()) if data is None else data
@@ -99,7 +99,7 @@ def tapped(
 
 
 def test_a_line_shows_every_field_and_shortens_arrays():
-    line = as_line(tapped())
+    line = as_line(formatted())
 
     assert line.split(" ", 1)[1] == (
         "trajectory.generated p000042-3  rows=[] "
@@ -114,9 +114,9 @@ def test_a_line_shows_every_field_and_shortens_arrays():
 
 def test_what_cannot_be_read_is_shown_as_such():
     unknown = FormattedMessage("asyncrl.demo.new.thing", {}, b"12345", 0)
-    elsewhere = tapped(data=b"", blob="abc:2000000:ff:3")
+    elsewhere = formatted(data=b"", blob="abc:2000000:ff:3")
 
-    assert "undecodable: not a TrajectoryGraded" in as_line(tapped(TRAJECTORY_GRADED, data=b"\xc1"))
+    assert "undecodable: not a TrajectoryGraded" in as_line(formatted(TRAJECTORY_GRADED, data=b"\xc1"))
     assert "5 bytes on a subject that is in no row" in as_line(unknown)
     assert "2000000 bytes in 3 chunks" in as_line(elsewhere)
     assert json.loads(as_json(unknown))["message"] is None
@@ -138,7 +138,7 @@ def test_what_cannot_be_read_is_shown_as_such():
     ],
 )
 def test_conditions_look_at_fields_and_headers(word, holds):
-    assert read_condition(word).holds(tapped(offset="7")) is holds
+    assert read_condition(word).holds(formatted(offset="7")) is holds
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,7 @@ async def test_check_prints_what_each_stream_needs_and_may_hold_and_when_it_is_f
 
 
 @contextlib.asynccontextmanager
-async def server_of_somebody(folder: Path, megabytes: int) -> AsyncIterator[BusAddress]:
+async def server_of_another(folder: Path, megabytes: int) -> AsyncIterator[BusAddress]:
     """A NATS server with a store of this size."""
     port = free_port()
     config = folder / "somebody.conf"
@@ -270,7 +270,7 @@ async def server_of_somebody(folder: Path, megabytes: int) -> AsyncIterator[BusA
 
 
 async def test_a_server_without_room_is_reported_in_megabytes_and_keeps_nothing(tmp_path: Path):
-    async with server_of_somebody(tmp_path, 100) as address:
+    async with server_of_another(tmp_path, 100) as address:
         bus = await Bus.connect(address, "a-run")
         with pytest.raises(ServerFull) as refused:
             await provision(bus, equal_sizes(payload_mb=30, ledger_mb=10), lease_s=1)
@@ -288,7 +288,7 @@ async def test_a_server_without_room_is_reported_in_megabytes_and_keeps_nothing(
 
 async def test_streams_are_sized_for_the_room_a_server_has_and_anew_when_a_run_goes_on(tmp_path: Path):
     config = config_of(run="a-run", nats={"url": "nats://somebody:4222"}, learner={"steps": 100})
-    async with server_of_somebody(tmp_path, 200) as address:
+    async with server_of_another(tmp_path, 200) as address:
         bus = await Bus.connect(address, "a-run")
         sizes = await provision_sized(bus, config, tmp_path, tmp_path)
         found = await stream_states(bus)
@@ -299,7 +299,7 @@ async def test_streams_are_sized_for_the_room_a_server_has_and_anew_when_a_run_g
             await provision_sized(bus, config, tmp_path, tmp_path)
         await bus.close()
 
-    async with server_of_somebody(tmp_path, 50) as address:  # its disk has become smaller
+    async with server_of_another(tmp_path, 50) as address:  # its disk has become smaller
         bus = await Bus.connect(address, "a-run")
         config.nats.ledger_max_mb = 0
         assert (

@@ -139,7 +139,7 @@ def invent_version(r: Recorded) -> None:
     r.add(WEIGHTS_PUBLISHED, WeightsPublished(0, 42, "d" * 32, "files", "lineage0-v000042"))
 
 
-def say_otherwise(r: Recorded) -> None:
+def publish_otherwise(r: Recorded) -> None:
     r.add(WEIGHTS_PUBLISHED, msgspec.structs.replace(r.messages(WEIGHTS_PUBLISHED)[3], digest="d" * 32))
 
 
@@ -337,7 +337,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a reward that nobody gave": (lambda r: r.alter(BATCH_PACKED, r.batch(6), another_reward), "not graded"),
     "other statistics of the rewards": (lambda r: r.alter(BATCH_TRAINED, -1, rewards=[2.0, 0.0]), "wrong rewards"),
     "a version without training": (invent_version, "untrained version"),
-    "a version with two digests": (say_otherwise, "two digests"),
+    "a version with two digests": (publish_otherwise, "two digests"),
     "a version that is missing": (unpublish, "unpublished version"),
     "an attempt issued twice": (
         lambda r: r.add(PROMPT_ISSUED, r.messages(PROMPT_ISSUED)[20]),

@@ -45,12 +45,12 @@ def trained(step: int) -> BatchTrained:
     )
 
 
-async def say_started(bus: Bus, actor_id: str) -> None:
+async def publish_started(bus: Bus, actor_id: str) -> None:
     message = ActorStarted(actor_id.rsplit("-", 1)[0], actor_id, "here", 1)
     await publish(bus, message)
 
 
-async def say_stopped(bus: Bus, actor_id: str) -> None:
+async def publish_stopped(bus: Bus, actor_id: str) -> None:
     message = ActorStopped(actor_id.rsplit("-", 1)[0], actor_id)
     await publish(bus, message)
 

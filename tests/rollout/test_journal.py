@@ -29,7 +29,7 @@ class Host:
         Tape(answer).extend(ids[-1:] + 1, np.zeros(1, np.float32), 0)
         answer.done, answer.finish = True, "stop"
 
-    async def keep(self):
+    async def checkpoint(self):
         news = self.journal.news()
         entry = ProgressEntry(trajectory_id="t", attempt=0, delivery=1, offset=0, journal=news)
         self.journal.published(news)
@@ -95,7 +95,7 @@ async def test_a_task_keeps_its_branch_however_far_its_parent_has_gone():
         return await task
 
     _, _, host = await play(function, Journal(), 3, 3, 3)
-    await host.keep()
+    await host.checkpoint()
     _, _, second = await again(function, host)
 
     assert calls == ["child"]

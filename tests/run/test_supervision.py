@@ -105,43 +105,43 @@ def binds(taken: socket.socket, url: str) -> bool:
 
 
 def test_deaths_count_as_long_as_nothing_comes_of_the_lives_between():
-    deaths = RestartPolicy(SupervisionSettings())
+    restarts = RestartPolicy(SupervisionSettings())
     for _ in range(8):
-        deaths.add(killed=True, worked=False)
-    assert deaths.should_give_up
+        restarts.add(killed=True, worked=False)
+    assert restarts.should_give_up
 
-    deaths.add(killed=True, worked=True)
-    assert not deaths.should_give_up
+    restarts.add(killed=True, worked=True)
+    assert not restarts.should_give_up
 
 
 def test_a_process_is_given_up_after_eight_quick_deaths():
-    deaths, pauses = RestartPolicy(SupervisionSettings()), []
+    restarts, pauses = RestartPolicy(SupervisionSettings()), []
     for _ in range(7):
-        deaths.add()
-        assert not deaths.should_give_up
-        pauses.append(deaths.pause_s)
-    deaths.add()
+        restarts.add()
+        assert not restarts.should_give_up
+        pauses.append(restarts.pause_s)
+    restarts.add()
 
-    assert deaths.should_give_up
+    assert restarts.should_give_up
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (0.2, 5.0)
 
 
 async def test_the_settings_say_how_often_and_how_soon_a_process_is_started_again():
-    deaths = RestartPolicy(SupervisionSettings(deaths=2, restart_pause_s=0.001))
-    deaths.add()
-    await deaths.pause()
-    assert (deaths.count, deaths.pause_s, deaths.should_give_up) == (1, 0.001, False)
-    deaths.add()
-    assert deaths.should_give_up
+    restarts = RestartPolicy(SupervisionSettings(deaths=2, restart_pause_s=0.001))
+    restarts.add()
+    await restarts.pause()
+    assert (restarts.count, restarts.pause_s, restarts.should_give_up) == (1, 0.001, False)
+    restarts.add()
+    assert restarts.should_give_up
 
     healthy = RestartPolicy(SupervisionSettings(healthy_s=1e-9))  # and so settled, too
     assert [count_after(healthy, worked=False) for _ in range(2)] == [1, 1]
 
 
-def count_after(deaths: RestartPolicy, *, worked: bool) -> int:
-    deaths.add(worked=worked)
-    return deaths.count
+def count_after(restarts: RestartPolicy, *, worked: bool) -> int:
+    restarts.add(worked=worked)
+    return restarts.count
 
 
 # --- resumed

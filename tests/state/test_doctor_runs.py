@@ -22,7 +22,7 @@ from asyncrl.bus.publish import MESSAGE_ID, publish, read
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose
-from asyncrl.state.watch import look
+from asyncrl.state.watch import collect_state
 from harness.audited import audited_clean
 from harness.disks import small_disk
 from harness.runs import Run, address_of, command, resume, up
@@ -126,7 +126,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
         ):
             (tmp_path / switch).touch()
             await named(tmp_path, cause, evidence)
-            await run.reaches(lambda: said_by_supervisor(run, "found", cause), f"the supervisor finds {cause}")  # noqa: B023
+            await run.reaches(lambda: reported_by_supervisor(run, "found", cause), f"the supervisor finds {cause}")  # noqa: B023
             (tmp_path / switch).unlink()
             await went_on(run, cause)
 
@@ -160,7 +160,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
 
     assert "reward hanging: reward-1: grades p0" in run.out
     assert "over: reward hanging: reward-1" in run.out
-    assert said_by_supervisor(run, "ended", "straggler")
+    assert reported_by_supervisor(run, "ended", "straggler")
 
 
 CLOCK = """
@@ -233,11 +233,11 @@ async def test_a_run_whose_credit_is_taken_by_long_generations_is_a_finding(tmp_
 
         async def named_a_minute_later() -> bool:
             await asyncio.sleep(0.5)  # a look is work, for the run's server too
-            picture = await look(address_of(run), "short", run.root)
-            picture.opened_ns -= MINUTE_NS
-            for actor in picture.actors.values():
+            state = await collect_state(address_of(run), "short", run.root)
+            state.opened_ns -= MINUTE_NS
+            for actor in state.actors.values():
                 actor.starts = [start - MINUTE_NS for start in actor.starts]
-            return [finding.cause for finding in diagnose(picture)] == ["no credit"]
+            return [finding.cause for finding in diagnose(state)] == ["no credit"]
 
         await until(named_a_minute_later, "it names credit a minute after the start", 180)
         run.interrupt()
@@ -269,7 +269,7 @@ async def test_a_run_whose_data_ends_before_its_steps_is_a_finding_and_goes_on_w
     await audited_clean(tmp_path)
 
 
-def said_by_supervisor(run: Run, what: str, cause: str) -> bool:
+def reported_by_supervisor(run: Run, what: str, cause: str) -> bool:
     lines = map(json.loads, run.log("supervisor-1").splitlines())
     return any(line["event"] == f"stall.{what}" and line["cause"] == cause for line in lines)
 
@@ -297,9 +297,9 @@ async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: Embedd
     )
     await asyncio.wait_for(process.wait(), 120)
 
-    picture = await look(server.address, bus.run, scene.files.root)
+    state = await collect_state(server.address, bus.run, scene.files.root)
 
-    [finding] = diagnose(picture)
+    [finding] = diagnose(state)
     assert (finding.cause, finding.object) == ("version not loaded", "engine-1")
     assert "it does not take version 7, it had none before" in finding.evidence
     assert str(folder) in finding.evidence
@@ -314,13 +314,13 @@ async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: Emb
     letter = DeadLetter("trajectory.graded", "GRADES", 3, "not a TrajectoryGraded", {}, b"x")
     await publish(bus, letter)
 
-    picture = await look(server.address, bus.run, None)
+    state = await collect_state(server.address, bus.run, None)
 
-    letters, clock = diagnose(picture)
+    letters, clock = diagnose(state)
     assert (letters.cause, clock.cause, clock.object) == ("dead letters", "clock off", "rollout-1")
     assert letters.evidence.startswith("1 in all; the last 0 s ago, trajectory.graded: not a TrajectoryGraded")
     assert re.fullmatch(r"the clock of elsewhere is (59|60)\.\d s behind the server's", clock.evidence)
-    assert picture.actors["rollout-1"].gauge("held") == 3.0
+    assert state.actors["rollout-1"].gauge("held") == 3.0
 
 
 async def test_a_stream_without_room_is_named(connect: Connect, server: EmbeddedServer):
@@ -332,9 +332,9 @@ async def test_a_stream_without_room_is_named(connect: Connect, server: Embedded
         message = PromptIssued(f"p{number:06d}", 0, 1, rows)
         await publish(bus, message, headers={"writer": "test"})
 
-    picture = await look(server.address, "full", None)
+    state = await collect_state(server.address, "full", None)
 
-    [finding] = diagnose(picture)
+    [finding] = diagnose(state)
     assert (finding.cause, finding.object) == ("stream full", "PROMPTS")
     assert finding.evidence.startswith("1.0 of 1 MB are used by 107 messages")
 
@@ -342,7 +342,7 @@ async def test_a_stream_without_room_is_named(connect: Connect, server: Embedded
 async def test_a_user_without_permission_gets_an_error_that_names_it(server: EmbeddedServer):
     address = msgspec.structs.replace(server.address, password="of-another-server")
 
-    [finding] = diagnose(await look(address, "demo", None))
+    [finding] = diagnose(await collect_state(address, "demo", None))
 
     assert finding.cause == "permission missing"
     assert "refused" in finding.evidence

@@ -66,7 +66,7 @@ class Story:
     def texts(self) -> list[str]:
         return [event.text for event in self.state.take_events()]
 
-    def picture(self, at_s: float, width: int = 100) -> str:
+    def panel(self, at_s: float, width: int = 100) -> str:
         console = Console(file=io.StringIO(), width=width, color_system=None)
         console.print(render(run_status(self.state, int((START_S + at_s) * 1e9))))
         return console.file.getvalue()
@@ -104,8 +104,8 @@ def test_a_run_becomes_one_line_per_event():
     ]
 
 
-def test_the_picture_shows_step_reward_lag_speed_and_fleet():
-    picture = whole_run().picture(10)
+def test_the_panel_shows_step_reward_lag_speed_and_fleet():
+    panel = whole_run().panel(10)
 
     for words in (
         "demo",
@@ -120,14 +120,14 @@ def test_the_picture_shows_step_reward_lag_speed_and_fleet():
         "● engine-1 v0",
         "running · 0:10",
     ):
-        assert words in picture
-    assert max(map(len, picture.splitlines())) <= 100
-    narrow = whole_run().picture(10, width=60)
+        assert words in panel
+    assert max(map(len, panel.splitlines())) <= 100
+    narrow = whole_run().panel(10, width=60)
     assert all(f" {label}  " in narrow for label in ("step", "reward", "accuracy", "lag", "speed", "engines"))
-    assert len(narrow.splitlines()) == len(picture.splitlines())  # what does not fit is cut, not wrapped
+    assert len(narrow.splitlines()) == len(panel.splitlines())  # what does not fit is cut, not wrapped
 
 
-def test_the_picture_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80_cells():
+def test_the_panel_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80_cells():
     story = whole_run()
     story.trained(9, 3, metrics={"train_s": 1.94, "wait_s": 0.4, "loss": 0.1})
     story.state.figures = {
@@ -138,24 +138,24 @@ def test_the_picture_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80
         "reward/format": 0.98,
     }
 
-    picture = story.picture(10, width=80)
+    panel = story.panel(10, width=80)
 
-    assert " answers  214 tokens mean   3 % truncated   12 % flat groups " in picture
-    assert " metrics  0.980 format " in picture
-    assert " learner  1.94 s training   0.40 s waiting   12.3 s from issue to grade " in picture
+    assert " answers  214 tokens mean   3 % truncated   12 % flat groups " in panel
+    assert " metrics  0.980 format " in panel
+    assert " learner  1.94 s training   0.40 s waiting   12.3 s from issue to grade " in panel
 
 
 def test_a_run_that_is_over_lacks_no_actors():
     story = whole_run()
     story.stopped(11, "rollout-1")
-    assert "1 of 2" in story.picture(12)
+    assert "1 of 2" in story.panel(12)
 
     story.subscribe(12, actors.STOP_REQUESTED, StopRequested("asyncrl down"))
     story.stopped(13, "supervisor-1")
 
     assert story.state.over
-    assert " of 2" not in story.picture(14)
-    assert "rollout" not in story.picture(14)
+    assert " of 2" not in story.panel(14)
+    assert "rollout" not in story.panel(14)
 
 
 def test_lines_hold_back_steps_that_follow_within_a_second(capsys):
@@ -182,7 +182,7 @@ def test_an_actor_that_dies_is_reported_with_its_last_error_and_counted_when_it_
 
     story.stopped(11, "rollout-1", "BusGone: no acknowledgement")
     story.started(12, "rollout-1", pid=2)
-    story.started(13, "rollout-2", pid=3)  # killed: nobody heard it stop
+    story.started(13, "rollout-2", pid=3)  # killed: it reported no stop
 
     assert story.texts() == [
         "rollout-1 died: BusGone: no acknowledgement",
@@ -191,7 +191,7 @@ def test_an_actor_that_dies_is_reported_with_its_last_error_and_counted_when_it_
         "rollout-2 started again",
     ]
     assert sum(actor.restarts for actor in story.state.actors.values()) == 2
-    assert "2 restarts" in story.picture(13)
+    assert "2 restarts" in story.panel(13)
 
 
 def test_an_actor_that_is_scaled_away_and_back_did_not_die():
@@ -210,24 +210,24 @@ def test_a_worker_that_died_while_it_was_scaled_away_is_not_shown():
     story.vitals(11, "rollout-2")
     story.subscribe(12, actors.FLEET_SCALED, FleetScaled({"rollout": 1}))
     story.vitals(13, "rollout-1")
-    assert "2 of 1" in story.picture(13)  # it finishes what it has
+    assert "2 of 1" in story.panel(13)  # it finishes what it has
 
     story.vitals(24, "rollout-1")  # and it was killed meanwhile
 
     rollout = [actor for actor in run_status(story.state, 0).actors if actor.role == "rollout"]
     assert [actor.actor_id for actor in rollout] == ["rollout-1"]
-    assert "2 of 1" not in story.picture(24)
+    assert "2 of 1" not in story.panel(24)
 
     story.started(25, "rollout-2", pid=3)  # before it is wanted again, as its logs may be read
     story.stopped(26, "rollout-2", "RuntimeError: it dies")
-    assert "it dies" not in story.picture(26)
+    assert "it dies" not in story.panel(26)
 
 
 def test_missing_actors_are_shown_against_those_wanted():
     story = whole_run()
     story.stopped(11, "rollout-2")
 
-    assert "1 of 2" in story.picture(12)
+    assert "1 of 2" in story.panel(12)
 
 
 def test_sampled_tokens_per_second_come_from_two_vital_signs():
@@ -237,8 +237,8 @@ def test_sampled_tokens_per_second_come_from_two_vital_signs():
         story.subscribe(at_s, actors.VITALS_TAKEN, vitals)
 
     assert story.state.rates()["sampled_tokens"] == 2000
-    assert "silent" not in story.picture(13)
-    assert "1 silent" in story.picture(30)
+    assert "silent" not in story.panel(13)
+    assert "1 silent" in story.panel(30)
 
 
 def test_the_time_that_a_run_stood_still_before_it_was_resumed_is_in_no_rate():
@@ -254,7 +254,7 @@ def test_an_updating_engine_is_shown_as_such():
     story = whole_run()
     story.subscribe(9, engines.ENGINE_UPDATING, EngineUpdating("engine-1", 0, 2))
 
-    assert "engine-1 v2 updating" in story.picture(10)
+    assert "engine-1 v2 updating" in story.panel(10)
 
 
 def test_failures_are_reported_at_the_first_the_tenth_and_the_hundredth():
@@ -266,7 +266,7 @@ def test_failures_are_reported_at_the_first_the_tenth_and_the_hundredth():
     assert story.texts() == [
         f"{count} trajectories failed; last: p{count - 1:06}-0 reward: time limit" for count in (1, 10, 100)
     ]
-    assert "▲ 120 trajectories failed; last: p000119-0 reward: time limit" in story.picture(130)
+    assert "▲ 120 trajectories failed; last: p000119-0 reward: time limit" in story.panel(130)
 
 
 def test_a_traceback_takes_one_line_that_names_where_the_rest_is():
@@ -338,7 +338,7 @@ def test_a_new_line_of_weights_is_a_warning():
 
 
 def test_a_view_without_anything_can_be_shown():
-    assert "no step yet" in Story().picture(0)
+    assert "no step yet" in Story().panel(0)
 
 
 def test_curves_and_bars_stay_in_their_width():

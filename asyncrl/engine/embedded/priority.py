@@ -26,7 +26,7 @@ def to_retract(running: Sequence[Request], waiting: deque[Request], free: int) -
     Of those with the lowest priority the ones with the fewest tokens go: they have the least to compute again.
 
     Args:
-        free: rows that nobody has.
+        free: rows that no request has.
     """
     if not waiting or waiting[0].priority <= min((one.priority for one in running), default=waiting[0].priority):
         return []

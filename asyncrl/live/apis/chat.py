@@ -57,7 +57,7 @@ class ChatCompletions:
             user=fields.named("safety_identifier", "user"),
             usage=_wants_usage(fields.get("stream_options")),
             logprobs=fields.flag("logprobs"),
-            top_logprobs=top_of(fields, told=fields.flag("logprobs")),
+            top_logprobs=top_of(fields, reported=fields.flag("logprobs")),
             forced=forced,
             schema=schema_of(fields.get("response_format"), "response_format", inside="json_schema"),
             thoughts="text",

@@ -10,17 +10,17 @@ from asyncrl.live.apis.words import Ending
 _MOST_TOP = 20
 
 
-def top_of(fields: Body, *, told: bool) -> int:
+def top_of(fields: Body, *, reported: bool) -> int:
     """Return of how many likely tokens in each place the log-probs are wanted.
 
     Args:
-        told: those of the sampled tokens are.
+        reported: those of the sampled tokens are.
 
     Raises:
         LiveError: it is no such number, or asked for without the others.
     """
     top = fields.count("top_logprobs", least=0, most=_MOST_TOP) or 0
-    if top and not told:
+    if top and not reported:
         raise refusal(
             "top_logprobs", f"is {top}, and the log-probs of the sampled tokens are not asked for: ask for both"
         )

@@ -61,7 +61,7 @@ class Responses:
             parallel=fields.flag("parallel_tool_calls", absent=True),
             user=fields.named("safety_identifier", "user"),
             logprobs=_LOGPROBS in included,
-            top_logprobs=top_of(fields, told=_LOGPROBS in included),
+            top_logprobs=top_of(fields, reported=_LOGPROBS in included),
             forced=forced,
             schema=_schema(fields),
             thoughts=_thoughts(fields),
@@ -148,7 +148,7 @@ class _ResponseEvents:
         return last + self._event("response.output_item.done", output_index=0, item=item)
 
     @property
-    def _told(self) -> tuple[str, dict[str, Any]]:
+    def _reasoning_place(self) -> tuple[str, dict[str, Any]]:
         """Return what names of events begin with, and where the reasoning stands."""
         place = {"item_id": f"rs_{self._opening.turn}", "output_index": 0}
         if self._request.thoughts == "summary":
@@ -156,11 +156,11 @@ class _ResponseEvents:
         return "reasoning", place | {"content_index": 0}
 
     def _reasoning(self, kind: str, **data: Any) -> bytes:
-        name, place = self._told
+        name, place = self._reasoning_place
         return self._event(f"response.{name}_text.{kind}", **place, **data)
 
     def _part(self, kind: str, text: str) -> bytes:
-        name, place = self._told
+        name, place = self._reasoning_place
         name = f"{name}_part" if name == "reasoning_summary" else "content_part"
         return self._event(f"response.{name}.{kind}", **place, part=reasoning_part(self._request, text))
 

@@ -146,7 +146,9 @@ async def test_a_learner_that_starts_again_goes_on_from_its_snapshot(opened: Ope
 
     read: list[Record] = []
     take = Keeper._take
-    monkeypatch.setattr(Keeper, "_take", lambda keeper, *heard: (read.append(heard[-1]), take(keeper, *heard))[1])
+    monkeypatch.setattr(
+        Keeper, "_take", lambda keeper, *received: (read.append(received[-1]), take(keeper, *received))[1]
+    )
     await opened()
     await train(bus, 11, 12)
 

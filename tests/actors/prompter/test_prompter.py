@@ -27,7 +27,7 @@ SIZE = 2
 SLOWEST = ("futoshiki", "knight_swap", "quantum_lock", "sokoban", "zebra_puzzles")
 
 
-class Heard:
+class Received:
     """Return what prompters published, and when the server stored it."""
 
     def __init__(self) -> None:
@@ -57,13 +57,13 @@ class Heard:
 
 
 @pytest.fixture
-async def heard(bus: Bus) -> AsyncIterator[Heard]:
-    heard = Heard()
-    readers = [LogReader(bus, stream, heard.take) for stream in (PROMPTS, ACTORS)]
-    readers.append(LogReader(bus, VITALS, heard.take_vitals))
+async def received(bus: Bus) -> AsyncIterator[Received]:
+    received = Received()
+    readers = [LogReader(bus, stream, received.take) for stream in (PROMPTS, ACTORS)]
+    readers.append(LogReader(bus, VITALS, received.take_vitals))
     for reader in readers:
         await reader.start()
-    yield heard
+    yield received
     for reader in readers:
         await reader.close()
 
@@ -79,50 +79,50 @@ def slow(stage: Callable[..., Stage], how: str = "slow", lease_s: float = 10.0, 
 
 @pytest.mark.parametrize("dataset", SLOWEST)
 async def test_the_slowest_data_sets_start_within_ten_seconds_of_their_first_row(
-    stage: Callable[..., Stage], heard: Heard, dataset: str
+    stage: Callable[..., Stage], received: Received, dataset: str
 ):
     prompter = await slow(stage, dataset).start("prompter")
 
-    await until(lambda: len(heard.issued) >= SIZE, "the first group is issued", 120)
+    await until(lambda: len(received.issued) >= SIZE, "the first group is issued", 120)
 
     assert prompter.returncode is None
-    waited_s = (heard.issued[0][0] - heard.started[0]) / 1e9
-    row_s = max((vitals.values.get("doing_s", 0.0) for vitals in heard.vitals), default=0.0)
+    waited_s = (received.issued[0][0] - received.started[0]) / 1e9
+    row_s = max((vitals.values.get("doing_s", 0.0) for vitals in received.vitals), default=0.0)
     assert waited_s < 10 + row_s
 
 
 async def test_each_group_is_issued_as_soon_as_its_row_is_made_and_heartbeats_go_on(
-    stage: Callable[..., Stage], heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Callable[..., Stage], received: Received, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     gyms.put_in_place(tmp_path, monkeypatch)
     await slow(stage, lease_s=1.0, options={"seconds": 1.0}).start("prompter")
 
-    await until(lambda: len(heard.issued) >= 3 * SIZE, "three groups are issued")
+    await until(lambda: len(received.issued) >= 3 * SIZE, "three groups are issued")
 
-    assert heard.names[: 3 * SIZE] == [f"p{number:06d}-{member}" for number in range(3) for member in range(SIZE)]
-    firsts = [heard.issued[number * SIZE][0] for number in range(3)]
+    assert received.names[: 3 * SIZE] == [f"p{number:06d}-{member}" for number in range(3) for member in range(SIZE)]
+    firsts = [received.issued[number * SIZE][0] for number in range(3)]
     for before, after in pairwise(firsts):
         assert after - before > 0.5e9
-        assert any(before < beat < after for beat in heard.beats)
-    assert {vitals.doing for vitals in heard.vitals} >= {Activity("making row", 1), Activity("making row", 2)}
+        assert any(before < beat < after for beat in received.beats)
+    assert {vitals.doing for vitals in received.vitals} >= {Activity("making row", 1), Activity("making row", 2)}
 
 
 async def test_a_prompter_killed_in_the_middle_of_a_row_goes_on_with_that_row(
-    stage: Callable[..., Stage], heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Callable[..., Stage], received: Received, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     gyms.put_in_place(tmp_path, monkeypatch)
     made = slow(stage, options={"seconds": 0.5})
     first = await made.start("prompter")
-    await until(lambda: len(heard.issued) >= 2 * SIZE, "two groups are issued")
+    await until(lambda: len(received.issued) >= 2 * SIZE, "two groups are issued")
     [child] = psutil.Process(first.pid).children()
 
     first.kill()
     await until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "its child is gone")
     await made.start("prompter")
-    await until(lambda: len(heard.issued) >= 5 * SIZE, "five groups are issued")
+    await until(lambda: len(received.issued) >= 5 * SIZE, "five groups are issued")
 
     nothing = PrompterFold(made.config).state
-    for place, (_, message) in enumerate(heard.issued[: 5 * SIZE]):
+    for place, (_, message) in enumerate(received.issued[: 5 * SIZE]):
         number, member = divmod(place, SIZE)
         rows = [PromptRow(f"^{number}=", str(number), {"source_dataset": "slow", "source_options": {"seconds": 0.5}})]
         wanted = Wanted(TaskSource(made.config).group(nothing, number), member, 0)
@@ -139,13 +139,18 @@ async def test_a_prompter_killed_in_the_middle_of_a_row_goes_on_with_that_row(
     ],
 )
 async def test_a_row_that_cannot_be_made_ends_the_run_with_one_error(
-    stage: Callable[..., Stage], heard: Heard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, words: str
+    stage: Callable[..., Stage],
+    received: Received,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    how: str,
+    words: str,
 ):
     gyms.put_in_place(tmp_path, monkeypatch)
     prompter = await slow(stage, how, row_limit_s=1.0).start("prompter")
 
     assert await asyncio.wait_for(prompter.wait(), 120) == FATAL
 
-    await until(lambda: bool(heard.last_error), "its last word")
-    assert heard.last_error[0].startswith(words)
-    assert heard.names == [f"p{number:06d}-{member}" for number in range(2) for member in range(SIZE)]
+    await until(lambda: bool(received.last_error), "its last word")
+    assert received.last_error[0].startswith(words)
+    assert received.names == [f"p{number:06d}-{member}" for number in range(2) for member in range(SIZE)]

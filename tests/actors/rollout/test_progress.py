@@ -112,14 +112,14 @@ class Rollout:
         )
         reader = ProgressReader(self.context.bus, self.context.refuse)
         progress = Progress(self.context, self.issued, delivery, ProgressLog(self.context), reader)
-        assert not await progress.look()
+        assert not await progress.load_existing()
         return progress
 
     async def answer(self, progress: Progress, *calls: str) -> None:
         """Store one entry for each further tool call."""
         for call in calls:
             progress.journal.answers[str(len(progress.journal.answers))] = Answer(f"tool:{call}", "", result=b"\xc0")
-            await progress.keep()
+            await progress.checkpoint()
 
 
 @pytest.mark.parametrize(("lost", "found"), [(0, ""), (1, "a"), (2, "ab"), (3, "abc"), (4, "abcd")])

@@ -150,7 +150,7 @@ async def to_version_1(scene, weights):
     """Act as the engine actor when weights are published."""
     await publish(scene.bus, EngineUpdating("engine-1", 0, 1))
     async with asyncio.timeout(60):
-        await scene.client.empty()  # a worker that has not heard of it yet sends its request once more
+        await scene.client.empty()  # a worker that has not received of it yet sends its request once more
     await scene.client.update_weights(weights, "0:1:other", False)
     ready = EngineReady("engine-1", scene.client.address, 0, 1, "other", 16)
     await publish(scene.bus, ready)

@@ -88,7 +88,7 @@ async def test_rows_that_cannot_be_read_are_named(bus: Bus):
 # --- refusals
 
 
-class Heard:
+class Received:
     """Messages that a worker published."""
 
     def __init__(self) -> None:
@@ -104,16 +104,16 @@ class Heard:
 
 
 @pytest.fixture
-async def heard(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Heard]:
+async def received(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Received]:
     """A worker inside the test, without any engine: what it says of what needs none."""
     made = stage(rollout={"group_size": SIZE})
     made.make_model()
-    context, heard = made.context("rollout", bus), Heard()
-    readers = [LogReader(bus, stream, heard.take) for stream in (TRAJECTORIES, GRADES)]
+    context, received = made.context("rollout", bus), Received()
+    readers = [LogReader(bus, stream, received.take) for stream in (TRAJECTORIES, GRADES)]
     for reader in readers:
         await reader.start()
     working = asyncio.create_task(RolloutWorker(context).run())
-    yield heard
+    yield received
     context.stop.set()
     await asyncio.wait_for(working, 10)
     for reader in readers:
@@ -121,25 +121,25 @@ async def heard(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Heard]:
     assert not context.faults
 
 
-async def test_members_of_a_group_whose_row_cannot_be_read_fail_with_the_reason(bus: Bus, heard: Heard):
+async def test_members_of_a_group_whose_row_cannot_be_read_fail_with_the_reason(bus: Bus, received: Received):
     subject = PROMPT_ISSUED.subject(bus.run, "p000001-0")
     await bus.store(subject, b"garbage", {"trajectory": "p000001-0", "attempt": "0"})
     await issue(bus, *(issued("p000001", member) for member in range(1, SIZE)))
 
-    await until(lambda: len(heard.failures) == SIZE - 1, "every other member fails")
+    await until(lambda: len(received.failures) == SIZE - 1, "every other member fails")
 
-    assert {failure.reason for failure in heard.failures.values()} == {"refused"}
-    assert "p000001-0, message 1 of PROMPTS, which cannot be read" in heard.failures["p000001-3"].detail
+    assert {failure.reason for failure in received.failures.values()} == {"refused"}
+    assert "p000001-0, message 1 of PROMPTS, which cannot be read" in received.failures["p000001-3"].detail
 
 
-async def test_a_supervised_row_too_long_for_the_model_is_refused(bus: Bus, heard: Heard):
+async def test_a_supervised_row_too_long_for_the_model_is_refused(bus: Bus, received: Received):
     long, brim = (PromptRow("a" * length, "b" * 10) for length in (54, 53))  # of 64 one token ends the answer
     await issue(bus, issued("w000001", 0, ROW, long, size=1, stage="warmup"))
     await issue(bus, issued("w000002", 0, ROW, brim, size=1, stage="warmup"))
 
-    await until(lambda: "w000002-0" in heard.results, "the row that fits is encoded")
-    await until(lambda: "w000001-0" in heard.failures, "the row that does not fit is refused")
+    await until(lambda: "w000002-0" in received.results, "the row that fits is encoded")
+    await until(lambda: "w000001-0" in received.failures, "the row that does not fit is refused")
 
-    assert [len(segment.tokens) for segment in heard.results["w000002-0"].segments] == [7, 64]
-    assert heard.failures["w000001-0"].reason == "refused"
-    assert "has 65 tokens and at most 64 fit" in heard.failures["w000001-0"].detail
+    assert [len(segment.tokens) for segment in received.results["w000002-0"].segments] == [7, 64]
+    assert received.failures["w000001-0"].reason == "refused"
+    assert "has 65 tokens and at most 64 fit" in received.failures["w000001-0"].detail

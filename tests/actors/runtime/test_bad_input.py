@@ -296,14 +296,14 @@ async def test_garbage_on_every_topic_becomes_dead_letters_and_the_run_goes_on(p
     await begun(play)
     output: dict[tuple[str, int], bytes] = {}
 
-    async def say(topic: Topic[Any], garbage: bytes) -> None:
+    async def publish_garbage(topic: Topic[Any], garbage: bytes) -> None:
         sequence = (await bus.store(subject(topic, bus.run), garbage, {"from": "a stranger"})).seq
         if topic in FOLLOWED:
             output[topic.stream.name, sequence] = garbage
 
     words = (b"garbage \xc1", msgspec.msgpack.encode({"v": "one", "trajectory_id": [], "step": {}}))
     # At once: the learner, who is to read them, leaves after its last step.
-    await asyncio.gather(*(say(topic, garbage) for garbage in words for topic in TOPICS))
+    await asyncio.gather(*(publish_garbage(topic, garbage) for garbage in words for topic in TOPICS))
 
     await play.trained()
     await until(lambda: has_letters(bus, output.keys()), "a dead letter for each")

@@ -176,7 +176,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         late = (await vitals_of(bus, "buffer-1"))["late"]
         there |= await inject(bus, await claims_that_come_late(bus))
 
-        unreadable = {place for place, record in there.items() if record_is_heard(record) and not readable(record)}
+        unreadable = {place for place, record in there.items() if record_is_received(record) and not readable(record)}
         await until(lambda: all_are_kept(bus, there), "no more letters", 120)
         step = await newest_step(bus)
         await until(lambda: has_trained(bus, step + MORE_STEPS), "further steps", 120)
@@ -184,12 +184,12 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         letters = await letters_of(bus, there)
         missing = [there[place] for place in unreadable - letters]
         assert not missing, Counter(record.subject.rsplit(".", 1)[0] for record in missing)
-        assert letters <= there.keys(), f"buried, and nobody forged it: {list(letters - there.keys())[:5]}"
+        assert letters <= there.keys(), f"a dead letter that was not forged: {list(letters - there.keys())[:5]}"
         lives = Counter(
             record.subject for record in await records_of(bus, ACTORS, [ACTOR_STARTED]) if own(record, there)
         )
         assert set(lives.values()) == {1}, f"somebody died: {lives}"
-        await everybody_can_look(bus)
+        await commands_read(bus)
 
         await publish(bus, StopRequested("enough"))
         assert await asyncio.wait_for(supervisor.wait(), 120) == 0
@@ -217,7 +217,7 @@ def own(record: Record, there: dict[tuple[str, int], Record]) -> bool:
     return (record.stream.name, record.sequence) not in there
 
 
-def record_is_heard(record: Record) -> bool:
+def record_is_received(record: Record) -> bool:
     topic = topic_of(record.subject)
     return topic is not None and topic.name in FOLLOWED
 
@@ -245,7 +245,7 @@ async def counted_late(bus: Bus, count: float) -> bool:
     return (await vitals_of(bus, "buffer-1"))["late"] >= count
 
 
-async def everybody_can_look(bus: Bus) -> None:
+async def commands_read(bus: Bus) -> None:
     """`status` and `tap` read what is there without a fault."""
     watch = Watch(bus, RunState(bus.run))
     await watch.start()
@@ -253,8 +253,8 @@ async def everybody_can_look(bus: Bus) -> None:
     assert watch.state.newest is not None
     for stream in STREAMS:
         for record in await records_of(bus, stream):
-            tapped = FormattedMessage.of_record(record)
-            as_json(tapped), as_line(tapped)
+            formatted = FormattedMessage.of_record(record)
+            as_json(formatted), as_line(formatted)
 
 
 # --- the engine

@@ -31,7 +31,7 @@ from topics.table import BY_NAME, topic_for
 from topics.topic import BATCHES, DEAD, GRADES, PROMPTS
 from topics.wire import decode, encode
 
-FOLDED = BY_NAME["prompter.snapshot"]
+SNAPSHOT = BY_NAME["prompter.snapshot"]
 SMALL = {"rollout": {"group_size": 4}, "buffer": {"batch_groups": 2, "max_lag": 1}, "learner": {"steps": 1000}}
 
 
@@ -228,13 +228,13 @@ async def lead(keeper: Keeper, bus: Bus, groups: int, first: int = 0) -> Record:
         await until(lambda number=number: keeper._fold.open_groups < 4, "the end is folded")
         await issue(keeper)
     await until(lambda: snapshots(bus), "a snapshot is on the log")
-    newest = await read_last(bus, PROMPTS, FOLDED.subject(bus.run))
+    newest = await read_last(bus, PROMPTS, SNAPSHOT.subject(bus.run))
     assert newest is not None
     return newest
 
 
 async def snapshots(bus: Bus) -> bool:
-    return await read_last(bus, PROMPTS, FOLDED.subject(bus.run)) is not None
+    return await read_last(bus, PROMPTS, SNAPSHOT.subject(bus.run)) is not None
 
 
 async def test_a_keeper_that_starts_again_begins_at_its_newest_snapshot(opened: Open, bus: Bus, monkeypatch):
@@ -245,7 +245,9 @@ async def test_a_keeper_that_starts_again_begins_at_its_newest_snapshot(opened: 
 
     read: list[Record] = []
     take = Keeper._take
-    monkeypatch.setattr(Keeper, "_take", lambda keeper, *heard: (read.append(heard[-1]), take(keeper, *heard))[1])
+    monkeypatch.setattr(
+        Keeper, "_take", lambda keeper, *received: (read.append(received[-1]), take(keeper, *received))[1]
+    )
     second = await opened()
 
     snapshot = decode(KeeperSnapshot, newest.data)
@@ -276,7 +278,7 @@ async def broken(kind: str, good: Record, bus: Bus) -> None:
         message.state = b"\xc1"
     elif kind == "in a blob that is gone":
         headers[BLOB] = "aa:5:bb00:1"
-    await bus.store(FOLDED.subject(bus.run), b"" if BLOB in headers else encode(message), headers)
+    await bus.store(SNAPSHOT.subject(bus.run), b"" if BLOB in headers else encode(message), headers)
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,8 @@ class Sessions(Feed):
         super().__init__(SessionsFold(settings, room))
         self.log = []
 
-    def say(self, message, at_s=0.0):
-        return self.publish(message, at_s=at_s)
-
     def started(self, turn, parent="", *, session="s", at_s=0.0, **more):
-        return self.say(
+        return self.publish(
             TurnStarted(turn_id=turn, session=session, tenant="anna", api="chat", tokens=TOKENS, parent=parent, **more),
             at_s,
         )
@@ -50,7 +47,7 @@ class Sessions(Feed):
     def finished(self, turn, finish="stop", *, session="s", tokens=3, at_s=0.0):
         ids, reals = TOKENS[:tokens], REALS[:tokens]
         end = TurnFinished(turn_id=turn, session=session, finish=finish, tokens=ids, logprobs=reals, versions=ids)
-        return self.say(end, at_s)
+        return self.publish(end, at_s)
 
     def served(self, turn, parent="", **more):
         return self.started(turn, parent, **more).finished(turn, at_s=more.get("at_s", 0.0))
@@ -88,7 +85,7 @@ def test_a_turn_is_ready_once_another_continues_it():
 
 
 def test_the_last_turn_is_ready_when_its_client_ends_the_session_or_falls_silent():
-    left = Sessions().served("a").say(SessionLeft(session_id="s", tenant="anna"))
+    left = Sessions().served("a").publish(SessionLeft(session_id="s", tenant="anna"))
     idle = Sessions().served("a", at_s=5.0)
 
     assert left.decide() == [ready("a"), SessionClosed(session_id="s", reason="left", until=3)]
@@ -99,7 +96,7 @@ def test_the_last_turn_is_ready_when_its_client_ends_the_session_or_falls_silent
 
 
 def test_a_session_waits_for_a_reply_under_way_and_a_start_without_an_end_is_given_up():
-    sessions = Sessions().started("a").say(SessionLeft(session_id="s", tenant="anna"))
+    sessions = Sessions().started("a").publish(SessionLeft(session_id="s", tenant="anna"))
 
     assert sessions.decide() == []
     assert sessions.finished("a").decide()[0] == ready("a")
@@ -136,14 +133,16 @@ def test_a_grade_admits_a_turn_once_however_often_it_comes():
     sessions = Sessions().served("a").started("b", "a")
     sessions.decide()
 
-    sessions.say(TurnJudged(turn_id="a", reward=0.5, judge="j")).say(TurnJudged(turn_id="a", reward=-1.0, judge="j"))
+    sessions.publish(TurnJudged(turn_id="a", reward=0.5, judge="j")).publish(
+        TurnJudged(turn_id="a", reward=-1.0, judge="j")
+    )
 
     assert sessions.decide() == [admitted("a", 0.5)]
-    assert sessions.say(TurnJudged(turn_id="a", reward=1.0, judge="j")).decide() == []
+    assert sessions.publish(TurnJudged(turn_id="a", reward=1.0, judge="j")).decide() == []
 
 
 def test_a_graded_turn_of_a_run_that_only_serves_ends():
-    sessions = Sessions(share=0.0).served("a").say(TurnJudged(turn_id="a", reward=0.5, judge="j"))
+    sessions = Sessions(share=0.0).served("a").publish(TurnJudged(turn_id="a", reward=0.5, judge="j"))
 
     assert sessions.decide() == [skipped("a", "off", 0.5)]
 
@@ -152,7 +151,7 @@ def test_without_a_valid_vote_or_in_time_there_is_no_grade():
     sessions = Sessions().served("a").served("b", "a").started("c", "b")
     sessions.decide()
 
-    assert sessions.say(TurnJudged(turn_id="a", reward=None, judge="j")).decide() == [skipped("a", "ungraded")]
+    assert sessions.publish(TurnJudged(turn_id="a", reward=None, judge="j")).decide() == [skipped("a", "ungraded")]
     assert sessions.decide(at_s=JUDGE_S) == [skipped("b", "unjudged")]
 
 
@@ -163,20 +162,22 @@ def test_feedback_overrules_a_judge_until_the_turn_is_in_a_batch_and_is_counted_
     def overruled(reward):
         return TurnOverruled(turn_id="a", prompt_id="l000000", reward=reward)
 
-    sessions = Sessions().served("a").say(TurnJudged(turn_id="a", reward=0.5, judge="j")).say(feedback("a", -1.0))
+    sessions = (
+        Sessions().served("a").publish(TurnJudged(turn_id="a", reward=0.5, judge="j")).publish(feedback("a", -1.0))
+    )
     state = sessions.fold.state
 
-    assert sessions.say(feedback("a", 0.25, tenant="eve")).decide() == [admitted("a", -1.0, "user")]
-    assert sessions.say(feedback("a", -1.0)).say(feedback("a", 0.5, tenant="eve")).decide() == []
+    assert sessions.publish(feedback("a", 0.25, tenant="eve")).decide() == [admitted("a", -1.0, "user")]
+    assert sessions.publish(feedback("a", -1.0)).publish(feedback("a", 0.5, tenant="eve")).decide() == []
     assert (state.late_feedback, state.on_way.late) == (2, 0)
-    assert sessions.say(feedback("a", 4.0)).decide() == [overruled(1.0)]  # within its bound
-    assert sessions.say(feedback("a", -0.5)).say(feedback("a", 1.0)).decide() == []
-    assert sessions.say(feedback("a", -0.5)).decide() == [overruled(-0.5)]
+    assert sessions.publish(feedback("a", 4.0)).decide() == [overruled(1.0)]  # within its bound
+    assert sessions.publish(feedback("a", -0.5)).publish(feedback("a", 1.0)).decide() == []
+    assert sessions.publish(feedback("a", -0.5)).decide() == [overruled(-0.5)]
 
-    sessions.say(packed(1, "l000000", reward=1.0))  # the buffer had not read the last one
+    sessions.publish(packed(1, "l000000", reward=1.0))  # the buffer had not read the last one
     assert sessions.decide() == []
     assert (state.late_feedback, state.on_way.late) == (2, 1)
-    assert sessions.say(feedback("a", 1.0)).decide() == []
+    assert sessions.publish(feedback("a", 1.0)).decide() == []
     assert state.late_feedback == 3
     assert not state.on_way.prompts and not state.on_way.names
 
@@ -197,7 +198,7 @@ def packed(step, *prompts, reward=1.0):
 def test_the_newest_are_admitted_first_as_far_as_there_is_room_and_the_oldest_of_too_many_end():
     sessions = Sessions(room=Room(under_way=2, waiting=2, max_lag=4))
     for turn in "abcdef":
-        sessions.served(turn).say(grade(turn))
+        sessions.served(turn).publish(grade(turn))
 
     assert sessions.decide() == [
         admitted("f", 1.0),
@@ -205,36 +206,38 @@ def test_the_newest_are_admitted_first_as_far_as_there_is_room_and_the_oldest_of
         skipped("a", "surplus", 1.0),
         skipped("b", "surplus", 1.0),
     ]
-    assert sessions.say(packed(1, "l000000", "p000003")).decide() == [admitted("d", 1.0)]
+    assert sessions.publish(packed(1, "l000000", "p000003")).decide() == [admitted("d", 1.0)]
     dropped = GroupDropped(prompt_id="l000001", reason="lag")
-    assert sessions.served("g").say(grade("g")).decide() == []
-    assert sessions.say(dropped).decide() == [admitted("g", 1.0)]
+    assert sessions.served("g").publish(grade("g")).decide() == []
+    assert sessions.publish(dropped).decide() == [admitted("g", 1.0)]
     assert sessions.fold.state.graded == {"c": None}
 
 
 def test_a_turn_that_the_next_batch_would_refuse_ends_before_its_place_comes():
     sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
     for turn in "abc":  # their newest token is of version 2
-        sessions.served(turn).say(grade(turn))
+        sessions.served(turn).publish(grade(turn))
     assert sessions.decide() == [admitted("c", 1.0)]
 
-    assert sessions.say(packed(6, "l000000")).say(trained(6)).decide() == [admitted("b", 1.0)]
-    assert sessions.say(trained(7)).decide() == [skipped("a", "behind", 1.0)]
+    assert sessions.publish(packed(6, "l000000")).publish(trained(6)).decide() == [admitted("b", 1.0)]
+    assert sessions.publish(trained(7)).decide() == [skipped("a", "behind", 1.0)]
 
 
 def test_feedback_overrules_a_judge_while_the_turn_waits():
     sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
-    sessions.served("a").say(grade("a")).served("b").say(grade("b"))
+    sessions.served("a").publish(grade("a")).served("b").publish(grade("b"))
     assert sessions.decide() == [admitted("b", 1.0)]
 
-    assert sessions.say(feedback("a", -1.0)).decide() == []
-    assert sessions.say(packed(1, "l000000")).decide() == [admitted("a", -1.0, "user")]
+    assert sessions.publish(feedback("a", -1.0)).decide() == []
+    assert sessions.publish(packed(1, "l000000")).decide() == [admitted("a", -1.0, "user")]
 
 
 def test_a_graded_turn_is_never_unjudged_and_its_session_closes():
     sessions = Sessions(room=Room(under_way=0, waiting=9, max_lag=4))
     sessions.served("a").started("b", "a").decide()
-    sessions.say(grade("a")).finished("b").say(feedback("b", 1.0)).say(SessionLeft(session_id="s", tenant="anna"))
+    sessions.publish(grade("a")).finished("b").publish(feedback("b", 1.0)).publish(
+        SessionLeft(session_id="s", tenant="anna")
+    )
 
     assert sessions.decide() == [SessionClosed(session_id="s", reason="left", until=8)]
     assert sessions.decide(at_s=JUDGE_S + IDLE_S) == []
@@ -242,9 +245,9 @@ def test_a_graded_turn_is_never_unjudged_and_its_session_closes():
 
 
 def test_an_end_that_is_read_before_its_admission_leaves_room():
-    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4)).say(packed(1, "l000000"))
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4)).publish(packed(1, "l000000"))
 
-    sessions.served("a").say(grade("a")).served("b").say(grade("b"))
+    sessions.served("a").publish(grade("a")).served("b").publish(grade("b"))
 
     assert sessions.decide() == [admitted("b", 1.0), admitted("a", 1.0)]
 
@@ -253,24 +256,24 @@ def test_retries_and_branches_are_turns_of_their_own():
     sessions = Sessions().served("a").served("b", "a").served("c", "a").started("d", "c")
 
     assert sessions.decide() == [ready("a", "b", "c"), ready("c", "d")]
-    sessions.finished("d").say(SessionLeft(session_id="s", tenant="anna"))
+    sessions.finished("d").publish(SessionLeft(session_id="s", tenant="anna"))
     assert {turn.turn_id for turn in sessions.decide()[:2]} == {"b", "d"}
 
 
 def test_logs_in_any_order_come_to_the_same():
     sessions = Sessions().served("a").served("b", "a").started("x", session="s2")
-    sessions.say(TurnJudged(turn_id="a", reward=1.0, judge="j"))
+    sessions.publish(TurnJudged(turn_id="a", reward=1.0, judge="j"))
     sessions.decide()
     sessions.decide(at_s=IDLE_S)
-    sessions.say(TurnJudged(turn_id="b", reward=1.0, judge="j"), at_s=IDLE_S).decide(at_s=IDLE_S)
+    sessions.publish(TurnJudged(turn_id="b", reward=1.0, judge="j"), at_s=IDLE_S).decide(at_s=IDLE_S)
 
     late = Sessions()
     late.sequence = 1000
     late.read_back(sessions.log, at_s=IDLE_S)
     late.sequence = 0
     late.served("a").served("b", "a").started("x", session="s2")
-    late.say(TurnJudged(turn_id="a", reward=1.0, judge="j"))
-    late.say(TurnJudged(turn_id="b", reward=1.0, judge="j"), at_s=IDLE_S)
+    late.publish(TurnJudged(turn_id="a", reward=1.0, judge="j"))
+    late.publish(TurnJudged(turn_id="b", reward=1.0, judge="j"), at_s=IDLE_S)
 
     assert late.decide(at_s=2 * IDLE_S) == []
     state = late.fold.state
@@ -294,18 +297,18 @@ def judged(turn, reward):
 def test_a_turn_of_weights_that_cannot_be_trained_any_more_is_not_admitted():
     sessions = Sessions()
     for turn, versions in (("old", (1, 1, 3)), ("mixed", (3, 3, 4))):
-        sessions.started(turn).say(finished(turn, versions))
-    sessions.say(trained(8))
+        sessions.started(turn).publish(finished(turn, versions))
+    sessions.publish(trained(8))
     for turn in ("old", "mixed"):
-        sessions.say(judged(turn, 1.0))
+        sessions.publish(judged(turn, 1.0))
 
     assert sessions.decide() == [skipped("old", "behind", 1.0, 3), admitted("mixed", 1.0, version=4)]
 
 
 def test_garbage_is_quarantined_before_anybody_judges_it_and_a_reward_is_cut_to_its_bound():
     sessions = Sessions(reward=0.5)
-    sessions.started("bad").say(finished("bad", marks=["garbage"]))
-    sessions.started("good").say(finished("good")).say(judged("good", -3.0))
+    sessions.started("bad").publish(finished("bad", marks=["garbage"]))
+    sessions.started("good").publish(finished("good")).publish(judged("good", -3.0))
 
     assert sessions.decide() == [skipped("bad", "garbage"), admitted("good", -0.5, version=1)]
     assert sessions.fold.state.watched.figures() == {"rewards_clipped": 1.0}
@@ -315,9 +318,9 @@ def test_the_same_prompt_and_reply_are_trained_so_often_and_no_more():
     sessions, ends = Sessions(repeats=2), []
     for number in range(4):
         turn = f"t{number}"
-        sessions.started(turn).say(finished(turn, same="ab")).say(judged(turn, 1.0))
+        sessions.started(turn).publish(finished(turn, same="ab")).publish(judged(turn, 1.0))
         ends += sessions.decide()
-    sessions.started("other").say(finished("other", same="cd")).say(judged("other", 1.0))
+    sessions.started("other").publish(finished("other", same="cd")).publish(judged("other", 1.0))
     ends += sessions.decide()
 
     assert ends == [
@@ -331,10 +334,10 @@ def test_alarms_are_raised_by_the_newest_turns():
     sessions = Sessions()
     for number in range(20):
         turn, marks = f"t{number}", ["question"] if number % 2 else []
-        sessions.started(turn).say(finished(turn, marks=marks)).say(judged(turn, 1.0))
-        sessions.say(FeedbackGiven(f"f{number}", turn, "anna", -1.0 if number < 5 else 1.0))
-        sessions.say(FeedbackGiven(f"g{number}", turn, "anna", 1.0))  # each grade counts once
-        sessions.say(FeedbackGiven(f"h{number}", turn, "ben", -1.0))  # and nobody else's word
+        sessions.started(turn).publish(finished(turn, marks=marks)).publish(judged(turn, 1.0))
+        sessions.publish(FeedbackGiven(f"f{number}", turn, "anna", -1.0 if number < 5 else 1.0))
+        sessions.publish(FeedbackGiven(f"g{number}", turn, "anna", 1.0))  # each grade counts once
+        sessions.publish(FeedbackGiven(f"h{number}", turn, "ben", -1.0))  # and nobody else's word
 
     figures = sessions.fold.state.watched.figures()
     assert figures == {
@@ -354,7 +357,7 @@ def test_open_turns_whose_key_is_erased_end_as_purged_wherever_they_stand():
     fold.started("t1", secret="k1").served("t2", secret="k1").served("t3", secret="k2", older="k1")
     fold.served("t4", secret="k2")
 
-    made = fold.say(purge("k1")).decide()
+    made = fold.publish(purge("k1")).decide()
 
     assert {(one.turn_id, one.reason) for one in made} == {(name, "purged") for name in ("t1", "t2", "t3")}
     assert fold.finished("t1").decide() == []
@@ -362,12 +365,12 @@ def test_open_turns_whose_key_is_erased_end_as_purged_wherever_they_stand():
 
 def test_a_turn_that_comes_under_an_erased_key_ends_and_so_does_one_that_its_judge_could_not_read():
     fold = Sessions()
-    fold.say(purge("k1")).served("t1", secret="k1")
+    fold.publish(purge("k1")).served("t1", secret="k1")
     assert [one.reason for one in fold.decide()] == ["purged"]
     fold.served("t2", secret="k2").served("t3", "t2", secret="k2")
     fold.decide()
 
-    made = fold.say(TurnJudged("t2", None, "rule", purged=True)).decide()
+    made = fold.publish(TurnJudged("t2", None, "rule", purged=True)).decide()
 
     assert [(one.turn_id, one.reason) for one in made] == [("t2", "purged")]
 
@@ -375,8 +378,8 @@ def test_a_turn_that_comes_under_an_erased_key_ends_and_so_does_one_that_its_jud
 def test_the_end_of_a_turn_says_what_a_canary_is_compared_by():
     sessions = Sessions(reward=0.5)
     for name, canary, more in (("a", True, {}), ("b", False, {}), ("c", True, {"marks": ["garbage"]})):
-        sessions.started(name).say(ended(name, trial=7, canary=canary, **more))
-    sessions.say(TurnJudged("a", 1.0, "rule")).say(FeedbackGiven("f", "b", "anna", -0.25))
+        sessions.started(name).publish(ended(name, trial=7, canary=canary, **more))
+    sessions.publish(TurnJudged("a", 1.0, "rule")).publish(FeedbackGiven("f", "b", "anna", -0.25))
 
     ends = {end.turn_id: end for end in sessions.decide()}
     assert {name: (end.trial, end.canary, end.reward) for name, end in ends.items()} == {
@@ -386,7 +389,7 @@ def test_the_end_of_a_turn_says_what_a_canary_is_compared_by():
     }
     assert isinstance(ends["c"], TurnSkipped)
     untrained = Sessions(share=0.0)
-    untrained.started("a").say(ended("a", trial=7)).say(TurnJudged("a", 1.0, "rule"))
+    untrained.started("a").publish(ended("a", trial=7)).publish(TurnJudged("a", 1.0, "rule"))
     assert untrained.decide() == [TurnSkipped("a", "s", "off", trial=7, reward=1.0, version=2)]
 
 

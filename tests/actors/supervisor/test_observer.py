@@ -39,8 +39,8 @@ async def test_the_state_is_published_again_and_again_and_only_the_newest_is_kep
 
     state = await newest()
     assert (state["v"], state["run"], state["rewards"], state["at_s"]) == (1, bus.run, [0.5, 0.5], 1000.0)
-    tapped = tap.take()
-    assert len(tapped) > 1 and tapped[0].message.run == bus.run
+    formatted = tap.take()
+    assert len(formatted) > 1 and formatted[0].message.run == bus.run
     context.stop.set()
     await task
     await tap.close()

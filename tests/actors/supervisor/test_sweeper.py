@@ -30,7 +30,7 @@ from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, PROMPTS, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Reference
 from topics.wire import encode
 
-FOLDED = BY_NAME["buffer.snapshot"]
+SNAPSHOT = BY_NAME["buffer.snapshot"]
 
 
 @pytest.fixture
@@ -50,8 +50,8 @@ async def snapshot(bus: Bus) -> Record:
     """The newest snapshot of the buffer, after one more."""
     last = (await stream_states(bus, [BATCHES]))["BATCHES"]["last_seq"]
     headers = {WRITER: "test", EXPECT_LAST: str(last)}
-    await publish(bus, KeeperSnapshot("format", {}, secrets.token_bytes(250)), topic=FOLDED, headers=headers)
-    newest = await read_last(bus, BATCHES, FOLDED.subject(bus.run))
+    await publish(bus, KeeperSnapshot("format", {}, secrets.token_bytes(250)), topic=SNAPSHOT, headers=headers)
+    newest = await read_last(bus, BATCHES, SNAPSHOT.subject(bus.run))
     assert newest is not None
     return newest
 
@@ -72,7 +72,7 @@ async def test_the_blobs_of_the_newest_two_snapshots_stay(bus: Bus, stage: Calla
 
     for record in newest:
         assert len(await body_of(bus, record)) > 250
-    assert await read_last(bus, BATCHES, FOLDED.subject(bus.run)) == newest[-1]
+    assert await read_last(bus, BATCHES, SNAPSHOT.subject(bus.run)) == newest[-1]
     assert old[0].sequence == 1
 
 
@@ -185,7 +185,7 @@ async def test_a_run_of_big_batches_and_many_snapshots_keeps_few_blobs(tmp_path:
     async with up(tmp_path, config=BIG) as run:
         assert await run.ended() == 0, run.story
     async with topics_left_by(run) as bus:
-        snapshots = await records_of(bus, BATCHES, FOLDED.pattern(bus.run))
+        snapshots = await records_of(bus, BATCHES, SNAPSHOT.pattern(bus.run))
         batches = await records_of(bus, BATCHES, BATCH_PACKED.pattern(bus.run))
         states = await stream_states(bus, [BLOBS, LEDGER_BLOBS])
     sizes = [int(record.headers[BLOB].split(":")[1]) for record in snapshots if BLOB in record.headers]

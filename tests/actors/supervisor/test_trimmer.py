@@ -79,7 +79,7 @@ class Story:
     def fold(self, fold=None):
         return self._tell(itertools.chain(*self.logs.values()), fold)
 
-    def told_in_order(self, seed):
+    def read_in_order(self, seed):
         """Logs interleaved by chance, each in its own order."""
         left = [iter(log) for log in self.logs.values()]
         dice, entries = random.Random(seed), []
@@ -169,7 +169,7 @@ def test_the_order_between_logs_does_not_matter(seed):
     story = trained_twice().progressed("p000002-0", at=45).saved(1).saved(2).published(1).published(2)
     story.generated("p000003-0", at=70).dropped("p000003")
 
-    fold = story.told_in_order(seed)
+    fold = story.read_in_order(seed)
 
     assert fold.floor(END) == 30
     assert fold.needless(END, pressed=True) == story.fold().needless(END, pressed=True)
