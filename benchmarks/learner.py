@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncrl.algorithms.flops import Work
+from asyncrl.algorithms.balance import Work
 from asyncrl.training.ranks import work_of
 from benchmarks.clone import ROOT, environment
 from benchmarks.learner_process import Measured, Measurement

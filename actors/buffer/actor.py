@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actors.buffer.fold import BufferFold
-from actors.buffer.plan import Plan
+from actors.buffer.state import Plan
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from topics.topic import BATCHES

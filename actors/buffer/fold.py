@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from actors.buffer import groups
-from actors.buffer.plan import Plan
-from actors.buffer.state import BufferState, Group
+from actors.buffer.state import BufferState, Group, Plan
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.fold import Fold, on, on_headers

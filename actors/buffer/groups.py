@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from actors.buffer.plan import Plan
-from actors.buffer.state import BufferState, Group
+from actors.buffer.state import BufferState, Group, Plan
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.algorithms.pass_at import pass_at
 from asyncrl.config.held_out import HeldOut, set_of

@@ -14,8 +14,7 @@ import msgspec
 from actors.engine.card import Card
 from actors.engine.direct import DirectFailed, DirectWay
 from actors.engine.fetch import Fetcher
-from actors.engine.held import Announced
-from actors.engine.pointed import Versions, versions_of
+from actors.engine.pointed import Announced, Versions, versions_of
 from actors.engine.watching import announced, watch_load
 from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.bus.log import Record, read_last

@@ -10,8 +10,8 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
 from asyncrl.config.pools import Purpose
 from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.answer import Decode
 from asyncrl.engine.generator import Generator, Manner
-from asyncrl.engine.stops import Decode
 from asyncrl.live.trials import Arm, Trials
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
 from topics.topic import FLEET, Topic

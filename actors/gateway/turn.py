@@ -16,11 +16,10 @@ from actors.gateway.channels import Service
 from actors.gateway.facts import Facts
 from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.engine.answer import Likeliest
+from asyncrl.engine.answer import Likeliest, stop_string
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.stops import stop_string
 from asyncrl.live.apis.words import (
     Ending,
     LiveError,

@@ -9,14 +9,12 @@ from pathlib import Path
 
 import msgspec
 
-from actors.learner import report
 from actors.learner.coming import fetch_once_packed, gathered
 from actors.learner.elastic import ElasticGroup
-from actors.learner.evaluations import Evaluations
-from actors.learner.fold import LearnerFold
+from actors.learner.fold import Evaluations, LearnerFold
 from actors.learner.group import GroupLost, new_group
 from actors.learner.offers import Offers
-from actors.learner.outbox import Outbox
+from actors.learner.outbox import Outbox, step_record
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
 from actors.learner.rank import Load, Rest, Step, StepResult, read_batch
 from actors.learner.teacher import TeacherFault
@@ -28,8 +26,7 @@ from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.crash import crash_point
 from asyncrl.process import RestartPolicy
-from asyncrl.training.anomalies import Recent
-from asyncrl.training.assertions import broken_assertions
+from asyncrl.training.anomalies import Recent, broken_assertions
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 from topics.actors import Activity
@@ -231,7 +228,7 @@ class Learner:
         if not publish:
             return
         crash_point("learner.stepped")
-        self.outbox.put(report.trained(packed, result, sequence, lineage=self.lineage, skipped=skips))
+        self.outbox.put(step_record(packed, result, sequence, lineage=self.lineage, skipped=skips))
         if self._publishes(self.step):
             await self._publish()
         self.context.vitals.update(step=self.step, reward=result.stats.reward_mean)

@@ -10,6 +10,7 @@ import msgspec
 from actors.runtime.checkpoints import CheckpointFold, CheckpointState
 from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
+from asyncrl.config.held_out import HeldOut, held_out_sets
 from asyncrl.config.settings import Config, WeightsSettings
 from asyncrl.errors import AsyncRLError
 from asyncrl.training.anomalies import Figures, with_figures
@@ -19,6 +20,7 @@ from topics.batches import BatchPacked, BatchTrained
 from topics.cards import CardLeft, CardRequested, CardTaken
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
+from topics.ids import EVALUATION, prompt_name
 from topics.topic import Topic
 from topics.weights import (
     TrainingFinished,
@@ -192,3 +194,34 @@ class LearnerFold(CheckpointFold):
         contained, state = self.kept_step, self.state
         state.batches = {step: sequence for step, sequence in state.batches.items() if step > contained}
         state.published = {version: digest for version, digest in state.published.items() if version >= contained}
+
+
+class Evaluations:
+    """Names the evaluations of a version, each once."""
+
+    def __init__(self, config: Config, fold: LearnerFold) -> None:
+        self._sets = held_out_sets(config)
+        self._every = config.eval.every
+        self._ends = (config.start.step, config.learner.steps)
+        self._fold = fold
+        self._asked = 0  # as far as this process knows: a request may be read back after the next one is made
+
+    def due(self, step: int) -> list[EvalRequested]:
+        """The requests that are due at a step: of the first version, of the last, and of every so many."""
+        is_due = step in self._ends or (self._every > 0 and step % self._every == 0)
+        if not is_due or step < 0:
+            return []
+        asked = self._fold.state.asked_for
+        return [self._request(own, step) for own in self._sets.values() if asked.get(own.name, -1) < step]
+
+    def _request(self, held_out: HeldOut, version: int) -> EvalRequested:
+        number = max(self._asked, self._fold.state.evaluations)
+        self._asked = number + 1
+        return EvalRequested(
+            prompt_name(EVALUATION, number),
+            version,
+            held_out.prompts,
+            held_out.temperature,
+            dataset=held_out.name,
+            samples=held_out.samples,
+        )

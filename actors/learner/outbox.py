@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
+from actors.learner.rank import StepResult
 from actors.runtime.keeper import Keeper
 from asyncrl.background import BackgroundTasks
+from topics.batches import BatchPacked, BatchTrained
 from topics.wire import Message
 
 T = TypeVar("T")
@@ -57,3 +59,25 @@ class Outbox:
 
     def _on_fault(self, error: BaseException) -> None:
         self._fault = self._fault or error
+
+
+def step_record(packed: BatchPacked, result: StepResult, sequence: int, *, lineage: int, skipped: bool) -> BatchTrained:
+    """Return the record of a step.
+
+    Args:
+        sequence: of the batch in its log.
+    """
+    stats = result.stats
+    return BatchTrained(
+        step=packed.step,
+        lineage=lineage,
+        stage=packed.stage,
+        metrics=result.metrics,
+        lags={-1: stats.tokens_trained} if packed.stage == "warmup" else stats.lag_histogram,
+        masked=stats.tokens_stale,
+        rewards=[stats.reward_mean, stats.reward_std],
+        trajectories=stats.trajectories,
+        batch_sequence=sequence,
+        skipped=skipped,
+        anomaly=result.anomaly,
+    )

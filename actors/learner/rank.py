@@ -17,8 +17,8 @@ import msgspec
 
 from actors.learner.teacher import TeacherServer
 from actors.runtime.actor import ActorFault
+from asyncrl.algorithms.balance import Work
 from asyncrl.algorithms.batches import BatchStats, GradedGroup, GradedTrajectory, build_rows
-from asyncrl.algorithms.flops import Work
 from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_message

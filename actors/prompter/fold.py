@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from actors.prompter.sources import SOURCES, Group, PromptSource, mixed
-from actors.prompter.state import PrompterState
+from actors.prompter.sources import SOURCES, Group, PrompterState, PromptSource, mixed
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config

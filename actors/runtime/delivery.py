@@ -13,11 +13,14 @@ from nats.aio.msg import Msg
 
 from actors.runtime.actor import Context
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import Fenced, publish, publish_if_latest
+from asyncrl.bus.publish import Fenced, attempt_of, publish, publish_if_latest
 from asyncrl.bus.pull import Position
 from topics.actors import HeldWork, Waiting
+from topics.ids import member_of, prompt_of
+from topics.prompts import LIVE_TASK
 from topics.table import topic_for
 from topics.topic import Topic
+from topics.trajectories import TrajectoryFailed
 from topics.wire import Message
 
 M = TypeVar("M", bound=Message)
@@ -139,3 +142,24 @@ class Delivery(Generic[M]):
     async def give_back(self) -> None:
         """Give it back for immediate redelivery."""
         await self._context.bus.send(self.message.reply, b"-NAK")
+
+
+def purged_claim(record: Record, num_delivered: int, detail: str) -> TrajectoryFailed:
+    """Return the claim that nothing will come of a turn of live traffic, which is a group of one.
+
+    Args:
+        record: about the trajectory.
+        num_delivered: of it.
+    """
+    return TrajectoryFailed(
+        trajectory_id=record.key,
+        attempt=attempt_of(record) or 0,
+        delivery=num_delivered,
+        prompt_id=prompt_of(record.key),
+        member=member_of(record.key),
+        group_size=1,
+        stage="rl",
+        task=LIVE_TASK,
+        reason="purged",
+        detail=detail,
+    )

@@ -14,9 +14,8 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from actors.runtime.actor import Context
-from actors.runtime.delivery import Delivery
+from actors.runtime.delivery import Delivery, purged_claim
 from actors.runtime.isolation import Isolation, WorkFailed
-from actors.runtime.purged import purged_claim
 from asyncrl.bus.errors import BusError, Disconnected
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, Fenced, read

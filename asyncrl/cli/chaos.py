@@ -24,8 +24,21 @@ from asyncrl.cli.target import add_directory, know_actors, live_run
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
-from asyncrl.run.faults import Part, Rests, Target, choose, drawn, inject, parse_targets, parts, resume, signal_targets
-from asyncrl.run.node_faults import NODE, NodeKiller, node_targets
+from asyncrl.run.faults import (
+    NODE,
+    NodeKiller,
+    Part,
+    Rests,
+    Target,
+    choose,
+    drawn,
+    inject,
+    node_targets,
+    parse_targets,
+    parts,
+    resume,
+    signal_targets,
+)
 from asyncrl.state.audit.reading import Audited, audit_run
 
 _CAMPAIGN = "benchmarks.chaos.command"

@@ -10,15 +10,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from asyncrl.config.algorithm_names import (
-    AdvantageName,
-    AggregationName,
-    ColumnName,
-    FilterName,
-    LossName,
-    OwnName,
-    ScheduleName,
-)
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.learner_settings import (
     AssertionSettings,
@@ -33,10 +24,17 @@ from asyncrl.config.live_settings import CanarySettings, GatewaySettings, LiveSe
 from asyncrl.config.process_settings import AutoscaleSettings, NatsSettings, PlacementSettings, SupervisionSettings
 from asyncrl.config.setting_types import (
     BENCHMARKS,
+    AdvantageName,
+    AggregationName,
+    ColumnName,
     Count,
+    FilterName,
+    LossName,
     NonNegative,
+    OwnName,
     Positive,
     Rate,
+    ScheduleName,
     Seconds,
     Settings,
     Share,

@@ -12,9 +12,21 @@ from msgspec import Meta
 
 from asyncrl.algorithms.named import names
 from asyncrl.algorithms.tournaments import TOURNAMENTS
-from asyncrl.config.algorithm_names import AdvantageName, AggregationName, FilterName, LossName
 from asyncrl.config.learner_settings import EstimatorName
-from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share, TaskName
+from asyncrl.config.setting_types import (
+    AdvantageName,
+    AggregationName,
+    Count,
+    FilterName,
+    LossName,
+    NonNegative,
+    Positive,
+    Rate,
+    Seconds,
+    Settings,
+    Share,
+    TaskName,
+)
 
 RewardScope: TypeAlias = Literal["trajectory", "group"]
 if TYPE_CHECKING:

@@ -12,12 +12,11 @@ import numpy as np
 import structlog
 
 from asyncrl.data.model_dir import ModelInfo
-from asyncrl.engine.answer import Likeliest
+from asyncrl.engine.answer import Decode, Likeliest, reach_of, stop_string
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet, Wanted
 from asyncrl.engine.routing import keep_routing
-from asyncrl.engine.stops import Decode, reach_of, stop_string
 from asyncrl.engine.tape import Tape
 from topics.actors import Waiting
 from topics.engines import version_of

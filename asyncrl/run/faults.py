@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import signal
@@ -12,8 +13,12 @@ from typing import NamedTuple
 
 import psutil
 
+from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
 from asyncrl.errors import AsyncRLError
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.ray_cluster import HostFailed, HostLost, RayCluster
+from asyncrl.run.ray_placement import run_key
 from topics.roles import ROLE_NAMES
 
 SERVER = "engine-server"  # the inference server that an engine started
@@ -202,3 +207,47 @@ def resume(part: Part) -> None:
     """Let a stopped process go on."""
     with contextlib.suppress(psutil.NoSuchProcess):  # it was replaced meanwhile
         part.process.resume()
+
+
+NODE = "node"
+_LOST_S = 30.0  # for the head to find that a node is gone
+
+
+def node_targets(config: Config) -> list[Target]:
+    """Return the faults of nodes, where the run has any."""
+    return [Target(NODE, "kill")] if config.placement.kind == "ray" else []
+
+
+class NodeKiller:
+    """Kills nodes that run actors of a run; never the head, and never the last one."""
+
+    def __init__(self, files: RunFiles, dice: random.Random) -> None:
+        self._files = files
+        self._dice = dice
+        self._cluster: RayCluster | None = None
+
+    async def kill(self) -> str:
+        """Kill a node; returns its name, or "" where there is none that may be killed now.
+
+        Raises:
+            NoCluster: the cluster does not answer.
+        """
+        config = self._files.read_config()
+        if self._cluster is None:
+            self._cluster = await asyncio.to_thread(RayCluster, config.placement.address)
+        nodes = {node.id for node in await asyncio.to_thread(self._cluster.nodes) if not node.head}
+        hosts = await self._cluster.hosts(run_key(config, self._files))
+        chosen = sorted(node for node in hosts if node in nodes)
+        if len(nodes) < 2 or not chosen:
+            return ""
+        victim = self._dice.choice(chosen)
+        try:
+            await hosts[victim].call("end_node")
+        except (HostLost, HostFailed):
+            pass  # it is dead before it can answer
+        until = asyncio.get_running_loop().time() + _LOST_S
+        while asyncio.get_running_loop().time() < until:
+            if victim not in {node.id for node in await asyncio.to_thread(self._cluster.nodes)}:
+                break
+            await asyncio.sleep(0.2)  # no event announces it
+        return f"node {victim[:12]}"

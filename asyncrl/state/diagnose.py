@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from asyncrl.config.tasks import group_size_of, tasks_of
-from asyncrl.state.facts import blockers, faults, finding
-from asyncrl.state.grading import GRADERS, failing_rewards, hanging_rewards
+from asyncrl.state.facts import GRADERS, blockers, failing_rewards, faults, finding, hanging_rewards
 from asyncrl.state.live_facts import live_faults
 from asyncrl.state.parts import Actor
 from asyncrl.state.run_state import RunState

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from asyncrl.algorithms.balance import balanced
-from asyncrl.algorithms.flops import Work
+from asyncrl.algorithms.balance import Work, balanced
 from asyncrl.data.model_dir import read_json, tensor_shapes
 from asyncrl.engine.embedded.config import expert_count
 from asyncrl.errors import AsyncRLError

@@ -1,7 +1,7 @@
 """A buffer's fold that is fed by hand."""
 
 from actors.buffer.fold import BufferFold
-from actors.buffer.plan import Plan
+from actors.buffer.state import Plan
 from asyncrl.config.held_out import HeldOut
 from harness.folds import Feed
 from topics.batches import Objective

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from actors.buffer.fold import BufferFold
-from actors.buffer.plan import Plan
+from actors.buffer.state import Plan
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.settings import BufferSettings, Config, WarmupSettings

@@ -11,8 +11,7 @@ from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
 from asyncrl.process import python
 from asyncrl.run import faults
-from asyncrl.run.faults import IN_A_ROW, SERVER, Rests, Target, TargetError, drawn, parse_targets, parts
-from asyncrl.run.node_faults import node_targets
+from asyncrl.run.faults import IN_A_ROW, SERVER, Rests, Target, TargetError, drawn, node_targets, parse_targets, parts
 from benchmarks.chaos.targets import all_targets
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from asyncrl.config.settings import Config
-from asyncrl.training.assertions import broken_assertions
+from asyncrl.training.anomalies import broken_assertions
 
 
 def config(**bounds):

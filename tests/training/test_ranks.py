@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.algorithms.balance import balanced
-from asyncrl.algorithms.flops import Work
+from asyncrl.algorithms.balance import Work, balanced
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.ranks import CardFull, named_where_full, shares, work_of
 from topics.batches import BatchGroup, BatchMember, BatchPacked

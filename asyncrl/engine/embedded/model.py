@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.engine.embedded.experts import Experts
+from asyncrl.engine.embedded.matrix import Experts
 from asyncrl.engine.embedded.weights import Layer, Weights
 from asyncrl.engine.errors import EngineError
 

@@ -13,20 +13,18 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from asyncrl.engine.embedded.admission import Admission
+from asyncrl.engine.answer import stop_string
+from asyncrl.engine.embedded.admission import Admission, Signal, enqueue, to_retract
 from asyncrl.engine.embedded.config import read_config, read_eos_ids
 from asyncrl.engine.embedded.counters import Counters
 from asyncrl.engine.embedded.memory import Memory
 from asyncrl.engine.embedded.model import SPAN_ROWS, Block, Model
 from asyncrl.engine.embedded.prefix import PrefixCache
-from asyncrl.engine.embedded.priority import enqueue, to_retract
 from asyncrl.engine.embedded.reading import read_prompt
 from asyncrl.engine.embedded.request import Finish, Request, check_length
 from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows, mix
-from asyncrl.engine.embedded.waking import Signal
 from asyncrl.engine.embedded.weights import load_weights
 from asyncrl.engine.errors import EngineError, EngineRefused
-from asyncrl.engine.stops import stop_string
 
 PauseMode = Literal["abort", "in_place", "retract"]
 

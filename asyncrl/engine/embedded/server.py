@@ -32,10 +32,10 @@ from asyncrl.engine.embedded.schema import (
     MemoryBody,
     PauseBody,
     UpdateBody,
+    absent,
     decode,
     decode_generate,
 )
-from asyncrl.engine.embedded.wanted import absent
 from asyncrl.engine.errors import EngineError, EngineRefused
 
 Handler = Callable[[BaseRequest], Awaitable[web.StreamResponse]]

@@ -11,8 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.engine.embedded.experts import Experts
-from asyncrl.engine.embedded.matrix import MappedMatrix, Matrix
+from asyncrl.engine.embedded.matrix import Experts, MappedMatrix, Matrix
 from asyncrl.engine.errors import EngineError
 from asyncrl.weights.quantised import plain_names, read_plain
 

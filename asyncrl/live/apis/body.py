@@ -186,3 +186,26 @@ def kind_of(value: Any) -> str:
     """Return the name of a JSON value's type."""
     names = {dict: "an object", list: "a list", str: "a text", bool: "a truth value", type(None): "null"}
     return names.get(type(value), "a number")
+
+
+def schema_of(given: Any, field: str, *, inside: str = "") -> str:
+    """Return the JSON schema that a reply must have, as JSON; "" where it may be any text.
+
+    Args:
+        given: the form as it came; None where it is absent.
+        field: of the body, for refusals.
+        inside: key of the object that has the schema; "": the form itself has it.
+
+    Raises:
+        LiveError: it is no such form.
+    """
+    kind = given.get("type") if isinstance(given, dict) else None
+    if given is None or kind == "text":
+        return ""
+    if kind == "json_object":
+        return '{"type":"object"}'
+    body = given.get(inside) if inside and isinstance(given, dict) else given
+    schema = body.get("schema") if isinstance(body, dict) else None
+    if kind != "json_schema" or not isinstance(schema, dict):
+        raise refusal(field, f"is {shown(given)}; expected the type text, json_object, or json_schema with a schema")
+    return msgspec.json.encode(schema).decode()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal
-from asyncrl.live.apis.forms import schema_of
-from asyncrl.live.apis.openai_errors import openai_error
-from asyncrl.live.apis.openai_logprobs import token_logprobs, top_of
+from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, schema_of
+from asyncrl.live.apis.openai import openai_error, token_logprobs, top_of
 from asyncrl.live.apis.tool_fields import WORDS, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 

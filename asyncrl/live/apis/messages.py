@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncrl.live.apis.body import Body, Message, answerable, message_of, refusal, shown, text_of
-from asyncrl.live.apis.forms import schema_of
+from asyncrl.live.apis.body import Body, Message, answerable, message_of, refusal, schema_of, shown, text_of
 from asyncrl.live.apis.tool_fields import Choice, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, Fault, LiveError, Opening, Request, assistant_message, event
 

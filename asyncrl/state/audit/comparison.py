@@ -13,8 +13,8 @@ from asyncrl.algorithms.filters import FILTERS, reason_of
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
-from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.group import Drop, Group, Key, Stored, end_text
+from asyncrl.state.audit.training import Batch
 from asyncrl.state.audit.violations import Violation
 from asyncrl.state.parts import reward_text
 from topics.batches import BatchMember

@@ -14,7 +14,6 @@ import xxhash
 
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.comparison import group_violations, versions_text
 from asyncrl.state.audit.group import (
     Claim,
@@ -29,7 +28,7 @@ from asyncrl.state.audit.group import (
     end_text,
     key_of_member,
 )
-from asyncrl.state.audit.training import Training
+from asyncrl.state.audit.training import Batch, Training
 from asyncrl.state.audit.violations import Kind, Violation, Violations, Writers
 from topics.batches import BatchMember, BatchPacked
 from topics.evals import EvalScored

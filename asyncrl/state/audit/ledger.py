@@ -11,13 +11,12 @@ from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BlobMissing, unpack
 from asyncrl.bus.vault import SecretGone
-from asyncrl.state.audit.batch import Batch
 from asyncrl.state.audit.channel import Channel
 from asyncrl.state.audit.groups import WHOLE, Groups
 from asyncrl.state.audit.live import Live
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.stages import Stages
-from asyncrl.state.audit.training import Training
+from asyncrl.state.audit.training import Batch, Training
 from asyncrl.state.audit.violations import Violation, Violations, Writers, place_of
 from topics.actors import DeadLetter
 from topics.batches import BatchPacked

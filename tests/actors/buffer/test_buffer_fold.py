@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from actors.buffer.plan import Plan
+from actors.buffer.state import Plan
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config.settings import Config
 from harness.buffer_feed import feed

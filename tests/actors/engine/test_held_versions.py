@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actors.engine.held import HeldVersions
+from actors.engine.pointed import HeldVersions
 from topics.evals import EvalRequested, EvalScored
 from topics.weights import WeightsPublished
 

@@ -2,8 +2,7 @@
 
 import msgspec
 
-from actors.learner.evaluations import Evaluations
-from actors.learner.fold import LearnerFold
+from actors.learner.fold import Evaluations, LearnerFold
 from asyncrl.config.settings import Config
 from harness.folds import Feed
 

@@ -8,8 +8,7 @@ from random import Random
 import pytest
 
 from actors.prompter.fold import PrompterFold
-from actors.prompter.sources import SOURCES, Group, PromptSource
-from actors.prompter.state import PrompterState
+from actors.prompter.sources import SOURCES, Group, PrompterState, PromptSource
 from asyncrl.config.settings import Config
 from harness.folds import Feed
 from harness.prompter_feed import config, feed, issue

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from actors.buffer.fold import BufferFold
-from actors.buffer.plan import Plan
+from actors.buffer.state import Plan
 from actors.prompter.fold import PrompterFold
 from actors.recorder.actor import main as record
 from actors.runtime.keeper import Keeper

@@ -1,11 +1,11 @@
-"""Log-probs of sampled tokens as OpenAI's two APIs have them."""
+"""Log-probs of sampled tokens, and errors, as OpenAI's two APIs have them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from asyncrl.live.apis.body import Body, refusal
-from asyncrl.live.apis.words import Ending
+from asyncrl.live.apis.words import Ending, Fault, LiveError
 
 _MOST_TOP = 20
 
@@ -37,3 +37,23 @@ def token_logprobs(ending: Ending) -> list[dict[str, Any]]:
 
 def _one(token: str, logprob: float) -> dict[str, Any]:
     return {"token": token, "logprob": logprob, "bytes": [*token.encode()]}
+
+
+_STATUS: dict[Fault, tuple[int, str, str | None]] = {  # with type and code
+    "invalid": (400, "invalid_request_error", None),
+    "key": (401, "invalid_request_error", "invalid_api_key"),
+    "forbidden": (403, "invalid_request_error", None),
+    "absent": (404, "invalid_request_error", "model_not_found"),
+    "large": (413, "invalid_request_error", None),
+    "limited": (429, "rate_limit_error", "rate_limit_exceeded"),
+    "internal": (500, "server_error", None),
+    "overloaded": (503, "server_error", None),
+}
+
+
+def openai_error(error: LiveError) -> tuple[int, dict[str, Any]]:
+    """Return the status and the body of a refusal."""
+    status, kind, code = _STATUS[error.fault]
+    if code == "model_not_found" and error.field != "model":
+        code = "not_found"
+    return status, {"error": {"message": str(error), "type": kind, "param": error.field, "code": error.code or code}}
