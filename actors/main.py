@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.runtime.actor import Login, module_of, open_context, run_actor
+from actors.runtime.actor import Login, give_way, module_of, open_context, run_actor
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError
@@ -33,6 +33,7 @@ async def run(login: Login) -> int:
     set_role(login.role)
     try:
         context = await open_context(login, log)
+        give_way(context.config, login.actor_id)
         module = module_of(login.role)
     except (AsyncRLError, OSError) as error:
         log.error("actor did not start", reason=str(error))

@@ -90,6 +90,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["live"].add_argument("--seconds", type=float, default=60.0, help="length of each window (default: 60)")
     kinds = ["still", "shared", "trained"]
     parsers["live"].add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of runs (default: all)")
+    parsers["live"].add_argument("--nice", type=int, default=10, help="gateway.nice (default: 10)")
+    ways = ("resume", "in_place")
+    parsers["live"].add_argument("--update", choices=ways, default="resume", help="weights.update (default: resume)")
     _add_tastes_options(parsers["tastes"])
 
 

@@ -13,13 +13,15 @@ from typing import Any
 
 import aiohttp
 
+from asyncrl.bus.log import Record
+from asyncrl.bus.publish import read
 from asyncrl.config.settings import Config
 from asyncrl.ports import free_port
 from benchmarks.stage import Stage, bench_config, report
 from benchmarks.talks import APIS, Reply, Talk, gateway_key, percentile, talking_model
 from topics.batches import BATCH_TRAINED
-from topics.engines import ENGINE_READY
-from topics.topic import ENGINES, TRAINING
+from topics.engines import ENGINE_READY, EngineReady
+from topics.topic import ENGINES, TRAINING, Stream, Topic
 
 _TURNS, _TOKENS = 3, 128  # of a session, and of a reply
 _PAUSE_S = 0.5  # of a user, between a reply and what follows
@@ -36,7 +38,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-async def bench_live(*, rate: float, seconds: float, kinds: list[str]) -> dict[str, float]:
+async def bench_live(
+    *, rate: float, seconds: float, kinds: list[str], nice: int = 10, update: str = "resume"
+) -> dict[str, float]:
     """Measure runs under the same load, one after the other.
 
     Sessions of three turns begin at a fixed rate, in turn over the three APIs; all replies are streamed. What users
@@ -46,6 +50,8 @@ async def bench_live(*, rate: float, seconds: float, kinds: list[str]) -> dict[s
         rate: requests per second.
         seconds: length of a window, after a time to warm up.
         kinds: of `KINDS`.
+        nice: `gateway.nice`.
+        update: `weights.update`.
 
     Returns:
         For each kind: requests, those that failed, milliseconds; with all of them, what cores that are shared with a
@@ -58,7 +64,8 @@ async def bench_live(*, rate: float, seconds: float, kinds: list[str]) -> dict[s
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = talking_model(Path(scratch) / "model")
         for kind in kinds:
-            found = await _measured(_config(model, **KINDS[kind]), rate, seconds)
+            config = _config(model, {"nice": nice}, {"update": update}, **KINDS[kind])
+            found = await _measured(config, rate, seconds)
             figures |= {f"{kind}_{name}": value for name, value in found.items()}
             report(f"{kind}: {found}")
     return figures | (_costs(figures) if set(kinds) == set(KINDS) else {})
@@ -75,11 +82,12 @@ def _costs(figures: dict[str, float]) -> dict[str, float]:
     return found
 
 
-def _config(model: Path, share: float, publish_every: int) -> Config:
+def _config(model: Path, gateway: dict[str, Any], weights: dict[str, Any], share: float, publish_every: int) -> Config:
     return bench_config(
         "bench-live",
         model={"path": str(model)},
-        gateway={"count": 1, "port": free_port()},
+        gateway={"count": 1, "port": free_port(), **gateway},
+        weights=weights,
         live={"share": share, "judge": {"kind": "rule"}},
         buffer={"batch_groups": _BATCH, "max_lag": _NEVER - 1},
         rollout={"max_new_tokens": _TOKENS},
@@ -107,9 +115,12 @@ async def _measured(config: Config, rate: float, seconds: float) -> dict[str, fl
             load = _load(http, address, key, rate, _WARM_S + seconds)
             replies = await stage.until(load, _DEADLINE_S + seconds)
         window = [one for one in replies if begin <= one.asked_s < begin + seconds]
+        ready = await _within(stage, ENGINES, ENGINE_READY, clock_ns, seconds)
+        pauses = [(await read(stage.bus, EngineReady, record)).pause_s for record in ready]
         counts = {
-            "updates": await _count(stage, ENGINES, ENGINE_READY, clock_ns, seconds),
-            "steps": await _count(stage, TRAINING, BATCH_TRAINED, clock_ns, seconds),
+            "updates": float(len(ready)),
+            "pause_p50_ms": 1e3 * percentile(pauses, 0.5),
+            "steps": float(len(await _within(stage, TRAINING, BATCH_TRAINED, clock_ns, seconds))),
         }
         return {**summed(window, seconds), **counts, **used}
 
@@ -150,15 +161,16 @@ async def _load(http: aiohttp.ClientSession, address: str, key: str, rate: float
 
 @asynccontextmanager
 async def _cpu(stage: Stage) -> AsyncIterator[dict[str, float]]:
-    """Cores that each process used during the block, those above a hundredth."""
+    """Cores that each process used during the block, and what it waited for one, those above a hundredth."""
     used: dict[str, float] = {}
-    began, before = time.monotonic(), stage.cpu_s()
+    began, cpu_s, waited_s = time.monotonic(), stage.cpu_s(), stage.waited_s()
     yield used
     span = time.monotonic() - began
-    shares = {name: (spent - before.get(name, 0.0)) / span for name, spent in stage.cpu_s().items()}
-    used |= {f"{name}_cores": share for name, share in sorted(shares.items()) if share >= 0.01}
+    for what, now, before in (("cores", stage.cpu_s(), cpu_s), ("waited", stage.waited_s(), waited_s)):
+        shares = {name: (spent - before.get(name, 0.0)) / span for name, spent in now.items()}
+        used |= {f"{name}_{what}": share for name, share in sorted(shares.items()) if share >= 0.01}
 
 
-async def _count(stage: Stage, stream: Any, topic: Any, begin_ns: int, seconds: float) -> float:
+async def _within(stage: Stage, stream: Stream, topic: Topic[Any], begin_ns: int, seconds: float) -> list[Record]:
     records = await stage.read(stream, [topic])
-    return float(sum(begin_ns <= record.time_ns < begin_ns + seconds * 1e9 for record in records))
+    return [record for record in records if begin_ns <= record.time_ns < begin_ns + seconds * 1e9]

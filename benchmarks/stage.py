@@ -137,10 +137,18 @@ class Stage:
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds of every actor (with its children) and of the server, since each began."""
+        return {name: sum(map(cpu_s, tree)) for name, tree in self._trees().items()}
+
+    def waited_s(self) -> dict[str, float]:
+        """Return the seconds for which the same had work, and no core to do it on (Linux)."""
+        return {name: sum(map(_waited_s, tree)) for name, tree in self._trees().items()}
+
+    def _trees(self) -> dict[str, list[psutil.Process]]:
         assert self._server.process is not None
         processes = {name: process.pid for name, process in self._actors.items() if process.returncode is None}
         processes[SERVER] = self._server.process.pid
-        return {name: tree_cpu_s(psutil.Process(pid)) for name, pid in processes.items()}
+        found = {name: psutil.Process(pid) for name, pid in processes.items()}
+        return {name: [process, *process.children(recursive=True)] for name, process in found.items()}
 
     async def _prepare(self) -> None:
         self.files.logs.mkdir(parents=True)
@@ -224,6 +232,9 @@ def cpu_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def tree_cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of a process and those that it started."""
-    return sum(map(cpu_s, [process, *process.children(recursive=True)]))
+def _waited_s(process: psutil.Process) -> float:
+    try:
+        threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+        return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
+    except OSError:  # it has ended, or the kernel does not tell
+        return 0.0

@@ -20,7 +20,7 @@ import msgspec
 
 from actors.learner.rank import Rank
 from actors.learner.rank_wire import BEAT_S, ERRORS, NumberedCall, Reply
-from actors.runtime.actor import Context, Login, open_context
+from actors.runtime.actor import Context, Login, give_way, open_context
 from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames
@@ -72,6 +72,7 @@ async def run(login: Login, rank: int, ranks: int, folder: Path) -> None:
     """Connect to the run and to the learner, and answer until the learner is gone."""
     set_role(login.role)
     context = await open_context(login, open_log(actor=login.actor_id))
+    give_way(context.config, login.actor_id)  # more than the learner, which has started it
     reader, writer = await asyncio.open_unix_connection(folder / "socket")
     worker = Rank(context.bus, context.config, context.files, rank=rank, ranks=ranks, rendezvous=folder / "ranks")
     await RankServer(context, worker, rank, writer).serve(reader)

@@ -41,6 +41,10 @@ class GatewaySettings(Settings):
     retry_s: Seconds = 300.0
     # Requests at once of each gateway; as many more wait, and further ones are refused as overloaded.
     in_flight: Positive = 256
+    # Nice value that is added to all processes of the run that nobody waits for who talks to a gateway, and once more
+    # to the learner's ranks, which compute most (19 at most). What serves comes first on cores that both use: gateways,
+    # their engines and the router, the NATS server, the supervisor. 0: all processes are alike.
+    nice: Annotated[int, Meta(ge=0, le=19)] = 10
     body_kb: Positive = 8192  # Greatest size of a request's body.
     history_tokens: Positive = 4_000_000  # Tokens of conversations that are kept to be continued, the newest.
     # MB of turns that wait on the disk while the NATS server is away; replies beyond it are given, and not recorded.

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.config.held_out import graded_tasks, held_out_rows, held_out_sets, set_of
 from asyncrl.config.load import ConfigError, load_config
-from asyncrl.config.pools import purpose_of
+from asyncrl.config.pools import purpose_of, serves_clients
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_rows
 
@@ -108,6 +108,18 @@ def test_engines_of_evaluations_that_could_answer_none_are_refused(load, overrid
         load(OWN, *overrides)
     assert words in str(refused.value)
     assert purpose_of(load(OWN, "eval.engines=held"), "engine-held") == "evaluations"
+
+
+def test_engines_that_no_client_waits_for_give_way(load):
+    training = load(OWN, "eval.engines=held", "gateway.count=1")
+    live = load(OWN, "gateway.engines=held", "gateway.count=1")
+
+    assert [serves_clients(training, name) for name in ("engine-train-1", "engine-held-1")] == [True, False]
+    assert [serves_clients(live, name) for name in ("engine-train-1", "engine-held-1")] == [False, True]
+    assert [serves_clients(live, name) for name in ("gateway-1", "supervisor-1", "learner-1", "judge-2")] == [
+        *(True, True),
+        *(False, False),
+    ]
 
 
 def test_a_gate_judges_a_metric_that_its_set_has(load):

@@ -1,6 +1,7 @@
 """A whole run that learns from what people say to its gateway, over kills of everything on the way of a turn."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,10 @@ class Teacher:
         self._stop = True
 
 
+def niceness(pid: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, pid) - os.getpriority(os.PRIO_PROCESS, 0)
+
+
 async def live_groups(bus: Bus) -> list[str]:
     """The turns of live traffic in batches, as often as they are there."""
     packed = (await messages_on(bus, BATCHES)).on(BATCH_PACKED)
@@ -75,6 +80,12 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
         bus = await Bus.connect(address_of(run), "short")
         teacher = Teacher(address, key)
         teaching = asyncio.create_task(teacher.teach())
+        assert [niceness(run.actor(one)) for one in ("gateway-1", "engine-1", "supervisor-1", "judge-1")] == [
+            0,
+            0,
+            0,
+            10,
+        ]
         for role in ("judge-1", "sessions-1", "prompter-1", "rollout-1"):
             await more_trained(run, bus, f"turns are trained before {role} dies")
             kill(run.actor(role))
