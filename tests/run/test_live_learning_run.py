@@ -80,12 +80,8 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
         bus = await Bus.connect(address_of(run), "short")
         teacher = Teacher(address, key)
         teaching = asyncio.create_task(teacher.teach())
-        assert [niceness(run.actor(one)) for one in ("gateway-1", "engine-1", "supervisor-1", "judge-1")] == [
-            0,
-            0,
-            0,
-            10,
-        ]
+        names = ("gateway-1", "engine-1", "supervisor-1", "judge-1")
+        assert [niceness(run.actor(name)) for name in names] == [0, 0, 0, 1]
         for role in ("judge-1", "sessions-1", "prompter-1", "rollout-1"):
             await more_trained(run, bus, f"turns are trained before {role} dies")
             kill(run.actor(role))
