@@ -10,16 +10,16 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actors.gateway.spool import Spool, SpoolFault, Waiting
 from actors.runtime.actor import Context
-from asyncrl.bus.errors import BusGone, WrongSequence
+from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import EXPECT_SUBJECT, Prepared, prepare, publish_prepared, send
+from asyncrl.bus.publish import EXPECT_SUBJECT, Prepared, TwoContents, prepare, publish_prepared, send
 from asyncrl.bus.vault import SecretGone
 from asyncrl.live.owners import covers
 from asyncrl.live.redaction import RedactionFailed, Redactor
+from asyncrl.live.spool import Spool, SpoolFault, SpoolTaken, Waiting
 from asyncrl.live.turn_log import TurnLog
-from topics.secrets import PURGE_REQUESTED, SECRET_MADE, PurgeRequested, SecretMade
+from topics.secrets import PURGE_REQUESTED, PurgeRequested, SecretMade
 from topics.table import topic_for
 from topics.topic import ACTORS, Topic
 from topics.turns import SessionLeft, TurnCounted, TurnFinished, TurnSampled, TurnStarted
@@ -55,10 +55,15 @@ class Facts:
         self._purges: dict[str, tuple[PurgeRequested, int]] = {}  # with when each was asked for, ns since 1970
 
     async def start(self, within_s: float) -> None:
-        """Store what a process before this one left; what is not stored in time is stored later."""
+        """Store what a process before this one left; what is not stored in time is stored later.
+
+        Raises:
+            SpoolTaken: such a process lives.
+        """
         try:
             self._spool.open()
-        except OSError as error:
+            self._adopt()
+        except (OSError, SpoolFault) as error:
             self._failed(SpoolFault(f"the spool cannot be opened: {error}"))
         if self._spool.damaged:
             self._context.log.error("facts in the spool are damaged, and lost", facts=self._spool.damaged)
@@ -68,6 +73,21 @@ class Facts:
             self._store_soon()
             assert self._storing is not None
             await asyncio.wait([self._storing], timeout=within_s)
+
+    def _adopt(self) -> None:
+        """Take over what waits for gateways that the run had, and has no more."""
+        folder, gateways = self._context.files.spool, self._context.config.gateway.count
+        for path in {*folder.iterdir()} - {folder / f"gateway-{number}" for number in range(1, gateways + 1)}:
+            left = Spool(path)
+            try:
+                left.open()
+            except SpoolTaken:  # another gateway takes it over
+                continue
+            while len(left):  # where it dies between the two, the server has each once all the same
+                self._spool.add(left.first())
+                left.drop_first()
+            left.close()
+            path.unlink(missing_ok=True)
 
     async def put(self, fact: Fact, *, anyway: bool = False) -> bool:
         """Store a fact, now or later; False where it is lost, for too much waits already.
@@ -95,8 +115,7 @@ class Facts:
         if not len(self._spool) and self._context.bus.client.is_connected:
             try:
                 async with asyncio.timeout(_PATIENCE_S):
-                    await self._store(prepared)
-                    return True
+                    return await self._store(prepared) or self._lose(fact, anyway=anyway)
             except (TimeoutError, BusGone):
                 self._context.log.warning("facts wait for the server", topic=prepared.topic)
         if self._spool.taken + len(prepared.body) > self._most + (_ANYWAY_BYTES if anyway else 0):
@@ -205,8 +224,8 @@ class Facts:
             waiting = self._spool.first()
             if self._is_purged(waiting):
                 self._context.count("facts_purged")
-            else:
-                await self._store(waiting.message)
+            elif not await self._store(waiting.message):
+                self._note_lost(waiting.message.key)
             self._spool.drop_first()
         except SpoolFault as fault:
             self._failed(fault)
@@ -232,14 +251,23 @@ class Facts:
         self._purges[purge.purge_id] = purge, at_ns
 
     def _is_purged(self, waiting: Waiting) -> bool:
-        message = waiting.message
-        named = message.key if message.topic == SECRET_MADE.name else message.headers.get(SEALED, "")
         return any(
             secret in purge.secrets or (at_ns > waiting.at_ns and covers(secret, purge.owner, purge.before))
-            for secret in filter(None, named.split(","))
+            for secret in waiting.secrets
             for purge, at_ns in self._purges.values()
         )
 
-    async def _store(self, prepared: Prepared) -> None:
-        with contextlib.suppress(WrongSequence):  # it is there
+    async def _store(self, prepared: Prepared) -> bool:
+        """Store what was prepared; returns whether the server has it. One that it never takes holds up no others.
+
+        There is no dead letter of it: those are not erased by a purge, and it may be a data key.
+        """
+        try:
             await publish_prepared(self._context.bus, prepared)
+        except WrongSequence:
+            return True  # it was there
+        except (BusRefused, TwoContents) as error:
+            self._context.log.error("a fact is refused", topic=prepared.topic, key=prepared.key, reason=str(error))
+            self._context.count("facts_refused")
+            return False
+        return True

@@ -8,7 +8,7 @@ import time
 from actors.runtime.actor import Context
 from asyncrl.bus.errors import BusError
 from asyncrl.live.owners import day_of
-from asyncrl.run.purge import purge
+from asyncrl.run.purge import purge, purge_spools
 
 _DAY_S = 86_400
 _POLL_S = 600.0  # between two looks
@@ -22,6 +22,7 @@ async def retain(context: Context) -> None:
         try:
             purged = await purge(context.bus, "", before, "retention")
             context.count("keys_erased", len(purged.keys))
-        except (BusError, TimeoutError) as error:  # asked again
+            purge_spools(context.files.spool, "", before)
+        except (BusError, TimeoutError, OSError) as error:  # asked again
             context.log.warning("retention waits", reason=str(error))
         await asyncio.sleep(_POLL_S)  # a day passes by the clock alone

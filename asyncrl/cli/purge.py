@@ -11,7 +11,7 @@ from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.live.owners import owner_of, tenant_digest, user_of
-from asyncrl.run.purge import purge
+from asyncrl.run.purge import purge, purge_spools
 from asyncrl.state.learnt import learnt_from
 from topics.wire import ID_PATTERN
 
@@ -34,7 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     user = user_of({}, arguments.user)
     owner = owner_of(arguments.tenant, user) if user else tenant_digest(arguments.tenant)
     before = arguments.before.replace("-", "")
-    done = read_topics(any_run(arguments), "purge", lambda bus: _purge(bus, owner, before))
+    found = any_run(arguments)
+    done = read_topics(found, "purge", lambda bus: _purge(bus, owner, before))
+    done["waiting_erased"] = purge_spools(found.files.spool, owner, before)
     show(arguments, done, lambda: _text(done))
     return 0
 
@@ -54,6 +56,8 @@ async def _purge(bus: Bus, owner: str, before: str) -> dict[str, Any]:
 
 def _text(done: dict[str, Any]) -> str:
     erased = f"run {done['run']}: {done['keys_erased']} data keys erased, {done['keys_left']} of others are left"
+    if done["waiting_erased"]:
+        erased += f"\n{done['waiting_erased']} messages and keys that waited for a gateway are erased, too"
     if not done["steps"]:
         return f"{erased}\nno version has learnt from it"
     steps, count = ", ".join(map(str, done["steps"])), done["trajectories_trained"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 from asyncrl.bus.connection import Bus
@@ -10,6 +12,7 @@ from asyncrl.bus.errors import BusRefused
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import publish
 from asyncrl.live.owners import covers
+from asyncrl.live.spool import Spool, SpoolTaken
 from topics.secrets import SECRET_MADE, PurgeRequested
 from topics.topic import SECRETS
 
@@ -45,6 +48,27 @@ async def purge(bus: Bus, owner: str, before: str, reason: Literal["operator", "
     for sequence in [at for ats in chosen.values() for at in ats]:
         await _erase(bus, sequence)
     return Purged(sorted(chosen), len(found) - len(chosen))
+
+
+def purge_spools(folder: Path, owner: str, before: str) -> int:
+    """Overwrite the same in what waits for gateways that do not run; those that do read of the purge.
+
+    Args:
+        folder: of the spools.
+
+    Returns:
+        The number of messages and keys that were erased.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    erased = 0
+    for path in sorted(folder.iterdir()) if folder.exists() else []:
+        spool = Spool(path)
+        with contextlib.suppress(SpoolTaken), contextlib.closing(spool):
+            spool.open()
+            erased += spool.erase(lambda waiting: any(covers(one, owner, before) for one in waiting.secrets))
+    return erased
 
 
 async def _erase(bus: Bus, sequence: int) -> None:

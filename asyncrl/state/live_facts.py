@@ -53,6 +53,7 @@ def _unrecorded(state: RunState) -> Iterator[StallFound]:
             )
         if actor.live and (lost := actor.gauge("turns_unrecorded")):
             full = "the disk of the spool takes no more" if actor.gauge("spool_failed") else "gateway.spool_mb was full"
+            full = "the NATS server refused their facts" if actor.gauge("facts_refused") else full
             waits = f"{actor.gauge('facts_waiting') or 0:.0f} facts wait"
             yield finding("turns unrecorded", actor.actor_id, f"{lost:.0f} turns were served alone: {full}; {waits}")
 

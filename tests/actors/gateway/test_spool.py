@@ -7,25 +7,27 @@ from typing import Any
 
 import pytest
 
-from actors.gateway.spool import Spool, SpoolFault, Waiting
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import last_sequence
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import Prepared, publish
+from asyncrl.bus.publish import Prepared, prepare, publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.vault import Vault
 from asyncrl.live.keys import make_key
-from asyncrl.live.owners import owner_in, owner_of
+from asyncrl.live.owners import new_secret, owner_in, owner_of
+from asyncrl.live.spool import Spool, SpoolFault, SpoolTaken, Waiting
 from asyncrl.live.stored import TurnReader
 from asyncrl.ports import free_port
-from asyncrl.run.purge import purge
-from harness.gateways import gateway, gateway_stage, ready, stored_turns
+from asyncrl.run.purge import purge, purge_spools
+from harness.gateways import Served, gateway, gateway_stage, ready, stored_turns
 from harness.live_runs import answers
 from harness.sdks import sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import LEASE_S, Stage, until
-from topics.topic import SECRETS
-from topics.turns import TurnFinished, TurnStarted
+from topics.secrets import SecretMade
+from topics.topic import SECRETS, TURNS
+from topics.turns import TurnCounted, TurnFinished, TurnStarted
+from topics.wire import SEALED
 
 SECRET_WORDS = "wxyzwxyz"
 
@@ -159,3 +161,57 @@ def test_a_disk_that_is_full_takes_no_more_and_keeps_what_it_has(tmp_path: Path)
     spool.add(waiting(2))
     spool.drop_first()
     assert spool.first() == waiting(2)
+
+
+async def test_what_waits_for_a_gateway_that_the_run_has_no_more_is_stored_and_what_is_refused_holds_up_nothing(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    made = gateway_stage(stage, tmp_path / "model", inference)
+    left = Spool(made.files.spool / "gateway-2")
+    left.open()
+    for turn, tenant in (("t1", "a" * 2000), ("t2", "a")):
+        left.add(Waiting(1, await prepare(bus, TurnCounted(turn_id=turn, tenant=tenant, begun_s=1.0, tokens=2))))
+    left.close()
+    config = (await bus.api(f"STREAM.INFO.{TURNS.full_name(bus.run)}"))["config"]
+    await bus.api(f"STREAM.UPDATE.{TURNS.full_name(bus.run)}", config | {"max_msg_size": 500})
+    served = Served(bus, made)
+    await served.start()
+    await publish(bus, ready(inference))
+    try:
+        assert [fact.turn_id for fact in await stored_turns(bus)] == ["t2"]
+        assert (served.count("facts_refused"), served.count("facts_waiting")) == (1, 0)
+        assert [path.name for path in made.files.spool.iterdir()] == ["gateway-1"]
+        async with sdks(served.address, served.key) as (_, second):
+            await second.messages.create(messages=said("abc" * 100), model="any", max_tokens=5)
+        assert served.count("turns_unrecorded") == 1
+        other = Served(await Bus.connect(bus.address, bus.run, name="other"), made)
+        with pytest.raises(SpoolTaken, match="another process of this gateway has it"):
+            await other.gateway.run()
+        await other.bus.close()
+    finally:
+        await served.stop()
+
+
+async def test_a_purge_reaches_what_waits_for_a_gateway_that_does_not_run(bus: Bus, tmp_path: Path):
+    spools, owners = tmp_path / "spool", [owner_of("anna", "u1"), owner_of("anna", "u2")]
+    for name in ("gateway-1", "gateway-2"):
+        spool = Spool(spools / name)
+        spool.open()
+        for owner in owners:
+            made = SecretMade(new_secret(owner, 0.0), owner.encode().ljust(32))
+            spool.add(Waiting(1, await prepare(bus, made)))
+            spool.add(Waiting(1, Prepared("turn.started", "t", b"body of " + owner.encode(), {SEALED: made.secret_id})))
+        if name == "gateway-1":
+            spool.close()
+
+    assert purge_spools(spools, owners[0], "") == 2  # the other file's gateway lives, and reads of the purge
+    assert purge_spools(tmp_path / "none", "", "") == 0
+
+    raw = (spools / "gateway-1").read_bytes()
+    assert owners[0].encode() not in raw and raw.count(owners[1].encode()) >= 2
+    again = Spool(spools / "gateway-1")
+    again.open()
+    assert (len(again), again.damaged) == (2, 0) and again.first().secrets[0].startswith(owners[1])
+    again.close()
+    assert purge_spools(spools, owners[1], "") == 2 and not (spools / "gateway-1").read_bytes()
+    spool.close()

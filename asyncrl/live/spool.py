@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,13 +14,20 @@ import xxhash
 
 from asyncrl.bus.publish import Prepared
 from asyncrl.errors import AsyncRLError
+from topics.secrets import SECRET_MADE
+from topics.wire import SEALED
 
 _HEAD = 12  # bytes before a record: its length, and a digest of it
+_ERASED = bytes(8)  # in place of the digest
 _WIPED = 2**20  # bytes that are overwritten at a time
 
 
 class SpoolFault(AsyncRLError):
     """The disk does not take a record, or does not give it back."""
+
+
+class SpoolTaken(AsyncRLError):
+    """Another process has the file."""
 
 
 class Waiting(msgspec.Struct):
@@ -27,9 +36,19 @@ class Waiting(msgspec.Struct):
     at_ns: int  # since 1970, when it was put there
     message: Prepared
 
+    @property
+    def secrets(self) -> list[str]:
+        """Return the data keys that it is sealed under, or the one that it holds."""
+        message = self.message
+        named = message.key if message.topic == SECRET_MADE.name else message.headers.get(SEALED, "")
+        return [secret for secret in named.split(",") if secret]
+
 
 class Spool:
-    """Messages that wait, the oldest first; those of a process that was killed are there again."""
+    """Messages that wait, the oldest first; those of a process that was killed are there again.
+
+    While it is open no other process can open its file.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -50,10 +69,17 @@ class Spool:
         """Find what a process before this one left; the last record may have been cut with it.
 
         Raises:
+            SpoolTaken: another process has it.
             OSError: the file cannot be made or read.
         """
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            words = "another process of this gateway has it open; end that one first, its facts would be lost"
+            raise SpoolTaken(f"the spool {self._path}: {words}") from None
         size = os.fstat(self._file).st_size
         while self._end + _HEAD <= size:
             head = os.pread(self._file, _HEAD, self._end)
@@ -64,7 +90,7 @@ class Spool:
             self._end = begin + length
             if xxhash.xxh3_64_digest(body) == head[4:]:
                 self._waiting.append((begin, self._end))
-            else:
+            elif head[4:] != _ERASED:
                 self.damaged += 1
         os.ftruncate(self._file, self._end)
 
@@ -92,7 +118,9 @@ class Spool:
         Raises:
             SpoolFault: it cannot be read back.
         """
-        begin, end = self._waiting[0]
+        return self._read(*self._waiting[0])
+
+    def _read(self, begin: int, end: int) -> Waiting:
         try:
             return msgspec.msgpack.decode(os.pread(self._file, end - begin, begin), type=Waiting)
         except (OSError, msgspec.MsgspecError) as error:
@@ -101,6 +129,23 @@ class Spool:
     def drop_first(self) -> None:
         """Forget the oldest message. Behind the last one the file is overwritten: it may have data keys."""
         self._waiting.popleft()
+        self._empty_if_done()
+
+    def erase(self, chosen: Callable[[Waiting], bool]) -> int:
+        """Overwrite those of the messages that are chosen, or cannot be read back; returns how many they were."""
+        kept = deque[tuple[int, int]]()
+        for begin, end in self._waiting:
+            with contextlib.suppress(SpoolFault):
+                if not chosen(self._read(begin, end)):
+                    kept.append((begin, end))
+                    continue
+            os.pwrite(self._file, _ERASED + bytes(end - begin), begin - len(_ERASED))
+        erased, self._waiting = len(self._waiting) - len(kept), kept
+        os.fdatasync(self._file)
+        self._empty_if_done()
+        return erased
+
+    def _empty_if_done(self) -> None:
         if not self._waiting:
             for begin in range(0, self._end, _WIPED):
                 os.pwrite(self._file, bytes(min(_WIPED, self._end - begin)), begin)
@@ -109,6 +154,7 @@ class Spool:
             self._end = 0
 
     def close(self) -> None:
-        """Close the file; what waits stays in it."""
+        """Close the file, and let others have it; what waits stays in it."""
         if self._file >= 0:
             os.close(self._file)
+            self._file = -1
