@@ -1,16 +1,15 @@
 """float32 master weights of a model that computes in 16 bits, where one process holds all of it (arXiv 1710.03740).
 
 FSDP2 has masters of its own; a device that is alone would gather and cast each layer in every pass for nothing. Where
-all weights are trained a master has memory only while an update moves it: between updates it is the rounded weight and
-16 more bits, from which it comes back bit for bit.
+all weights are trained a master has no memory of its own: it is the rounded weight and 16 more bits, from which it
+comes back bit for bit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import nn
@@ -22,19 +21,12 @@ _LARGEST = (1 << 15) - 1  # of the bits that it leaves, without the sign
 class Masters:
     """Exact weights by name, which an optimiser moves. Gradients of the model's own weights are summed into theirs."""
 
-    def __init__(self, model: nn.Module, *, compiled: bool = False) -> None:
-        """Take the weights of a model, and leave it rounded ones.
-
-        Args:
-            compiled: whether the two conversions are compiled: one pass over the weights each, instead of several.
-        """
+    def __init__(self, model: nn.Module) -> None:
+        """Take the weights of a model, and leave it rounded ones."""
         self.parameters: dict[str, nn.Parameter] = {}
-        # What rounding took away, of masters that are not whole between updates.
-        self.rests: dict[str, torch.Tensor] = {}
+        self.rests: dict[str, torch.Tensor] = {}  # what rounding took away, of masters that are not whole
         self._names: dict[torch.Tensor, str] = {}  # by the master
         self._rounded = dict(model.named_parameters())
-        self._join: Callable[..., Any] = torch.compile(_join, dynamic=True) if compiled else _join
-        self._split: Callable[..., Any] = torch.compile(_split, dynamic=True) if compiled else _split
         # Adapters are added to exact weights at each publication: these stay whole.
         spread = all(parameter.requires_grad for parameter in self._rounded.values())
         for name, parameter in self._rounded.items():
@@ -50,60 +42,66 @@ class Masters:
                 # As soon as it is whole: gradients in 16 bits would be rounded at each addition, and take memory.
                 parameter.register_post_accumulate_grad_hook(partial(_add, master))  # type: ignore[no-untyped-call]
 
+    def halves(self, master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return the bits of a master, as the rounded weight and the rest, int16 each; None where it is whole."""
+        name = self._names[master]
+        if name not in self.rests:
+            return None
+        return self._rounded[name].detach().view(torch.int16), self.rests[name]
+
+    def round(self) -> None:
+        """Give the model what whole masters are now."""
+        for name, parameter in self._rounded.items():
+            if name not in self.rests and parameter.requires_grad:
+                parameter.detach().copy_(self.parameters[name].detach())
+
     @contextmanager
-    def exact(self, tensors: Iterable[torch.Tensor]) -> Iterator[None]:
-        """Let the masters among some tensors have their weights, and give the model the rounded ones after."""
-        names = [self._names[tensor] for tensor in tensors if tensor in self._names]
-        for name in names:
-            if name in self.rests:
-                master = self.parameters[name].detach()
-                master.untyped_storage().resize_(master.numel() * master.itemsize)
-                rounded, rest = self._rounded[name].detach(), self.rests[name]
-                self._join(_flat(master, torch.int32), _flat(rounded, torch.int16), _flat(rest, torch.int16))
+    def exact(self, master: torch.Tensor) -> Iterator[None]:
+        """Let a master have memory, and give the model its rounded weight after."""
+        name, own = self._names[master], master.detach()
+        if name in self.rests:
+            own.untyped_storage().resize_(own.numel() * own.itemsize)
+            own.view(torch.int32).copy_(joined_bits(self._rounded[name].detach().view(torch.int16), self.rests[name]))
         try:
             yield
         finally:
-            for name in names:
-                if name in self.rests:
-                    self._give_back(name)
-                else:
-                    self._rounded[name].detach().copy_(self.parameters[name].detach())
+            if name in self.rests:
+                self._give_back(name)
+            else:
+                self._rounded[name].detach().copy_(own)
 
     def _give_back(self, name: str) -> None:
         """Round a master, and give back its memory."""
         master, rounded = self.parameters[name].detach(), self._rounded[name].detach()
-        self._split(_flat(master, torch.int32), _flat(rounded, torch.int16), _flat(self.rests[name], torch.int16))
+        near, rest = split_bits(master.view(torch.int32))
+        rounded.view(torch.int16).copy_(near)
+        self.rests[name].copy_(rest)
         master.untyped_storage().resize_(0)
 
 
 def joined(rounded: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
     """Return float32 weights of their bfloat16 ones and what the rounding took away."""
-    exact = torch.empty_like(rounded, dtype=torch.float32, memory_format=torch.contiguous_format)
-    _join(_flat(exact, torch.int32), _flat(rounded, torch.int16), _flat(rest, torch.int16))
-    return exact
+    return joined_bits(rounded.contiguous().view(torch.int16), rest).view(torch.float32)
 
 
-def _join(exact: torch.Tensor, rounded: torch.Tensor, rest: torch.Tensor) -> None:
-    exact.copy_(rounded)
-    exact <<= _BITS
-    exact += rest
+def joined_bits(rounded: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
+    """Return the bits of float32, int32, of what `split_bits` made of them."""
+    return (rounded.int() << _BITS) + rest
 
 
-def _split(exact: torch.Tensor, rounded: torch.Tensor, rest: torch.Tensor) -> None:
+def split_bits(exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round bits of float32 to the nearest bfloat16; of two that are as near, away from zero.
 
     To the even one, as is usual, 2^16 + 1 numbers would be rounded to one: 16 bits could not tell them. What is no
     number stays none, with other bits.
+
+    Returns:
+        The bits of the bfloat16, and what the rounding took away, in int16.
     """
     near = exact >> _BITS
     # Beyond the largest bits are those of zero: the NaN that GPUs make, all ones, must not be rounded up to it.
-    near += (exact >> (_BITS - 1)) & ((near & _LARGEST) != _LARGEST)
-    rounded.copy_(near)
-    rest.copy_(exact - (near << _BITS))
-
-
-def _flat(tensor: torch.Tensor, bits: torch.dtype) -> torch.Tensor:
-    return tensor.view(bits).view(-1)
+    near = near + ((exact >> (_BITS - 1)) & ((near & _LARGEST) != _LARGEST))
+    return near.short(), (exact - (near << _BITS)).short()
 
 
 def _add(master: nn.Parameter, parameter: torch.Tensor) -> None:

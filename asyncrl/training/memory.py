@@ -30,7 +30,7 @@ def torch_memory(shape: ModelConfig, parameters: int, learning: Learning) -> Ran
     gathered = 0 if alone else 2 * (embedding + 2 * (parameters - embedding) // shape.layers)
     weights = (2 if alone else 4) * own + 2 * learning.copies * own + gathered
     chunk = min(CHUNK_ELEMENTS if learning.activations < 1.0 else _LARGE_CHUNK, learning.tokens * shape.vocab_size)
-    logits = 2 * 2 * chunk + (4 + 2) * embedding  # logits and slope; the gradient of the head, and a part of it
+    logits = 2 * 2 * chunk + 2 * embedding  # logits and slope; the gradient of the head
     return RankMemory(
         weights=weights,
         gradients=4 * own,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,16 +10,13 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from asyncrl.training.adamw import MOMENTS, NarrowAdamW
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk, stored
 from asyncrl.training.host_copy import Source
 from asyncrl.training.lora import is_adapter, peft_name
 from asyncrl.training.policy import Policy
 from asyncrl.training.tensor_files import TensorFiles, placed
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-
-_AT_ONCE = 1 << 28  # elements that an update makes as wide as float32 at once
 
 
 class Update(NamedTuple):
@@ -62,12 +58,14 @@ class Optimized:
         self.parameters: dict[str, torch.Tensor] = {**self.rounded, **exact}
         self._trained = {name: one for name, one in self.parameters.items() if one.requires_grad}
         self._moments = moments
-        # What is as wide as float32 only during an update is so for one part after another.
-        parted = bool(moments != torch.float32 or (self._masters and self._masters.rests))
-        self._optimizers = [
-            torch.optim.AdamW(part, lr=0.0, eps=eps, fused=True)
-            for part in (_parts(self._trained.values()) if parted else [list(self._trained.values())])
-        ]
+        trained = list(self._trained.values())
+        self._optimizer: torch.optim.Optimizer
+        if moments != torch.float32 or (self._masters and self._masters.rests):
+            self._optimizer = NarrowAdamW(
+                trained, eps=eps, moments=moments, masters=self._masters, compiled=policy.compiled
+            )
+        else:
+            self._optimizer = torch.optim.AdamW(trained, lr=0.0, eps=eps, fused=True)
 
     def norm(self) -> float:
         """Norm of the gradient over all ranks; a parameter that has none has zeros from here on."""
@@ -80,32 +78,23 @@ class Optimized:
 
     def update(self, update: Update, norm: float) -> None:
         """Move the weights by the gradient, whose norm this is, and forget it."""
-        parameters = list(self._trained.values())
-        clip_grads_with_norm_(parameters, update.max_grad_norm, torch.tensor(norm, device=parameters[0].device))
-        for optimizer in self._optimizers:
-            [group] = optimizer.param_groups
-            group["lr"], group["betas"] = update.learning_rate, update.betas
-            group["weight_decay"] = update.weight_decay
-            self._cast_moments(optimizer, torch.float32)
-            with self._exact(group["params"]):
-                optimizer.step()
-            self._cast_moments(optimizer, self._moments)
-            optimizer.zero_grad()
-
-    def _exact(self, tensors: Iterable[torch.Tensor]) -> AbstractContextManager[None]:
-        return self._masters.exact(tensors) if self._masters is not None else nullcontext()
-
-    def _cast_moments(self, optimizer: torch.optim.Optimizer, dtype: torch.dtype) -> None:
-        for state in optimizer.state.values() if self._moments != torch.float32 else []:
-            state.update({key: state[key].to(dtype) for key in MOMENTS})
+        [group] = self._optimizer.param_groups
+        group["lr"], group["betas"] = update.learning_rate, update.betas
+        group["weight_decay"] = update.weight_decay
+        scale = min(update.max_grad_norm / (norm + 1e-6), 1.0)
+        if isinstance(self._optimizer, NarrowAdamW):
+            group["scale"] = scale
+        elif scale < 1.0:
+            device = group["params"][0].device
+            clip_grads_with_norm_(group["params"], update.max_grad_norm, torch.tensor(norm, device=device))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        if self._masters is not None:
+            self._masters.round()
 
     def forget(self) -> None:
         """Forget the gradient."""
-        for optimizer in self._optimizers:
-            optimizer.zero_grad()
-
-    def _states(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        return {parameter: state for optimizer in self._optimizers for parameter, state in optimizer.state.items()}
+        self._optimizer.zero_grad()
 
     def sources(self) -> list[Source]:
         """Tensors for a checkpoint; adapters by PEFT's names in files of their own."""
@@ -118,16 +107,15 @@ class Optimized:
             kept = self.rounded[name] if name in rests else one
             source = Source(self._stems.weights, name, kept, one.dtype, rest=rests.get(name))
             found += divided(source, tuple(one.shape))
-        states = self._states()
         for name, parameter in self._trained.items():
-            for key, value in states.get(parameter, {}).items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
                 source = Source(self._stems.state, f"{key}.{name}", value, value.dtype)
                 found += divided(source, tuple(parameter.shape))
         return found
 
     def tensors(self) -> list[torch.Tensor]:
         """Weights, and the moments of the optimiser."""
-        moments = [state[key] for state in self._states().values() for key in MOMENTS if key in state]
+        moments = [state[key] for state in self._optimizer.state.values() for key in MOMENTS if key in state]
         rounded = [] if self._masters is None else [*self.rounded.values(), *self._masters.rests.values()]
         return [*self.parameters.values(), *rounded, *moments]
 
@@ -164,33 +152,17 @@ class Optimized:
                 f"has {expected.get(name)}; a checkpoint continues only the model it was made from"
             )
         for name, parameter in parameters.items():
-            with torch.no_grad(), self._exact([parameter]):
+            whole = self._masters.exact(parameter) if self._masters is not None else nullcontext()
+            with torch.no_grad(), whole:
                 parameter.copy_(placed(read_whole(files, name, shapes[name]), parameter))
 
     def _load_state(self, state: TensorFiles) -> None:
-        for optimizer in self._optimizers:
-            [group] = optimizer.param_groups
-            own = {id(parameter) for parameter in group["params"]}
-            named = [(name, parameter) for name, parameter in self._trained.items() if id(parameter) in own]
-            events: dict[int, dict[str, torch.Tensor]] = {}
-            for index, (name, parameter) in enumerate(named):
-                shape = tuple(parameter.shape)
-                step = next(iter(parts_of(f"step.{name}", shape)))
-                if step in state.names:
-                    kept = {key: placed(read_whole(state, f"{key}.{name}", shape), parameter) for key in MOMENTS}
-                    events[index] = {"step": state[step], **kept}
-            optimizer.load_state_dict({"state": events, "param_groups": optimizer.state_dict()["param_groups"]})
-            self._cast_moments(optimizer, self._moments)
-
-
-def _parts(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Parameters one after another, in parts of so many elements, or of one."""
-    parts: list[list[torch.Tensor]] = []
-    room = 0
-    for parameter in parameters:
-        if parameter.numel() > room:
-            parts.append([])
-            room = _AT_ONCE
-        parts[-1].append(parameter)
-        room -= parameter.numel()
-    return parts
+        self._optimizer.state.clear()
+        for name, parameter in self._trained.items():
+            shape = tuple(parameter.shape)
+            step = next(iter(parts_of(f"step.{name}", shape)))
+            if step in state.names:
+                kept = {key: placed(read_whole(state, f"{key}.{name}", shape), parameter) for key in MOMENTS}
+                device = "cpu" if isinstance(self._optimizer, NarrowAdamW) else parameter.device
+                own = {key: moment.to(self._moments) for key, moment in kept.items()}
+                self._optimizer.state[parameter] = {"step": state[step].to(device), **own}

@@ -38,6 +38,7 @@ class Policy(nn.Module):
         self.model = model
         self.vocab_size: int = model.config.vocab_size
         self.context: int = model.config.max_position_embeddings
+        self.compiled = compiled
         self._kernels = Kernels(compiled=compiled, chunk_elements=CHUNK_ELEMENTS if sparing else 0)
         self._routers: dict[int, Any] = {}  # that replay, by the numbers of their layers
 
@@ -159,7 +160,7 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     if dist.is_initialized():
         _shard(policy, how.device, how.dtype)
     elif how.dtype != torch.float32 and how.trained:
-        policy.masters = Masters(policy.model, compiled=how.compiled)
+        policy.masters = Masters(policy.model)
     elif how.dtype != torch.float32:
         for parameter in policy.parameters():
             parameter.data = parameter.detach().to(how.dtype)

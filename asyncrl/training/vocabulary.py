@@ -1,5 +1,8 @@
 """Log-probabilities and entropies over a vocabulary, of which the logits of a chunk of tokens are held at a time.
 
+The backward pass goes through the vocabulary in blocks instead: so each row of the head has its whole gradient from one
+product, and no gradient of the head is read and written again for each chunk.
+
 The outcomes of K ids are these ids, and one of all others; without the latter where the ids are the whole vocabulary.
 """
 
@@ -13,7 +16,9 @@ import torch
 CHUNK_ELEMENTS = 1 << 27
 """Logits held at once, forward and backward, whatever the number of tokens."""
 _COMPILED = 1 << 29
-"""The same where kernels are compiled: the gradient of the head is read and written once for each chunk."""
+"""The same where kernels are compiled, and memory need not be spared: the head is read once for each chunk."""
+_TOKENS = 1 << 13  # of a block's logits, at most: its width must not depend on the micro-batch, for it is compiled
+_EVEN = 128  # rows of the head, of which a block has a multiple: products of aligned matrices are faster
 
 _Scored: TypeAlias = tuple[torch.Tensor, ...]
 _Columns: TypeAlias = Sequence[torch.Tensor]
@@ -42,7 +47,8 @@ def _slope(
     """Gradient with respect to the logits, from those of log-probs, entropies H and outcomes P, where there are any.
 
     They are (1[target] - p) / temperature, -p (log p + H) / temperature, and for the outcome b of gradient g_b
-    (p 1[in b] / P_b - p) g_b / temperature.
+    (p 1[in b] / P_b - p) g_b / temperature. The logits are those of some rows of the head that follow one another;
+    targets and ids are counted from the first of these.
     """
     (targets, temperatures, *ids), (entropy, total, *outcomes), (of_logprob, of_entropy, of_outcome) = (
         tokens,
@@ -58,14 +64,19 @@ def _slope(
     if of_entropy is not None:
         slope = slope - probabilities * (logprobs + entropy[:, None]) * (of_entropy / temperatures)[:, None]
     if of_outcome is not None:
-        of_outcome = of_outcome / temperatures[:, None]
+        of_outcome, width = of_outcome / temperatures[:, None], logits.shape[-1]
         slope = slope - probabilities * of_outcome.sum(-1, keepdim=True)
         count = ids[0].shape[-1]
+        places = ids[0].where((ids[0] >= 0) & (ids[0] < width), width)  # another column, for ids of other rows
         if count < of_outcome.shape[-1]:
-            rest = (logprobs - outcomes[0][:, count:]).scatter(-1, ids[0], -torch.inf).exp()
-            slope = slope + rest * of_outcome[:, count:]
-        slope = slope.scatter_add(-1, ids[0], of_outcome[:, :count])
+            rest = _with_another(logprobs - outcomes[0][:, count:]).scatter(-1, places, -torch.inf).exp()
+            slope = slope + rest[:, :width] * of_outcome[:, count:]
+        slope = _with_another(slope).scatter_add(-1, places, of_outcome[:, :count])[:, :width]
     return slope.to(logits.dtype)
+
+
+def _with_another(columns: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(columns, (0, 1))
 
 
 def _most_probable(logits: torch.Tensor, temperatures: torch.Tensor, number: int, vocabulary: int) -> torch.Tensor:
@@ -77,11 +88,23 @@ def _most_probable(logits: torch.Tensor, temperatures: torch.Tensor, number: int
 class Kernels:
     """The two computations on logits, compiled where they pay for it."""
 
+    rows: int | None = None  # of the head that belong to tokens; None for all
+
     def __init__(self, *, compiled: bool, chunk_elements: int = 0) -> None:
         self.score: Callable[..., _Scored] = torch.compile(_score) if compiled else _score
         self.slope: Callable[..., torch.Tensor] = torch.compile(_slope) if compiled else _slope
         self.most_probable: Callable[..., torch.Tensor] = _most_probable
+        self.compiled = compiled
         self.chunk_elements = chunk_elements or (_COMPILED if compiled else CHUNK_ELEMENTS)
+
+    def blocks(self, rows: int) -> tuple[list[slice], int]:
+        """Return blocks of the head's rows, and how many tokens may have the logits of one at once."""
+        rows = rows if self.rows is None else self.rows
+        widest = max(self.chunk_elements // _TOKENS, 1)
+        width = -(-rows // max(-(-rows // widest), 1))
+        width = -(-width // _EVEN) * _EVEN if widest >= _EVEN else max(width, 1)
+        blocks = [slice(start, min(start + width, rows)) for start in range(0, rows, width)]
+        return blocks, max(self.chunk_elements // width, 1)
 
 
 class Top(NamedTuple):
@@ -151,31 +174,43 @@ class _ChosenLogProbs(torch.autograd.Function):
         ]
         logprobs, entropy, total, *outcomes = (torch.cat(column) for column in zip(*scores, strict=True))
         ctx.save_for_backward(hidden, weight, bias, *tokens, entropy, total, *outcomes)
-        ctx.kernels, ctx.size, ctx.inputs = kernels, size, len(tokens)
+        ctx.kernels, ctx.inputs = kernels, len(tokens)
         ctx.set_materialize_grads(False)
         return logprobs, entropy, *outcomes
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, *columns = ctx.saved_tensors
-        given = [*grads, None][:3]
-        there = [one is not None for one in given]
-        columns += [one for one in given if one is not None]
-        wants = ctx.needs_input_grad
-        # Chunks are added in float32: their number must not show in the gradient.
-        of_weight = torch.zeros_like(weight, dtype=torch.float32) if wants[1] else None
-        of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and wants[2] else None
-        of_hidden = []
-        for part, *rest in zip(*(torch.split(one, ctx.size) for one in (hidden, *columns)), strict=True):
-            logits = torch.nn.functional.linear(part, weight, bias)
-            saved, ends = rest[: len(rest) - sum(there)], iter(rest[len(rest) - sum(there) :])
-            parts = [next(ends) if one else None for one in there]
-            slope = ctx.kernels.slope(logits, saved[: ctx.inputs], saved[ctx.inputs :], parts)
-            of_hidden.append(slope @ weight)
+        tokens, outputs = columns[: ctx.inputs], columns[ctx.inputs :]
+        wants, (blocks, size) = ctx.needs_input_grad, ctx.kernels.blocks(weight.shape[0])
+        # Parts are added in float32: their number must not show in the gradient.
+        of_hidden = torch.zeros_like(hidden, dtype=torch.float32)
+        of_weight = torch.zeros_like(weight) if wants[1] else None
+        of_bias = torch.zeros_like(bias) if bias is not None and wants[2] else None
+        for rows in blocks:
+            own_weight, own_bias = weight[rows], None if bias is None else bias[rows]
+            weights, biases = list[torch.Tensor](), list[torch.Tensor]()
+            for start in range(0, max(len(hidden), 1), size):
+                part = slice(start, start + size)
+                targets, temperatures, *ids = (one[part] for one in tokens)
+                given = (targets - rows.start, temperatures, *(one - rows.start for one in ids))
+                upstream = [None if one is None else one[part] for one in [*grads, None][:3]]
+                logits = torch.nn.functional.linear(hidden[part], own_weight, own_bias)
+                if ctx.kernels.compiled:  # for the two widths of blocks, and any number of tokens
+                    torch._dynamo.mark_static(logits, 1)
+                slope = ctx.kernels.slope(logits, given, [one[part] for one in outputs], upstream)
+                of_hidden[part] += slope @ own_weight
+                if of_weight is not None:
+                    weights.append(slope.T @ hidden[part])
+                if of_bias is not None:
+                    biases.append(slope.sum(0, dtype=torch.float32))
             if of_weight is not None:
-                of_weight += slope.T @ part
+                of_weight[rows] = _sum(weights)
             if of_bias is not None:
-                of_bias += slope.sum(0, dtype=torch.float32)
-        of_weight = of_weight.to(weight.dtype) if of_weight is not None else None
-        of_bias = of_bias.to(bias.dtype) if of_bias is not None else None
-        return torch.cat(of_hidden), of_weight, of_bias, None, None
+                of_bias[rows] = _sum(biases)
+        return of_hidden.to(hidden.dtype), of_weight, of_bias, None, None
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Add parts in float32; a single one has been added up so."""
+    return parts[0] if len(parts) == 1 else torch.stack([part.float() for part in parts]).sum(0)

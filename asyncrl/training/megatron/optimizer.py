@@ -18,11 +18,12 @@ from megatron.core.distributed import DistributedDataParallel, finalize_model_gr
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
+from asyncrl.training.adamw import MOMENTS
 from asyncrl.training.host_copy import Source
 from asyncrl.training.megatron.around import REPLICAS, optimizer_config
 from asyncrl.training.megatron.parts import Place, is_no_head, is_trained
 from asyncrl.training.megatron.policy import MegatronPolicy
-from asyncrl.training.optimized import MOMENTS, Stems, Update
+from asyncrl.training.optimized import Stems, Update
 from asyncrl.training.steps import WEIGHTS
 from asyncrl.training.tensor_files import TensorFiles
 

@@ -6,8 +6,7 @@ those of its own rows (`asyncrl.training.vocabulary`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,9 +15,6 @@ from megatron.core import parallel_state
 from asyncrl.training.vocabulary import Kernels
 
 _NOTHING = -1e30  # logit of a row of no token: its probability is 0, and it stays a number when multiplied
-
-
-_SLOPE = Kernels(compiled=False).slope
 
 
 def kernels_of(rows: range, vocabulary: int, *, compiled: bool) -> Kernels:
@@ -43,10 +39,6 @@ def _sums(
     return torch.stack([weights.sum(-1), (weights * scaled).sum(-1), (scaled * chosen).sum(-1)])
 
 
-def _padded_slope(logits: torch.Tensor, *given: Any) -> torch.Tensor:
-    return _SLOPE(_with_another(logits, _NOTHING), *given)[:, :-1]
-
-
 class ParallelKernels(Kernels):
     """The computations on the logits of a rank's rows; targets and ids are counted from its first row."""
 
@@ -59,10 +51,10 @@ class ParallelKernels(Kernels):
             compiled: whether what is between the exchanges is.
         """
         super().__init__(compiled=compiled)
-        self._group, self._rows, self._vocabulary = group, rows, vocabulary
-        parts: list[Callable[..., torch.Tensor]] = [_largest, _sums, _padded_slope]
-        self._largest, self._sums, self._padded_slope = map(torch.compile, parts) if compiled else parts
-        self.score, self.slope, self.most_probable = self._score, self._slope, self._most_probable
+        self._group, self._rows, self._vocabulary, self.rows = group, rows, vocabulary, len(rows)
+        parts: list[Callable[..., torch.Tensor]] = [_largest, _sums]
+        self._largest, self._sums = map(torch.compile, parts) if compiled else parts
+        self.score, self.most_probable = self._score, self._most_probable
 
     def _cut(self, logits: torch.Tensor) -> torch.Tensor:
         if len(self._rows) < logits.shape[-1]:
@@ -93,17 +85,6 @@ class ParallelKernels(Kernels):
         sums = (others - highest[:, None]).exp().sum(-1)
         dist.all_reduce(sums, group=self._group)
         return torch.cat([named, (highest + sums.log())[:, None]], -1)
-
-    def _slope(
-        self,
-        logits: torch.Tensor,
-        tokens: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        grads: Sequence[torch.Tensor | None],
-    ) -> torch.Tensor:
-        targets, temperatures, *ids = tokens
-        places = [self._places(one, logits.shape[-1]) for one in ids]
-        return self._padded_slope(self._cut(logits), (targets, temperatures, *places), outputs, grads)
 
     def _most_probable(
         self, logits: torch.Tensor, temperatures: torch.Tensor, number: int, vocabulary: int
