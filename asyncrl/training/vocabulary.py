@@ -92,7 +92,7 @@ class Kernels:
 
     def __init__(self, *, compiled: bool, chunk_elements: int = 0) -> None:
         self.score: Callable[..., _Scored] = torch.compile(_score) if compiled else _score
-        self.slope: Callable[..., torch.Tensor] = torch.compile(_slope) if compiled else _slope
+        self.slope: Callable[..., torch.Tensor] = torch.compile(_slope, dynamic=True) if compiled else _slope
         self.most_probable: Callable[..., torch.Tensor] = _most_probable
         self.compiled = compiled
         self.chunk_elements = chunk_elements or (_COMPILED if compiled else CHUNK_ELEMENTS)
