@@ -2,8 +2,8 @@
 
 All begin with the weights of one warm-up; a seed orders prompts and draws tokens. One run is without lag and must
 follow the loop step by step; others have a bound of the lag, with the correction of off-policy tokens and without. A
-rollout waits after it has sampled until its batch comes next, and everything issued has been sampled: the lag is then
-at its bound. What ends is kept in a file, and what the file has is not measured again.
+rollout waits after it has sampled until its batch comes next, and everything issued has been sampled: the mean lag is
+then a chosen share of its bound. What ends is kept in a file, and what the file has is not measured again.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from benchmarks.oracle_run import write_rollout
 from benchmarks.stage import BenchError, report
 
 _POLL_S = 0.5
+_LAG_SHARE = 0.72  # of the bound: batches that wait, and so age; some of one wait in the buffer besides
 _DEADLINE_S = 3600.0  # of one run, however loaded the machine is
 
 
@@ -74,7 +75,9 @@ async def bench_oracle(
     plan = Plan(config, settings=[*settings, "rollout.seeded=true", "eval.prompts=0"], **options)
     with tempfile.TemporaryDirectory(prefix="asyncrl-oracle-") as scratch:
         folder = Path(output or scratch)
-        results = Results(folder / "oracle.jsonl", {"config": given, "settings": list(plan.settings)})
+        results = Results(
+            folder / "oracle.jsonl", {"config": given, "settings": list(plan.settings), "lag_share": _LAG_SHARE}
+        )
         measuring = _Measuring(plan, folder / "base", Path(scratch), results)
         missing = [curve for curve in _wanted(plan) if results.lacks(curve.seed, curve.name)]
         try:
@@ -140,7 +143,7 @@ async def _forked(measuring: _Measuring, curve: Curve) -> Curve:
     folder = measuring.scratch / f"{curve.seed}-{name}"
     folder.mkdir()
     loaded, run = load_config(plan.config, overrides=plan.settings).config, folder / name
-    write_rollout(folder / "rollout.py", loaded, lag, run / "metrics.jsonl")
+    write_rollout(folder / "rollout.py", loaded, slots_of(loaded, lag), run / "metrics.jsonl")
     own = [*settings_of(loaded, lag, f"{folder}/rollout.py:rollout"), f"seed={curve.seed}", f"run={name}"]
     own += ['learner.loss_options={ correction = "none" }'] if "uncorrected" in curve.name else []
     async with _process("-m", "benchmarks.oracle_run", str(measuring.base), str(folder), *own) as running:
@@ -160,10 +163,15 @@ async def _forked(measuring: _Measuring, curve: Curve) -> Curve:
     )
 
 
+def slots_of(config: Config, lag: int) -> int:
+    """Trajectories under way beside the batch that is trained: the mean lag is about as many batches."""
+    return int(config.buffer.batch_groups * (_LAG_SHARE * lag if lag else 1)) * config.rollout.group_size
+
+
 def settings_of(config: Config, lag: int, rollout: str) -> list[str]:
     """Settings, KEY=VALUE, of a run whose rollouts wait until their tokens have a lag."""
-    slots = config.buffer.batch_groups * config.rollout.group_size * (lag + 1)
-    settings = [f"learner.steps={config.learner.steps}", f"buffer.max_lag={lag}", f"rollout.slots={slots}"]
+    settings = [f"learner.steps={config.learner.steps}", f"buffer.max_lag={lag}"]
+    settings += [f"rollout.slots={slots_of(config, lag)}"]
     settings += [f"learner.keep_versions={max(lag + 2, config.learner.keep_versions)}"]
     # A rollout waits for all batches before its own, however long they take.
     limits = [f"rollout.tool_limit_s={_DEADLINE_S}", f"buffer.group_deadline_s={2 * _DEADLINE_S}"]

@@ -25,7 +25,7 @@ import re
 import time
 from pathlib import Path
 
-METRICS, LAG, STEPS, GROUPS, MEMBERS = Path({metrics!r}), {lag}, {steps}, {groups}, {members}
+METRICS, SLOTS, STEPS, GROUPS, MEMBERS = Path({metrics!r}), {slots}, {steps}, {groups}, {members}
 STEP = re.compile(rb'"step":(\\d+),"stage":"rl"')
 places, gates, sampled, watcher = {{}}, {{}}, 0, None
 
@@ -47,7 +47,7 @@ async def watch():
         if late:
             changed, due = time.monotonic(), due or sorted(gates)[:GROUPS]
         # Everything that may be issued before the next step is sampled.
-        if late or sampled >= min(version + LAG + 1, STEPS) * GROUPS * MEMBERS:
+        if late or sampled >= min(version * GROUPS * MEMBERS + SLOTS, STEPS * GROUPS * MEMBERS):
             for place in due:
                 gates.pop(place).set()
         await asyncio.sleep(0.05)
@@ -69,10 +69,10 @@ def checkpoint_of(base: Path) -> Path:
     return found
 
 
-def write_rollout(path: Path, config: Config, lag: int, metrics: Path) -> None:
+def write_rollout(path: Path, config: Config, slots: int, metrics: Path) -> None:
     """Write the module with the function `rollout` of a run whose rollouts wait for their batch."""
     groups, members, steps = config.buffer.batch_groups, config.rollout.group_size, config.learner.steps
-    path.write_text(_MODULE.format(metrics=str(metrics), lag=lag, steps=steps, groups=groups, members=members))
+    path.write_text(_MODULE.format(metrics=str(metrics), slots=slots, steps=steps, groups=groups, members=members))
 
 
 def run_from(base: Path, directory: Path, settings: list[str]) -> int:

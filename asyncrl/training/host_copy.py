@@ -194,13 +194,29 @@ class HostCopy:
             if self._stream is None:
                 self._memory = self._shared
                 return
-        memory = mmap.mmap(-1, max(size, 1))
+        memory = (mmap.mmap if self._stream is None else _PageLocked)(-1, max(size, 1))
         if hasattr(mmap, "MADV_HUGEPAGE"):
             memory.madvise(mmap.MADV_HUGEPAGE)
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)
-        if self._stream is not None:
+        if isinstance(memory, _PageLocked):
+            memory.lock(self._memory.data_ptr())
+
+
+class _PageLocked(mmap.mmap):
+    """Memory whose pages the driver locks until nothing refers to it: what is mapped there next could not be locked."""
+
+    _address = 0
+
+    def lock(self, address: int) -> None:
+        """Lock all of it, which begins at this address."""
+        cuda: Any = torch.cuda
+        cuda.check_error(cuda.cudart().cudaHostRegister(address, len(self), 0))
+        self._address = address
+
+    def __del__(self) -> None:
+        if self._address and torch is not None:  # at the end of the process its modules may be gone
             cuda: Any = torch.cuda
-            cuda.check_error(cuda.cudart().cudaHostRegister(self._memory.data_ptr(), len(memory), 0))
+            cuda.cudart().cudaHostUnregister(self._address)
 
 
 def _copy(source: Source, place: _Place) -> None:

@@ -6,8 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from megatron.core import parallel_state
 from megatron.core.models.common.embeddings.rope_utils import _apply_rotary_pos_emb_bshd
+from megatron.core.tensor_parallel import ColumnParallelLinear
 from megatron.core.transformer.transformer_layer import TransformerLayer
+from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
 
 from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.megatron.latent import LatentAttention
@@ -79,7 +82,13 @@ class Layer(TransformerLayer):  # type: ignore[misc]
         return found
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _exchanged(linear: Any, hidden: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = linear(hidden)[0]
-    return found
+    """Return what a module makes that tensor-parallel ranks share, each of which has a part of the tokens.
+
+    The library exchanges them outside what can be compiled: then each layer is many small graphs.
+    """
+    group = parallel_state.get_tensor_model_parallel_group()
+    if isinstance(linear, ColumnParallelLinear):
+        return F.linear(all_gather_tensor_autograd(hidden, 0, group), linear.weight, linear.bias)
+    made: torch.Tensor = reduce_scatter_tensor_autograd(F.linear(hidden, linear.weight), "sum", 0, group)
+    return made if linear.bias is None else made + linear.bias
