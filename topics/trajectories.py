@@ -195,6 +195,8 @@ class TrajectoryGenerated(_OfMember):
     truncated: bool = False  # the last generation ended at its length limit
     lineages: list[int] = msgspec.field(default_factory=list)  # lineages that sampled tokens; empty: supervised
     discarded: Count = 0  # sampled and thrown away: by weights of another name, or behind the end of a stop string
+    verified: Count = 0  # sampled by engines that draft tokens, in this delivery
+    passes: Count = 0  # of the model, in which these checked what they had drafted
     outcome: Outcome | None = None  # where the rollout function gave one
     hybrid: bool = False  # of an answer of it; no version reproduces such log-probs (`weights.update = "in_place"`)
     secret: SecretIds = ""  # data keys under which this is sealed, of a turn of live traffic and those before it
@@ -225,6 +227,8 @@ class _OfResult(_OfMember, kw_only=True):
     truncated: bool = False
     metrics: Metrics = msgspec.field(default_factory=dict)
     discarded: Count = 0  # as in its result
+    verified: Count = 0  # as in its result
+    passes: Count = 0  # as in its result
     hybrid: bool = False  # as in its result
     lengths: list[Count] = msgspec.field(default_factory=list)  # tokens of each segment, its prompt among them
     turn_rewards: TurnRewards = msgspec.field(default_factory=list)  # as in its outcome

@@ -275,11 +275,12 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
 
     Returns:
         `response_tokens_mean` and `response_tokens_max` (trainable tokens of a trajectory), `discarded_tokens` (part of
-        no answer), `truncated_share` and (unless it is 0) `hybrid_share` of the trajectories, `issue_to_grade_s_mean`
-        and `issue_to_grade_s_max`, `flat_groups_share` of the groups of several whose rewards are all equal,
-        `task/NAME/reward_mean` and `task/NAME/trajectories` of each task where a run has several, and `reward/NAME`:
-        the mean of each metric that rewards or rollout functions gave, over the trajectories for which they did; of
-        more than `_METRICS` names those that most trajectories have.
+        no answer), `truncated_share` and (unless it is 0) `hybrid_share` of the trajectories, `accept_length` (tokens
+        of a pass of engines that draft, where there are any), `issue_to_grade_s_mean` and `issue_to_grade_s_max`,
+        `flat_groups_share` of the groups of several whose rewards are all equal, `task/NAME/reward_mean` and
+        `task/NAME/trajectories` of each task where a run has several, and `reward/NAME`: the mean of each metric that
+        rewards or rollout functions gave, over the trajectories for which they did; of more than `_METRICS` names those
+        that most trajectories have.
     """
     members = [member for group in groups for member in group]
     lengths = [member.tokens for member in members]
@@ -292,6 +293,8 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
         "issue_to_grade_s_mean": fmean(seconds),
         "issue_to_grade_s_max": max(seconds),
     }
+    if passes := sum(member.passes for member in members):
+        figures["accept_length"] = sum(member.verified for member in members) / passes
     if hybrid := fmean(member.hybrid for member in members):
         figures["hybrid_share"] = hybrid
     if several:

@@ -230,6 +230,11 @@ class Execution(Watch):
             for other in list(self._tools.under_way):
                 other.publish_with_others()
 
+    def on_verified(self, tokens: int, passes: int) -> None:
+        """A request ended whose tokens were drafted."""
+        self._delivery.verified += tokens
+        self._delivery.passes += passes
+
     async def _roll_out(self, rows: list[PromptRow]) -> TrajectoryGenerated:
         issued, tools = self._issued, self._tools
         function = tools.functions.get(issued.task)
@@ -309,6 +314,8 @@ class Execution(Watch):
             truncated=truncated,
             lineages=sorted(self._progress.lineages),
             discarded=self._delivery.discarded,
+            verified=self._delivery.verified,
+            passes=self._delivery.passes,
             outcome=outcome,
             hybrid=hybrid,
             secret=self._issued.secrets,

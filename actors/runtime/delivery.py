@@ -43,6 +43,8 @@ class Delivery(Generic[M]):
     waits_for: Waiting = field(default_factory=Waiting)  # for the vital signs
     tokens: int = 0  # sampled so far
     discarded: int = 0  # sampled, and part of no answer
+    verified: int = 0  # sampled by engines that draft
+    passes: int = 0  # in which these checked what they had drafted
     waiting_on_others: int = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
     task: asyncio.Task[None] | None = None
     fence: int = 0  # sequence of the newest message about what is worked on, on a topic with a fence

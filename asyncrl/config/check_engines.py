@@ -98,6 +98,7 @@ def _bootstrap_ports(groups: dict[str, EngineGroup]) -> Iterator[Finding]:
             taken[port] = table
 
 
+_SPECULATIVE = "--speculative-algorithm"
 _HERE = ("localhost", "::1")
 
 
@@ -143,6 +144,10 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
         message = f"weights reach the ranks of one tensor-parallel model alone, found {group.copies} of them by "
         keys = (f"{table}.arguments", "weights.direct")
         yield Finding(keys, message + '--pp-size and --dp-size; set --enable-dp-attention, or weights.direct = "never"')
+    if way == "nccl" and any(argument.partition("=")[0] == _SPECULATIVE for argument in group.arguments):
+        message = "SGLang gives weights that come over NCCL to the model alone, and would draft with those of its start"
+        keys = (f"{table}.arguments", "weights.direct")
+        yield Finding(keys, f'{message}; set weights.direct = "never", or leave {_SPECULATIVE} out')
     own = int(learner.device.partition(":")[2] or 0)
     if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {own}:
         message = f'found {group.gpus}, expected the learner\'s GPU {own} for weights.direct = "ipc"; or set "nccl"'

@@ -147,6 +147,10 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         if changed := changed_keys(learner.layout):
             keys = (*(f"learner.layout.{key}" for key in changed), "learner.trainer")
             yield Finding(keys, f'has no effect with learner.trainer = "{learner.trainer}"; set "megatron"')
+        for key, found in (("mtp_weight", learner.mtp_weight), ("router_bias_rate", learner.router_bias_rate)):
+            if found:
+                message = f'the trainer "{learner.trainer}" leaves it as it is; set 0, or learner.trainer = "megatron"'
+                yield Finding((f"learner.{key}", "learner.trainer"), message)
         return
     sizes = {key: getattr(learner.layout, key) for key in ("tensor", "context", "pipeline")}
     stage = learner.ranks // learner.layout.pipeline

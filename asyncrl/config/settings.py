@@ -182,6 +182,12 @@ class LearnerSettings(Settings):
     # Experts of a token: `own`, of the trainer's router; `replay`, those that it went to where it was sampled; or
     # `trainer`, those of the trainer's pass before the update, also in the pass with the gradient.
     routing: Literal["own", "replay", "trainer"] = "own"
+    # Weight of the loss of the layer that predicts the token after the next one (MTP), with which engines draft: it
+    # learns beside the policy, whose gradient it does not touch, with `trainer = "megatron"`. 0: it stays as it is.
+    mtp_weight: NonNegative = 0.0
+    # Correction of the score of each expert per step, up where it got fewer of the tokens before trained ones than the
+    # mean of its layer, down where more, with `trainer = "megatron"` and models that have such biases. 0: they stay.
+    router_bias_rate: NonNegative = 0.0
     recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
     # Share of their activations that compiled layers keep for the backward pass; what is cheapest is computed again.
     activations: Annotated[float, Meta(gt=0, le=1)] = 1.0

@@ -21,7 +21,8 @@ Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
 BLOCK = 128  # rows and columns that share a scale in FP8
 GROUP = 32  # columns of a row that share a scale in INT4
 _CONFIG = "quantization_config"
-_ROUTER = re.compile(r"\.mlp\.gate\.weight\Z")
+_PLAIN = re.compile(r"\.(mlp\.gate|eh_proj|embed_tokens|shared_head\.head)\.weight\Z")
+"""Matrices of layers that engines compute with as they are: routers, and those of layers that predict ahead."""
 
 
 class Quantisation(msgspec.Struct, frozen=True):
@@ -94,7 +95,7 @@ def quantised_as(directory: Path, form: str) -> Quantisation | None:
         return None
     shapes = tensor_shapes(directory)
     matrices = [name for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
-    chosen = [name for name in matrices if not _ROUTER.search(name)]
+    chosen = [name for name in matrices if not _PLAIN.search(name)]
     if form == "int4-groups":
         # Kimi K2 has attention and shared experts as they are trained.
         chosen = [name for name in chosen if ".mlp.experts." in name] or chosen

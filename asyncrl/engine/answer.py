@@ -50,6 +50,7 @@ class Generation(msgspec.Struct, frozen=True):
     finish_reason: FinishType
     routed: Int32Array | None = None  # experts of every token that was fed, layer by layer; None where none were told
     likeliest: list[Likeliest] = []  # in the place of each token, where that was asked for
+    passes: int = 0  # in which the model checked tokens that were drafted; 0 where none were
 
 
 OnTokens: TypeAlias = Callable[[Chunk], bool | None]
@@ -70,6 +71,7 @@ class _Meta(msgspec.Struct, frozen=True):
     output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
     output_top_logprobs: list[list[tuple[float | None, int, str | None]] | None] | None = None
     routed_experts: bytes | None = None  # Base64 of int32, in the last event
+    spec_verify_ct: int = 0  # passes so far; sent by servers that draft tokens
 
 
 class _Fault(msgspec.Struct, frozen=True):
@@ -122,6 +124,7 @@ class Member:
         self._likeliest: list[Likeliest] = []
         self._spans: list[VersionSpan] = []
         self._routed: Int32Array | None = None
+        self._passes = 0
 
     @property
     def streaming(self) -> bool:
@@ -154,7 +157,9 @@ class Member:
         if not self.future.done():
             tokens, logprobs = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
             finish = cast(FinishType, reason) if reason in ("stop", "length") else "abort"
-            self.future.set_result(Generation(tokens, logprobs, self._spans, finish, self._routed, self._likeliest))
+            self.future.set_result(
+                Generation(tokens, logprobs, self._spans, finish, self._routed, self._likeliest, self._passes)
+            )
 
     def fail(self, fault: Exception) -> None:
         """Notify the caller, unless it was answered or left."""
@@ -168,6 +173,7 @@ class Member:
             EngineError: the engine ended the generation because of a fault, or a token came without its log-prob.
         """
         meta, wanted = answer.meta_info, True
+        self._passes = max(self._passes, meta.spec_verify_ct)
         if meta.routed_experts is not None:
             self._routed = np.frombuffer(meta.routed_experts, "<i4")
         have, ids = len(self._tokens), answer.output_ids

@@ -50,6 +50,9 @@ class Watch:
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """Tokens came: so many that belong to the answer, and so many that belong to none."""
 
+    def on_verified(self, tokens: int, passes: int) -> None:
+        """A request ended whose tokens were drafted: so many, in so many passes of the model."""
+
     def on_likeliest(self, likeliest: list[Likeliest]) -> None:
         """The likeliest tokens in the places of tokens that `on_tokens` tells of next, where they were asked for."""
 
@@ -201,6 +204,8 @@ class Generator:
                 intake.on_tokens(
                     Chunk(generation.token_ids[part], generation.logprobs[part], span.version, likeliest=likeliest)
                 )
+        if generation.passes:
+            watch.on_verified(len(generation.token_ids), generation.passes)
         # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.
         complete = generation.finish_reason != "abort" or (generation.routed is not None and len(generation.token_ids))
         if self._routed and complete and not labels.wrong:

@@ -6,6 +6,8 @@ import importlib.metadata
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.setting_types import changed_keys
@@ -14,7 +16,7 @@ from asyncrl.data.model_dir import ModelError
 from asyncrl.data.tokenizer import SPECIAL_TOKENS
 from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
 from asyncrl.engine.errors import EngineError
-from asyncrl.training.megatron.families import qwen3, read_family
+from asyncrl.training.megatron.families import ahead_problem, qwen3, read_family
 from asyncrl.training.megatron.memory import Training, rank_memory
 from asyncrl.training.trainers import layout_of
 
@@ -47,6 +49,18 @@ def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
             problem = str(error)
         if problem:
             yield Finding((key, "learner.trainer", *keys), problem)
+        elif key == "model.path" and path:
+            yield from _unlike(config, base / path)
+
+
+def _unlike(config: Config, path: Path) -> Iterator[Finding]:
+    """Return whether the model has what is to be trained beside its layers."""
+    (_, shape), learner = read_family(path), config.learner
+    if learner.mtp_weight and (problem := ahead_problem(path, shape)):
+        yield Finding(("learner.mtp_weight", "model.path"), f"{path}: {problem}; set 0")
+    if learner.router_bias_rate and not (shape.experts and shape.experts.corrected):
+        message = f"{path}: found no experts whose scores are corrected by biases, which would move; set 0"
+        yield Finding(("learner.router_bias_rate", "model.path"), message)
 
 
 def memory_lines(config: Config, base: Path) -> Iterator[str]:
@@ -55,6 +69,7 @@ def memory_lines(config: Config, base: Path) -> Iterator[str]:
     if learner.trainer != "megatron":
         return
     family, shape = read_family(base / config.model.path) if config.model.path else (qwen3.FAMILY, _created(config))
+    shape = msgspec.structs.replace(shape, ahead=learner.mtp_weight > 0)
     training = Training(
         ranks=learner.ranks,
         element=4 if learner.dtype == "float32" else 2,

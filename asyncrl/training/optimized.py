@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from asyncrl.training.adamw import MOMENTS, NarrowAdamW
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk, stored
+from asyncrl.training.further import further_tensors
 from asyncrl.training.host_copy import Source
 from asyncrl.training.lora import is_adapter, peft_name
 from asyncrl.training.policy import Policy
@@ -142,7 +143,8 @@ class Optimized:
             self._load_state(state)
 
     def _load(self, parameters: dict[str, torch.Tensor], files: TensorFiles) -> None:
-        found = {name: files.shape(name) for name in files.names}
+        apart = further_tensors(self._source)
+        found = {name: files.shape(name) for name in files.names if name not in apart}
         shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
         expected = dict(part for name, shape in shapes.items() for part in shapes_on_disk(name, shape).items())
         if found != expected:

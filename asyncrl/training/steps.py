@@ -26,6 +26,7 @@ from asyncrl.training.anomalies import Usual, departure
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.critic import Critic, largest_return
 from asyncrl.training.culprits import RowPasses, foremost, is_finite
+from asyncrl.training.further import FurtherTensors
 from asyncrl.training.hindsight import HintedRows
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.optimized import Update
@@ -114,6 +115,8 @@ class Steps:
     _contexts: dict[str, int]  # by whose
     _mixture: Mixture | None = None  # where the model has experts
     _copies: tuple[HostCopy, HostCopy]
+    _further: FurtherTensors
+    _dtype: torch.dtype  # of the published weights
     _resting: Resting
     _frozen: list[torch.Tensor]  # weights of a teacher
 
@@ -313,6 +316,7 @@ class Steps:
     def copy_weights(self) -> HostCopy:
         """See `Trainer.copy_weights`."""
         form, sources = self.form, self._weights()
+        sources += self._further.published(sources, self._dtype)
         if form is not None:
             sources = [one._replace(form=form.form) if one.name in form.names else one for one in sources]
         self._copies[0].begin(sources)
@@ -323,6 +327,7 @@ class Steps:
         """See `Trainer.copy_state`."""
         rng = torch.get_rng_state()
         sources = [*self._own.sources(), Source(STATE, "rng", rng, rng.dtype)]
+        sources += self._further.kept(sources)
         sources += self._reference.sources() + (self._critic.sources() if self._critic else [])
         self._copies[1].begin(sources)
         return self._copies[1]
@@ -345,6 +350,7 @@ class Steps:
         try:
             self._own.load(directory)
             self._reference.load(directory)
+            self._further.load(directory)
             if self._critic is not None:
                 self._critic.load(directory)
             with TensorFiles(directory, STATE) as state:

@@ -20,6 +20,7 @@ from asyncrl.data.quantisation import config_of
 from asyncrl.training.critic import Critic
 from asyncrl.training.culprits import RowPasses
 from asyncrl.training.disk_names import divided
+from asyncrl.training.further import FurtherTensors
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.lora import ADAPTER, ADAPTER_CONFIG, Lora, with_adapters
 from asyncrl.training.optimized import Optimized, Stems
@@ -64,7 +65,7 @@ class TorchTrainer(Steps):
         frozen = Loading(self.device, self._dtype, packed, self.settings.compiled, activations=activations)
         own = replace(frozen, lora=lora)
         self._policy = load_policy(directory, replace(own, recompute=self.settings.recompute, trained=True))
-        self._mixture = self._policy.mixture
+        self._mixture, self._further = self._policy.mixture, FurtherTensors(directory, WEIGHTS)
         self.replays, self.records = self.settings.replays, self.settings.records
         if self.replays or self.records:
             self._policy.replay()

@@ -51,7 +51,13 @@ def _megatron(config: Config, model: Path, base: Path) -> Trainer:
     from asyncrl.training.megatron.settings import MegatronSettings
     from asyncrl.training.megatron.trainer import MegatronTrainer  # loads torch and megatron-core
 
-    return MegatronTrainer(model, MegatronSettings(**_common(config, model, base), layout=layout_of(config)))
+    own = MegatronSettings(
+        **_common(config, model, base),
+        layout=layout_of(config),
+        mtp_weight=config.learner.mtp_weight,
+        router_bias_rate=config.learner.router_bias_rate,
+    )
+    return MegatronTrainer(model, own)
 
 
 def _common(config: Config, model: Path, base: Path) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def test_weights_go_directly_to_the_ranks_of_one_model_alone():
     problem = the_problem("demo", *settings)
 
     assert problem.key == "--set engine.arguments"
+    drafting = the_problem("demo", *settings[:-1], "engine.arguments=['--tp=2', '--speculative-algorithm', 'EAGLE']")
+    assert "would draft with those of its start" in drafting.message
     from_settings(*settings[:-1], "engine.arguments=['--dp-size=2', '--tp=2', '--enable-dp-attention']")
 
 

@@ -1,9 +1,11 @@
 """Small models with experts, and rows that were routed."""
 
 import dataclasses
+import json
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.training.create import write_tokenizer
@@ -91,6 +93,23 @@ def write_transformers_model(directory, kind, options):
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(directory)
     write_tokenizer(directory, ALPHABET, context=64)
+
+
+def write_model_ahead(directory, kind, options):
+    """A model with a layer that predicts the token after the next one, as published models have it on disk."""
+    layers = SHAPE["num_hidden_layers"]
+    write_transformers_model(directory, kind, {**options, "num_hidden_layers": layers + 1})
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors, hidden = load_file(directory / "model.safetensors"), SHAPE["hidden_size"]
+    random, prefix = torch.Generator().manual_seed(1), f"model.layers.{layers}"
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"{prefix}.{name}.weight"] = 1.0 + 0.1 * torch.randn(hidden, generator=random)
+    tensors[f"{prefix}.eh_proj.weight"] = 0.2 * torch.randn(hidden, 2 * hidden, generator=random)
+    tensors[f"{prefix}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    tensors[f"{prefix}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
 
 
 def routed_rows(rows, seed, experts=MIXTURE["num_experts"], chosen_of_each=MIXTURE["num_experts_per_tok"]):

@@ -69,6 +69,22 @@ def test_a_family_or_a_feature_that_is_not_known_is_refused_by_name(tmp_path, ch
     assert any(words in one.message for one in problems("demo", MEGATRON, f"model.path={tmp_path}", files=True))
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        (
+            "mtp_weight=0.1",
+            "there is no layer that predicts ahead: num_nextn_predict_layers in config.json, and model.l",
+        ),
+        ("router_bias_rate=0.001", "found no experts whose scores are corrected by biases"),
+    ],
+)
+def test_what_the_model_lacks_cannot_be_trained(tmp_path, setting, words):
+    model = f"model.path={made_model(tmp_path)}"
+
+    assert words in the_problem("demo", MEGATRON, f"learner.{setting}", model, files=True).message
+
+
 def test_the_memory_of_the_fullest_rank_is_estimated():
     sizes = ["model.create.hidden=1024", "model.create.ffn=4096", "model.create.kv_heads=2", "model.create.layers=16"]
     found = {}

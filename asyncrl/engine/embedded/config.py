@@ -97,7 +97,8 @@ class ModelConfig(msgspec.Struct, frozen=True):
     latent: LatentConfig | None = None
     has_qk_norm: bool = False  # queries and keys are normalised per head before the rotation
     has_qkv_bias: bool = False  # the query, key and value projections add a bias
-    further_layers: int = 0  # on disk behind the others, which predict tokens ahead; neither served nor trained
+    further_layers: int = 0  # on disk behind the others, which predict tokens ahead; not served
+    ahead: bool = False  # the first of them is trained
 
 
 def read_config(directory: Path) -> ModelConfig:

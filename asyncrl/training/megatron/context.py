@@ -41,6 +41,7 @@ class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
         self.documents = documents
         self.segments = segments
         self.recorded: torch.Tensor | None = None  # [T of this rank, layers, K] experts, where they are replayed
+        self.counted: torch.Tensor | None = None  # [T of this rank, 1] 1 for tokens whose experts are counted
 
     @property
     def positions(self) -> torch.Tensor:

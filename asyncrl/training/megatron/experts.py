@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import (
     ColumnParallelLinear,
     RowParallelLinear,
@@ -129,6 +130,10 @@ class ExpertMixture(nn.Module):
         self._group, self._chosen = groups.ep, config.moe_router_topk
         self._ranks = dist.get_world_size(self._group)
         self.router = TopKRouter(config=config, pg_collection=groups)
+        self.counted: torch.Tensor | None = None  # [T, 1] 1 for the tokens of a pass that are counted
+        self.load: torch.Tensor
+        """[E] tokens that went to each expert, of those that were counted in passes with a gradient."""
+        self.register_buffer("load", torch.zeros(config.num_moe_experts, dtype=torch.int64), persistent=False)
         self.experts = Experts(config.num_moe_experts // self._ranks, config)
         self.shared_experts = None
         if config.moe_shared_expert_intermediate_size:
@@ -142,6 +147,8 @@ class ExpertMixture(nn.Module):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return what the experts of each token make, [T, 1, H] as what is given."""
         shares, there = self.router(hidden)  # [T, E] each
+        if self.counted is not None and torch.is_grad_enabled():  # once, where a layer is computed again
+            self.load += (there * self.counted).sum(0)
         chosen = there.byte().topk(self._chosen).indices
         order = chosen.flatten().argsort(stable=True)
         rows = _to_experts(hidden.flatten(0, 1), order, self._chosen)
@@ -203,7 +210,7 @@ class ExpertLayer(Layer):
         """See `Layer`."""
         recorded = packed_seq_params.recorded
         replay = _Replay(None if recorded is None else recorded[:, self.layer_number - 1])
-        self.mlp.router.router_replay = replay
+        self.mlp.router.router_replay, self.mlp.counted = replay, packed_seq_params.counted
         found = super().forward(hidden_states, packed_seq_params=packed_seq_params, **given)
         self.taken = replay.taken
         return found
@@ -244,10 +251,43 @@ def expert_options(shape: ModelConfig, ranks: int) -> dict[str, Any]:
             "moe_router_score_function": "sigmoid",
             "moe_router_dtype": "fp32",
             "moe_router_enable_expert_bias": True,
-            "moe_router_bias_update_rate": 0.0,
+            "moe_router_bias_update_rate": 0.0,  # it would move them before the gradient is known to be finite
             "moe_router_pre_softmax": False,
         }
     return options
+
+
+class Corrections:
+    """The biases that correct the scores of a model's experts, moved so that tokens are spread more evenly.
+
+    Each expert that got more tokens than the mean of its layer loses the rate, each that got fewer gains it (arXiv
+    2408.15664, algorithm 1). Numbers of tokens are exact, so that every layout moves them alike.
+    """
+
+    def __init__(self, model: nn.Module, rate: float) -> None:
+        self._rate = rate
+        mixtures = [one for one in model.modules() if isinstance(one, ExpertMixture)]
+        self._mixtures = [one for one in mixtures if one.router.expert_bias is not None] if rate else []
+
+    @property
+    def moves(self) -> bool:
+        """Return whether they do, on any stage."""
+        return self._rate > 0.0
+
+    def forget(self) -> None:
+        """Forget which tokens went where."""
+        for one in self._mixtures:
+            one.load.zero_()
+
+    def update(self) -> None:
+        """Move them by the tokens of all ranks since the last `forget`."""
+        if not self._mixtures:  # all ranks of a stage have the same layers
+            return
+        loads = torch.stack([one.load for one in self._mixtures])
+        dist.all_reduce(loads, group=parallel_state.get_tensor_and_data_parallel_group(with_context_parallel=True))
+        below = (loads.sum(-1, keepdim=True) - loads * loads.shape[-1]).sign()
+        for one, direction in zip(self._mixtures, below, strict=True):
+            one.router.expert_bias.add_(direction * self._rate)
 
 
 def keep_corrections(model: nn.Module) -> None:

@@ -23,7 +23,7 @@ class LatentNorm(Norm):
         super().__init__(config, hidden_size, eps=_EPS)
 
 
-class _Whole(nn.Module):
+class Whole(nn.Module):
     """A product that every rank has whole, and takes of its own tokens."""
 
     def __init__(self, config: Any, inputs: int, outputs: int) -> None:
@@ -67,9 +67,9 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]
         own: nn.Module = self.rotary_pos_emb
         self.rotary_pos_emb: nn.Module = _OfPositions(own)
         hidden, keys = config.hidden_size, config.kv_lora_rank + config.qk_pos_emb_head_dim
-        self.linear_kv_down_proj = _Whole(config, hidden, keys)
+        self.linear_kv_down_proj = Whole(config, hidden, keys)
         if config.q_lora_rank is not None:
-            self.linear_q_down_proj = _Whole(config, hidden, config.q_lora_rank)
+            self.linear_q_down_proj = Whole(config, hidden, config.q_lora_rank)
 
 
 def latent_options(shape: ModelConfig) -> dict[str, Any]:

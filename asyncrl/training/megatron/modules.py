@@ -14,6 +14,7 @@ from torch import nn
 
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.attention import document_attention
+from asyncrl.training.megatron.ahead import Ahead
 from asyncrl.training.megatron.around import OPTIONS
 from asyncrl.training.megatron.context import PackedDocuments, segment_attention
 from asyncrl.training.megatron.experts import ExpertLayer, ExpertMixture, expert_options, keep_corrections
@@ -71,9 +72,10 @@ class Trunk(GPTModel):  # type: ignore[misc]
         embedded, _, *rest = super()._preprocess(**options)
         if embedded is not None:  # with the strides that what layers make has: they are compiled once
             embedded = embedded.flatten(1).unsqueeze(1)
-        return embedded, self._angles(packed_seq_params.positions), *rest
+        return embedded, self.angles(packed_seq_params.positions), *rest
 
-    def _angles(self, positions: torch.Tensor) -> torch.Tensor | None:
+    def angles(self, positions: torch.Tensor) -> torch.Tensor | None:
+        """Return the rotary angles of tokens by their places in documents, [T, 1, 1, D]."""
         if self.frequencies is None:
             return None
         self.frequencies = self.frequencies.to(positions.device)
@@ -162,6 +164,8 @@ def _chunk(config: TransformerConfig, family: Family, shape: ModelConfig, layout
         position_embedding_type="none",
         vp_stage=ends["vp_stage"],
     )
+    if shape.ahead and model.post_process:
+        model.ahead = Ahead(config, _layer(config, family, shape, shape.layers), ends["vp_stage"])
     model.to(config.params_dtype)  # the norms too
     keep_corrections(model)
     if shape.latent is None:  # else each layer has its own

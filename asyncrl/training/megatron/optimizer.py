@@ -6,7 +6,8 @@ Here they are read and written under Hugging Face names, like the weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import get_megatron_optimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32, get_grad_norm_fp32
+from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 
 from asyncrl.training.adamw import MOMENTS
 from asyncrl.training.host_copy import Source
 from asyncrl.training.megatron.around import REPLICAS, optimizer_config
+from asyncrl.training.megatron.experts import Corrections
 from asyncrl.training.megatron.parts import Place, is_no_head, is_trained
 from asyncrl.training.megatron.policy import MegatronPolicy
 from asyncrl.training.optimized import Stems, Update
@@ -33,12 +36,14 @@ MASTER = "param"  # beside the moments: the weight that is updated
 class MegatronOptimized:
     """See `asyncrl.training.optimized.Optimized`: of this rank's stage."""
 
-    def __init__(self, policy: MegatronPolicy, *, eps: float, stems: Stems) -> None:
+    def __init__(self, policy: MegatronPolicy, *, eps: float, stems: Stems, router_bias_rate: float = 0.0) -> None:
         """
         Args:
             stems: of the files of a checkpoint.
+            router_bias_rate: see `Corrections`.
         """
         self._stems = stems
+        self.corrections = Corrections(policy.model, router_bias_rate)
         config = policy.chunks[0].config
         self.replicated: list[Any] = [DistributedDataParallel(config, REPLICAS, chunk) for chunk in policy.chunks]
         # The losses are shares of the whole batch, so gradients add up; the library would divide them by the tokens.
@@ -58,6 +63,9 @@ class MegatronOptimized:
             parallel_state.get_data_parallel_group(with_context_parallel=True),
             parallel_state.get_expert_data_parallel_group(),
         )
+        self._looks_ahead = policy.looks_ahead
+        self._ahead = list(self._set_apart(policy))
+        self._ahead_norm = 0.0
         if self._rounded:
             self._take_masters(policy.directory, WEIGHTS, wanted=bool if policy.has_vocabulary else is_no_head)
 
@@ -66,21 +74,41 @@ class MegatronOptimized:
         for chunk in self.replicated:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
+        self.corrections.forget()
 
     def norm(self) -> float:
-        """Norm of the gradient over all ranks."""
+        """Norm of the gradient over all ranks, without that of the layer that predicts ahead, if this one is finite."""
         self._optimizer.prepare_grads()
-        return float(self._optimizer.get_grad_norm())
+        norm = float(self._optimizer.get_grad_norm())
+        if not self._looks_ahead:
+            return norm
+        grads = [
+            one.grad for one in self._ahead if one.grad is not None and param_is_not_tensor_parallel_duplicate(one)
+        ]
+        self._ahead_norm = float(get_grad_norm_fp32(grads))
+        return norm if math.isfinite(self._ahead_norm) else self._ahead_norm
+
+    def _set_apart(self, policy: MegatronPolicy) -> Iterator[Any]:
+        """Take the layer that predicts ahead out of the norm, which the trunk is clipped by; yields its masters."""
+        layer = getattr(policy.chunks[-1], "ahead", None)
+        for parameter in layer.parameters() if layer is not None else ():
+            if (found := self._master(parameter)) is not None:
+                found[1].shared = True  # as the library marks what another rank counts
+                yield found[1]
 
     def update(self, update: Update, norm: float) -> None:
         """Move the weights by the gradient, whose norm this is, and forget it."""
         for group in self._groups():
             group["lr"], group["betas"] = update.learning_rate, update.betas
             group["weight_decay"] = update.weight_decay
+        apart = {id(one) for one in self._ahead}
         for one in self._optimizer.chained_optimizers:
-            if parameters := one.get_parameters():
+            if parameters := [held for held in one.get_parameters() if id(held) not in apart]:
                 clip_grad_by_total_norm_fp32(parameters, update.max_grad_norm, norm)
+        if self._ahead:
+            clip_grad_by_total_norm_fp32(self._ahead, update.max_grad_norm, self._ahead_norm)
         self._optimizer.step_with_ready_grads()
+        self.corrections.update()
         self.forget()
 
     def sources(self) -> list[Source]:
@@ -152,13 +180,20 @@ class MegatronOptimized:
 
     def _owned(self, parameter: torch.Tensor, kind: str) -> tuple[torch.Tensor | None, slice] | None:
         """Return this rank's share of a master or moment, and its place; None where it has none."""
+        held = self._master(parameter)
+        if held is None:
+            return None
+        one, master = held
+        share = one._get_model_param_range_map(parameter)["param"]
+        found = master.detach() if kind == MASTER else one.optimizer.state.get(master, {}).get(kind)
+        return found, slice(share.start, share.end)
+
+    def _master(self, parameter: torch.Tensor) -> tuple[Any, Any] | None:
+        """Return this rank's share of a master, behind the optimizer that has it; None where it has none."""
         for one in self._optimizer.chained_optimizers:
             if parameter in one.model_param_group_index_map:
                 group, order = one.model_param_group_index_map[parameter]
-                share = one._get_model_param_range_map(parameter)["param"]
-                main = one.optimizer.param_groups[group]["params"][order]
-                found = main.detach() if kind == MASTER else one.optimizer.state.get(main, {}).get(kind)
-                return found, slice(share.start, share.end)
+                return one, one.optimizer.param_groups[group]["params"][order]
         return None
 
     def _groups(self) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ class Place(NamedTuple):
     rule: Rule
     parameter: torch.Tensor | None  # of this rank; None where another rank holds it
     expert_rank: int | None = None  # in its stage, which alone holds this expert
+    ahead: bool = False  # of the layer that predicts the token after the next one
 
 
 class Spread:
@@ -87,7 +88,7 @@ class Parts:
         self.device = next(chunks[0].parameters()).device
 
     def _places(self, family: Family) -> Iterator[Place]:
-        for name, rule, size, layer, inside in family.rows(self._shape):
+        for name, rule, size, layer, inside, ahead in family.rows(self._shape):
             if self._values and name == HEAD:
                 rule, size = rule._replace(split=None), (1, self._shape.hidden)  # noqa: PLW2901
             index, local = self._layout.place_of(layer, self._shape.layers)
@@ -95,7 +96,7 @@ class Parts:
                 rule = rule._replace(parameter=f"decoder.layers.{local}.{rule.parameter}")  # noqa: PLW2901
             chunk, stage = divmod(index, self._layout.pipeline)
             found = self._own[chunk][rule.parameter] if stage == self._stage else None
-            yield self._expert(Place(name, size, stage, rule, found))
+            yield self._expert(Place(name, size, stage, rule, found, ahead=ahead))
 
     def _expert(self, place: Place) -> Place:
         """Return the place of an expert's matrix on the rank that has it; any other as it is."""
@@ -176,6 +177,8 @@ class Parts:
         """
         with TensorFiles(directory, stem) as files:
             for place in filter(wanted, self.places):
+                if place.ahead and prefix + place.name not in files.names:
+                    continue  # a checkpoint of a trainer that does not train it: it begins as it is
                 found = files.shape(prefix + place.name)
                 if found != place.shape:
                     raise CheckpointError(

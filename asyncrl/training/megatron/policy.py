@@ -13,11 +13,13 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import nn
 
 from asyncrl.algorithms.named import AlgorithmError
+from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
 from asyncrl.training.layouts import Inputs
 from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
 from asyncrl.training.megatron.experts import ExpertLayer
-from asyncrl.training.megatron.families import read_family
+from asyncrl.training.megatron.families import ahead_problem, read_family
+from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.modules import build
 from asyncrl.training.megatron.parts import Parts, is_no_head
@@ -40,6 +42,7 @@ class Loading(NamedTuple):
     dtype: torch.dtype = torch.float32
     compiled: bool = False  # each layer, at its first pass
     recompute: bool = False  # keep only layer inputs for the backward pass
+    ahead: bool = False  # with the layer that predicts the token after the next one
 
 
 class MegatronPolicy:
@@ -59,10 +62,14 @@ class MegatronPolicy:
         layout.check(shape, directory)
         if values:
             shape = msgspec.structs.replace(shape, tied=False)
+        elif how.ahead:
+            if problem := ahead_problem(directory, shape):
+                raise ModelError(f"{directory}: {problem}; set learner.mtp_weight = 0")
+            shape = msgspec.structs.replace(shape, ahead=True)
         self.directory, self.has_vocabulary = directory, not values
         self._layout, self.device, self.dtype = layout, device, dtype
         self.vocab_size, self.context = shape.vocab_size, shape.max_positions
-        self._hidden_size, self._tied = shape.hidden, shape.tied
+        self._hidden_size, self._tied, self.looks_ahead = shape.hidden, shape.tied, shape.ahead
         self.chunks: list[Any] = build(family, shape, layout, dtype=dtype, recompute=how.recompute, values=values)
         self.model = nn.ModuleList(self.chunks)
         if device.type == "cuda":
@@ -70,7 +77,7 @@ class MegatronPolicy:
         self.parts = Parts(self.chunks, family, shape, layout, values=values)
         self.parts.read(directory, "model", wanted=is_no_head if values else bool)
         if how.compiled:
-            for layer in (layer for chunk in self.chunks for layer in chunk.decoder.layers):
+            for layer in (layer for layer in self.model.modules() if isinstance(layer, Layer)):
                 layer.compile()
         experts = shape.experts
         routed = tuple(range(experts.dense_first, shape.layers)) if experts else ()
@@ -161,6 +168,18 @@ class MegatronPolicy:
             share.packed.recorded = recorded(own, self.mixture.layers, self.mixture.experts)
         return share
 
+    def count(self, share: Share, weights: torch.Tensor) -> None:
+        """Let experts count the tokens whose next one is trained: in each layout they are the same.
+
+        Args:
+            weights: [N] of the scored tokens of all ranks in the loss.
+        """
+        own = weights if share.scored is None else weights[share.scored]
+        counted = torch.zeros(share.tokens.shape[1], dtype=torch.int64, device=self.device)
+        counted[share.positions] = (own > 0).long()
+        rank = parallel_state.get_tensor_model_parallel_rank()
+        share.packed.counted = counted.chunk(self._layout.tensor)[rank].unsqueeze(1)
+
     def hidden(self, model: Any, share: Share) -> torch.Tensor:
         """Return the hidden states after a chunk of layers.
 
@@ -174,26 +193,38 @@ class MegatronPolicy:
         return found
 
     def scored(
-        self, hidden: torch.Tensor, share: Share, wanted: torch.Tensor | Top | None = None
+        self, hidden: torch.Tensor, share: Share, wanted: torch.Tensor | Top | None = None, *, learns: bool = True
     ) -> tuple[torch.Tensor, ...]:
-        """Score all tokens from the hidden states of the last stage: see `Policy.forward`; or return their values."""
+        """Score all tokens from the hidden states of the last stage: see `Policy.forward`; or return their values.
+
+        Args:
+            learns: whether the head has a gradient.
+        """
         if self._layout.tensor > 1:
             # The gradient of logits is summed over the ranks, each of which has other tokens to score by.
             hidden = gather_from_sequence_parallel_region(hidden, tensor_parallel_output_grad=self.has_vocabulary)
         chosen = torch.index_select(hidden.squeeze(1), 0, share.positions)
-        own = self._scored(chosen, share, wanted) if self.has_vocabulary else self._valued(chosen)
+        if not self.has_vocabulary:
+            own = self._valued(chosen)
+        else:
+            weight = self.head_weight()
+            own = self._scored(chosen, share, wanted, _Head(weight if learns else weight.detach()))
         return tuple(of_all_ranks(one, share) for one in own)
 
     def _valued(self, chosen: torch.Tensor) -> tuple[torch.Tensor, ...]:
         values = self.chunks[-1].output_layer(chosen).float().squeeze(-1)
         return values, values.detach()
 
-    def _scored(
-        self, chosen: torch.Tensor, share: Share, wanted: torch.Tensor | Top | None
-    ) -> tuple[torch.Tensor, ...]:
+    def head_weight(self) -> torch.Tensor:
+        """Return this rank's rows of the head, on the last stage."""
         last = self.chunks[-1]
         tied = self._tied and last.pre_process  # several stages have a copy of the embedding in the last one
-        head = _Head(last.embedding.word_embeddings.weight if tied else last.output_layer.weight)
+        weight: torch.Tensor = last.embedding.word_embeddings.weight if tied else last.output_layer.weight
+        return weight
+
+    def _scored(
+        self, chosen: torch.Tensor, share: Share, wanted: torch.Tensor | Top | None, head: _Head
+    ) -> tuple[torch.Tensor, ...]:
         if isinstance(wanted, Top):
             return (most_probable(chosen, head, share.temperatures, self._kernels, wanted),)
         ids = wanted if wanted is None or share.scored is None else wanted[share.scored]

@@ -20,7 +20,8 @@ class MegatronReference(Reference):
     _copy: MegatronPolicy | None
 
     def __init__(self, policy: MegatronPolicy, load: Callable[[], MegatronPolicy]) -> None:
-        super().__init__(stored(policy.model), load)
+        held = stored(policy.model).items()
+        super().__init__({name: tensor for name, tensor in held if ".ahead." not in name}, load)
 
     def sources(self) -> list[Source]:
         """See `Reference.sources`."""

@@ -13,3 +13,5 @@ class MegatronSettings(TrainerSettings):
     """The settings of a `MegatronTrainer`."""
 
     layout: Layout = field(default_factory=Layout)
+    mtp_weight: float = 0.0  # of the loss of the layer that predicts the token after the next one; 0 leaves it as it is
+    router_bias_rate: float = 0.0  # by which the biases that correct scores of experts move at each step

@@ -26,6 +26,7 @@ Size: TypeAlias = Callable[[ModelConfig], tuple[int, ...]]
 
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+CORRECTION = "mlp.gate.e_score_correction_bias"
 
 
 class Rule(NamedTuple):
@@ -51,6 +52,7 @@ class Row(NamedTuple):
     size: tuple[int, ...]
     layer: int  # whose stage has it
     inside: bool  # the layer; else before the first one or behind the last
+    ahead: bool = False  # of the layer that predicts the token after the next one
 
 
 def _grouped(first: bool, last: bool) -> Part:
@@ -174,7 +176,16 @@ _EXPERTS: Rows = {
 }
 """Of a layer's experts; the parameters of a rank have one after another."""
 
-_CORRECTION: Rows = {"mlp.gate.e_score_correction_bias": Rule("mlp.router.expert_bias", _count, trained=False)}
+_CORRECTION: Rows = {CORRECTION: Rule("mlp.router.expert_bias", _count, trained=False)}
+
+
+_AHEAD: Rows = {
+    "enorm.weight": norm("enorm.weight"),
+    "hnorm.weight": norm("hnorm.weight"),
+    "eh_proj.weight": Rule("eh_proj.weight", lambda s: (s.hidden, 2 * s.hidden)),
+    "shared_head.norm.weight": norm("norm.weight"),
+}
+"""Beside a layer, of the one that predicts the token after the next one; on disk embedding and head are there again."""
 
 
 def mixture(shape: ModelConfig, number: int) -> Rows:
@@ -221,17 +232,27 @@ class Family:
         last = shape.layers - 1
         yield _row(EMBEDDING, Rule("embedding.word_embeddings.weight", lambda _: vocabulary, 0), shape)
         for number in range(shape.layers):
-            for name, rule in self.layer(shape, number).items():
-                for one in range(_count(shape)[0]) if _ANY in name else (0,):
-                    named = f"model.layers.{number}.{name.replace(_ANY, f'.experts.{one}.')}"
-                    yield Row(named, rule, rule.size(shape), number, inside=True)
+            for name, rule in _each(number, self.layer(shape, number), shape):
+                yield Row(name, rule, rule.size(shape), number, inside=True)
         yield _row("model.norm.weight", norm("decoder.final_layernorm.weight"), shape, last)
         if not shape.tied:
             yield _row(HEAD, Rule("output_layer.weight", lambda _: vocabulary, 0), shape, last)
+        if shape.ahead:
+            for prefix, rows in (("ahead.", _AHEAD), ("ahead.layer.", self.layer(shape, shape.layers))):
+                for name, rule in _each(shape.layers, rows, shape):
+                    placed = rule._replace(parameter=prefix + rule.parameter)
+                    yield Row(name, placed, rule.size(shape), last, inside=False, ahead=True)
 
     def tensors(self, shape: ModelConfig) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of the tensors that every model of this shape has on disk."""
         return {row.name: row.size for row in self.rows(shape)}
+
+
+def _each(number: int, rows: Rows, shape: ModelConfig) -> Iterator[tuple[str, Rule]]:
+    """Yield the tensors of a layer by their names on disk, those of each expert too."""
+    for name, rule in rows.items():
+        for one in range(_count(shape)[0]) if _ANY in name else (0,):
+            yield f"model.layers.{number}.{name.replace(_ANY, f'.experts.{one}.')}", rule
 
 
 def _row(name: str, rule: Rule, shape: ModelConfig, layer: int = 0) -> Row:

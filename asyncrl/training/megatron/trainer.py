@@ -15,6 +15,7 @@ from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.quantisation import config_of
 from asyncrl.training.culprits import RowPasses
+from asyncrl.training.further import FurtherTensors
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.layouts import MicroBatch
 from asyncrl.training.megatron.around import around, join, prepare
@@ -58,19 +59,24 @@ class MegatronTrainer(Steps):
     def _open(self, directory: Path) -> None:
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
         frozen = Loading(self.settings.layout, self.device, self._dtype, self.settings.compiled)
-        trained = frozen._replace(recompute=self.settings.recompute)
-        self._policy = MegatronPolicy(directory, trained)
-        self._mixture = self._policy.mixture
+        trained, weight = frozen._replace(recompute=self.settings.recompute), self.settings.mtp_weight
+        self._policy = MegatronPolicy(directory, trained._replace(ahead=weight > 0.0))
+        self._mixture, self._further = self._policy.mixture, FurtherTensors(directory, WEIGHTS)
         self.replays, self.records = self.settings.replays, self.settings.records
         self._policy.replays = self.replays or self.records
-        self._own = MegatronOptimized(self._policy, eps=self.settings.eps, stems=Stems(WEIGHTS, STATE))
+        self._own = MegatronOptimized(
+            self._policy,
+            eps=self.settings.eps,
+            stems=Stems(WEIGHTS, STATE),
+            router_bias_rate=self.settings.router_bias_rate,
+        )
         self._passes = Passes(
             self.device,
             packing="packed",
             micro_batch_tokens=self.settings.micro_batch_tokens,
             group=parallel_state.get_data_parallel_group(),
         )
-        self._schedule = Schedule(self._policy, self._own, self._passes, self.settings.layout)
+        self._schedule = Schedule(self._policy, self._own, self._passes, self.settings.layout, weight)
         self._alone = RowPasses(self._passes, self._inputs, self._anew)
         self._reference = MegatronReference(self._policy, partial(MegatronPolicy, directory, frozen))
         self.scorers = {"proximal": self._policy, "reference": self._reference}

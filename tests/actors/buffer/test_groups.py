@@ -42,9 +42,9 @@ def test_a_batch_records_what_filters_read_of_its_members():
 def test_figures_of_two_groups():
     groups = [
         [graded("p0-0", 1.0, [4, 6], metrics={"format": 1.0}), graded("p0-1", 1.0, [2], discarded=7)],
-        [
-            graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}),
-            graded("p1-1", 1.0, [4], hybrid=True),
+        [  # two engines that draft: 6 tokens in 4 passes
+            graded("p1-0", 0.0, [4], truncated=True, metrics={"format": 0.0, "depth": 3.0}, verified=4, passes=2),
+            graded("p1-1", 1.0, [4], hybrid=True, verified=2, passes=2),
         ],
     ]
 
@@ -53,6 +53,7 @@ def test_figures_of_two_groups():
         "response_tokens_max": 10.0,
         "discarded_tokens": 7.0,
         "truncated_share": 0.25,
+        "accept_length": 1.5,
         "hybrid_share": 0.25,
         "issue_to_grade_s_mean": 3.0,
         "issue_to_grade_s_max": 6.0,

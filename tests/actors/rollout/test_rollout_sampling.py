@@ -204,6 +204,27 @@ async def test_tokens_of_other_weights_end_a_generation_at_their_first_chunk(inf
     assert "mislabelled_at_s" in worker.context.vitals
 
 
+async def test_passes_of_a_server_that_drafts_are_summed_over_the_requests_of_a_trajectory(
+    inference: LikeSGLang, begin: Any
+):
+    worker = await begin(max_new_tokens=100)
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        first, tokens = len(inference.asked) == 1, asked.tokens()
+        yield inference.answer(asked, tokens[:16], None, spec_verify_ct=8)
+        yield inference.answer(
+            asked, tokens[16:40] if first else tokens[16:], "abort" if first else "length", spec_verify_ct=20
+        )
+
+    inference.events = events
+    await worker.ready(inference.address)
+    await worker.issue(WELL[0])
+    await until(lambda: WELL[0] in worker.results, "the result")
+
+    result = worker.results[WELL[0]]
+    assert (result.verified, result.passes) == (40 + 60, 20 + 20)
+
+
 async def test_a_server_that_labels_otherwise_than_it_announces_is_asked_a_few_times(inference: LikeSGLang, begin: Any):
     worker = await begin()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from asyncrl.data.model_dir import ModelError, read_json
+from asyncrl.data.model_dir import ModelError, read_json, tensor_shapes
 from asyncrl.engine.embedded.config import ModelConfig, read_shape
 from asyncrl.training.megatron.families import deepseek_v3, glm4, glm4_moe, llama, qwen2, qwen3, qwen3_moe
 from asyncrl.training.megatron.table import Family
@@ -59,6 +59,16 @@ def read_family(directory: Path) -> tuple[Family, ModelConfig]:
     if problem := _grouping(shape):
         raise ModelError(f'{directory}: {problem}; set learner.trainer = "torch"')
     return family, shape
+
+
+def ahead_problem(directory: Path, shape: ModelConfig) -> str:
+    """Return why the layer that predicts the token after the next one cannot be trained; empty where it can."""
+    name = f"model.layers.{shape.layers}.eh_proj.weight"
+    if shape.further_layers > 1:
+        return f"config.json has {shape.further_layers} layers that predict ahead, one is known here"
+    if not shape.further_layers or name not in tensor_shapes(directory):
+        return f"there is no layer that predicts ahead: num_nextn_predict_layers in config.json, and {name}"
+    return ""
 
 
 def _grouping(shape: ModelConfig) -> str:
