@@ -54,12 +54,12 @@ def replaced(owner, **others):
 def latents_of_each_rank():
     """Gradients of the products to latents, which every rank has whole, are not summed over the ranks."""
 
-    class Forgetful(latent._Whole):
+    class Forgetful(latent.Whole):
         def __init__(self, *given):
             super().__init__(*given)
             self.weight.sequence_parallel = False
 
-    return replaced(latent, _Whole=Forgetful)
+    return replaced(latent, Whole=Forgetful)
 
 
 def experts_without_mark():
