@@ -80,9 +80,14 @@ def _without_effect(config: Config) -> Iterator[Finding]:
         keys = (*(f"learner.teacher.{key}" for key in changed), "learner.teacher.top_k")
         yield Finding(keys, f"has no effect: {why}; leave it out")
     assertions = learner.assertions
-    if assertions.broken != type(assertions)().broken and not (assertions.first_k3 or assertions.k3):
-        keys = ("learner.assertions.broken", "learner.assertions.k3", "learner.assertions.first_k3")
+    bounds = ("k3", "first_k3", "first_kl")
+    if assertions.broken != type(assertions)().broken and not any(getattr(assertions, key) for key in bounds):
+        keys = ("learner.assertions.broken", *(f"learner.assertions.{key}" for key in bounds))
         yield Finding(keys, "is of a bound that is broken, and there is none; set one, or leave it out")
+    if assertions.first_kl and not reference:
+        yield Finding(
+            ("learner.assertions.first_kl",), "has no effect: nothing is measured from a reference; leave it out"
+        )
     if "values" in needed and 0 < learner.steps - config.start.step <= learner.critic.warmup_steps:
         keys = ("learner.critic.warmup_steps", "learner.steps")
         yield Finding(keys, f"leaves none of {learner.steps} steps to the policy; lower it")

@@ -124,11 +124,14 @@ class FilterOptions(Settings):
 
 
 class AssertionSettings(Settings):
-    """Bounds on the gap between the log-probs of sampler and trainer, and on what is usual; 0 asserts nothing."""
+    """Bounds on differences of log-probs, and on what is usual; 0 asserts nothing."""
 
     # Greatest `mismatch_k3` (nats per token) of the first step of RL: its tokens were sampled from the weights that
     # train on them, so that only arithmetic and sampling cuts make the two differ.
     first_k3: NonNegative = 0.0
+    # Greatest distance from 0 of `reference_kl` and `reference_k3` (nats per token) in the first step: the reference is
+    # the policy itself then. With `learner.reference.kl_of = "sampler"` the gap to the sampler is part of the former.
+    first_kl: NonNegative = 0.0
     k3: NonNegative = 0.0  # Greatest `mismatch_k3` (nats per token) of any step of RL, with the lag of its tokens.
     # A step is an anomaly, and its trajectories are named, where its gradient norm is above so many times the median of
     # the 32 steps before, or its loss farther from their median than so many times the median of these distances

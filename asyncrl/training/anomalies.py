@@ -73,6 +73,7 @@ def departure(usual: Usual, loss: float, grad_norm: float) -> str:
 
 
 _GAP = "mismatch_k3"
+_KL = ("reference_kl", "reference_k3")  # from the reference: as a penalty, in the loss
 
 
 def broken_assertions(config: Config, step: int, metrics: Mapping[str, float]) -> list[str]:
@@ -80,18 +81,17 @@ def broken_assertions(config: Config, step: int, metrics: Mapping[str, float]) -
 
     Args:
         step: of the batch.
-        metrics: of the step; without `mismatch_k3` (no token had a gradient, or the loss compares none) nothing holds.
+        metrics: of the step; a figure that it has not (no token had a gradient, or the loss compares none) is not held.
 
     Returns:
         For each bound that the step is beyond, what was found and what was expected.
     """
-    bounds, gap = config.learner.assertions, metrics.get(_GAP)
-    if gap is None or step <= config.start.step:
-        return []
-    first = step == config.start.step + 1
-    found = {"k3": bounds.k3, "first_k3": bounds.first_k3 if first else 0.0}
+    bounds, start = config.learner.assertions, config.start.step
+    held = [("k3", _GAP)] if step > start else []
+    held += [("first_k3", _GAP)] if step == start + 1 else []
+    held += [("first_kl", name) for name in _KL] if step == 1 else []  # a fork may have an older reference
     return [
-        f"{_GAP} of step {step} is {gap:.6g} nats, learner.assertions.{key} = {bound:g}"
-        for key, bound in found.items()
-        if bound and not gap <= bound
+        f"{name} of step {step} is {metrics[name]:.6g} nats, learner.assertions.{key} = {getattr(bounds, key):g}"
+        for key, name in held
+        if getattr(bounds, key) and name in metrics and not abs(metrics[name]) <= getattr(bounds, key)
     ]

@@ -66,6 +66,7 @@ def test_an_option_without_effect_is_refused():
         ),
         (["learner.lora.alpha=8"], "learner.lora.alpha", "learner.lora.rank is 0"),
         (["learner.assertions.broken=stop"], "broken", "is of a bound that is broken, and there is none"),
+        (["learner.assertions.first_kl=1e-6"], "first_kl", "has no effect: nothing is measured from a reference"),
         (
             ["learner.advantage=gae", "learner.critic.warmup_steps=130"],
             "critic.warmup_steps",
