@@ -111,13 +111,13 @@ class Pairs:
         for _ in range(turns // _TURNS):
             talk = self._talk()
             for _ in range(_TURNS):
-                events += _whole(await talk.say(self._message(), tokens=tokens)).events
+                events += _whole(await talk.send(self._message(), tokens=tokens)).events
         return events
 
     async def _conversation(self, turns: int) -> None:
         talk = self._talk()
         for _ in range(turns):
-            through = _whole(await talk.say(self._message(), tokens=self._tokens, temperature=0.0))
+            through = _whole(await talk.send(self._message(), tokens=self._tokens, temperature=0.0))
             stored = await self._turns.read(through.turn)
             straight = _whole(await self._straight(stored.prompt.tolist()))
             self._found.append((through, straight))

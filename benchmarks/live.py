@@ -152,7 +152,7 @@ async def _load(http: aiohttp.ClientSession, address: str, key: str, rate: float
         talk = Talk(http, address, key, APIS[number % len(APIS)])
         for turn in range(_TURNS):
             opinion = draw.choice(("good ", "wrong ")) if turn else ""
-            replies.append(await talk.say(opinion + "".join(draw.choices(_WORDS, k=_ASKED)), tokens=_TOKENS))
+            replies.append(await talk.send(opinion + "".join(draw.choices(_WORDS, k=_ASKED)), tokens=_TOKENS))
             await asyncio.sleep(_PAUSE_S)
 
     await asyncio.gather(*(session(number) for number in range(int(seconds * rate / _TURNS))))

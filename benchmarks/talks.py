@@ -93,7 +93,7 @@ class Talk:
         self._messages: list[dict[str, str]] = []
         self._last = ""  # id of the last turn
 
-    async def say(self, text: str, *, tokens: int, temperature: float = 1.0) -> Reply:
+    async def send(self, text: str, *, tokens: int, temperature: float = 1.0) -> Reply:
         """Ask, and read the reply to its end."""
         self._messages.append({"role": "user", "content": text})
         path, body = self._request(text, tokens)

@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -17,6 +18,9 @@ WITHOUT_BUS = ("algorithms", "data", "engine", "rewards", "sandbox", "training",
 ALL_FILES = [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "torch.load", "np.load", "numpy.load"}
+# Which are started with arguments of their own.
+PROCESSES = ("actors.main", "actors.learner.rank_process", "asyncrl.engine.embedded.__main__")
+OLD_WORDS = re.compile("say|says|hear|hears|heard|heed|bury|buried|warden|strike|strikes|struck|watchman|pulse|told")
 QUESTIONS = ("It ", "Who ", "What ", "Whether ", "How ", "Somebody ", "Nobody ", "Whoever ")
 
 
@@ -144,6 +148,53 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
                 words = ast.get_docstring(node) or ""
                 if words.startswith(QUESTIONS):
                     wrong.append(f"{path.relative_to(ROOT)}: {node.name}: {words.splitlines()[0]}")
+
+    assert not wrong, "\n".join(wrong)
+
+
+def names_in(tree: ast.AST) -> set[str]:
+    """Names that a module defines or uses."""
+    nodes = list(ast.walk(tree))
+    names = {node.id for node in nodes if isinstance(node, ast.Name)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg | ast.keyword) and node.arg}
+    return names | {
+        node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    }
+
+
+def test_names_are_the_terms_of_the_field():
+    wrong = [
+        f"{module}: {name}"
+        for module in FILES
+        for name in names_in(parse(module))
+        if any(map(OLD_WORDS.fullmatch, re.sub("([a-z])([A-Z])", r"\1_\2", name).lower().split("_")))
+    ]
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_commands_alone_know_their_command_line():
+    wrong = [
+        module
+        for module in FILES
+        if not module.startswith(("asyncrl.cli", "benchmarks")) and module not in PROCESSES
+        if any("argparse" in imports(node) for node in ast.walk(parse(module)))
+    ]
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_what_a_fold_takes_has_a_type():
+    wrong = []
+    for module in FILES:
+        for node in ast.walk(parse(module)):
+            if isinstance(node, ast.FunctionDef) and any(
+                ast.unparse(mark).startswith("on(") for mark in node.decorator_list
+            ):
+                annotation = node.args.args[1].annotation
+                if annotation is None or "Any" in ast.unparse(annotation):
+                    wrong.append(f"{module}.{node.name}")
 
     assert not wrong, "\n".join(wrong)
 

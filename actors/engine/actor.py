@@ -141,11 +141,11 @@ class EngineActor:
         self._target = Announced(published, record.sequence)
         self._news.set()
 
-    def _on_pinned(self, _topic: Topic[Any], message: Any, record: Record) -> None:
+    def _on_pinned(self, topic: Topic[Message], message: Message, record: Record) -> None:
         assert self._pinned is not None
         if isinstance(message, WeightsPublished):
             self._fetcher.check(message)
-        self._pinned.apply(message, record.sequence)
+        self._pinned.apply(topic, message, record)
         self._follow(self._pinned)
 
     def _follow(self, versions: Versions) -> None:
@@ -271,7 +271,7 @@ class EngineActor:
         """
         if self._pinned is not None:
             self._loaded = ""  # the server may be on hold: whatever comes next is loaded
-            self._pinned.refuse(target)
+            self._pinned.pass_over(target)
             self._follow(self._pinned)
             await self._publish_refused(target, error)
             return

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from asyncrl.config.pools import purpose_of
+from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.log import Record
+from asyncrl.config.pools import Purpose, purpose_of
 from asyncrl.config.settings import Config
-from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
-from topics.promotions import (
-    CANARY_ENDED,
-    WEIGHTS_CANARIED,
-    WEIGHTS_PROMOTED,
-    CanaryEnded,
-    WeightsCanaried,
-    WeightsPromoted,
-)
-from topics.topic import BATCHES, FLEET, TRAINING, Stream, Topic
-from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
+from topics.evals import EvalRequested, EvalScored
+from topics.promotions import CanaryEnded, WeightsCanaried, WeightsPromoted
+from topics.topic import Stream, Topic
+from topics.weights import WeightsPublished
 
 _RECENT = 64  # newest versions that are remembered besides those that are asked for
 
@@ -29,46 +24,64 @@ class Announced(NamedTuple):
     sequence: int  # of its message
 
 
-class HeldVersions:
+Followed = tuple[tuple[Stream, list[Topic[Any]]], ...]
+
+
+class Versions(Fold):
+    """Decides which version an engine shall have, by messages of several logs in any order between them."""
+
+    def __init__(self) -> None:
+        self._refused: set[int] = set()  # sequences of announcements whose bytes could not be taken
+
+    def wanted(self) -> Announced | None:
+        """Return the version to have; None where it may stay as it is."""
+        raise NotImplementedError
+
+    def chain(self, announced: Announced) -> list[WeightsPublished]:
+        """Return the full version that one begins with, the differences from there on, and the version itself."""
+        raise NotImplementedError
+
+    def pass_over(self, announced: Announced) -> None:
+        """Want another version than one whose bytes could not be taken."""
+        self._refused.add(announced.sequence)
+
+
+class HeldVersions(Versions):
     """The versions of open evaluations (requested and not scored), in the order of the requests.
 
     Requests and scores lie on different logs: either may be read first.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._announced: dict[int, Announced] = {}  # by version, the newest last
         self._known: dict[str, WeightsPublished] = {}  # these and what they are differences to, by key
         self._open: dict[str, int] = {}  # version by evaluation
         self._scored_early: set[str] = set()  # before the request was read
-        self._refused: set[int] = set()  # sequences of announcements whose bytes could not be taken
 
-    def apply(self, message: WeightsPublished | EvalRequested | EvalScored, sequence: int) -> None:
-        """Fold a message in."""
-        if isinstance(message, WeightsPublished):
-            self._publish(Announced(message, sequence))
-        elif isinstance(message, EvalScored):
-            if self._open.pop(message.eval_id, None) is None:
-                self._scored_early.add(message.eval_id)
-        elif message.eval_id in self._scored_early:
-            self._scored_early.discard(message.eval_id)
+    @on(EvalScored)
+    def _on_scored(self, scored: EvalScored, _record: Record) -> None:
+        if self._open.pop(scored.eval_id, None) is None:
+            self._scored_early.add(scored.eval_id)
+
+    @on(EvalRequested)
+    def _on_requested(self, request: EvalRequested, _record: Record) -> None:
+        if request.eval_id in self._scored_early:
+            self._scored_early.discard(request.eval_id)
         else:
-            self._open.setdefault(message.eval_id, message.version)
+            self._open.setdefault(request.eval_id, request.version)
 
-    def _publish(self, announced: Announced) -> None:
+    @on(WeightsPublished)
+    def _on_published(self, version: WeightsPublished, record: Record) -> None:
         """Take note of a version. An open evaluation of its number stays with the weights that were there before.
 
         After a rollback the number names other weights; those that answer a refusal are the same once more.
         """
-        version = announced.version
         self._known[version.key] = version
         if version.answers or version.version not in self._open.values() or version.version not in self._announced:
             self._announced.pop(version.version, None)
-            self._announced[version.version] = announced
+            self._announced[version.version] = Announced(version, record.sequence)
         self._forget()
-
-    def refuse(self, announced: Announced) -> None:
-        """Pass over a version whose bytes could not be taken."""
-        self._refused.add(announced.sequence)
 
     def wanted(self) -> Announced | None:
         """Return the version of the oldest open evaluation that can be had; None where there is none."""
@@ -95,42 +108,22 @@ class HeldVersions:
         self._refused &= {announced.sequence for announced in self._announced.values()}
 
 
-Followed = tuple[tuple[Stream, list[Topic[Any]]], ...]
-
-
-class Versions(Protocol):
-    """Says which version an engine shall have, by messages of several logs in any order between them."""
-
-    def apply(self, message: Any, sequence: int) -> None:
-        """Fold a message in."""
-        ...
-
-    def wanted(self) -> Announced | None:
-        """Return the version to have; None where it may stay as it is."""
-        ...
-
-    def chain(self, announced: Announced) -> list[WeightsPublished]:
-        """Return the full version that one begins with, the differences from there on, and the version itself."""
-        ...
-
-    def refuse(self, announced: Announced) -> None:
-        """Pass over a version whose bytes could not be taken."""
-
-
-class LiveVersions:
+class LiveVersions(Versions):
     """The version of the channel `live`; where its bytes cannot be taken, the one that was live before."""
 
     def __init__(self) -> None:
+        super().__init__()
         # All of them: an old one may become live again, and may have been announced long before. Each is small.
         self._announced: dict[str, Announced] = {}  # by key, the newest announcement
         self._live: list[str] = []  # keys, the newest last
-        self._refused: set[int] = set()  # sequences of announcements
 
-    def apply(self, message: WeightsPublished | WeightsPromoted, sequence: int) -> None:
-        """See `Versions`."""
-        if isinstance(message, WeightsPublished):
-            self._announced[message.key] = Announced(message, sequence)
-        elif message.by == "rollback":
+    @on(WeightsPublished)
+    def _on_published(self, version: WeightsPublished, record: Record) -> None:
+        self._announced[version.key] = Announced(version, record.sequence)
+
+    @on(WeightsPromoted)
+    def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
+        if message.by == "rollback":
             del self._live[-1:]
         else:
             self._live.append(message.key)
@@ -152,10 +145,6 @@ class LiveVersions:
             found.append(base.version)
         return found[::-1]
 
-    def refuse(self, announced: Announced) -> None:
-        """See `Versions`."""
-        self._refused.add(announced.sequence)
-
 
 class CanaryVersions(LiveVersions):
     """The version of the canary; where there is none, or its bytes cannot be taken, the one that is live."""
@@ -164,14 +153,18 @@ class CanaryVersions(LiveVersions):
         super().__init__()
         self._canary = ""  # key
 
-    def apply(self, message: WeightsPublished | WeightsPromoted | WeightsCanaried | CanaryEnded, sequence: int) -> None:
-        """See `Versions`."""
-        if isinstance(message, WeightsPublished):
-            super().apply(message, sequence)
-            return
-        self._canary = message.key if isinstance(message, WeightsCanaried) else ""
-        if isinstance(message, WeightsPromoted):
-            super().apply(message, sequence)
+    @on(WeightsPromoted)
+    def _on_promoted(self, message: WeightsPromoted, record: Record) -> None:
+        self._canary = ""
+        super()._on_promoted(message, record)
+
+    @on(WeightsCanaried)
+    def _on_canaried(self, message: WeightsCanaried, _record: Record) -> None:
+        self._canary = message.key
+
+    @on(CanaryEnded)
+    def _on_canary_ended(self, _message: CanaryEnded, _record: Record) -> None:
+        self._canary = ""
 
     def wanted(self) -> Announced | None:
         """See `Versions`."""
@@ -183,15 +176,12 @@ class CanaryVersions(LiveVersions):
         return super().wanted()
 
 
+_KINDS: dict[Purpose, type[Versions]] = {"evaluations": HeldVersions, "live": LiveVersions, "canary": CanaryVersions}
+
+
 def versions_of(config: Config, engine_id: str) -> tuple[Versions | None, Followed]:
-    """Return what an engine's version follows, and the topics that say so; None where it follows training."""
-    match purpose_of(config, engine_id):
-        case "evaluations":
-            topics = [WEIGHTS_PUBLISHED, EVAL_REQUESTED]
-            return HeldVersions(), ((TRAINING, topics), (BATCHES, [EVAL_SCORED]))
-        case "live":
-            return LiveVersions(), ((TRAINING, [WEIGHTS_PUBLISHED]), (FLEET, [WEIGHTS_PROMOTED]))
-        case "canary":
-            moves = [WEIGHTS_PROMOTED, WEIGHTS_CANARIED, CANARY_ENDED]
-            return CanaryVersions(), ((TRAINING, [WEIGHTS_PUBLISHED]), (FLEET, moves))
-    return None, ()
+    """Return what an engine's version follows, and the topics that it reads; None where it follows training."""
+    kind = _KINDS.get(purpose_of(config, engine_id))
+    if kind is None:
+        return None, ()
+    return kind(), tuple((stream, entry.topics) for stream, entry in kind.inputs().items())

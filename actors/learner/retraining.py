@@ -6,13 +6,14 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from actors.learner.rank import fetch_trajectories
 from actors.learner.teacher import TeacherServer
 from asyncrl.algorithms.batches import GradedGroup, build_rows, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import read_log
 from asyncrl.config.settings import Config
@@ -24,10 +25,10 @@ from asyncrl.training.objective import with_other_settings
 from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
 from asyncrl.training.publisher import Publisher
 from asyncrl.weights.files import FileStore
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
-from topics.topic import BATCHES, TRAINING, TRAJECTORIES, Topic
-from topics.trajectories import TRAJECTORY_GENERATED
-from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved
+from topics.batches import BatchPacked, BatchTrained
+from topics.topic import BATCHES, TRAINING, TRAJECTORIES
+from topics.trajectories import TrajectoryGenerated
+from topics.weights import CheckpointSaved, WeightsPublished
 
 _PATIENCE_S = 60.0  # with a teacher that is a server
 
@@ -46,7 +47,7 @@ class Origin(NamedTuple):
         return f"checkpoint {self.checkpoint.name}" if self.checkpoint else "the untrained model"
 
 
-class TrainingLog:
+class TrainingLog(Fold):
     """The batches, steps, versions and checkpoints of a run; a newer lineage replaces the steps of an older one."""
 
     def __init__(self) -> None:
@@ -57,18 +58,25 @@ class TrainingLog:
         self.results: set[int] = set()  # sequences of the results that are still stored
         self.unreadable = 0
 
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in."""
-        if topic is BATCH_PACKED:
-            self.batches[message.step] = (message, record.sequence)
-        elif topic is BATCH_TRAINED:
-            self.trained[message.step] = message
-        elif topic is WEIGHTS_PUBLISHED:
-            self.published[message.version] = message.digest
-        elif topic is CHECKPOINT_SAVED:
-            self.checkpoints.append(message)
-        elif topic is TRAJECTORY_GENERATED:
-            self.results.add(record.sequence)
+    @on(BatchPacked)
+    def _on_packed(self, message: BatchPacked, record: Record) -> None:
+        self.batches[message.step] = (message, record.sequence)
+
+    @on(BatchTrained)
+    def _on_trained(self, message: BatchTrained, _record: Record) -> None:
+        self.trained[message.step] = message
+
+    @on(WeightsPublished)
+    def _on_published(self, message: WeightsPublished, _record: Record) -> None:
+        self.published[message.version] = message.digest
+
+    @on(CheckpointSaved)
+    def _on_saved(self, message: CheckpointSaved, _record: Record) -> None:
+        self.checkpoints.append(message)
+
+    @on_headers(TrajectoryGenerated)
+    def _on_generated(self, record: Record) -> None:
+        self.results.add(record.sequence)
 
     def refuse(self, record: Record, error: Exception) -> None:
         """Take note of a message that cannot be read."""
@@ -88,11 +96,8 @@ class TrainingLog:
 async def read_training(bus: Bus) -> TrainingLog:
     """Read what a run trained, and then the batches, so that each of a run that goes on is there."""
     log = TrainingLog()
-    for stream, topics in (
-        (TRAINING, (BATCH_TRAINED, WEIGHTS_PUBLISHED, CHECKPOINT_SAVED)),
-        (BATCHES, (BATCH_PACKED,)),
-    ):
-        await read_log(bus, stream, [topic.pattern(bus.run) for topic in topics], log)
+    for stream in (TRAINING, BATCHES):
+        await read_log(bus, stream, log)
     return log
 
 
@@ -165,8 +170,7 @@ class Retraining:
 
     async def _trimmed(self, until: int) -> int:
         """Return the newest batch whose tokens are trimmed, or the step before the first batch."""
-        subjects = [TRAJECTORY_GENERATED.pattern(self._bus.run)]
-        await read_log(self._bus, TRAJECTORIES, subjects, self._log, headers_only=True)
+        await read_log(self._bus, TRAJECTORIES, self._log)
         for step in range(until, self._config.origin, -1):
             groups = [] if self._skips(step) else self._log.batch(step)[0].groups
             if any(member.payload.sequence not in self._log.results for group in groups for member in group.members):

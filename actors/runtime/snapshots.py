@@ -1,4 +1,4 @@
-"""Snapshots of keepers: a fold's state on its own log, with how far each log is in it. A shortcut, never the truth."""
+"""Snapshots of keepers: a fold's state on its own log, with how far each log is in it. They only speed up a start."""
 
 from __future__ import annotations
 

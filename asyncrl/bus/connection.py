@@ -364,7 +364,7 @@ class Bus:
             self.on_fault(refused)
 
     def _on_reader_fault(self, error: BaseException) -> None:
-        self.on_fault(error)  # one that cannot go on must not fall silent
+        self.on_fault(error)  # else its failure would not be seen
 
     def _end(self, error: BusError) -> None:
         """End the connection for good: waiting callers get the reason, and no retry follows."""

@@ -67,6 +67,9 @@ class Fold:
             found[topic.stream] = Input([*known.topics, topic], known.headers_only and by_headers)
         return found
 
+    def refuse(self, record: Record, error: Exception) -> None:
+        """Take note of a message that cannot be read; here it is passed over, for the run has it as a dead letter."""
+
     def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
         """Fold one message in; it is None where only headers are read."""
         method, by_headers = self._methods.get(topic.message, (None, False))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeVar
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.listen import Refuse, Take
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import BlobMissing, body_of, unpack
@@ -15,6 +16,9 @@ from asyncrl.bus.sealing import open_body
 from asyncrl.bus.vault import SecretGone
 from topics.table import topic_of
 from topics.topic import Stream, Topic
+from topics.wire import Message
+
+M = TypeVar("M", bound=Message)
 
 _SILENT_S = 30.0
 
@@ -68,26 +72,32 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
             await source.close()
 
 
-class Reading(Protocol):
-    """A consumer of log messages."""
-
-    def apply(self, topic: Topic[Any], message: Any, record: Record) -> None:
-        """Fold one message in; `message` is None where only headers are read."""
-
-    def refuse(self, record: Record, error: Exception) -> None:
-        """Take note of a message that cannot be read."""
-
-
 async def read_log(
-    bus: Bus, stream: Stream, subjects: Sequence[str], reading: Reading, *, headers_only: bool = False
+    bus: Bus, stream: Stream, fold: Fold, subjects: Sequence[str] = (), *, headers_only: bool = False
 ) -> None:
-    """Hand every message on some subjects of a log to `reading`, up to the log's end as it is now.
+    """Fold in a log up to its end as it is now.
+
+    Args:
+        subjects: that are read; none for all topics of it that `fold` reads.
+        headers_only: whether no body is read; so it is, too, where `fold` needs none.
 
     Raises:
         BusGone: the server sends nothing more.
     """
-    part = Part(stream, subjects=subjects, headers_only=headers_only)
-    await read_merged(bus, [part], reading.apply, reading.refuse)
+    wanted = fold.inputs()[stream]
+    subjects = subjects or [topic.pattern(bus.run) for topic in wanted.topics]
+    part = Part(stream, subjects=subjects, headers_only=headers_only or wanted.headers_only)
+    await read_merged(bus, [part], fold.apply, fold.refuse)
+
+
+async def read_each(bus: Bus, topic: Topic[M], take: Callable[[M, Record], None]) -> None:
+    """Hand every message of a topic to `take`, up to the end of its log as it is now; unreadable ones are passed over.
+
+    Raises:
+        BusGone: the server sends nothing more.
+    """
+    part = Part(topic.stream, subjects=[topic.pattern(bus.run)])
+    await read_merged(bus, [part], lambda _topic, message, record: take(message, record), lambda *_: None)
 
 
 class _Source(LogReader):

@@ -7,14 +7,12 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from actors.learner.retraining import TrainingLog, read_training
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import Record
-from asyncrl.bus.merged import read_log
+from asyncrl.bus.merged import read_each
 from asyncrl.cli.target import add_directory, add_settings, any_run, read_topics
 from asyncrl.cli.up import bring_up
 from asyncrl.config.load import LoadedConfig, with_overrides
@@ -25,8 +23,7 @@ from asyncrl.run.launch import Launch
 from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from topics.ids import TASK, number_of
-from topics.stages import STAGE_BEGAN, StageBegan
-from topics.topic import PROMPTS, Topic
+from topics.stages import STAGE_BEGAN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,23 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _read(bus: Bus) -> tuple[TrainingLog, list[Begun]]:
     """Return the batches that a run trained, and the stages of its data."""
-    stages = StageLog()
-    await read_log(bus, PROMPTS, [STAGE_BEGAN.subject(bus.run)], stages)
-    return await read_training(bus), stages.begun
-
-
-class StageLog:
-    """The stages of a run's data; what cannot be read is none."""
-
-    def __init__(self) -> None:
-        self.begun: list[Begun] = []
-
-    def apply(self, _topic: Topic[Any], message: StageBegan, _record: Record) -> None:
-        """Take one."""
-        self.begun.append((message.prompt, message.name))
-
-    def refuse(self, record: Record, error: Exception) -> None:
-        """Leave it out: the prompter did, too."""
+    begun: list[Begun] = []  # what cannot be read is none: the prompter left it out, too
+    await read_each(bus, STAGE_BEGAN, lambda message, _record: begun.append((message.prompt, message.name)))
+    return await read_training(bus), begun
 
 
 def begins_after(log: TrainingLog, config: Config, step: int, stages: Sequence[Begun] = ()) -> StartSettings:

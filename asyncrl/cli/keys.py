@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import publish, unpack
+from asyncrl.bus.merged import read_each
+from asyncrl.bus.publish import publish
 from asyncrl.cli.target import add_run, live_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.live.keys import Keys, make_key
-from topics.topic import ACTORS
 from topics.turns import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
 from topics.wire import ID_PATTERN
-
-_SILENT_S = 10.0  # of the server, until it is given up
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,15 +72,6 @@ def _limits(key: KeyAdded) -> str:
 
 async def _read(bus: Bus) -> Keys:
     keys = Keys()
-
-    def take(record: Record) -> None:
-        keys.take(unpack(record, record.data)[1])
-
-    reader = LogReader(bus, ACTORS, take, subjects=[topic.pattern(bus.run) for topic in (KEY_ADDED, KEY_REVOKED)])
-    await reader.start()
-    try:
-        async with asyncio.timeout(_SILENT_S):
-            await reader.caught_up.wait()
-    finally:
-        await reader.close()
+    await read_each(bus, KEY_ADDED, lambda message, _record: keys.take(message))
+    await read_each(bus, KEY_REVOKED, lambda message, _record: keys.take(message))
     return keys

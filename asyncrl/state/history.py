@@ -170,16 +170,16 @@ async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
     progress = [subject(kind, trajectory_id) for kind in (TrajectoryProgressed, TrajectoryGenerated)]
     claims = [subject(kind, trajectory_id) for kind in (TrajectoryGraded, TrajectoryFailed)]
     drops = [subject(TrajectoryDropped, trajectory_id), subject(GroupDropped, prompt_of(trajectory_id))]
-    await read_log(bus, ACTORS, [subject(RunOpened)], history)
-    await read_log(bus, PROMPTS, [subject(PromptIssued, trajectory_id)], history, headers_only=True)
-    await read_log(bus, TRAJECTORIES, progress, history, headers_only=True)
+    await read_log(bus, ACTORS, history)
+    await read_log(bus, PROMPTS, history, [subject(PromptIssued, trajectory_id)], headers_only=True)
+    await read_log(bus, TRAJECTORIES, history, progress, headers_only=True)
     if history.logs:
-        await read_log(bus, TRAJECTORIES, [subject(ProgressStored, log) for log in sorted(history.logs)], history)
-    await read_log(bus, GRADES, claims, history)
+        await read_log(bus, TRAJECTORIES, history, [subject(ProgressStored, log) for log in sorted(history.logs)])
+    await read_log(bus, GRADES, history, claims)
     if not history.events():
         raise RunNotFound(f"run {bus.run}: there is no message about a trajectory {trajectory_id}")
-    await read_log(bus, BATCHES, [*drops, subject(BatchPacked), subject(EvalScored)], history)
-    await read_log(bus, TRAINING, [subject(BatchTrained)], history)
+    await read_log(bus, BATCHES, history, [*drops, subject(BatchPacked), subject(EvalScored)])
+    await read_log(bus, TRAINING, history)
     return history
 
 

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 import xxhash
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
-from asyncrl.bus.merged import Part, read_merged
-from asyncrl.errors import AsyncRLError
+from asyncrl.bus.merged import read_each
+from asyncrl.state.samples import evaluation_of
 from topics.batches import BATCH_PACKED, BatchPacked
-from topics.evals import EVAL_SCORED, EvalScored
-from topics.groups import GROUP_DROPPED, GroupDropped
+from topics.evals import EvalScored
+from topics.groups import GROUP_DROPPED
 from topics.ids import stage_of
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.topic import BATCHES, PROMPTS, Stream, Topic
 
 _NONE = ""  # key of a message that carries no row of interest
 
@@ -77,22 +76,22 @@ async def select_rows(bus: Bus, band: Band, which: Which, take: Callable[[Prompt
     passes, key_of = await _passes(bus, band, which)
     rates: dict[str, deque[Passes]] = {}  # by row, the newest last
 
-    def count(_topic: Topic[Any], issued: PromptIssued, _record: Record) -> None:
+    def count(issued: PromptIssued, _record: Record) -> None:
         if key := key_of(issued):
             found = rates.setdefault(_digest(issued.rows[0]), deque(maxlen=band.groups))
             if key in passes:
                 found.append(passes[key])
 
-    await _read(bus, PROMPTS, [PROMPT_ISSUED], count)
+    await read_each(bus, PROMPT_ISSUED, count)
     kinds = {row: _kind(band, found) for row, found in rates.items()}
     wanted = {row for row, kind in kinds.items() if kind == "selected"}
 
-    def write(_topic: Topic[Any], issued: PromptIssued, _record: Record) -> None:
+    def write(issued: PromptIssued, _record: Record) -> None:
         if key_of(issued) and (row := _digest(issued.rows[0])) in wanted:
             wanted.discard(row)
             take(issued.rows[0])
 
-    await _read(bus, PROMPTS, [PROMPT_ISSUED], write)
+    await read_each(bus, PROMPT_ISSUED, write)
     counts = [sum(kind == name for kind in kinds.values()) for name in Selection._fields]
     return Selection(*counts)
 
@@ -110,7 +109,7 @@ async def _passes(bus: Bus, band: Band, which: Which) -> tuple[dict[str, Passes]
     """The measured groups by a key, and the key of the group whose row a message carries; `_NONE` for others."""
     if which.version is None:
         return await _of_training(bus, band), lambda issued: _training_key(issued, which.task)
-    scored = await _evaluation(bus, which)
+    scored = await evaluation_of(bus, which.version, which.dataset)
     found: dict[str, Passes] = {}
     for one in scored.members:
         key = _eval_key(scored, int(one.trajectory_id.rsplit("-", 1)[1]))
@@ -137,42 +136,17 @@ async def _of_training(bus: Bus, band: Band) -> dict[str, Passes]:
     """Groups that were packed, or dropped by a filter, by prompt."""
     found: dict[str, Passes] = {}
 
-    def count(_topic: Topic[Any], message: BatchPacked | GroupDropped, _record: Record) -> None:
-        if isinstance(message, GroupDropped):
-            scores = {message.prompt_id: message.rewards}
-        else:
-            scores = {group.prompt_id: [member.score for member in group.members] for group in message.groups}
-        for prompt_id, own in scores.items():
-            if own and stage_of(prompt_id) == "rl":
-                found[prompt_id] = Passes(sum(score >= band.passing for score in own), len(own))
+    def count(prompt_id: str, scores: Sequence[float]) -> None:
+        if scores and stage_of(prompt_id) == "rl":
+            found[prompt_id] = Passes(sum(score >= band.passing for score in scores), len(scores))
 
-    await _read(bus, BATCHES, [BATCH_PACKED, GROUP_DROPPED], count)
+    def count_batch(packed: BatchPacked, _record: Record) -> None:
+        for group in packed.groups:
+            count(group.prompt_id, [member.score for member in group.members])
+
+    await read_each(bus, GROUP_DROPPED, lambda dropped, _record: count(dropped.prompt_id, dropped.rewards))
+    await read_each(bus, BATCH_PACKED, count_batch)
     return found
-
-
-async def _evaluation(bus: Bus, which: Which) -> EvalScored:
-    newest: EvalScored | None = None
-    known: dict[int, None] = {}
-
-    def look(_topic: Topic[Any], scored: EvalScored, _record: Record) -> None:
-        nonlocal newest
-        if which.dataset in (None, scored.dataset):
-            known[scored.version] = None
-            newest = scored if scored.version == which.version else newest
-
-    await _read(bus, BATCHES, [EVAL_SCORED], look)
-    if newest is None:
-        of_set = f" on {which.dataset}" if which.dataset else ""
-        there = ", ".join(map(str, known)) or "none"
-        raise AsyncRLError(f"run {bus.run} has no evaluation of version {which.version}{of_set}; there are: {there}")
-    return newest
-
-
-async def _read(
-    bus: Bus, stream: Stream, topics: list[Topic[Any]], take: Callable[[Topic[Any], Any, Record], None]
-) -> None:
-    part = Part(stream, subjects=[topic.pattern(bus.run) for topic in topics])
-    await read_merged(bus, [part], take, lambda _record, _error: None)  # the run keeps it as a dead letter
 
 
 def _digest(row: PromptRow) -> str:

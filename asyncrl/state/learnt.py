@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged import read_log
 from asyncrl.live.owners import covers
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
-from topics.prompts import PROMPT_ISSUED
-from topics.topic import BATCHES, PROMPTS, TRAINING, Topic
+from topics.batches import BatchPacked, BatchTrained
+from topics.ids import prompt_of
+from topics.prompts import PromptIssued
+from topics.topic import BATCHES, PROMPTS, TRAINING
 
 
 class Learnt(NamedTuple):
@@ -26,27 +28,31 @@ async def learnt_from(bus: Bus, owner: str, before: str) -> Learnt:
     Raises:
         BusGone: the server sends nothing more.
     """
-    of_owner: set[str] = set()  # prompts
-    packed: dict[int, int] = {}  # trajectories by step
-    trained: set[int] = set()
+    found = _Trained(owner, before)
+    for stream in (PROMPTS, BATCHES, TRAINING):  # one after the other: an issue comes before its batch
+        await read_log(bus, stream, found)
+    steps = sorted(step for step, count in found.packed.items() if count and step in found.trained)
+    return Learnt(sum(found.packed[step] for step in steps), steps)
 
-    def take(topic: Topic[Any], message: Any, record: Record) -> None:
-        if topic is PROMPT_ISSUED:
-            secrets = record.headers.get("secrets", "")
-            if secrets and any(covers(secret, owner, before) for secret in secrets.split(",")):
-                of_owner.add(record.headers["trajectory"].rsplit("-", 1)[0])
-        elif isinstance(message, BatchPacked):
-            packed[message.step] = sum(group.prompt_id in of_owner for group in message.groups)
-        elif isinstance(message, BatchTrained) and not message.skipped:
-            trained.add(message.step)
 
-    run = bus.run
-    parts = [
-        Part(PROMPTS, subjects=[PROMPT_ISSUED.pattern(run)], headers_only=True),
-        Part(BATCHES, subjects=[BATCH_PACKED.pattern(run)]),
-        Part(TRAINING, subjects=[BATCH_TRAINED.pattern(run)]),
-    ]
-    for part in parts:  # one after the other: an issue comes before its batch
-        await read_merged(bus, [part], take, lambda _record, _error: None)
-    steps = sorted(step for step, count in packed.items() if count and step in trained)
-    return Learnt(sum(packed[step] for step in steps), steps)
+class _Trained(Fold):
+    def __init__(self, owner: str, before: str) -> None:
+        self.packed: dict[int, int] = {}  # trajectories by step
+        self.trained: set[int] = set()
+        self._prompts: set[str] = set()  # of the owner
+        self._owner, self._before = owner, before
+
+    @on_headers(PromptIssued)
+    def _on_issued(self, record: Record) -> None:
+        secrets = filter(None, record.headers.get("secrets", "").split(","))
+        if any(covers(secret, self._owner, self._before) for secret in secrets):
+            self._prompts.add(prompt_of(record.headers["trajectory"]))
+
+    @on(BatchPacked)
+    def _on_packed(self, message: BatchPacked, _record: Record) -> None:
+        self.packed[message.step] = sum(group.prompt_id in self._prompts for group in message.groups)
+
+    @on(BatchTrained)
+    def _on_trained(self, message: BatchTrained, _record: Record) -> None:
+        if not message.skipped:
+            self.trained.add(message.step)

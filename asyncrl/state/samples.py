@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -13,7 +13,7 @@ import numpy as np
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged import read_each
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.bus.sealing import open_under, seal_under
 from asyncrl.bus.vault import SecretGone
@@ -22,9 +22,9 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.parts import evaluation_text
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
-from topics.evals import EVAL_SCORED
+from topics.evals import EVAL_SCORED, EvalScored
 from topics.prompts import ONLY_TASK, PromptRow
-from topics.topic import BATCHES, TRAJECTORIES, Topic
+from topics.topic import TRAJECTORIES
 from topics.trajectories import Outcome, Segment, TrajectoryGenerated
 from topics.wire import WireError
 
@@ -247,10 +247,16 @@ async def packed_batch(bus: Bus, step: int | None) -> Chosen:
     Raises:
         AsyncRLError: there is none.
     """
-    packed = await _newest(bus, BATCH_PACKED, lambda message: step in (None, message.step))
-    if packed is None:
+    newest: dict[int | None, BatchPacked] = {}
+
+    def take(packed: BatchPacked, _record: Record) -> None:
+        if step in (None, packed.step):
+            newest[step] = packed
+
+    await read_each(bus, BATCH_PACKED, take)
+    if step not in newest:
         raise AsyncRLError(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'}")
-    return training_batch(packed)
+    return training_batch(newest[step])
 
 
 def training_batch(packed: BatchPacked) -> Chosen:
@@ -265,20 +271,27 @@ async def scored_evaluation(bus: Bus, version: int, dataset: str | None = None) 
     Raises:
         AsyncRLError: there is none.
     """
-    versions: list[int] = []
-
-    def wanted(message: Any) -> bool:
-        of_set = dataset in (None, message.dataset)
-        if of_set:
-            versions.append(message.version)
-        return of_set and bool(message.version == version)
-
-    scored = await _newest(bus, EVAL_SCORED, wanted)
-    if scored is None:
-        known = ", ".join(map(str, dict.fromkeys(versions))) or "none"
-        of_set = f" on {dataset}" if dataset else ""
-        raise AsyncRLError(f"run {bus.run} has no evaluation of version {version}{of_set}; there are: {known}")
+    scored = await evaluation_of(bus, version, dataset)
     return Chosen("eval", version, scored.members, evaluation_text(scored))
+
+
+async def evaluation_of(bus: Bus, version: int, dataset: str | None) -> EvalScored:
+    """The score of a version on a held-out set, or its newest one on any.
+
+    Raises:
+        AsyncRLError: there is none.
+    """
+    newest: dict[int, EvalScored] = {}
+
+    def take(scored: EvalScored, _record: Record) -> None:
+        if dataset in (None, scored.dataset):
+            newest[scored.version] = scored
+
+    await read_each(bus, EVAL_SCORED, take)
+    if version not in newest:
+        of_set, known = f" on {dataset}" if dataset else "", ", ".join(map(str, newest)) or "none"
+        raise AsyncRLError(f"run {bus.run} has no evaluation of version {version}{of_set}; there are: {known}")
+    return newest[version]
 
 
 async def samples_of(bus: Bus, chosen: Chosen, found: FoundRun, count: int) -> tuple[str, list[Sample]]:
@@ -320,17 +333,3 @@ async def samples_of(bus: Bus, chosen: Chosen, found: FoundRun, count: int) -> t
             "(nats.keep = run keeps all tokens)"
         )
     return f"run {bus.run}, {chosen.title}: {len(samples)} of {len(members)} trajectories, {source}", samples
-
-
-async def _newest(bus: Bus, topic: Topic[Any], wanted: Callable[[Any], bool]) -> Any:
-    """Return the newest message of a topic that is wanted, or None; those that cannot be read are passed over."""
-    newest: Any = None
-
-    def apply(_topic: Topic[Any], message: Any, _record: Record) -> None:
-        nonlocal newest
-        if wanted(message):
-            newest = message
-
-    part = Part(BATCHES, subjects=[topic.pattern(bus.run)])
-    await read_merged(bus, [part], apply, lambda _record, _error: None)
-    return newest

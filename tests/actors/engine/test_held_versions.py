@@ -5,6 +5,7 @@ import random
 import pytest
 
 from actors.engine.pointed import HeldVersions
+from harness.folds import Feed
 from topics.evals import EvalRequested, EvalScored
 from topics.weights import WeightsPublished
 
@@ -14,20 +15,18 @@ class Log:
 
     def __init__(self) -> None:
         self.held = HeldVersions()
-        self._sequence = 0
+        self.fed = Feed(self.held)
 
     def publish(self, version: int, *, lineage: int = 0, base: str = "", answers: int = 0) -> int:
-        self._sequence += 1
         digest = f"d{version}l{lineage}"
         message = WeightsPublished(lineage, version, digest, "files", "/w", base=base, answers=answers)
-        self.held.apply(message, self._sequence)
-        return self._sequence
+        return self.fed.publish(message).sequence
 
     def request(self, number: int, version: int) -> None:
-        self.held.apply(EvalRequested(f"e{number:06d}", version, 4, 0.0), 0)
+        self.fed.publish(EvalRequested(f"e{number:06d}", version, 4, 0.0))
 
     def score(self, number: int, version: int) -> None:
-        self.held.apply(EvalScored(f"e{number:06d}", version, {}, 0.0, 4, 0, 1.0), 0)
+        self.fed.publish(EvalScored(f"e{number:06d}", version, {}, 0.0, 4, 0, 1.0))
 
     @property
     def wanted(self) -> str:
@@ -83,7 +82,7 @@ def test_a_version_whose_bytes_were_refused_is_passed_over_until_it_is_written_o
     log.request(1, 2)
     refused = log.held.wanted()
     assert refused is not None
-    log.held.refuse(refused)
+    log.held.pass_over(refused)
     assert log.wanted == "0:2:d2l0"
     log.publish(1, answers=refused.sequence)
     assert log.wanted == "0:1:d1l0"
@@ -117,12 +116,13 @@ def test_the_same_version_is_held_however_the_two_logs_are_read(seed: int):
         batches.append(EvalScored(f"e{number:06d}", 3 * number, {}, 0.0, 4, 0, 1.0))
     open_ones = {3 * number for number in range(10)} - {scored.version for scored in batches}
     held, at = HeldVersions(), 0
+    fed = Feed(held)
     rest = list(batches)
     while at < len(training) or rest:
         if rest and (at == len(training) or chance.random() < 0.3):
-            held.apply(rest.pop(0), 0)
+            fed.publish(rest.pop(0))
         else:
-            held.apply(training[at], at + 1)
+            fed.publish(training[at])
             at += 1
     found = held.wanted()
     assert (found.version.version if found is not None else None) == min(open_ones, default=None)

@@ -1,6 +1,7 @@
 """Which version an engine has that serves the channel `live`."""
 
 from actors.engine.pointed import CanaryVersions, LiveVersions
+from harness.folds import Feed
 from topics.promotions import CanaryEnded, WeightsCanaried, WeightsPromoted
 from topics.weights import WeightsPublished
 
@@ -10,15 +11,13 @@ class Log:
 
     def __init__(self, versions: LiveVersions | None = None) -> None:
         self.versions = versions or LiveVersions()
-        self._sequence = 0
+        self.fed = Feed(self.versions)
 
     def publish(self, version: int, base: str = "") -> None:
-        self._sequence += 1
-        message = WeightsPublished(0, version, f"d{version}", "files", "/w", base=base)
-        self.versions.apply(message, self._sequence)
+        self.fed.publish(WeightsPublished(0, version, f"d{version}", "files", "/w", base=base))
 
     def promote(self, version: int, by: str = "command") -> None:
-        self.versions.apply(WeightsPromoted(0, version, f"d{version}", by, 1), 1)
+        self.fed.publish(WeightsPromoted(0, version, f"d{version}", by, 1))
 
     @property
     def wanted(self) -> int | None:
@@ -61,7 +60,7 @@ def test_a_version_whose_bytes_cannot_be_taken_leaves_the_one_before_until_it_is
         log.publish(version)
         log.promote(version)
     torn = log.versions.wanted()
-    log.versions.refuse(torn)
+    log.versions.pass_over(torn)
 
     assert log.wanted == 0
     log.publish(1)
@@ -85,15 +84,15 @@ def test_the_engine_of_a_canary_goes_back_to_what_is_live_when_it_ends_or_its_by
     assert log.wanted == 0
 
     canary = WeightsCanaried(0, 1, "d1", "0:0:d0", "command", 1, 0.5)
-    log.versions.apply(canary, 2)
+    log.fed.publish(canary)
     assert log.wanted is None  # its announcement is on another log
     log.publish(1)
     assert log.wanted == 1
-    log.versions.apply(CanaryEnded(canary.key, "reward", 2, "worse"), 3)
+    log.fed.publish(CanaryEnded(canary.key, "reward", 2, "worse"))
     assert log.wanted == 0
 
-    log.versions.apply(canary, 4)
-    log.versions.refuse(log.versions.wanted())
+    log.fed.publish(canary)
+    log.versions.pass_over(log.versions.wanted())
     assert log.wanted == 0
     log.publish(1)
     log.promote(1, "canary")
