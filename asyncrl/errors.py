@@ -19,6 +19,10 @@ class DamagedFile(AsyncRLError, ValueError):
     """A file that does not hold what was written there."""
 
 
+class LaunchError(AsyncRLError):
+    """A run that cannot start, or go on as asked."""
+
+
 class FunctionError(AsyncRLError):
     """A user's function that cannot be found or loaded."""
 

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, live_run
+from asyncrl.cli.target import add_run, add_wait, live_run
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from topics.actors import StopRequested
@@ -17,9 +17,7 @@ _POLL_S = 0.2
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
-    parser.add_argument(
-        "--wait", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an answer (default: 60)"
-    )
+    add_wait(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from asyncrl.bus.publish import publish
 from asyncrl.cli.output import add_json, show
-from asyncrl.cli.target import add_run, live_run, watched
+from asyncrl.cli.target import add_run, add_wait, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import write_private
 from asyncrl.run.connect import FoundRun
@@ -49,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with add: requests that it runs at once (default: 256)",
     )
     add_json(parser, "the list as JSON")
-    parser.add_argument(
-        "--wait", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an answer (default: 60)"
-    )
+    add_wait(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -18,9 +18,9 @@ from asyncrl.cli.up import bring_up
 from asyncrl.config.load import LoadedConfig, with_overrides
 from asyncrl.config.settings import Config, StartSettings
 from asyncrl.config.tasks import Begun, first_stages
+from asyncrl.errors import LaunchError
 from asyncrl.process import python, with_parent
 from asyncrl.run.launch import Launch
-from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from topics.ids import TASK, number_of
 from topics.stages import STAGE_BEGAN

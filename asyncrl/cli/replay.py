@@ -12,7 +12,17 @@ from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
-from actors.learner.retraining import ReplayError, Retraining, TrainingLog, read_training
+from actors.learner.retraining import (
+    ReplayedStep,
+    ReplayError,
+    Retraining,
+    TrainingLog,
+    columns,
+    first_difference,
+    medians,
+    medians_text,
+    read_training,
+)
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.output import add_json, show
@@ -24,7 +34,6 @@ from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.files import write_json
 from asyncrl.telemetry.plot import draw_comparison
-from asyncrl.training.comparison import ReplayedStep, columns, first_difference, medians, medians_text
 from asyncrl.training.trainers import open_trainer
 
 _LINE_S = 2.0  # between two lines about steps

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, live_run, watched
+from asyncrl.cli.target import add_run, add_wait, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.run_state import RunState
@@ -20,9 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     roles = ", ".join(SCALABLE)
     about = f"such as rollout=4, or engine-NAME=2 for one of several groups of engines; roles: {roles}"
     parser.add_argument("counts", nargs="*", metavar="ROLE=COUNT", help=about)
-    parser.add_argument(
-        "--wait", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an answer (default: 60)"
-    )
+    add_wait(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, live_run, watched
+from asyncrl.cli.target import add_run, add_wait, live_run, watched
 from asyncrl.config.reference import toml_text
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import of_learner
@@ -24,9 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add_run(parser)
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="stage to switch to (default: list them)")
-    parser.add_argument(
-        "--wait", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an answer (default: 60)"
-    )
+    add_wait(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -70,6 +70,12 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_wait(parser: argparse.ArgumentParser) -> None:
+    """Declare how long a command waits for what it requested."""
+    about = "seconds to wait for an answer (default: 60)"
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=about)
+
+
 def given_login(arguments: argparse.Namespace) -> BusAddress | None:
     """Return the server and login that the command line gives; None where it gives none.
 

@@ -18,12 +18,11 @@ from asyncrl.bus.connection import Bus
 from asyncrl.cli.target import add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import AsyncRLError, LaunchError
 from asyncrl.run.connect import find_run
 from asyncrl.run.detach import detached, on_hangup
 from asyncrl.run.first_keys import served_lines
 from asyncrl.run.launch import Launch
-from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import plan
 from asyncrl.state.run_state import RunState

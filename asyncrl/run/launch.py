@@ -14,7 +14,6 @@ import msgspec
 
 from asyncrl.background import BackgroundTasks
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.cluster import OwnServer, own_server
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
 from asyncrl.bus.liveness import Liveness
@@ -22,22 +21,22 @@ from asyncrl.bus.logins import given_logins, numbered, save_logins
 from asyncrl.bus.permissions import OPERATOR
 from asyncrl.bus.provision import is_provisioned, provision
 from asyncrl.bus.publish import publish
-from asyncrl.bus.server import EmbeddedServer
+from asyncrl.bus.server import EmbeddedServer, OwnServer, own_server
 from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
-from asyncrl.errors import DamagedFile
+from asyncrl.errors import DamagedFile, LaunchError
 from asyncrl.files import write_json
 from asyncrl.ports import Listen
 from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.first_keys import add_first_keys
-from asyncrl.run.make_model import LaunchError, make_model
 from asyncrl.run.placement import Placed, actor_job
 from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.resume import longer, request_skip
 from asyncrl.run.sizing import provision_sized
 from asyncrl.run.user_actors import load_actors
+from asyncrl.training.create import create_configured
 from topics.actors import RunOpened
 
 _STOP_S = 60.0  # for the supervisor to stop all actors
@@ -363,6 +362,18 @@ class Launch:
     async def _start_supervisor(self) -> None:
         job = actor_job(self.files.credentials, self.config.run, "supervisor", SUPERVISOR, own_session=True)
         self._supervisor = await PLACEMENTS[self.config.placement.kind](self.config, self.files).start(job)
+
+
+async def make_model(directory: Path, config: Config) -> None:
+    """Make the untrained model that a config describes, on a thread.
+
+    Raises:
+        LaunchError: it could not be made.
+    """
+    try:
+        await asyncio.to_thread(create_configured, directory, config)
+    except (OSError, ValueError) as error:
+        raise LaunchError(f"the model could not be made: {error}") from error
 
 
 def run_opened(config: Config, files: RunFiles) -> RunOpened:

@@ -73,8 +73,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         check_algorithms,
         _start,
         _functions,
-        _judge,
-        _autoscale,
+        _functions_beside,
         check_data,
         _room,
     )
@@ -230,22 +229,16 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
             yield Finding(keys, problem)
 
 
-def _judge(config: Config, base: Path) -> Iterator[Finding]:
-    """The user's judge is loaded where it will run."""
-    settings = config.live.judge
-    if ":" in settings.function:
-        setup = judge_setup(settings.function, base=base, time_limit_s=settings.deadline_s)
-        for problem in filter(None, asyncio.run(load_problems([setup]))):
-            yield Finding(("live.judge.function",), problem)
-
-
-def _autoscale(config: Config, base: Path) -> Iterator[Finding]:
-    """The user's function is loaded where it will run."""
-    settings = config.autoscale
-    if ":" in settings.function:
-        setup = autoscale_setup(settings.function, base=base, limit_s=settings.limit_s)
-        for problem in filter(None, asyncio.run(load_problems([setup]))):
-            yield Finding(("autoscale.function",), problem)
+def _functions_beside(config: Config, base: Path) -> Iterator[Finding]:
+    """The user's judge and the user's rule for the fleet are loaded where they will run."""
+    judge, autoscale, asked = config.live.judge, config.autoscale, dict[str, Setup]()
+    if ":" in judge.function:
+        asked["live.judge.function"] = judge_setup(judge.function, base=base, time_limit_s=judge.deadline_s)
+    if ":" in autoscale.function:
+        asked["autoscale.function"] = autoscale_setup(autoscale.function, base=base, limit_s=autoscale.limit_s)
+    for key, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
+        if problem:
+            yield Finding((key,), problem)
 
 
 def _has_host(url: str) -> bool:

@@ -13,7 +13,7 @@ from asyncrl.config.load import with_overrides
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import tasks_of
-from asyncrl.run.make_model import LaunchError
+from asyncrl.errors import LaunchError
 from topics.actors import SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING

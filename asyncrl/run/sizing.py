@@ -39,8 +39,8 @@ from asyncrl.data.model_dir import ModelError, count_parameters
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
+from asyncrl.errors import LaunchError
 from asyncrl.files import taken_bytes
-from asyncrl.run.make_model import LaunchError
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.topic import DEAD, TRAINING, TRAJECTORIES, TURNS, Retention, Stream
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.bus.cluster import SERVERS, EmbeddedCluster
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last, read_message, read_newest
 from asyncrl.bus.provision import equal_sizes, provision, settled
 from asyncrl.bus.publish import publish
-from asyncrl.bus.server import EmbeddedServer
+from asyncrl.bus.server import SERVERS, EmbeddedCluster, EmbeddedServer
 from asyncrl.config.settings import Config
 from harness.keepers import Counting, log_of
 from harness.stage import Stage, until

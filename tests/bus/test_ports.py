@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.cluster import SERVERS, OwnServer, own_server
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusUnreachable
+from asyncrl.bus.server import SERVERS, OwnServer, own_server
 from asyncrl.config.hints import hints
+from asyncrl.errors import LaunchError
 from asyncrl.ports import Listen, free_port, listen_problem
-from asyncrl.run.make_model import LaunchError
 from asyncrl.run.resume import longer
 from harness.configs import from_settings, the_problem
 from harness.runs import SHORT, command

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from actors.learner.rank import fetch_trajectories
-from actors.learner.retraining import ReplayError, TrainingLog
+from actors.learner.retraining import ReplayedStep, ReplayError, TrainingLog, first_difference, medians
 from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault
 from asyncrl import load_dump
@@ -22,11 +22,10 @@ from asyncrl.cli.fork import begins_after, forked_config
 from asyncrl.cli.replay import Replay, replay_config, replay_text
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import Config, CreateModelSettings, StartSettings
+from asyncrl.errors import LaunchError
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from asyncrl.training.comparison import ReplayedStep, first_difference, medians
 from asyncrl.training.create import create_model
 from asyncrl.training.objective import objective_of, with_other_settings
 from asyncrl.training.trainers import open_trainer

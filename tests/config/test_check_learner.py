@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.check import contradictions
-from asyncrl.run.make_model import LaunchError
+from asyncrl.errors import LaunchError
 from asyncrl.run.resume import longer
 from harness.configs import from_settings, the_problem
 

@@ -25,8 +25,8 @@ from asyncrl.bus.server import find_server
 from asyncrl.config.load import load_config
 from asyncrl.config.room import MB, Progress, files_bytes, needs, needs_of_the_rest, payload_room
 from asyncrl.config.settings import Config, LearnerSettings
+from asyncrl.errors import LaunchError
 from asyncrl.ports import free_port
-from asyncrl.run.make_model import LaunchError
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import Plan, plan, provision_sized
 from harness import gyms

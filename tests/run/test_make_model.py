@@ -1,7 +1,8 @@
 import pytest
 
 from asyncrl.config.settings import Config
-from asyncrl.run.make_model import LaunchError, make_model
+from asyncrl.errors import LaunchError
+from asyncrl.run.launch import make_model
 
 
 async def test_a_model_that_cannot_be_made_ends_the_start_and_says_why(tmp_path):

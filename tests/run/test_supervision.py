@@ -13,11 +13,11 @@ from asyncrl.cli.main import run as run_command
 from asyncrl.config.load import ConfigError
 from asyncrl.config.process_settings import SupervisionSettings
 from asyncrl.config.settings import Config
+from asyncrl.errors import LaunchError
 from asyncrl.process import RestartPolicy
 from asyncrl.run.connect import FoundRun, opened
 from asyncrl.run.directory import is_locked
 from asyncrl.run.launch import Launch
-from asyncrl.run.make_model import LaunchError
 from asyncrl.state.run_state import RunState
 from harness.audited import assert_audited, assert_consistent, assert_within_lag, messages_on, topics_left_by
 from harness.buffer_feed import feed as buffer_feed

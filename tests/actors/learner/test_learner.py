@@ -16,7 +16,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.merged import read_log
 from asyncrl.bus.publish import publish
-from asyncrl.run.make_model import LaunchError
+from asyncrl.errors import LaunchError
 from asyncrl.run.resume import request_skip
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchTrainer

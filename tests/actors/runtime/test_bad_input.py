@@ -23,9 +23,9 @@ from asyncrl.bus.publish import MESSAGE_ID, pack, publish
 from asyncrl.bus.server import EmbeddedServer, find_server
 from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
+from asyncrl.errors import LaunchError
 from asyncrl.ports import free_port
 from asyncrl.run.launch import Launch
-from asyncrl.run.make_model import LaunchError
 from harness.examples import unsealed
 from harness.stage import DEADLINE_S, Connect, Stage, provision_leased, until
 from topics.actors import FLEET_SCALED, SCALE_REQUESTED, DeadLetter
