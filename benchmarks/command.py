@@ -156,6 +156,7 @@ def _add_tastes_options(parser: argparse.ArgumentParser) -> None:
         help="time after which a run is asked to stop; 0 for none (default)",
     )
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, of about two cores each (default: 1)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all runs; repeatable")
 
 
 def _add_publication_options(parser: argparse.ArgumentParser) -> None:

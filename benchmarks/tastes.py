@@ -26,6 +26,7 @@ class Series(NamedTuple):
     tastes: int  # of the users, 1 or 2
     steps: int  # of a run at most
     limit_s: float  # seconds after which a run is asked to stop; 0 for none
+    set: Sequence[str] = ()  # further settings, `KEY=VALUE`
 
 
 async def bench_tastes(*, methods: Sequence[str], seeds: Sequence[int], jobs: int, **options: Any) -> dict[str, float]:
@@ -82,7 +83,8 @@ async def _run(series: Series, method: str, seed: int) -> Story:
         "task.options.tastes": series.tastes,
         "learner.steps": series.steps,
     }
-    words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    given = [*(f"{key}={value}" for key, value in settings.items()), *series.set]
+    words = [word for one in given for word in ("--set", one)]
     with tempfile.TemporaryDirectory(prefix="asyncrl-tastes-", ignore_cleanup_errors=True) as folder:
         process = await asyncio.create_subprocess_exec(
             *python("-m", "asyncrl.cli.main", "up", "live-demo", *words),

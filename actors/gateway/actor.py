@@ -50,6 +50,7 @@ _SPOOL_S = 10.0  # for what a gateway before this one could not store
 _CATCH_UP_S = 1.0  # for what other gateways have stored
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _BODY_S = 120.0  # for a client to send a body
+_LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
 _NOT_PRIVATE = ("", "0", "false", "no", "off")  # values of the header; any other one asks for privacy
 
 
@@ -86,6 +87,7 @@ class Gateway:
         self._meter = Meter(context, self._facts)
         self._places = asyncio.Semaphore(self._settings.in_flight)
         self._waiting = 0  # requests without a place
+        self._writing = asyncio.Semaphore(1)
 
     async def run(self) -> None:
         """Serve until asked to stop."""
@@ -170,15 +172,15 @@ class Gateway:
             try:
                 key = self._keys.key(http.headers)
                 private = _is_private(key, http)
-                request = api.parse(await _body(http))
+                begun_s = self._meter.begin(key)  # before anything that costs: it may be a flood
+                request = api.parse(raw := await _body(http))
                 # Turns that are stored never go on from one that is not.
                 user = owner_of(key.tenant, user_of(http.headers, request.user))
                 owner = f"{user}{' private' if private else ''}"
-                prompt = await self._prompt(request, owner)
+                prompt = await self._prompt(request, owner, len(raw))
                 who = asked(owner, name, request, http.headers, messages=prompt.key)
                 turns = [self._turn(request, prompt, one) for one in who]
                 session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
-                begun_s = self._meter.begin(key)
             except LiveError as error:
                 return self._refusal(api, error, "none")
             reply, new = Reply(http, api, turns, session), [turn for turn in turns if not turn.repeats]
@@ -225,11 +227,12 @@ class Gateway:
             if session.done and not private:
                 await self._facts.put(SessionLeft(session_id=session.id, tenant=tenant), anyway=True)
 
-    async def _prompt(self, request: Request, owner: str) -> Prompt:
+    async def _prompt(self, request: Request, owner: str, size: int) -> Prompt:
         """Return the tokens of a request's prompt.
 
         Args:
             owner: whose histories it may go on with.
+            size: of its body, bytes.
 
         Raises:
             LiveError: another model, messages that the template refuses, or too many tokens.
@@ -240,9 +243,9 @@ class Gateway:
             raise LiveError("absent", words, field="model")
         begun = begin_reply(request, self._wording, grammars=self._grammars)
         try:
-            prompt = self._following(request, owner)
+            prompt = await self._following(request, owner, size)
             if (prompt is None or prompt.rewritten) and self._settings.count > 1 and await self._caught_up():
-                prompt = self._following(request, owner)
+                prompt = await self._following(request, owner, size)
         except TokenizerError as error:
             raise LiveError("invalid", str(error), field="messages") from error
         if prompt is None:
@@ -256,11 +259,16 @@ class Gateway:
             raise LiveError("invalid", words, field="messages", code="context_length_exceeded")
         return prompt
 
-    def _following(self, request: Request, owner: str) -> Prompt | None:
+    async def _following(self, request: Request, owner: str, size: int) -> Prompt | None:
         """Return the prompt by what is known now; None where the turn before it is not."""
         if request.previous:
-            return self._log.following(request.previous, owner, request.messages)
-        return self._known.prompt(request.messages, owner, request.tools)
+            draft = self._log.following(request.previous, owner, request.messages)
+        else:
+            draft = self._known.draft(request.messages, owner, request.tools)
+        if draft is None or size < _LONG:
+            return draft and draft()
+        async with self._writing:  # one at a time: long texts leave the cores to streams
+            return await asyncio.to_thread(draft)
 
     async def _caught_up(self) -> bool:
         """Wait a little for what other gateways have stored by now; returns whether it is all there."""
@@ -300,8 +308,9 @@ class Gateway:
     async def _count(self, http: web.Request) -> web.StreamResponse:
         try:
             tenant = self._keys.tenant(http.headers)
-            request = MESSAGES.parse_count(await _body(http))
-            prompt = await self._prompt(request, owner_of(tenant, user_of(http.headers, request.user)))
+            request = MESSAGES.parse_count(raw := await _body(http))
+            owner = owner_of(tenant, user_of(http.headers, request.user))
+            prompt = await self._prompt(request, owner, len(raw))
         except LiveError as error:
             return self._refusal(MESSAGES, error, "none")
         return web.json_response({"input_tokens": len(prompt.ids)})
@@ -309,9 +318,10 @@ class Gateway:
     async def _feedback(self, http: web.Request) -> web.StreamResponse:
         """Take what a user says of a reply."""
         try:
-            tenant = self._keys.tenant(http.headers)
+            key = self._keys.key(http.headers)
+            self._meter.begin(key, replies=False)
             opinion = parse_feedback(await _body(http))
-            identity = await give_feedback(self._context.bus, tenant, opinion, self._facts.redactor)
+            identity = await give_feedback(self._context.bus, key.tenant, opinion, self._facts)
         except LiveError as error:
             return self._refusal(_api_of(http), error, "none")
         self._context.count("feedback")
@@ -336,6 +346,7 @@ class Gateway:
         """Take the end of a session; one that the tenant never had, or that has ended, ends again without an effect."""
         try:
             key = self._keys.key(http.headers)
+            self._meter.begin(key, replies=False)
             session = session_of(key.tenant, {SESSION_HEADER: http.match_info["name"]}, "", "")
         except LiveError as error:
             return self._refusal(APIS["chat"], error, "none")

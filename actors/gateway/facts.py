@@ -170,6 +170,11 @@ class Facts:
         if self._storing is None or self._storing.done():
             self._storing = self._context.tasks.start(self._store_waiting())
 
+    @property
+    def waits(self) -> bool:
+        """Return whether facts wait to be stored."""
+        return len(self._spool) > 0
+
     def has(self, turn: str) -> bool:
         """Return whether a turn is stored or will be, and can be read, so that a stored prompt may begin with it."""
         return turn not in self._lost and self._log.secrets_of(turn) is not None

@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 
+from actors.gateway.facts import Facts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
@@ -13,7 +14,7 @@ from asyncrl.bus.publish import publish, read
 from asyncrl.bus.vault import SecretGone
 from asyncrl.live.apis.words import LiveError
 from asyncrl.live.feedback import Opinion, feedback_id
-from asyncrl.live.redaction import RedactionFailed, Redactor
+from asyncrl.live.redaction import RedactionFailed
 from topics.topic import TURNS
 from topics.turns import FEEDBACK_GIVEN, TURN_STARTED, FeedbackGiven
 from topics.wire import SEALED
@@ -21,21 +22,18 @@ from topics.wire import SEALED
 _LIMIT_S = 5.0  # for the NATS server to answer
 
 
-async def give_feedback(bus: Bus, tenant: str, opinion: Opinion, redactor: Redactor | None) -> str:
+async def give_feedback(bus: Bus, tenant: str, opinion: Opinion, facts: Facts) -> str:
     """Store an opinion and return its id; one that repeats the newest of its turn is stored already.
-
-    Args:
-        redactor: of its text, where there is one.
 
     Raises:
         LiveError: there is no such turn, it is another tenant's, or it cannot be stored now.
     """
     try:
-        if redactor is not None and opinion.text:
-            (text,) = await redactor.texts([opinion.text])
+        if facts.redactor is not None and opinion.text:
+            (text,) = await facts.redactor.texts([opinion.text])
             opinion = msgspec.structs.replace(opinion, text=text)
         async with asyncio.timeout(_LIMIT_S):
-            return await _store(bus, tenant, opinion)
+            return await _store(bus, tenant, opinion, facts)
     except SecretGone as error:
         words = f"the reply {opinion.turn} was purged; there is nothing left to judge"
         raise LiveError("absent", words, field="turn") from error
@@ -43,8 +41,11 @@ async def give_feedback(bus: Bus, tenant: str, opinion: Opinion, redactor: Redac
         raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
 
 
-async def _store(bus: Bus, tenant: str, opinion: Opinion) -> str:
+async def _store(bus: Bus, tenant: str, opinion: Opinion, facts: Facts) -> str:
+    waited = facts.waits
     started = await read_last(bus, TURNS, TURN_STARTED.subject(bus.run, opinion.turn))
+    if started is None and waited:
+        raise LiveError("overloaded", f"the reply {opinion.turn} may not be stored yet; try again later")
     if started is None:
         raise LiveError("absent", f"there is no reply with the id {opinion.turn}", field="turn")
     if started.headers.get("tenant") != tenant:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import msgspec
+
 from actors.gateway.facts import Facts
 from actors.runtime.actor import Context
 from asyncrl.bus.log import Record, first_since
@@ -39,14 +41,17 @@ class Meter:
         """Read no more."""
         await self._counts.close()
 
-    def begin(self, key: KeyAdded) -> float:
+    def begin(self, key: KeyAdded, *, replies: bool = True) -> float:
         """Count a request that begins; returns when, seconds since 1970.
+
+        Args:
+            replies: it asks for a reply; else it may come when the tokens of the day are used.
 
         Raises:
             LiveError: its key's limit is reached.
         """
         now_s = time.time()
-        self._usage.begin(key, now_s)
+        self._usage.begin(key if replies else msgspec.structs.replace(key, tokens_per_day=0), now_s)
         return now_s
 
     async def end(self, key: KeyAdded, turn_id: str, begun_s: float, tokens: int, *, private: bool) -> None:

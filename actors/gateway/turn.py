@@ -42,6 +42,7 @@ from topics.trajectories import Answer
 from topics.turns import Finish, Mark, TurnFinished, TurnSampled, TurnStarted
 
 _STORED_TOKENS = 64  # of a reply under way, after which they are stored
+_LEAST_TOP_P = 1e-6  # engines refuse 0, which asks for the likeliest token, as this does
 Send = Callable[[Piece | None], Awaitable[None]]
 """Sends a new piece, "" for a sign of life, None for nothing; a ConnectionError: the client is gone."""
 
@@ -271,7 +272,7 @@ class Turn(Watch):
         return SamplingParams(
             max_new_tokens=request.max_tokens or self._settings.max_new_tokens,
             temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=1.0 if request.top_p is None else request.top_p,
+            top_p=1.0 if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
             top_k=-1 if request.top_k is None else request.top_k,
             stop=[*request.stop, *self._last_call],
             seed=request.seed,

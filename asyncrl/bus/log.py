@@ -87,7 +87,9 @@ class LogReader:
         self._restart: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
-        self._seen_ns = 0  # server's clock at the newest message handed on, of a log that may begin anew
+        # Of a log that may begin anew: server's clock at the newest message of each subject. Equal ones are the same
+        # message; which one is later does not count, for the clock may be set back.
+        self._seen: dict[str, int] = {}
 
     async def start(self) -> None:
         """Begin to read.
@@ -117,7 +119,7 @@ class LogReader:
             "inactive_threshold": int(_FORGET_S * 1e9),
             "headers_only": self._headers_only,
         }
-        if self._seen_ns or (self._newest and not self.last):
+        if self._seen or (self._newest and not self.last):
             config["deliver_policy"] = "last_per_subject"
             config["filter_subjects"] = [f"asyncrl.{self._bus.run}.>"]
         else:
@@ -146,7 +148,7 @@ class LogReader:
             self._lost(f"message {self._expected} is missing")
             return
         self._expected += 1
-        if at.time_ns > self._seen_ns:
+        if at.time_ns != self._seen.get(message.subject):
             self._hand_on(message, at)
         if at.pending == 0:
             self._end()
@@ -156,7 +158,7 @@ class LogReader:
     def _hand_on(self, message: Msg, at: Position) -> None:
         self.last = at.stream_sequence
         if self.stream.keep is Retention.LAST:
-            self._seen_ns = at.time_ns
+            self._seen[message.subject] = at.time_ns
         self._on_record(
             Record(self.stream, self.last, message.subject, message.headers or {}, message.data, at.time_ns)
         )

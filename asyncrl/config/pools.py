@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal, TypeAlias
 
 from asyncrl.config.settings import Config
-from topics.roles import SUPERVISOR, pool_of, role_of
+from topics.roles import OWN, SUPERVISOR, pool_of, role_of
 
 Purpose: TypeAlias = Literal["training", "evaluations", "live", "canary"]
 
@@ -27,11 +27,14 @@ def own_groups(config: Config) -> dict[Purpose, str]:
 
 
 def serves_clients(config: Config, actor_id: str) -> bool:
-    """Return whether those wait for an actor who talk to a gateway, or it is what starts the others."""
+    """Return whether those wait for an actor who talk to a gateway, or it is what starts the others.
+
+    Of the user's own actors it is not known, so they count as such.
+    """
     role = role_of(actor_id)
     if role == "engine":
         return purpose_of(config, actor_id) in (("live", "canary") if config.gateway.engines else ("training",))
-    return role in ("gateway", "router", SUPERVISOR)
+    return role not in OWN or role in ("gateway", "router", SUPERVISOR)
 
 
 def purpose_of(config: Config, engine_id: str) -> Purpose:

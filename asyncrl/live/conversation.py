@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -51,6 +51,9 @@ class Prompt(NamedTuple):
     session: str = ""  # of that turn
     key: bytes = b""  # digest of all messages before the reply
     begun: str = ""  # text of the reply that the ids end with: of a call that is forced
+
+
+Draft: TypeAlias = Callable[[], Prompt]  # may be called in a thread
 
 
 class Seam:
@@ -178,7 +181,11 @@ class Conversations:
         self._known: OrderedDict[bytes, dict[str, History]] = OrderedDict()  # by turn: some differ in reasoning alone
 
     def prompt(self, messages: Sequence[Message], owner: str = "", tools: Sequence[Message] = ()) -> Prompt:
-        """Return the tokens of a request's prompt.
+        """Return the tokens of a request's prompt; arguments and errors as of `draft`."""
+        return self.draft(messages, owner, tools)()
+
+    def draft(self, messages: Sequence[Message], owner: str = "", tools: Sequence[Message] = ()) -> Draft:
+        """Return what writes and encodes a request's prompt, which takes long where much of it is new.
 
         Args:
             messages: roles and texts; the last is not the assistant's.
@@ -186,7 +193,7 @@ class Conversations:
             tools: that the reply may call.
 
         Raises:
-            TokenizerError: the template refuses them.
+            TokenizerError, from what is returned: the template refuses them.
         """
         root = root_of(owner, tools)
         ends = self._remembered.ends(messages, root)
@@ -196,10 +203,17 @@ class Conversations:
             found = self._newest(ends)
         whole = ends[-1].key
         if found is None:
-            return Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), key=whole)
-        known, behind = found[0], messages[found[1].messages :]
-        ids = self._seam.after(known.ids, behind)
-        return Prompt(ids, known.turn, len(known.ids), _replies(behind), known.session, whole)
+            return lambda: Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), key=whole)
+        return self._behind(found[0], messages[found[1].messages :], whole)
+
+    def _behind(self, history: History, messages: Sequence[Message], key: bytes) -> Draft:
+        """Return what writes a prompt that follows a history; `key` is that of all messages."""
+
+        def write() -> Prompt:
+            ids = self._seam.after(history.ids, messages)
+            return Prompt(ids, history.turn, len(history.ids), _replies(messages), history.session, key)
+
+        return write
 
     def _newest(self, ends: Sequence[_End]) -> tuple[History, _End] | None:
         """Return the longest known history among beginnings of a conversation."""
@@ -210,14 +224,10 @@ class Conversations:
                 return siblings.get(end.turn) or next(reversed(siblings.values())), end
         return None
 
-    def following(self, history: History, key: bytes, messages: Sequence[Message]) -> Prompt:
-        """Return the tokens of a prompt that follows a history, whose messages the request leaves out.
-
-        Raises:
-            TokenizerError: the template refuses them.
-        """
-        ids, (*_, end) = self._seam.after(history.ids, messages), _keys(messages, key)
-        return Prompt(ids, history.turn, len(history.ids), _replies(messages), history.session, end.key)
+    def following(self, history: History, key: bytes, messages: Sequence[Message]) -> Draft:
+        """Return what writes a prompt that follows a history whose messages the request leaves out; see `draft`."""
+        *_, end = _keys(messages, key)
+        return self._behind(history, messages, end.key)
 
     def put(self, key: bytes, turn: str, ids: Int32Array, session: str = "") -> None:
         """Keep a history.

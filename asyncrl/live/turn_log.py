@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.live.apis.words import LiveError, Request
-from asyncrl.live.conversation import Conversations, History, Message, Prompt
+from asyncrl.live.conversation import Conversations, Draft, History, Message
 from asyncrl.live.owners import owner_in
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
 from topics.wire import Float32Array, Int32Array
@@ -161,12 +161,9 @@ class TurnLog:
         """Return whether no retry goes on with a turn any more: it need not hold its prompt."""
         return bool(turn.finish) and now_s - turn.at_s > self._retry_s
 
-    def following(self, turn: str, owner: str, messages: Sequence[Message]) -> Prompt | None:
-        """Return the prompt of messages that follow a turn's reply; None where no such turn of this owner is known.
-
-        Raises:
-            TokenizerError: the template refuses them.
-        """
+    def following(self, turn: str, owner: str, messages: Sequence[Message]) -> Draft | None:
+        """Return what writes the prompt of messages that follow a turn's reply, as `Conversations.draft` does; None
+        where no such turn of this owner is known."""
         known = self._known.get(turn)
         if known is None or known.owner != owner:
             return None

@@ -115,6 +115,10 @@ async def test_vital_signs_are_followed_when_the_server_that_had_them_in_memory_
     await bus.store(VITALS_TAKEN.subject(bus.run, "a-2"), b"", {"number": "10"})
     await until(lambda: len(records) == 11, "what is new is read")
     assert records[-1].headers["number"] == "10"  # and what it had read is not handed on again
+
+    reader._seen = {subject: at + 3_600_000_000_000 for subject, at in reader._seen.items()}  # the clock is set back
+    await bus.store(VITALS_TAKEN.subject(bus.run, "a-2"), b"", {"number": "11"})
+    await until(lambda: len(records) == 12, "what is new is read, though what came before is later")
     await reader.close()
 
 
@@ -178,7 +182,7 @@ async def test_a_log_whose_last_message_goes_before_it_is_delivered_is_read_to_i
 
 
 async def test_a_log_whose_last_message_is_gone_has_a_newest_one_and_is_not_read_before_that(bus: Bus, monkeypatch):
-    monkeypatch.setattr("asyncrl.bus.log._LOOK_S", 0.01)
+    monkeypatch.setattr("asyncrl.bus.log._POLL_S", 0.01)
     await issue(bus, 5)
     await bus.api(f"STREAM.MSG.DELETE.{PROMPTS.full_name(bus.run)}", {"seq": 5})
     newest = await read_newest(bus, PROMPTS)

@@ -38,6 +38,10 @@ async def test_limits_hold_over_a_restart_of_the_gateway(
                 with pytest.raises(openai.RateLimitError, match="made 2 requests in the last minute") as refused:
                     await first.responses.create(model="any", input="abc", max_output_tokens=4)
                 assert 0 < int(refused.value.response.headers["retry-after"]) <= 60
+                with pytest.raises(openai.RateLimitError):  # these are stored, too
+                    await first.post("/feedback", cast_to=object, body={"turn": "a", "thumb": "up"})
+                with pytest.raises(openai.RateLimitError):
+                    await first.delete("/sessions/s", cast_to=object)
                 with pytest.raises(anthropic.RateLimitError, match="used 14 tokens today") as refused:
                     await second.messages.create(model="any", messages=USER, max_tokens=4)
                 assert 0 < int(refused.value.response.headers["retry-after"]) <= 86_400

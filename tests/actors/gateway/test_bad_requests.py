@@ -1,5 +1,6 @@
 """What clients should not send: over real HTTP, each gets one answer in the shape of its API."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from aiohttp import ClientSession
 
 from asyncrl.bus.connection import Bus
+from asyncrl.live.conversation import Seam
 from harness.gateways import gateway, stored_turns
 from harness.sglang_like import LikeSGLang
 from harness.stage import Stage
@@ -26,6 +28,29 @@ REQUEST, MISSING, LARGE = "invalid_request_error", "not_found_error", "request_t
 def with_content(path: str, content: Any) -> dict[str, Any]:
     field = "input" if path == "responses" else "messages"
     return BODIES[path] | {field: [USER | {"content": content}]}
+
+
+async def test_a_long_text_is_encoded_beside_the_loop_on_which_streams_wait(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    encoded: list[bool] = []
+    whole = Seam.whole
+
+    def noted(*given: Any) -> Any:
+        encoded.append(threading.current_thread() is threading.main_thread())
+        return whole(*given)
+
+    monkeypatch.setattr(Seam, "whole", noted)
+    async with gateway(bus, stage, tmp_path / "model", inference) as served:
+        login = {"Authorization": f"Bearer {served.key}"}
+        async with ClientSession(served.address, headers=login) as http:
+            for text, status in (("a" * 1_000_000, 400), ("a", 200)):
+                counted = {"model": "any", "messages": [USER | {"content": text}]}
+                whole_body = counted | {"max_tokens": 3, "top_p": 0}
+                assert (await http.post("/v1/messages", json=whole_body)).status == status
+                assert (await http.post("/v1/messages/count_tokens", json=counted)).status == status
+    assert encoded == [False, False, True, True]
+    assert 0 < inference.asked[0].sampling["top_p"] < 1e-3  # engines refuse 0
 
 
 @pytest.mark.parametrize("path", BODIES)

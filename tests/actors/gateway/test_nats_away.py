@@ -124,9 +124,12 @@ async def test_where_the_stream_of_turns_is_full_replies_are_given_and_those_tha
         for _ in range(3):
             assert await replies(first, second)
         assert served.count("facts_waiting") > 0
+        reply = await second.messages.create(model="any", messages=USER, max_tokens=MOST)
+        with pytest.raises(openai.InternalServerError, match="may not be stored yet; try again"):
+            await first.post("/feedback", cast_to=object, body={"turn": reply.id, "thumb": "up"})
         await provision(bus, sizes, lease_s=LEASE_S)
         await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
-    assert len(await stored_turns(bus)) == 18
+    assert len(await stored_turns(bus)) == 20
 
 
 async def test_where_engines_cannot_be_reached_either_each_api_has_its_overload(
