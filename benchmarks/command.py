@@ -185,6 +185,8 @@ def _add_direct_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delta", action="store_true", help="versions are differences to the one before")
     parser.add_argument("--idle", action="store_true", help="begin no step before the version of the last has arrived")
     parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    words = "of each way, the start of its server included (default: 1800)"
+    parser.add_argument("--deadline-s", type=float, default=1800.0, metavar="SECONDS", help=words)
     _add_server_options(parser)
     _add_trainer_options(parser)
 

@@ -28,26 +28,28 @@ class Course(NamedTuple):
 
 
 async def bench_direct(
-    *, ways: list[str], updates: list[str], rounds: int, idle: bool, **options: Any
+    *, ways: list[str], updates: list[str], rounds: int, idle: bool, deadline_s: float, **options: Any
 ) -> dict[str, float]:
-    """Measure each way with each kind of update.
+    """Measure each way with each kind of update, each within the deadline, the start of its server included.
 
     Returns:
         Medians, the way and the update in front. Seconds from the end of a step until the next one may begin
         (`copy_s`), by which the next step is later (`standstill_s`), from the end of a step to the announcement, to
         `engine.ready`, and until 90 of 100 requests sample by the new version (`new_90_s`); of these by the engine
         (`fetch_s`; `update_s` from `engine.updating` to `engine.ready`, `pause_s` of it from abort or pause until the
-        server samples again, `load_s` of that); from `engine.updating` until 95 of 100 requests have a token again
-        (`again_s`); longest times without a token, of all requests together (`silence_s`) and of one
-        (`request_silence_s`, median, and `request_silence_most_s`), around an update, in a step without an update
-        (`in_step_...`) and with nothing beside (`quiet_...`); and the share of the versions that came that way.
+        server samples again, of that `hold_s` until it has stopped, and `load_s`); from `engine.updating` until 95 of
+        100 requests have a token again (`again_s`); longest times without a token, of all requests together
+        (`silence_s`) and of one (`request_silence_s`, median, and `request_silence_most_s`), around an update, in a
+        step without an update (`in_step_...`) and with nothing beside (`quiet_...`); and the share of the versions that
+        came that way.
     """
     figures: dict[str, float] = {}
     for way in ways:
         for update in updates:
             served = Served(way, update, context=max(PROMPT + 2 * NEW, options["size"][1]), **options)
             try:
-                found = await _measured(served, Course(rounds, idle))
+                async with asyncio.timeout(deadline_s):
+                    found = await _measured(served, Course(rounds, idle))
             except (BenchError, TimeoutError, OSError, RuntimeError) as error:
                 report(f"{way}, {update}: FAILED: {type(error).__name__}: {error}")
                 found = {"failed": 1.0}
@@ -58,6 +60,7 @@ async def bench_direct(
 async def _measured(served: Served, course: Course) -> dict[str, float]:
     async with Updates.opened(served) as updates:
         in_place, vocabulary = served.update == "in_place", SHAPES[served.shape].vocabulary
+        report("the requests start")
         load = await Load.start(updates.stage, running=served.running, in_place=in_place, vocabulary=vocabulary)
         await asyncio.sleep(_LOADED_S[served.kind])
         alone_s, before = await _alone(updates, load)
@@ -72,6 +75,7 @@ async def _measured(served: Served, course: Course) -> dict[str, float]:
                 for name, value in found.items():
                     notes.setdefault(name, []).append(value)
         await load.end()
+        await updates.tell_loads()
     medians = {name: statistics.median(values) for name, values in notes.items()}
     direct = {} if not served.direct else {"share_direct": ways.count(served.way) / len(ways)}
     return {**before, **medians, **direct}
@@ -117,7 +121,7 @@ async def _round(
     }
     if beside_s is not None and alone_s is not None:
         found["standstill_s"] = copied - ended + beside_s - alone_s
-    found |= {"fetch_s": ready.fetch_s, "update_s": ready.update_s, "pause_s": ready.pause_s, "load_s": ready.load_s}
+    found |= {name: getattr(ready, name) for name in ("fetch_s", "update_s", "pause_s", "hold_s", "load_s")}
     found |= silence(events, update.updating - 0.5, min(until, update.ready + _AFTER_S))
     found |= transition(events, update, running=served.running, in_place=served.update == "in_place")
     return ready.direct or ("a difference" if ready.delta else "files"), found

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +35,7 @@ T = TypeVar("T")
 SERVER = "nats-server"
 ROOMY = equal_sizes(payload_mb=4096, ledger_mb=4096)  # sizes of streams
 _LEAVE_S = 10.0
+_BEGAN = time.monotonic()
 
 
 class BenchError(AsyncRLError):
@@ -220,7 +222,7 @@ def bench_config(run: str, *, learner: dict[str, Any], **tables: Any) -> Config:
 
 def report(line: str) -> None:
     """Report the progress of a measurement on stderr; only its figures go to stdout."""
-    print(line, file=sys.stderr, flush=True)
+    print(f"{time.monotonic() - _BEGAN:6.1f} s  {line}", file=sys.stderr, flush=True)
 
 
 def cpu_s(process: psutil.Process) -> float:

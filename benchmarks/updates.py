@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import aiohttp
 import msgspec
 
 from actors.learner.offers import Offers
@@ -22,6 +23,7 @@ from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.settings import Config
+from asyncrl.engine.control import read_key
 from asyncrl.telemetry.logs import open_log
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
@@ -70,6 +72,11 @@ class Served(NamedTuple):
         return self.way not in (*STORES, "staged")
 
     @property
+    def apart(self) -> bool:
+        """Return whether trainer and server have cards of their own."""
+        return bool(self.gpus) and self.device.startswith("cuda:") and int(self.device[5:]) not in self.gpus
+
+    @property
     def store(self) -> str:
         """Where versions lie."""
         return self.way if self.way in STORES else "files"
@@ -86,7 +93,7 @@ class Served(NamedTuple):
                 "kind": self.kind,
                 "max_running": self.running,
                 "gpus": self.gpus,
-                "staged": self.way == "staged",
+                "staged": "always" if self.way == "staged" else "never",
                 "arguments": shlex.split(self.arguments),
                 "environment": environment,
                 "start_deadline_s": 400.0,
@@ -148,6 +155,17 @@ class Updates:
         """Wait until the engine has a version."""
         return await self.stage.until(self._loaded(version), DEADLINE_S)
 
+    async def tell_loads(self) -> None:
+        """Report what the server itself says of its loads, started with `--enable-metrics`."""
+        ready = next(reversed(self.ready.values()))[0]
+        key = read_key(self.stage.files.engine_key_file(self.stage.config.engine, ready.engine_id))
+        session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"})
+        async with session, session.get(f"{ready.address}/metrics") as response:
+            lines = (await response.text()).splitlines()
+        for line in lines:
+            if "weight_load_duration_seconds" in line and line.partition("{")[0].endswith(("_sum", "_count")):
+                report(f"  {line}")
+
     async def prune(self, version: WeightsPublished) -> None:
         """Remove all versions but one."""
         FileStore(self.stage.files.weights).prune({Path(version.location).name}, (0, version.version))
@@ -155,27 +173,40 @@ class Updates:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         stage = self.stage
+        place = StorePlace(stage.files.weights.absolute(), ChunkWriter(stage.bus, WEIGHTS_STORED))
+        store = STORES[self._served.store](place)
         await stage.enter("engine")
         report(f"{self._served.way}, {self._served.update}: the server starts")
+        # A server that starts measures the free memory of its card: a trainer on the same one comes later.
+        beside = asyncio.create_task(asyncio.to_thread(self._open, store)) if self._served.apart else None
         await stage.until(stage.follow(VITALS, VITALS_TAKEN, _has_answered), DEADLINE_S)
+        report("the server answers")
         reader = LogReader(stage.bus, ENGINES, self._on_record)
         await reader.start()
         stack.push_async_callback(reader.close)
         context = Context("learner", "learner-1", stage.config, stage.files, stage.bus, open_log(actor="learner-1"))
-        report("the trainer loads")
-        place = StorePlace(stage.files.weights.absolute(), ChunkWriter(stage.bus, WEIGHTS_STORED))
-        await asyncio.to_thread(self._open, STORES[self._served.store](place))
+        await (beside or asyncio.to_thread(self._open, store))
         self._offers = Offers(context, lambda: asyncio.to_thread(self._publisher.shared))
         await self._offers.start()
         stack.push_async_callback(self._offers.close)
         await self.copy()
-        await self.loaded(await self.announce(0))
+        report("the first weights are copied")
+        first = await self.announce(0)
+        report("they are announced")
+        ready = await self.loaded(first)
+        report(f"the server has them: by {ready.direct or 'the store'} {ready.fallback}, pause {ready.pause_s:.3f} s")
 
     def _open(self, store: WeightStore) -> None:
         served = self._served
         rows, tokens = served.size
+        report("the trainer loads")
+        # Smaller moments: so one of 4B, with a copy to share, has room in 80 GB.
         settings = TorchSettings(
-            device=served.device, dtype=served.dtype, micro_batch_tokens=tokens, shares=served.direct
+            device=served.device,
+            dtype=served.dtype,
+            micro_batch_tokens=tokens,
+            shares=served.direct,
+            moments="bfloat16",
         )
         self._trainer = TorchTrainer(self._model, settings)
         run = self.stage.config.run
@@ -184,6 +215,7 @@ class Updates:
             train_row(number, tokens, SHAPES[served.shape].vocabulary) for number in range(rows)
         ]
         self._step()
+        report("the trainer has made a step")
 
     def _step(self) -> None:
         self._trainer.step(self._rows, Objective(learning_rate=self._served.lr))
@@ -219,4 +251,5 @@ def _report_errors(stage: Stage) -> None:
 
 def _is_error(path: Path, line: str) -> bool:
     refused = any(words in line for words in _REFUSED) or '"level":"error"' in line.replace(" ", "")
-    return refused or path.name.endswith(("sender.log", "staging.log"))
+    failed = path.name.endswith("server.log") and ("Error" in line or "NCCL" in line)
+    return refused or failed or path.name.endswith(("sender.log", "staging.log"))

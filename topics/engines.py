@@ -61,6 +61,7 @@ class EngineReady(Message):
     direct: Annotated[str, Meta(max_length=64)] = ""  # way out of the learner's memory by which it came; "": the store
     fallback: Annotated[str, Meta(max_length=1024)] = ""  # why it came from the store, where it should come directly
     pause_s: Seconds = 0.0  # of `update_s`, from the abort or pause of its requests until it sampled again
+    hold_s: Seconds = 0.0  # of `pause_s`, until the server had stopped
     load_s: Seconds = 0.0  # of `pause_s`, what the load took
     cache: Annotated[str, Meta(max_length=64)] = ""  # distinguishes this loading from another one of the same weights
 

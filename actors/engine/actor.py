@@ -14,6 +14,7 @@ import msgspec
 from actors.engine.card import Card
 from actors.engine.direct import DirectFailed, DirectWay
 from actors.engine.fetch import Fetcher
+from actors.engine.home import home_of
 from actors.engine.pointed import Announced, Versions, versions_of
 from actors.engine.watching import announced, watch_load
 from actors.runtime.actor import VITALS_S, ActorDown, Context
@@ -21,7 +22,7 @@ from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.control import CONTROLS, EngineFailed, EngineHome
+from asyncrl.engine.control import CONTROLS, EngineFailed
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.verify import TornVersion
@@ -61,16 +62,8 @@ class EngineActor:
         self._answers = True
         self._held = False  # it samples nothing
         self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
-        log_file = context.files.logs / f"{context.actor_id}.server.log"
-        config, files = context.config, context.files
-        key_file, model = files.engine_key_file(config.engine, context.actor_id), files.model_path(config.model)
-        home = EngineHome(context.actor_id, self.settings, model, log_file, key_file, host=context.host)
-        home = home._replace(priorities=bool(config.gateway.count), form=config.weights.format)
-        self._slots = home.group.max_running
-        if announced is not None:
-            home, self._slots = home._replace(address=announced.address), announced.slots
-        if not context.config.trains:
-            home = home._replace(label=_UNTRAINED.key, form="model")
+        config, home = context.config, home_of(context, announced, _UNTRAINED.key)
+        self._slots = home.group.max_running if announced is None else announced.slots
         self._server = CONTROLS[home.group.kind](home)
         self._pinned, followed = versions_of(config, context.actor_id)
         # Only the newest version lies in the learner's memory.
@@ -320,7 +313,7 @@ class EngineActor:
                 crash_point("engine.paused")
                 held = time.monotonic()
                 directory = await self._load(target, source)
-                load_s = time.monotonic() - held
+                loaded = time.monotonic()
                 await server.resume()
                 self._held, pause_s = False, time.monotonic() - paused
                 confirmed = await server.label()
@@ -332,7 +325,8 @@ class EngineActor:
         crash_point("engine.swapped")
         self._loaded, self._found, self._overtaken = target.key, "", 0
         way = self._direct.kind if directory is None and self._direct is not None else ""
-        seconds = {"update_s": time.monotonic() - began, "fetch_s": fetch_s, "pause_s": pause_s, "load_s": load_s}
+        seconds = {"update_s": time.monotonic() - began, "fetch_s": fetch_s, "pause_s": pause_s}
+        seconds |= {"hold_s": held - paused, "load_s": loaded - held}
         await self._publish_ready(target, direct=way, **seconds)
         return directory
 
@@ -385,7 +379,7 @@ class EngineActor:
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(VITALS_S):
                 if self._server.own:
-                    await self._server.hold()  # what runs comes back with all its tokens
+                    await self._server.drain()  # what runs comes back with all its tokens
                 elif self._held:
                     await self._server.resume()  # its owner finds it as it was
         for listener in self._listeners:

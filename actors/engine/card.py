@@ -72,7 +72,7 @@ class Card:
         """
         try:
             async with asyncio.timeout(deadline_s):
-                await server.hold()
+                await server.drain()
                 crash_point("card.emptied")
                 await server.release_memory()
         except TimeoutError:

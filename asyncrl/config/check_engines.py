@@ -105,9 +105,9 @@ _HERE = ("localhost", "::1")
 def direct_contradictions(config: Config) -> Iterator[Finding]:
     """Find settings that keep engines from taking weights out of memory: that beside a server, or the learner's."""
     for table, group in config.engine.tables.items():
-        if group.staged and (group.kind not in ("embedded", "sglang") or group.gpus_needed > 1):
+        if group.staged == "always" and (group.kind not in ("embedded", "sglang") or group.gpus_needed > 1):
             found = f'a group of kind "{group.kind}" with {group.gpus_needed} GPUs a server'
-            message = f"staged = true needs servers of one GPU that are started here, found {found}; set it to false"
+            message = f'staged = "always" needs servers of one GPU that are started here, found {found}; set "never"'
             yield Finding((f"{table}.staged", f"{table}.kind"), message)
     way, learner = config.weights.direct, config.learner
     if way == "never" or not config.trains:
@@ -199,8 +199,8 @@ def _turns(config: Config) -> Iterator[Finding]:
         message = f'engines of {purpose} alone keep their card; let all engines serve them, or set "none"'
         yield Finding((setting_of(purpose), "placement.share"), message)
     for table, group in config.engine.tables.items():
-        if group.staged:
-            message = 'staged weights stay on the card when engines leave it; set it to false, or "none"'
+        if group.staged == "always":
+            message = 'staged weights stay on the card when engines leave it; set "never", or "none"'
             yield Finding((f"{table}.staged", "placement.share"), message)
         if group.kind not in ("embedded", "sglang"):
             message = f'"{group.kind}" servers are not this run\'s to empty; expected embedded or sglang for turns'

@@ -43,8 +43,8 @@ class EngineGroup(Settings):
     arguments: list[str] = msgspec.field(default_factory=list)
     # Whether a version from the store is copied into memory that the server reads (that of its GPU, by CUDA IPC) while
     # it still samples, which shortens its standstill; takes as much memory as the weights. Servers of one GPU or the
-    # CPU, started here.
-    staged: bool = False
+    # CPU, started here. `auto`: servers of kind `sglang` with one GPU that is not the learner's, where 6 GiB stay free.
+    staged: Literal["auto", "always", "never"] = "auto"
     # Environment variables for a server started here, such as a PYTHONPATH of its own.
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 

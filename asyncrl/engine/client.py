@@ -196,13 +196,27 @@ class EngineClient:
             with contextlib.suppress(EngineUnavailable):
                 return await self.wait_idle(_ABORT_AGAIN_S)
 
+    async def halt(self) -> None:
+        """Abort all requests, and freeze the scheduler when it has obeyed; their answers may come later.
+
+        SGLang's front process needs some 0.1 s of CPU time to hand 512 answers out, beside which weights can be loaded.
+        """
+        await self.abort_all()
+        # The scheduler reads calls in their order, and answers this one itself: it has begun its last step by then.
+        with contextlib.suppress(EngineRefused):
+            await self.leave_group("none")
+        # This pause ends that step; one in place would keep its tokens back until the weights are others.
+        await self.pause("retract")
+        await self.abort_all()  # what came in between is queued
+
     async def pause(self, mode: Literal["abort", "in_place", "retract"]) -> None:
         """Stop sampling: end all requests, freeze them, or send them back to the queue."""
         await self._call("POST", "/pause_generation", {"mode": mode})
 
     async def continue_generation(self) -> None:
         """Sample again."""
-        await self._call("POST", "/continue_generation", {})
+        # SGLang would give cached memory back to the GPU, and take it again for the prompts that come now.
+        await self._call("POST", "/continue_generation", {"torch_empty_cache": False})
 
     async def update_weights(self, path: str | Path, version: str, flush_cache: bool) -> None:
         """Load weights from a directory that the engine can read, and call them `version`.

@@ -30,6 +30,7 @@ _ENVIRONMENT = {
 
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SPARE = 6 << 30  # bytes of its GPU that a server may still want behind its start, for long prompts
 
 
 class EngineFailed(AsyncRLError):
@@ -49,6 +50,7 @@ class EngineHome(NamedTuple):
     priorities: bool = False  # some requests come before others
     form: str = "model"  # of versions: `weights.format`
     host: str = LOOPBACK  # IP address of this host that it listens on
+    staged: bool = False  # versions are brought into memory beside it before its requests stop
 
     @property
     def key(self) -> str | None:
@@ -109,6 +111,9 @@ class EngineControl(Protocol):
     async def hold(self, *, keep: bool = False) -> None:
         """Sample nothing until `resume`; requests return with their partial tokens, unless they are kept."""
 
+    async def drain(self) -> None:
+        """Hold, and return when no request is left."""
+
     async def release_memory(self) -> None:
         """Give the card's memory back; the server is held, without requests. One without a card has none."""
 
@@ -140,8 +145,14 @@ class ExternalControl(EngineClient, EngineControl):
 
     async def hold(self, *, keep: bool = False) -> None:
         """Freeze the sampler, after all requests have been aborted unless they are kept."""
-        if not keep:
-            await self.empty()
+        if keep:
+            await self.pause("in_place")
+        else:
+            await self.drain()
+
+    async def drain(self) -> None:
+        """Abort all requests until none is left, then freeze the sampler."""
+        await self.empty()
         await self.pause("in_place")
 
     async def load_weights(self, directory: Path, key: str) -> None:
@@ -210,12 +221,13 @@ class EmbeddedControl(ExternalControl):
         self._home = home
         self._process: ChildProcess | None = None
         self._staging: Staging | None = None
-        if home.group.staged:
+        if home.staged:
             log_file = home.log_file.with_name(f"{home.name}.staging.log")
             deadline_s = home.settings.update_deadline_s
             # Nothing else: the packages that a server is given are not for this process.
             kept = {name: value for name, value in self.environment().items() if name in (*_ENVIRONMENT, _VISIBLE)}
             self._staging = Staging(self.device, kept, log_file, deadline_s)
+            self._staging.spare = _SPARE if home.group.staged == "auto" else 0
 
     async def start(self) -> None:
         """Start the server on the weights of its model directory."""
@@ -252,6 +264,7 @@ class EmbeddedControl(ExternalControl):
         if self._staging is not None and (packed := self._staging.take(directory)):
             try:
                 await self.update_from_memory(packed, key)
+                self._staging.settle()
                 return
             except (EngineRefused, RequestFailed) as error:
                 self._staging.fail(directory, error)
@@ -296,6 +309,15 @@ class SGLangControl(EmbeddedControl):
     module = "sglang.launch_server"
     device = "cuda"
     behind_a_router = ("--stream-interval", "16")  # it drops the stream interval of a request
+
+    async def hold(self, *, keep: bool = False) -> None:
+        """Hold it without a wait for the answers of aborted requests: SGLang hands them out while it loads."""
+        group = self._home.group
+        # With a process that makes text between the two, answers could come behind the next label.
+        if keep or group.role != "regular" or group.copies > 1 or "--skip-tokenizer-init" not in group.arguments:
+            await super().hold(keep=keep)
+            return
+        await self.halt()
 
     def arguments(self) -> list[str]:
         """Return its command line; each prefill server meets decode servers at a port of its own."""

@@ -32,6 +32,7 @@ class Staging:
         self._environment = environment
         self._log_file = log_file
         self._deadline_s = deadline_s
+        self.spare = 0  # bytes of the GPU that must stay free
         self._starting: asyncio.Task[SenderProcess] | None = None
         self._failures = 0  # one after the other
         self._directory = Path()  # that is staged
@@ -54,15 +55,18 @@ class Staging:
                     self.start()
                 assert self._starting is not None
                 process = await self._starting
-                self._packed = (await process.call(Stage(str(directory), self._device))).packed
+                self._packed = (await process.call(Stage(str(directory), self._device, self.spare))).packed
             self._directory, self._failures = directory, 0
         except (SenderFailed, OSError) as error:  # a TimeoutError is one
             self.fail(directory, error)
 
     def take(self, directory: Path) -> bytes:
         """Return the tensors of a directory as the server can map them; nothing where they are not there."""
-        self._free_at = time.monotonic() + _SETTLED_S
         return self._packed if directory == self._directory else b""
+
+    def settle(self) -> None:
+        """Leave the memory as it is for a moment: the server has answered that it has loaded it."""
+        self._free_at = time.monotonic() + _SETTLED_S
 
     def fail(self, directory: Path, error: Exception) -> None:
         """End a process whose tensors cannot be had; the next version gets another one, up to some failures."""

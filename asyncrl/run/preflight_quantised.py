@@ -41,8 +41,8 @@ def check_quantised(config: Config, base: Path) -> Iterator[Finding]:
         message = f"a matrix of the made model has {columns} columns, which are no groups of {GROUP}"
         yield Finding(("weights.format", "model.create"), f"{message}; change its sizes, or {plain}")
     for table, group in config.engine.tables.items():
-        if group.staged:
-            message = f"servers take versions in the form {form} from files alone; set it to false, or {plain}"
+        if group.staged == "always":
+            message = f'servers take versions in the form {form} from files alone; set "never", or {plain}'
             yield Finding((*keys, f"{table}.staged"), message)
         if group.kind == "sglang" and form == "int4-groups":
             message = "SGLang lays INT4 matrices out anew when it starts, and takes no second version; "

@@ -41,7 +41,8 @@ class _Sender:
                 self._packed = command.tensors
             return Answer(tensors=[_described(name, tensor) for name, tensor in self._tensors.items()])
         if isinstance(command, Stage):
-            return Answer(packed=self._staged.fill(Path(command.directory), torch.device(command.device)))
+            device = torch.device(command.device)
+            return Answer(packed=self._staged.fill(Path(command.directory), device, command.spare))
         if isinstance(command, Join):
             for tensor in self._tensors.values():
                 if tensor.is_cuda:

@@ -33,6 +33,7 @@ class Stage(msgspec.Struct, tag=True):
 
     directory: str
     device: str  # "cpu" or "cuda"
+    spare: int  # bytes of that memory that must stay free, where it is a GPU's
 
 
 Command: TypeAlias = Open | Join | Send | Stage

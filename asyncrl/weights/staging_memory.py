@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory
+from asyncrl.weights.shared import NotShared, View, keep_for_reader, pack_tensors, shared_memory
 from asyncrl.weights.tensors import HostTensor, tensors_in
 
 _ALIGNED = 256
@@ -22,8 +22,11 @@ class StagingMemory:
         self._packed = b""
         self._bounce = torch.empty(0, dtype=torch.uint8)
 
-    def fill(self, directory: Path, device: torch.device) -> bytes:
+    def fill(self, directory: Path, device: torch.device, spare: int) -> bytes:
         """Copy all tensors of a directory; returns them as a server can map them.
+
+        Args:
+            spare: bytes that must stay free on a GPU.
 
         Raises:
             NotShared: there is no room for them.
@@ -35,6 +38,8 @@ class StagingMemory:
             views.append(View(tensor.name, getattr(torch, tensor.dtype), tuple(tensor.shape), end))
             end += -(-len(tensor.content) // _ALIGNED) * _ALIGNED
         if len(self._memory) < end:
+            if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < end + spare:
+                raise NotShared(f"{free} bytes of the GPU are free, expected {end} of a version and {spare} more")
             self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
             self._memory, self._packed = shared_memory(end, device), b""
         for tensor, view in zip(tensors, views, strict=True):

@@ -117,10 +117,10 @@ TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=
         (["engine.addresses=['http://a:1']"], "engine.addresses engine.kind"),
         (["weights.direct=nccl", "engine.kind=sglang", "engine.gpus=[1]"], "weights.direct learner.device"),
         (
-            ["engine.staged=true", "engine.kind=external", "engine.addresses=['http://a:1']"],
+            ["engine.staged=always", "engine.kind=external", "engine.addresses=['http://a:1']"],
             "engine.staged engine.kind",
         ),
-        (["engine.staged=true", "engine.kind=sglang", "engine.arguments=['--tp=2']"], "engine.staged engine.kind"),
+        (["engine.staged=always", "engine.kind=sglang", "engine.arguments=['--tp=2']"], "engine.staged engine.kind"),
         (["weights.direct=gloo", "engine.kind=sglang"], "engine.kind weights.direct learner.device"),
         (["weights.direct=ipc", "learner.device=cuda"], "engine.kind weights.direct learner.device"),
         (

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import secrets
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from asyncrl.engine.client import EngineClient, EngineRefused, SamplingParams
+from asyncrl.engine.client import Chunk, EngineClient, EngineRefused, SamplingParams
 from asyncrl.ports import free_port
 from asyncrl.weights.described import Described, GroupPlace
 from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory
@@ -38,6 +39,37 @@ async def has_weights(served: Served, client: EngineClient, model: Path) -> bool
     generation = await client.generate([1, 2, 3], SamplingParams(8, temperature=0.0), extra_key=secrets.token_hex(4))
     expected = scores(model, [1, 2, 3], generation.token_ids.tolist())
     return bool(np.abs(expected - generation.logprobs).max() < (1e-3 if EXACT or served.kind == "embedded" else 0.1))
+
+
+async def test_a_halted_server_returns_every_token_and_samples_none_by_the_next_weights(
+    served: Served, client: EngineClient
+):
+    seen, begun = [0] * 6, asyncio.Event()
+
+    def count(number: int, chunk: Chunk) -> None:
+        seen[number] += len(chunk.token_ids)
+        if all(seen):
+            begun.set()
+
+    sampling = SamplingParams(100, ignore_eos=True)
+    calls = [
+        asyncio.create_task(
+            client.generate([1 + number], sampling, on_tokens=partial(count, number), stream_interval=1)
+        )
+        for number in range(len(seen))
+    ]
+    async with asyncio.timeout(60):
+        await begun.wait()
+    had = list(seen)
+    await client.halt()
+    await client.update_weights(served.model, "1", flush_cache=False)
+    await client.continue_generation()
+    generations = await asyncio.gather(*calls)
+
+    for before, generation in zip(had, generations, strict=True):
+        assert before <= len(generation.token_ids) == len(generation.logprobs)
+        assert {span.version for span in generation.weight_versions} == {"none"}
+    assert len((await client.generate([1], SamplingParams(3, ignore_eos=True))).token_ids) == 3
 
 
 async def test_weights_come_over_a_group_in_several_calls_of_which_the_last_names_them(served, client, changed):

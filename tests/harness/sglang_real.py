@@ -51,16 +51,18 @@ class _SGLang(_Embedded, SGLangControl):
 
 
 @asynccontextmanager
-async def engine(kind: str, model: Path, folder: Path, *, incremental: bool) -> AsyncIterator[str]:
+async def engine(kind: str, model: Path, folder: Path, *, incremental: bool, grammars: str = "") -> AsyncIterator[str]:
     """The address of a server that the product's own control has started, for the length of the block.
 
     Args:
         kind: "embedded" or "sglang".
         folder: for its log and key; the key is "secret".
+        grammars: what makes grammars, which needs a tokenizer: "xgrammar"; "" for none.
     """
     folder.mkdir()
     (folder / "key").write_text("secret\n")
-    extra = ["--skip-tokenizer-init", *arguments()] if kind == "sglang" else []
+    words = ["--grammar-backend", grammars] if grammars else ["--skip-tokenizer-init"]
+    extra = [*arguments(), *words] if kind == "sglang" else []
     settings = EngineSettings(max_running=8, arguments=extra, environment=environment() if kind == "sglang" else {})
     home = EngineHome("engine-1", settings, model, folder / "log", folder / "key")
     control = {"embedded": _Embedded, "sglang": _SGLang}[kind](home)

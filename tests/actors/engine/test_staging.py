@@ -4,14 +4,21 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.numpy import save_file
 
 from actors.engine.actor import EngineActor
+from actors.engine.home import home_of
 from asyncrl.bus.connection import Bus
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EmbeddedControl
 from asyncrl.engine.staging import Staging
+from asyncrl.weights.shared import NotShared
+from asyncrl.weights.staging_memory import StagingMemory
 from harness.memory import Memory
 from harness.stage import Stage, until
 from harness.versions import Answers
@@ -21,7 +28,7 @@ from topics.engines import EngineReady
 async def test_a_version_is_loaded_out_of_staged_memory_and_from_its_files_where_that_fails(
     bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):
-    made = stage(engine={"kind": "embedded", "max_running": 4, "staged": True}, supervision={"silence_s": 5.0})
+    made = stage(engine={"kind": "embedded", "max_running": 4, "staged": "always"}, supervision={"silence_s": 5.0})
     made.make_model()
     context = made.context("engine", bus)
     actor = EngineActor(dataclasses.replace(context, actor_id="engine-1", stop=asyncio.Event(), vitals={}))
@@ -60,3 +67,39 @@ async def test_a_version_is_loaded_out_of_staged_memory_and_from_its_files_where
     assert all(0 < load_s <= pause_s <= update_s for load_s, pause_s, update_s in times)
     assert served[0] == served[1] == context.files.model
     assert served[2:] == [third, third, fifth]
+
+
+SERVER = {"kind": "sglang", "gpus": [1], "arguments": ["--skip-tokenizer-init"]}
+
+
+@pytest.mark.parametrize(
+    ("engine", "tables", "staged"),
+    [
+        ({}, {}, True),
+        ({}, {"learner": {"device": "cuda:0"}}, True),
+        ({}, {"learner": {"device": "cuda:1"}}, False),
+        ({}, {"learner": {"device": "cuda", "ranks": 2}}, False),
+        ({"gpus": []}, {"learner": {"device": "cuda"}}, False),
+        ({"gpus": [1, 2], "arguments": ["--tp-size", "2"]}, {}, False),
+        ({}, {"weights": {"direct": "nccl"}, "learner": {"device": "cuda:0"}}, False),
+        ({}, {"weights": {"format": "fp8-blocks"}}, False),
+        ({"staged": "never"}, {}, False),
+        ({"kind": "embedded", "gpus": [], "arguments": []}, {}, False),
+        ({"kind": "embedded", "gpus": [], "arguments": [], "staged": "always"}, {}, True),
+    ],
+)
+def test_versions_are_staged_by_default_for_servers_that_have_their_gpu_for_themselves(
+    bus: Bus, stage: Callable[..., Stage], engine: dict[str, Any], tables: dict[str, Any], staged: bool
+):
+    made = stage(engine={**SERVER, **engine}, **tables)
+    made.make_model()
+
+    assert home_of(made.context("engine", bus), None, "").staged is staged
+
+
+def test_no_version_is_staged_that_would_leave_a_gpu_too_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_file({"a": np.zeros(64, np.float32)}, tmp_path / "model.safetensors")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 2000))
+
+    with pytest.raises(NotShared, match="1000 bytes of the GPU are free, expected 256 of a version and 800 more"):
+        StagingMemory().fill(tmp_path, torch.device("cuda"), 800)
