@@ -23,7 +23,7 @@ _SCHEMA = {
     "required": ["city", "warm"],
     "additionalProperties": False,
 }
-_SAMPLING = {"max_new_tokens": 200}
+_SAMPLING = {"max_new_tokens": 100}
 FORMS = [{"json_schema": json.dumps(_SCHEMA)}, {"regex": "(yes|no)(, (yes|no)){2}"}]
 
 
@@ -74,7 +74,7 @@ async def test_an_answer_has_the_form_that_was_asked_for_or_the_request_is_refus
 
 async def test_a_form_comes_in_parts_through_the_client_with_the_log_probs_of_its_tokens(served: Served):
     client, chunks = EngineClient(served.address, api_key="secret"), []
-    sampling = SamplingParams(200, schema=json.dumps(_SCHEMA), top=2)
+    sampling = SamplingParams(100, schema=json.dumps(_SCHEMA), top=2)
     try:
         if served.kind != "sglang-xgrammar":
             with pytest.raises(EngineRefused):
