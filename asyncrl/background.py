@@ -41,3 +41,14 @@ class BackgroundTasks:
         self._tasks.discard(task)
         if self._on_fault is not None and not task.cancelled() and (error := task.exception()) is not None:
             self._on_fault(error)
+
+
+async def first_of(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any], timeout_s: float | None = None) -> None:
+    """Wait until one of several is done, or the time is up; coroutines that are not done then are cancelled."""
+    futures = [asyncio.ensure_future(wait) for wait in waits]
+    try:
+        await asyncio.wait(futures, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for future, wait in zip(futures, waits, strict=True):
+            if future is not wait:
+                future.cancel()

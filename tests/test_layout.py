@@ -3,7 +3,7 @@
 import ast
 import builtins
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -25,8 +25,13 @@ QUESTIONS = ("It ", "Who ", "What ", "Whether ", "How ", "Somebody ", "Nobody ",
 
 
 @cache
-def parse(module: str) -> ast.Module:
-    return ast.parse(FILES[module].read_text())
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(parse(path)))
 
 
 def layer(module: str) -> int:
@@ -46,8 +51,8 @@ def imports(node: ast.AST) -> Iterator[str]:
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def ours(nodes: Iterator[ast.AST]) -> set[str]:
-    return {name for node in nodes for name in imports(node) if name in FILES}
+def ours(tree: Iterable[ast.AST]) -> set[str]:
+    return {name for node in tree for name in imports(node) if name in FILES}
 
 
 def test_a_module_imports_only_from_its_left():
@@ -56,7 +61,7 @@ def test_a_module_imports_only_from_its_left():
         most = (
             layer("actors") if module == "asyncrl" else layer(module)
         )  # it names what users import, actors' parts too
-        wrong += [f"{module} imports {name}" for name in ours(ast.walk(parse(module))) if layer(name) > most]
+        wrong += [f"{module} imports {name}" for name in ours(nodes(FILES[module])) if layer(name) > most]
 
     assert not wrong, "\n".join(wrong)
 
@@ -82,7 +87,7 @@ def circle(imported: dict[str, set[str]]) -> dict[str, set[str]]:
 
 
 def test_no_files_import_each_other_in_a_circle():
-    assert not circle({module: ours(loaded(parse(module))) for module in FILES})
+    assert not circle({module: ours(loaded(parse(FILES[module]))) for module in FILES})
 
 
 def test_no_packages_inside_asyncrl_import_each_other_in_a_circle():
@@ -90,7 +95,7 @@ def test_no_packages_inside_asyncrl_import_each_other_in_a_circle():
     for module in FILES:
         parts = module.split(".")
         if parts[0] == "asyncrl" and len(parts) > 1:
-            inner = {name.split(".")[1] for name in ours(loaded(parse(module))) if name.startswith("asyncrl.")}
+            inner = {name.split(".")[1] for name in ours(loaded(parse(FILES[module]))) if name.startswith("asyncrl.")}
             packages.setdefault(parts[1], set()).update(inner)
 
     assert not circle(packages)
@@ -101,7 +106,7 @@ def test_what_knows_no_bus_does_not_import_it():
         f"{module} imports {name}"
         for module in FILES
         if module.split(".")[:2] in [["asyncrl", package] for package in WITHOUT_BUS]
-        for name in ours(ast.walk(parse(module)))
+        for name in ours(nodes(FILES[module]))
         if name.startswith("asyncrl.bus")
     ]
 
@@ -113,7 +118,7 @@ def test_an_actor_imports_no_other_actor():
         f"{module} imports {name}"
         for module in FILES
         if module.startswith("actors.") and module.count(".") > 1
-        for name in ours(ast.walk(parse(module)))
+        for name in ours(nodes(FILES[module]))
         if name.startswith("actors.") and name.count(".") > 1
         if name.split(".")[1] not in (module.split(".")[1], "runtime")
     ]
@@ -131,7 +136,7 @@ def test_files_stay_small():
 def test_functions_stay_small():
     wrong = []
     for module in FILES:
-        for node in ast.walk(parse(module)):
+        for node in nodes(FILES[module]):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 length = (node.end_lineno or 0) - node.lineno + 1
                 if length > FUNCTION_LINES:
@@ -143,7 +148,7 @@ def test_functions_stay_small():
 def test_docstrings_begin_with_a_verb_or_a_noun():
     wrong = []
     for path in ALL_FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
                 words = ast.get_docstring(node) or ""
                 if words.startswith(QUESTIONS):
@@ -152,22 +157,18 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     assert not wrong, "\n".join(wrong)
 
 
-def names_in(tree: ast.AST) -> set[str]:
+def names_in(path: Path) -> set[str]:
     """Names that a module defines or uses."""
-    nodes = list(ast.walk(tree))
-    names = {node.id for node in nodes if isinstance(node, ast.Name)}
-    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
-    names |= {node.arg for node in nodes if isinstance(node, ast.arg | ast.keyword) and node.arg}
-    return names | {
-        node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    }
+    fields = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg"}
+    fields |= dict.fromkeys((ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef), "name")
+    return {getattr(node, fields[type(node)]) or "" for node in nodes(path) if type(node) in fields}
 
 
 def test_names_are_the_terms_of_the_field():
     wrong = [
         f"{module}: {name}"
         for module in FILES
-        for name in names_in(parse(module))
+        for name in names_in(FILES[module])
         if any(map(OLD_WORDS.fullmatch, re.sub("([a-z])([A-Z])", r"\1_\2", name).lower().split("_")))
     ]
 
@@ -179,7 +180,7 @@ def test_commands_alone_know_their_command_line():
         module
         for module in FILES
         if not module.startswith(("asyncrl.cli", "benchmarks")) and module not in PROCESSES
-        if any("argparse" in imports(node) for node in ast.walk(parse(module)))
+        if any("argparse" in imports(node) for node in nodes(FILES[module]))
     ]
 
     assert not wrong, "\n".join(wrong)
@@ -188,7 +189,7 @@ def test_commands_alone_know_their_command_line():
 def test_what_a_fold_takes_has_a_type():
     wrong = []
     for module in FILES:
-        for node in ast.walk(parse(module)):
+        for node in nodes(FILES[module]):
             if isinstance(node, ast.FunctionDef) and any(
                 ast.unparse(mark).startswith("on(") for mark in node.decorator_list
             ):
@@ -205,16 +206,16 @@ def test_all_errors_have_one_root():
     roots = [
         f"{module}.{node.name}"
         for module in FILES
-        for node in ast.walk(parse(module))
+        for node in nodes(FILES[module])
         if isinstance(node, ast.ClassDef) and node.bases and ast.unparse(node.bases[0]) in known
     ]
 
     assert roots == ["topics.errors.AsyncRLError"]
 
 
-def safe_loads(tree: ast.AST) -> set[str]:
+def safe_loads(path: Path) -> set[str]:
     """`torch.load`, where each of its calls asks for weights and nothing else."""
-    calls = [ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [ast.unparse(node) for node in nodes(path) if isinstance(node, ast.Call)]
     loads = [call for call in calls if call.startswith("torch.load(")]
     return {"torch.load"} if all("weights_only=True" in call for call in loads) else set()
 
@@ -226,11 +227,11 @@ PICKLES = ("asyncrl.weights.shared",)
 def test_nothing_is_pickled_and_nothing_sleeps_on_a_thread():
     wrong = []
     for module in FILES:
-        nodes = list(ast.walk(parse(module)))
-        named = {name.split(".")[0] for node in nodes for name in imports(node)} & UNSAFE_MODULES
-        calls = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)} & UNSAFE_CALLS
-        slept = {"time.sleep"} & {ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute)}
-        found = calls - safe_loads(parse(module)) | slept | (set() if module in PICKLES else named)
+        own = nodes(FILES[module])
+        named = {name.split(".")[0] for node in own for name in imports(node)} & UNSAFE_MODULES
+        calls = {ast.unparse(node.func) for node in own if isinstance(node, ast.Call)} & UNSAFE_CALLS
+        slept = {"time.sleep"} & {ast.unparse(node) for node in own if isinstance(node, ast.Attribute)}
+        found = calls - safe_loads(FILES[module]) | slept | (set() if module in PICKLES else named)
         wrong += [f"{module} uses {name}" for name in found]
 
     assert not wrong, "\n".join(wrong)

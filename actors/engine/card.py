@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from actors.runtime.actor import ActorDown, Context
+from asyncrl.background import first_of
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import publish, read
 from asyncrl.crash import crash_point
@@ -86,12 +87,7 @@ class Card:
         crash_point("card.left")
 
     async def _changed(self) -> None:
-        news, stop = (asyncio.create_task(event.wait()) for event in (self._news, self._context.stop))
-        try:
-            await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
-            stop.cancel()
+        await first_of(self._news.wait(), self._context.stop.wait())
 
     async def _look(self) -> int:
         """Read the newest turns; returns the sequence of the newest request."""

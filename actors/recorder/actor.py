@@ -15,6 +15,7 @@ import msgspec
 from actors.recorder.fold import RecorderFold, RecorderState, StepRow
 from actors.runtime.actor import Context
 from actors.runtime.snapshots import check_positions, format_of
+from asyncrl.background import first_of
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, read_next, stream_info
 from asyncrl.bus.merged import Part, read_merged
@@ -180,14 +181,11 @@ class Recorder:
         for stream, listener in listeners.items():
             await listener.start(self._positions[stream.name])
             await listener.caught_up()
-        stop = asyncio.create_task(self.context.stop.wait())
-        while not stop.done():
+        while not self.context.stop.is_set():
             self._news.clear()
             self._write_rows()
             await self._samples.write()
-            news = asyncio.create_task(self._news.wait())
-            await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
-            news.cancel()
+            await first_of(self._news.wait(), self.context.stop.wait())
         for listener in listeners.values():
             await listener.close()
         # Messages published before the end belong to the summary.

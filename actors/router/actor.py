@@ -9,6 +9,7 @@ import xxhash
 
 from actors.runtime.actor import ActorDown, Context
 from actors.runtime.engines import follow_engines
+from asyncrl.background import first_of
 from asyncrl.bus.publish import publish
 from asyncrl.config.pools import purpose_of
 from asyncrl.engine.control import EngineFailed, read_key
@@ -49,7 +50,6 @@ class RouterActor:
 
     async def run(self) -> None:
         """Start the router, then follow the engines."""
-        stop = asyncio.create_task(self.context.stop.wait())
         listener = None
         try:
             await self._router.start()
@@ -58,14 +58,11 @@ class RouterActor:
             while not self.context.stop.is_set():
                 self._news.clear()
                 poll_s = await self._reconcile()
-                news = asyncio.create_task(self._news.wait())
                 # One that did not answer may have joined since, and left the newest weights behind meanwhile.
-                await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED, timeout=poll_s)
-                news.cancel()
+                await first_of(self._news.wait(), self.context.stop.wait(), timeout_s=poll_s)
         except (EngineFailed, EngineError) as error:
             raise ActorDown(f"router {self._router.address}: {error}") from error
         finally:
-            stop.cancel()
             await publish(self.context.bus, EngineGone(self.context.actor_id, "stopped", asked=True))
             if listener is not None:
                 await listener.close()

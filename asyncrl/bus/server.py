@@ -14,6 +14,7 @@ from typing import BinaryIO, NamedTuple, TypeAlias
 
 import msgspec
 
+from asyncrl.background import first_of
 from asyncrl.bus.address import BusAddress, own_address
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
@@ -117,9 +118,8 @@ class EmbeddedServer:
         ready = asyncio.Event()
         last: list[bytes] = []
         self._drain = asyncio.create_task(self._follow(output, log, ready, last))
-        waiter = asyncio.create_task(ready.wait())
-        done, _ = await asyncio.wait({waiter, self._drain}, timeout=deadline_s, return_when="FIRST_COMPLETED")
-        waiter.cancel()
+        await first_of(ready.wait(), self._drain, timeout_s=deadline_s)
+        has_ended = self._drain.done()
         if not ready.is_set():
             await self.stop()
             fatal = [line.split(b"] ", 2)[-1] for line in last if b"[FTL]" in line or b"[ERR]" in line]
@@ -128,7 +128,7 @@ class EmbeddedServer:
                 words += "; name another place with nats.port (0: any free one) and nats.host"
             raise BusUnreachable(
                 f"nats-server on port {self._listen.port} did not start"
-                f"{'' if done else f' within {deadline_s:.0f} s'}: {words or 'no output'}"
+                f"{'' if has_ended else f' within {deadline_s:.0f} s'}: {words or 'no output'}"
             )
         self._ready = True
         return self.address

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
+from asyncrl.background import first_of
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.cli.target import add_run, any_run, know_actors, live_run
@@ -128,9 +129,7 @@ async def _listen(
             print(f"run {bus.run} has ended", file=sys.stderr)
             break
         else:
-            news = asyncio.create_task(tap.news())
-            await asyncio.wait({news, *waits}, return_when=asyncio.FIRST_COMPLETED)
-            news.cancel()
+            await first_of(tap.news(), *waits)
         if tap.missed > reported and time.monotonic() - reported_at >= _REPORT_S:
             print(f"missed {tap.missed:,} messages so far: they come faster than they are read", file=sys.stderr)
             reported, reported_at = tap.missed, time.monotonic()
@@ -153,11 +152,9 @@ async def _read_logs(
     readers = [LogReader(bus, stream, on_record) for stream in streams]
     for reader in readers:
         await reader.start()
-        caught_up = asyncio.create_task(reader.caught_up.wait())
-        await asyncio.wait({caught_up, *waits}, return_when=asyncio.FIRST_COMPLETED)
-        caught_up.cancel()
+        await first_of(reader.caught_up.wait(), *waits)
     if follow:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(*waits)
     for reader in readers:
         await reader.close()
     print(f"{printer.shown:,} shown, 0 missed", file=sys.stderr)

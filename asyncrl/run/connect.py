@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from asyncrl.background import first_of
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
@@ -184,12 +185,9 @@ async def run_ended(bus: Bus, after: int | None = None) -> None:
     after = await newest_end(bus) if after is None else after
     reader = LogReader(bus, ACTORS, lambda _: left.set(), after=after, subjects=[subject])
     await reader.start()
-    waits = {asyncio.create_task(left.wait()), asyncio.create_task(_server_gone(bus))}
     try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        await first_of(left.wait(), _server_gone(bus))
     finally:
-        for wait in waits:
-            wait.cancel()
         await reader.close()
 
 
