@@ -24,7 +24,7 @@ from asyncrl.algorithms.masks import MASKS, second_moments
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import metrics
 from asyncrl.algorithms.value_loss import value_loss
-from asyncrl.rewards.score import overlong_penalty
+from asyncrl.rewards.shaping import overlong_penalty
 from asyncrl.training.vocabulary import Kernels, chosen_logprobs
 from harness.losses import tokens_of
 from harness.peers.ours import POLICY_LOSSES, PPO, Ours

@@ -1,4 +1,4 @@
-"""Least permission: what a role may not say or hear, the server refuses."""
+"""Least permission: what a role may not publish or subscribe to, the server refuses."""
 
 import asyncio
 import re
@@ -40,7 +40,7 @@ from topics.topic import (
 from topics.weights import WEIGHTS_PUBLISHED, WeightsPublished
 
 RUN = "mine"
-EVERYTHING = ("operator", "monitor", "supervisor")  # hear everything
+EVERYTHING = ("operator", "monitor", "supervisor")  # subscribe to everything
 _SUBJECT = re.compile(r'permissions violation for (publish|subscription) to "([^"]+)"')
 
 

@@ -178,7 +178,7 @@ async def test_work_on_its_way_to_a_puller_that_is_closed_is_given_back(bus: Bus
     await second.hold(5)
     assert first.got == []
     assert sorted(second.sequences) == [1, 2, 3, 4, 5]
-    assert [position(message.reply).deliveries for message in second.got] == [2] * 5
+    assert [position(message.reply).num_delivered for message in second.got] == [2] * 5
     await second.puller.close()
 
 
@@ -194,7 +194,7 @@ async def test_work_of_a_worker_that_died_comes_to_another_after_its_lease(bus: 
 
     await second.hold(3)
     assert sorted(second.sequences) == [1, 2, 3]
-    assert [position(message.reply).deliveries for message in second.got] == [2, 2, 2]
+    assert [position(message.reply).num_delivered for message in second.got] == [2, 2, 2]
     await second.puller.close()
 
 

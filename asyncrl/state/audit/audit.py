@@ -196,7 +196,7 @@ def _left_out(ledger: Ledger) -> Iterator[Violation]:
     """Prompts are issued in their order, each with all its members: none is left out before the newest."""
     config = ledger.opening.config
     for letter, first in ((WARMUP, 0), (LIVE, 0), (TASK, config.start.prompt if config is not None else 0)):
-        for number in ledger.groups.folded.missing(letter, first, ledger.groups.newest_issued.get(letter, first)):
+        for number in ledger.groups.closed.missing(letter, first, ledger.groups.newest_issued.get(letter, first)):
             name = prompt_name(letter, number)
             group = ledger.groups.kept.get(name)
             members = sum(not key.attempt for key in group.issues) if group is not None else 0

@@ -1,4 +1,4 @@
-"""The groups of a run: kept for as long as something of them is open, then compared and folded away.
+"""The groups of a run: kept for as long as something of them is open, then compared and closed.
 
 Memory follows from what is open and not from how long the run is.
 """
@@ -64,13 +64,13 @@ class Groups(Fold):
         Args:
             first_result: sequence of the oldest result before the logs were read.
         """
-        self.kept: dict[str, Group] = {}  # not folded away
+        self.kept: dict[str, Group] = {}  # not closed
         self.stored: dict[int, Stored] = {}  # their results, by sequence
         self.sampled: dict[int, tuple[Key, int]] = {}  # an attempt and its tokens, by version
         self.needed: dict[int, Needed] = {}  # results that are not whole, by sequence
         self.dropped: Counter[str] = Counter()  # attempts by reason
         self.evaluated = 0  # attempts that the score of an evaluation holds
-        self.folded = PromptIdSet()  # prompts whose groups are folded away
+        self.closed = PromptIdSet()  # prompts whose groups are closed
         self.prompts = self.issued = self.results = 0
         self.newest_issued: dict[str, int] = {}  # number by letter
         self.newest_packed: int | None = None  # step
@@ -79,12 +79,12 @@ class Groups(Fold):
         self._training, self._writers, self._violations = training, writers, violations
         self.batches: dict[int, Batch] = {}  # by step
         self._first_result = first_result
-        self._packed = PromptIdSet()  # folded and in a batch
-        self._owed: set[Key] = set()  # attempts of folded groups that may have a result still
-        self._again: dict[Key, End | None] = {}  # attempts of folded groups that may be issued still, with their end
+        self._packed = PromptIdSet()  # closed and in a batch
+        self._owed: set[Key] = set()  # attempts of closed groups that may have a result still
+        self._again: dict[Key, End | None] = {}  # attempts of closed groups that may be issued still, with their end
 
     def finish(self) -> None:
-        """All was read: compare what is not folded away."""
+        """All was read: compare what is not closed."""
         for group in self.kept.values():
             self._compare(group)
 
@@ -102,7 +102,7 @@ class Groups(Fold):
                 if (stage := stage_of(member.trajectory_id)) != batch.stage:
                     expected = f"a batch of stage {stage}, by its name"
                     self._violations.add("wrong stage", key_of_member(member), f"in {batch.name}", expected)
-            if packed.prompt_id not in self.folded:
+            if packed.prompt_id not in self.closed:
                 rules = Rules(packed.task, packed.temperature, packed.estimator)
                 self._group(packed.prompt_id).packed_rules = rules
             self._close(packed.prompt_id, packed.members, batch.step)
@@ -120,7 +120,7 @@ class Groups(Fold):
         letter, number = key.prompt_id[0], number_of(key.prompt_id)
         if self._writers.owns(record):  # records that other actors put on the log have no order
             self.newest_issued[letter] = max(number, self.newest_issued.get(letter, number))
-        if key.prompt_id in self.folded:
+        if key.prompt_id in self.closed:
             self._on_issued_late(key, record)
             return
         group = self._group(key.prompt_id)
@@ -149,7 +149,7 @@ class Groups(Fold):
         self._fold_if_whole(group)
 
     def _on_issued_late(self, key: Key, record: Record) -> None:
-        """After its group was folded away: only what the buffer wanted again before the group ended."""
+        """After its group was closed: only what the buffer wanted again before the group ended."""
         if key not in self._again:
             found = f"message {record.sequence}, after its group had ended"
             self._violations.add("issued twice", key, found, "one issue an attempt")
@@ -176,7 +176,7 @@ class Groups(Fold):
         """A result; the message is None where only headers are read."""
         key, versions = _key_of(record), record.headers["versions"]
         self.results += 1
-        if key.prompt_id in self.folded:
+        if key.prompt_id in self.closed:
             if key in self._owed:
                 self._owed.discard(key)
             else:
@@ -195,14 +195,14 @@ class Groups(Fold):
     @on(TrajectorySubmitted)
     def _on_submitted(self, message: TrajectorySubmitted, _record: Record) -> None:
         """A result whose reward needs the whole group."""
-        if message.prompt_id not in self.folded:
+        if message.prompt_id not in self.closed:
             self._group(message.prompt_id).submitted.add(Key(message.trajectory_id, message.attempt))
 
     @on(GroupCompleted)
     def _on_completed(self, message: GroupCompleted, record: Record) -> None:
         """One call is to grade some members: each once."""
         name = group_of(message.group_id)
-        if name in self.folded:
+        if name in self.closed:
             return
         group = self._group(name)
         group.completed_ns = max(group.completed_ns, record.time_ns)
@@ -217,7 +217,7 @@ class Groups(Fold):
     def _on_group_graded(self, message: GroupGraded, record: Record) -> None:
         """The scores of one call."""
         name = group_of(message.group_id)
-        if name in self.folded:
+        if name in self.closed:
             return
         scores = [grade.reward for grade in message.grades]
         if self._group(name).scores.setdefault(message.group_id, scores) is not scores:
@@ -234,7 +234,7 @@ class Groups(Fold):
 
     def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, claim: Claim) -> None:
         """A grade or a failure; one that comes after the end of its group ends nothing."""
-        if message.prompt_id not in self.folded:
+        if message.prompt_id not in self.closed:
             group = self._group(message.prompt_id)
             group.claims.setdefault(Key(message.trajectory_id, message.attempt), []).append(claim)
             self._fold_if_whole(group)
@@ -245,7 +245,7 @@ class Groups(Fold):
         key = Key(message.trajectory_id, message.attempt)
         if self._end(key, message.reason):
             self._group(key.prompt_id).drops[key] = self._drop(message.reason, record)
-        if key.prompt_id not in self.folded:
+        if key.prompt_id not in self.closed:
             group = self._group(key.prompt_id)
             if message.again:
                 group.again.add(key._replace(attempt=key.attempt + 1))
@@ -264,7 +264,7 @@ class Groups(Fold):
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         """The members of an evaluation that were graded end in it."""
-        if message.eval_id not in self.folded:
+        if message.eval_id not in self.closed:
             group = self._group(message.eval_id)
             group.scored_ns = group.scored_ns or record.time_ns
         self._close(message.eval_id, message.members, msgspec.structs.replace(message, members=[]))
@@ -282,7 +282,7 @@ class Groups(Fold):
                 self._group(key.prompt_id).packed[key] = member
             else:
                 new = False
-        if prompt_id in self.folded or self._group(prompt_id).end is not None:
+        if prompt_id in self.closed or self._group(prompt_id).end is not None:
             if new:
                 self._has_ended(prompt_id, prompt_id, end)
             return
@@ -301,7 +301,7 @@ class Groups(Fold):
 
     def _has_ended(self, id: Key | str, prompt_id: str, end: End) -> bool:
         """Return whether an attempt, or a group, had an end before, which it must not."""
-        if prompt_id in self.folded:
+        if prompt_id in self.closed:
             in_batch = prompt_id in self._packed
             text = "in a batch" if in_batch else "scored" if stage_of(prompt_id) == "eval" else "dropped"
         else:
@@ -320,7 +320,7 @@ class Groups(Fold):
         if group.end is None or not group.whole or not all(map(self._is_read, group.packed.values())):
             return
         self._compare(group)
-        self.folded.add(group.prompt_id)
+        self.closed.add(group.prompt_id)
         if isinstance(group.end, int):
             self._packed.add(group.prompt_id)
         graded = {key for key, claims in group.claims.items() if any(claim.grade for claim in claims)}

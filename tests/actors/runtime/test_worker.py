@@ -107,7 +107,7 @@ async def test_work_under_way_keeps_its_lease(bus: Bus, work: Work):
     deliveries: list[int] = []
 
     async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
-        deliveries.append(delivery.at.deliveries)
+        deliveries.append(delivery.at.num_delivered)
         await asyncio.sleep(LEASE_S * 2)
         return []
 
@@ -167,7 +167,7 @@ async def test_a_handler_that_raises_ends_its_worker_aloud_and_the_work_stays(bu
 
 async def test_a_worker_that_cannot_publish_gives_its_work_back_and_leaves(bus: Bus, work: Work):
     async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
-        if delivery.at.deliveries == 1:
+        if delivery.at.num_delivered == 1:
             raise BusGone("no acknowledgement")
         return []
 
@@ -187,7 +187,7 @@ async def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(bus: Bus,
 
     async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         begun.append(message.trajectory_id)
-        if delivery.at.deliveries == 1:
+        if delivery.at.num_delivered == 1:
             await asyncio.Event().wait()
         return []
 
@@ -210,7 +210,7 @@ async def test_a_worker_that_is_asked_to_stop_gives_back_what_is_on_its_way_to_i
     begun: list[int] = []
 
     async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
-        begun.append(delivery.at.deliveries)
+        begun.append(delivery.at.num_delivered)
         return []
 
     async def asks() -> bool:
