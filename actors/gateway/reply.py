@@ -14,7 +14,7 @@ from asyncrl.live.apis.words import Api, Call, Ending, LiveError, Piece, Thought
 from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_LAST_S = 30.0  # for a client to read the end of a stream
+_READ_S = 30.0  # for a client to read what is sent
 
 
 def retry_after(error: LiveError) -> dict[str, str]:
@@ -54,13 +54,19 @@ class Reply:
         if self._http.transport is None or self._http.transport.is_closing():
             raise ConnectionResetError("the client is gone")
         if self._events and piece is not None:
-            response, events = await self._opened(), self._events[choice]
+            events = self._events[choice]
             if isinstance(piece, Call):
-                await response.write(events.call(piece))
+                event = events.call(piece)
             elif isinstance(piece, Thought):
-                await response.write(events.thought(piece.text))
+                event = events.thought(piece.text)
             else:
-                await response.write(events.text(piece) if piece else events.alive())
+                event = events.text(piece) if piece else events.alive()
+            try:
+                async with asyncio.timeout(_READ_S):
+                    await (await self._opened()).write(event)
+            except TimeoutError:
+                self._cut()
+                raise ConnectionResetError("the client reads nothing") from None
 
     async def end(self, endings: list[Ending]) -> web.StreamResponse:
         """Send the last events, or the whole body."""
@@ -79,14 +85,17 @@ class Reply:
 
     async def _last(self, events: bytes) -> web.StreamResponse:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_S):
+            async with asyncio.timeout(_READ_S):
                 response = await self._opened()
                 await response.write(events)
                 await response.write_eof()
                 return response
+        self._cut()
+        return self.response or web.Response()
+
+    def _cut(self) -> None:
         if self._http.transport is not None:
             self._http.transport.abort()
-        return self.response or web.Response()
 
     async def _opened(self) -> web.StreamResponse:
         async with self._preparing:  # choices come at the same time

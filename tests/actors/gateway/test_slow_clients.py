@@ -36,17 +36,23 @@ async def client_of(answer: Answered) -> AsyncIterator[tuple[asyncio.StreamReade
         await runner.cleanup()
 
 
-async def test_the_end_of_a_stream_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(reply_of, "_LAST_S", 0.2)
+@pytest.mark.parametrize("where", ["the middle", "the end"])
+async def test_a_stream_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, where: str):
+    monkeypatch.setattr(reply_of, "_READ_S", 0.2)
     ended = asyncio.Event()
 
     async def answer(http: web.Request) -> web.StreamResponse:
         request = Request("any", [{"role": "user", "content": "a"}], stream=True)
         turn = SimpleNamespace(id="t1", request=request, opening=Opening("t1", "any", 0, 1))
         reply = reply_of.Reply(http, APIS["responses"], [turn], Session("s_s", "s"))
-        response = await reply.end([Ending(MORE_THAN_SOCKETS_HOLD, 1, "stop")])
-        ended.set()
-        return response
+        try:
+            if where == "the middle":
+                with pytest.raises(ConnectionResetError, match="reads nothing"):
+                    await reply.send(0, MORE_THAN_SOCKETS_HOLD)
+                return reply.response or web.Response()
+            return await reply.end([Ending(MORE_THAN_SOCKETS_HOLD, 1, "stop")])
+        finally:
+            ended.set()
 
     async with client_of(answer) as (reader, writer):
         writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n")
