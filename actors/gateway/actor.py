@@ -17,6 +17,7 @@ from actors.gateway.data_keys import DataKeys
 from actors.gateway.facts import Facts
 from actors.gateway.feedback import give_feedback
 from actors.gateway.meter import Meter
+from actors.gateway.places import Places
 from actors.gateway.reply import Reply, all_of, retry_after
 from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
@@ -85,8 +86,7 @@ class Gateway:
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
-        self._places = asyncio.Semaphore(self._settings.in_flight)
-        self._waiting = 0  # requests without a place
+        self._places = Places(self._settings.in_flight, self._settings.hold_s)
         self._writing = asyncio.Semaphore(1)
 
     async def run(self) -> None:
@@ -191,7 +191,7 @@ class Gateway:
                 return await turn.run(service, self._facts, partial(reply.send, number), self._safety)
 
             try:
-                async with self._place(), self._leaving(session, key.tenant, private=private):
+                async with self._places.hold(key.tenant), self._leaving(session, key.tenant, private=private):
                     secret = await self._data_keys.of(user) if new and not private else ""
                     endings = await all_of([ending(number, turn, secret) for number, turn in enumerate(turns)])
                 self._context.count("turns_repeated", len(turns) - len(new))
@@ -281,29 +281,6 @@ class Gateway:
         except (TimeoutError, BusError):
             return False
         return True
-
-    @contextlib.asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        """Hold one of the places of requests under way, after a wait for it.
-
-        Raises:
-            LiveError: none became free in time, or as many requests wait already.
-        """
-        most, hold_s = self._settings.in_flight, self._settings.hold_s
-        if self._waiting >= most:
-            raise LiveError("overloaded", f"{most} requests are under way and {self._waiting} wait; try again later")
-        self._waiting += 1
-        try:
-            await asyncio.wait_for(self._places.acquire(), hold_s)
-        except TimeoutError as error:
-            words = f"{most} requests have been under way for {hold_s:g} s; try again later"
-            raise LiveError("overloaded", words) from error
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._places.release()
 
     async def _count(self, http: web.Request) -> web.StreamResponse:
         try:

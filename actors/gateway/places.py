@@ -1,0 +1,91 @@
+"""Places of requests under way, given out so that no tenant keeps the others waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+
+from asyncrl.live.apis.words import LiveError
+
+
+class Places:
+    """So many requests are under way at once, and as many wait.
+
+    A place that becomes free goes to the tenant with the fewest under way, and of it to the request that has waited
+    longest. Where too many wait, the tenant with the most waiting loses the newest of them.
+    """
+
+    def __init__(self, most: int, hold_s: float) -> None:
+        """
+        Args:
+            most: under way, and the same waiting.
+            hold_s: seconds that one waits before it is refused.
+        """
+        self._most = most
+        self._hold_s = hold_s
+        self._under_way: Counter[str] = Counter()  # by tenant
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the oldest first
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of requests without a place."""
+        return sum(map(len, self._waiting.values()))
+
+    @contextlib.asynccontextmanager
+    async def hold(self, tenant: str) -> AsyncIterator[None]:
+        """Hold a place for the length of the block, after a wait for it.
+
+        Raises:
+            LiveError: none became free in time, or too many requests wait.
+        """
+        if self._under_way.total() < self._most:
+            self._under_way[tenant] += 1
+        else:
+            await self._wait(tenant)
+        try:
+            yield
+        finally:
+            self._free(tenant)
+
+    async def _wait(self, tenant: str) -> None:
+        """Wait until a place is given; it is counted already."""
+        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(place)
+        if self.waiting > self._most:
+            words = f"{self._most} requests are under way and {self._most} wait; try again later"
+            self._take(max(self._waiting, key=lambda one: len(self._waiting[one])), newest=True).set_exception(
+                LiveError("overloaded", words)
+            )
+        try:
+            async with asyncio.timeout(self._hold_s):
+                await place
+        except BaseException as error:
+            line = self._waiting.get(tenant, deque())
+            if place in line:
+                line.remove(place)
+            elif place.done() and not place.cancelled() and place.exception() is None:  # given in the same moment
+                self._free(tenant)
+            if isinstance(error, TimeoutError):
+                words = f"{self._most} requests have been under way for {self._hold_s:g} s; try again later"
+                raise LiveError("overloaded", words) from error
+            raise
+
+    def _free(self, tenant: str) -> None:
+        """Count a place as free, and give it to whoever is next."""
+        self._under_way -= Counter({tenant: 1})
+        while waiting := [one for one, line in self._waiting.items() if line]:
+            following = min(waiting, key=lambda one: self._under_way[one])
+            place = self._take(following)
+            if not place.done():  # else its client has just gone
+                self._under_way[following] += 1
+                place.set_result(None)
+                return
+
+    def _take(self, tenant: str, *, newest: bool = False) -> asyncio.Future[None]:
+        line = self._waiting[tenant]
+        place = line.pop() if newest else line.popleft()
+        if not line:
+            del self._waiting[tenant]
+        return place
