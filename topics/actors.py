@@ -70,6 +70,7 @@ ScaledBy: TypeAlias = Literal[
     "start",  # the config, at the first start
     "command",  # a user, `asyncrl scale`
     "autoscale",  # the rule of `[autoscale]`
+    "share",  # `asyncrl share`, by the weights of several runs
     "",  # an older release, which did not record it
 ]
 
@@ -89,7 +90,7 @@ class ScaleRequested(Message):
     wanted: dict[str, Processes]
     by: ScaledBy = "command"
     reason: str = ""
-    after: Count = 0  # with `by` autoscale: sequence of the `fleet.scaled` that it rests on; void behind any other
+    after: Count = 0  # with `by` autoscale or share: sequence of the `fleet.scaled` it rests on; void behind any other
 
 
 class AutoscaleFailed(Message):

@@ -20,6 +20,7 @@ from actors.supervisor.sweeper import is_stored
 from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.publish import publish
+from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
@@ -51,7 +52,7 @@ def first_fleet(config: Config) -> dict[str, int]:
             fleet[role.name] = int(attrgetter(role.setting)(config))
         else:
             fleet[role.name] = 1 + config.supervision.spares if role.kind == "keeper" else role.processes
-    return fleet
+    return fleet | dict.fromkeys(lent_pools(config), 0)
 
 
 class _Child:
@@ -101,8 +102,6 @@ class Supervisor:
             await self._scale(FleetScaled(first_fleet(self.context.config), by="start"))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
             self._begin("recorder-1")  # a supervisor died while the run ended: the summary may be missing
-        else:
-            self._reconcile()
         finished_at, settings = 0.0, self.context.config.eval
         # Engines that serve evaluations alone take one after the other.
         last_s = settings.deadline_s if settings.engines else _LAST_EVAL_S

@@ -9,6 +9,7 @@ import msgspec
 from actors.supervisor.trimmer_fold import RoomState, TrimmerFold
 from asyncrl.bus.fold import on, on_headers
 from asyncrl.bus.log import Record
+from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
 from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, ScaledBy, ScaleRequested, StopRequested
 from topics.batches import BatchTrained
@@ -34,18 +35,18 @@ class Wish(msgspec.Struct):
 class ScaleRequests(msgspec.Struct):
     """The newest wish for each pool, and how far they are answered.
 
-    A wish of the rule counts only while no other decision has been taken since the one that it rests on, so it cannot
-    undo what a user asked for meanwhile; it is kept apart, so it hides no wish of a user either.
+    A wish of the rule, or of `asyncrl share`, counts only while no other decision has been taken since the one that it
+    rests on, so it cannot undo what a user asked for meanwhile; it is kept apart, so it hides no wish of a user either.
     """
 
     asked: dict[str, Wish] = {}
-    proposed: dict[str, Wish] = {}  # by the rule
+    proposed: dict[str, Wish] = {}  # by the rule, or by weight
     answered: int = 0  # sequence of the newest request that a decision answers
     decided_at: int = 0  # sequence of the newest decision
 
     def ask(self, request: ScaleRequested, sequence: int) -> None:
         """Take in a request."""
-        wishes = self.proposed if request.by == "autoscale" else self.asked
+        wishes = self.proposed if request.by in ("autoscale", "share") else self.asked
         for pool, count in request.wanted.items():
             if role_of(pool) in SCALABLE:
                 wishes[pool] = Wish(count, sequence, request.by, request.reason, request.after)
@@ -100,7 +101,7 @@ class SupervisorFold(TrimmerFold):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self.state = SupervisorState(self.state.asked_after)
-        self._engines = config.engine
+        self._engines, self._lent = config.engine, lent_pools(config)
         self._steps = config.learner.steps
         self._weights = config.weights
         self.achieved = 0  # steps, tokens of trajectories, and whole replies that were stored, as often as read here
@@ -132,8 +133,10 @@ class SupervisorFold(TrimmerFold):
         self.state.withdrawn.add(message.engine_id)
 
     @on(RunOpened)
-    def _on_opened(self, _opened: RunOpened, _record: Record) -> None:
+    def _on_opened(self, _opened: RunOpened, record: Record) -> None:
         self.state.stopping = ""  # requests from before the run was opened again have been served
+        if self._lent:  # other runs may have these by now
+            self.state.scaling.ask(ScaleRequested(dict.fromkeys(self._lent, 0), by="start"), record.sequence)
 
     @on(StopRequested)
     def _on_stop(self, request: StopRequested, _record: Record) -> None:

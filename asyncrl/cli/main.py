@@ -21,6 +21,7 @@ COMMANDS = {
     "down": "stop a run; `up --resume` continues it",
     "doctor": "find what keeps a run from advancing, and what to do",
     "scale": "change the number of processes of a role",
+    "share": "divide engines and workers among several runs by weight",
     "stage": "list the stages of a run, or switch to another one",
     "engines": "list inference servers; add and remove servers that the run did not start",
     "tap": "print the messages on a run's topics",

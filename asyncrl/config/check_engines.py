@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from asyncrl.config.check import Finding
 from asyncrl.config.engine_settings import EngineGroup
-from asyncrl.config.pools import Purpose, own_groups, setting_of
+from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.process_settings import AutoscaleSettings
 from asyncrl.config.setting_types import SCRIPTED, changed_keys
 from asyncrl.config.settings import Config, LearnerSettings
@@ -273,6 +273,18 @@ def autoscale_contradictions(config: Config) -> Iterator[Finding]:
             message = f"found {bounds.most}, but there are GPUs for {most[pool]}; lower it or add to the GPUs of {pool}"
             yield Finding((f"{key}.most",), message)
     yield from _function(settings)
+
+
+def lent_contradictions(config: Config) -> Iterator[Finding]:
+    """Find what else would decide about processes that `asyncrl share` divides among runs."""
+    lent, placement = lent_pools(config), config.placement
+    for pool in lent:
+        if pool in config.autoscale.pools:
+            message = f"both change how many processes {pool} has; take its role out of one of them"
+            yield Finding(("placement.lent", f"autoscale.pools.{pool}"), message)
+    if "engine" in placement.lent and placement.share != "none":
+        message = 'an engine on the learner\'s card cannot go to another run; take engine out, or set "none"'
+        yield Finding(("placement.lent", "placement.share"), message)
 
 
 def _scaled(config: Config) -> dict[str, int]:

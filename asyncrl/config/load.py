@@ -61,6 +61,7 @@ _CHECKS: list[Callable[[Config], Iterable[Finding]]] = [
     check_engines.direct_contradictions,
     check_engines.share_contradictions,
     check_engines.autoscale_contradictions,
+    check_engines.lent_contradictions,
     check_data.data_contradictions,
     check_data.evaluation_contradictions,
 ]

@@ -46,3 +46,9 @@ def purpose_of(config: Config, engine_id: str) -> Purpose:
     pool = engine_id if engine_id in config.engine.pools else pool_of(engine_id)
     found = [purpose for purpose, name in own_groups(config).items() if pool == f"engine-{name}"]
     return found[0] if found else "training"
+
+
+def lent_pools(config: Config) -> list[str]:
+    """Return the pools that a run starts without, since `asyncrl share` divides their processes among several runs."""
+    pools = [*config.engine.pools, *(role for role in config.placement.lent if role != "engine")]
+    return [pool for pool in pools if role_of(pool) in config.placement.lent]

@@ -56,6 +56,7 @@ class NatsSettings(Settings):
 
 Amount: TypeAlias = Annotated[float, Meta(gt=0)]
 PlacedRole: TypeAlias = Literal["engine", "rollout", "reward", "groupreward", "learner"]
+LentRole: TypeAlias = Literal["engine", "rollout", "reward", "groupreward"]
 
 
 class PlacementSettings(Settings):
@@ -75,6 +76,9 @@ class PlacementSettings(Settings):
     # Files and folders with your functions, below the config's folder, that are sent to the hosts.
     files: list[str] = msgspec.field(default_factory=list)
     folder: str = "~/.cache/asyncrl/hosts"  # Folder on a host that holds what was sent.
+    # Roles whose processes belong to several runs: whenever the run is opened it has none of them, until
+    # `asyncrl share` gives it some.
+    lent: list[LentRole] = msgspec.field(default_factory=list)
     # How learner and engines use a card that both have: `none` (each has cards of its own, or they fit together by
     # themselves), `memory` (both stay on it, each with a stated part of its memory), `turns` (one at a time: the other
     # one's memory is given back meanwhile).

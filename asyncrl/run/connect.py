@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import sys
 from collections.abc import AsyncIterator
@@ -21,7 +20,7 @@ from asyncrl.bus.provision import is_provisioned, settled
 from asyncrl.bus.publish import BlobMissing, read
 from asyncrl.bus.server import server_left_in
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.directory import READING, RunFiles, is_locked, made_at
+from asyncrl.run.directory import READING, RunFiles, is_locked, made_at, take
 from asyncrl.run.user_actors import ActorsError, load_actors
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, RunOpened
 from topics.table import topic_of
@@ -224,14 +223,10 @@ async def opened(found: FoundRun, name: str) -> AsyncIterator[Bus]:
 
 def _lock(root: Path) -> int | None:
     """Lock the store of a run that is over, so that no other process opens it meanwhile; None where one has it."""
-    lock = os.open(root / READING, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        live = is_locked(root)
-    except BlockingIOError:
-        live = True
-    if live:
-        os.close(lock)
+    lock = take(root / READING)
+    if lock is None or is_locked(root):
+        if lock is not None:
+            os.close(lock)
         return None
     os.truncate(lock, 0)
     os.write(lock, f"`{' '.join(['asyncrl', *sys.argv[1:]])}` (process {os.getpid()})".encode())

@@ -44,6 +44,7 @@ class RunFiles:
     keys = _Inside("keys")  # one file per tenant that the config names: its API key; private
     spool = _Inside("spool")  # one file per gateway: what it has to store while the server is away; private
     reports = _Inside("reports")  # rows of the summary, as JSON objects of texts, that actors of the user's own leave
+    sharing = _Inside("sharing")  # locked by the `asyncrl share` that moves processes to and from the run
     own_engine_key = _Inside("engine.key")  # the API key of inference servers that the run starts; private
 
     root: Path
@@ -99,6 +100,17 @@ def made_at(root: Path) -> Path:
 def is_locked(directory: Path) -> bool:
     """Return whether a living `asyncrl up` holds a run directory."""
     return _is_taken(directory / "lock")
+
+
+def take(path: Path) -> int | None:
+    """Lock a file, which is made where it is not there; returns its open handle, None where another process has it."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def reader_of(directory: Path) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from asyncrl.config.check import Finding
 from asyncrl.config.held_out import graded_tasks
+from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
 from asyncrl.ports import is_ip, is_loopback
 from asyncrl.process import python
@@ -37,6 +38,7 @@ def placed_actors(config: Config) -> list[str]:
     counts = {pool: group.servers for pool, group in config.engine.pools.items()}
     counts |= {"rollout": config.rollout.workers, "reward": config.reward.workers, "groupreward": config.group_workers}
     counts |= {"learner": 1 + config.supervision.spares}
+    counts |= dict.fromkeys(lent_pools(config), 0)
     if config.only:
         counts = {pool: count for pool, count in counts.items() if pool.partition("-")[0] in config.only}
     names = [f"{pool}-{number}" for pool, count in counts.items() for number in range(1, count + 1)]

@@ -255,7 +255,9 @@ def _version(state: RunState, ill: set[str]) -> Iterator[StallFound]:
         if engine and engine.state == "ready" and engine.ready_ns > starts[-1]
     ]
     evidence = f"{waiting[0].id} has waited {waiting[0].held_s:.0f} s for version {least} or newer"
-    if not ready:
+    if not state.names_of("engine"):
+        yield finding("no worker", "engine", f"{evidence}; engine was scaled to 0")
+    elif not ready:
         ages = [state.since_s(actor.starts[-1]) for actor in of_role]
         started = ", ".join(f"{actor.actor_id} {age:.0f} s ago" for actor, age in zip(of_role, ages, strict=True))
         yield finding("engine dead", "engine", f"{evidence}; no engine takes requests; started: {started or 'none'}")

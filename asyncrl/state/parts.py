@@ -66,10 +66,11 @@ class Actor:
         return sum(now_ns - start < _SOON_S * 1e9 and start >= opened_ns for start in self.starts)
 
     def on_started(self, message: ActorStarted, time_ns: int) -> None:
-        """Take in a start: one that follows no end that was asked for is a restart."""
-        self.restarts = self.restarts + 1 if self.starts and (self.live or not self.asked) else 0
+        """Take in a start: one that follows no end that was asked for is a restart, any other the first of its own."""
+        again = self.starts if self.live or not self.asked else []
+        self.restarts = self.restarts + 1 if again else 0
         self.host, self.pid = message.host, message.pid
-        self.starts = [*self.starts, time_ns][-_STARTS:]
+        self.starts = [*again, time_ns][-_STARTS:]
         self.tokens_per_s = 0.0
 
     def on_stopped(self, message: ActorStopped, time_ns: int) -> None:

@@ -154,6 +154,11 @@ def part(fraction: float, *further: str) -> str:
         ([TURNS, "engine.kind=external", 'engine.addresses=["http://a:1"]'], '"external" servers are not this run'),
         ([TURNS, "learner.trainer=scripted"], "a scripted trainer has nothing on a card"),
         ([TURNS, 'only=["engine"]'], "no learner runs here"),
+        ([TURNS, 'placement.lent=["engine"]'], "an engine on the learner's card cannot go to another run"),
+        (
+            ['placement.lent=["rollout"]', "autoscale.pools.rollout={}"],
+            "both change how many processes rollout has",
+        ),
         ([TURNS, "placement.learner_fraction=0.4"], 'has no effect without placement.share = "memory"'),
         ([MEMORY], 'found "cpu", expected cuda'),
         ([MEMORY, *SGLANG], "state the part of the memory that a server takes"),

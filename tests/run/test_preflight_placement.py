@@ -90,6 +90,8 @@ def test_actors_without_room_are_named():
     assert unfilled(settings, [node(CPU=5, GPU=4)]) == []
     assert unfilled(settings, [node(CPU=8, GPU=3), node(CPU=8, GPU=1)]) == ["engine-2"]  # a tensor group has one host
     assert unfilled(settings, [node(CPU=4, GPU=4)]) == ["reward-1"]
+    settings.placement.lent = ["engine", "rollout"]  # other runs may have them
+    assert placed_actors(settings) == ["reward-1"]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,28 @@ def test_work_for_a_version_that_was_never_published_is_found():
     assert "engines have 5 at most, the newest published is 5" in case.evidence()
 
 
+def test_an_engine_that_leaves_and_comes_as_it_is_asked_is_well():
+    case = MadeState(last_step_s=NOW_S - 1)
+    for ago_s in (50, 40, 30, 20):
+        case.publish(ActorStopped("engine", "engine-1"), at_s=NOW_S - ago_s)
+        case.publish(ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - ago_s + 5)
+    case.publish(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 10)
+    case.vitals("engine-1", answered_at_s=NOW_S - 1, moved_at_s=NOW_S - 1)
+    assert case.found() == []
+
+    case.publish(ActorStarted("engine", "engine-1", "elsewhere", 3), at_s=NOW_S - 9)
+    case.publish(ActorStarted("engine", "engine-1", "elsewhere", 4), at_s=NOW_S - 8)
+    assert case.found() == [("engine dead", "engine-1")]  # it died three times, and nobody asked
+
+
+def test_work_of_a_run_whose_engines_are_elsewhere_is_found():
+    case = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=5)))
+    case.publish(FleetScaled({"engine": 0}))
+
+    assert case.found() == [("no worker", "engine")]
+    assert case.evidence() == "p000007-0 has waited 60 s for version 5 or newer; engine was scaled to 0"
+
+
 def test_versions_that_an_engine_reads_from_the_store_though_they_should_come_directly_are_found():
     case = MadeState(last_step_s=NOW_S - 1)
     case.state.config.weights.direct = "nccl"

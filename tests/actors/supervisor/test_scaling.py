@@ -2,10 +2,12 @@
 
 import itertools
 
+import msgspec
+
 from actors.supervisor.fold import SupervisorFold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
-from topics.actors import FLEET_SCALED, SCALE_REQUESTED, FleetScaled, ScaleRequested
+from topics.actors import FLEET_SCALED, RUN_OPENED, SCALE_REQUESTED, FleetScaled, RunOpened, ScaleRequested
 from topics.wire import decode, encode
 
 START = FleetScaled({"rollout": 1, "reward": 1}, by="start")
@@ -14,8 +16,8 @@ START = FleetScaled({"rollout": 1, "reward": 1}, by="start")
 class Logs:
     """A supervisor's fold, fed with requests and decisions whose sequences are those of their own logs."""
 
-    def __init__(self) -> None:
-        self.fold = SupervisorFold(Config())
+    def __init__(self, config: Config | None = None) -> None:
+        self.fold = SupervisorFold(config or Config())
         self.asked = self.decided = 0
         self.stored: list[FleetScaled] = []
         self.take(START)
@@ -23,6 +25,11 @@ class Logs:
     def ask(self, request: ScaleRequested) -> None:
         self.asked += 1
         self.fold.apply(SCALE_REQUESTED, request, Record(SCALE_REQUESTED.stream, self.asked, "", {}, b"", 0))
+
+    def open(self) -> None:
+        self.asked += 1
+        opened = RunOpened(1, 0, {})
+        self.fold.apply(RUN_OPENED, opened, Record(RUN_OPENED.stream, self.asked, "", {}, b"", 0))
 
     def take(self, decision: FleetScaled) -> None:
         self.decided += 1
@@ -75,6 +82,28 @@ def test_what_the_rule_asked_before_it_read_a_users_request_is_void():
     assert logs.settle()["rollout"] == 2
     logs.ask(asked(5, after=2))
     assert logs.settle()["rollout"] == 5
+
+
+def test_what_was_asked_by_weight_is_void_behind_a_users_request():
+    logs = Logs()
+    logs.ask(ScaleRequested({"rollout": 3}, by="share", after=1))
+    logs.ask(asked(2))
+    assert logs.settle()["rollout"] == 2
+
+    logs.ask(ScaleRequested({"rollout": 3}, by="share", reason="had 0.60 of 0.70", after=2))
+    assert logs.decide() == FleetScaled({"rollout": 3}, by="share", reason="had 0.60 of 0.70", request=3)
+
+
+def test_a_run_that_is_opened_again_has_nothing_that_was_lent():
+    logs = Logs(msgspec.convert({"placement": {"lent": ["rollout"]}}, Config))
+    logs.open()
+    logs.ask(ScaleRequested({"rollout": 3}, by="share", after=2))
+    assert logs.settle() == {"rollout": 3, "reward": 1}
+
+    logs.open()
+    logs.ask(ScaleRequested({"rollout": 3}, by="share", after=3))  # meant for what it had before
+    assert logs.settle() == {"rollout": 0, "reward": 1}
+    assert logs.stored[-1].by == "start"
 
 
 def test_a_user_who_asks_later_has_the_last_word():

@@ -1,0 +1,49 @@
+"""What `asyncrl share` is told."""
+
+from fractions import Fraction
+
+import pytest
+
+from asyncrl.cli.main import run
+from asyncrl.cli.share import read_weights
+from asyncrl.errors import WrongUsage
+
+FLEET = ["--fleet", "engine=2"]
+
+
+def test_weights_are_exact():
+    assert read_weights(["a=0.7", "runs/b=0.3", "c=2/3"]) == {
+        "a": Fraction(7, 10),
+        "runs/b": Fraction(3, 10),
+        "c": Fraction(2, 3),
+    }
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["a=0.7", "b"], "'b': expected RUN=WEIGHT with a number above 0"),
+        (["a=0.7", "b=x"], "'b=x': expected RUN=WEIGHT"),
+        (["a=0.7", "b=1/0"], "'b=1/0': expected RUN=WEIGHT"),
+        (["a=0.7", "b=-1"], "'b=-1': expected RUN=WEIGHT"),
+        (["a=0.7", "a=0.3"], "run a is named twice"),
+        (["a=1"], "one run shares with no other"),
+    ],
+)
+def test_weights_that_mean_nothing_are_refused(words: list[str], message: str):
+    with pytest.raises(WrongUsage) as refused:
+        read_weights(words)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--fleet", "learner=2"], "'learner' cannot be scaled"),
+        (["--fleet", "engine=0"], "engine=0: expected at least one process"),
+        ([*FLEET, "--window", "0"], "--window 0: expected seconds above 0"),
+    ],
+)
+def test_a_fleet_that_cannot_be_shared_is_refused(words: list[str], message: str, capsys):
+    assert run(["share", "a=0.7", "b=0.3", *words]) == 2
+    assert message in capsys.readouterr().err
