@@ -13,6 +13,7 @@ from math import floor
 from typing import NamedTuple
 
 _TOLERANCE = 0.04  # greatest error of a run's share over any window, as far as moves take no time
+_START_S = 300.0  # a start that takes longer counts as work: one run's trouble does not keep it from the others
 
 
 class Held(NamedTuple):
@@ -38,6 +39,7 @@ class Apportionment:
         self._active: tuple[str, ...] = ()
         self._wanted: dict[str, int] = {}
         self._owed_s: dict[str, float] = {}  # process-seconds
+        self._idle_s: dict[str, float] = {}  # of processes that had not started yet, since the newest change
         self._looked_s = self._changed_s = 0.0
         self._arrived_s: float | None = None  # when all were ready after the newest change
         self._worked: deque[tuple[float, float, dict[str, int]]] = deque()  # until when, for how long, ready by run
@@ -80,31 +82,39 @@ class Apportionment:
             self._worked.popleft()
         if not set(self._active) <= held.keys():
             return
-        # A process that does not start counts in the end, so that one run's trouble does not keep it from the others.
-        late = now_s - self._changed_s > self._window_s
-        paid = {run: held[run].all if late else held[run].ready for run in self._active}
-        for run, count in paid.items():
-            owed_s = self._owed_s[run] + passed_s * (self.due(run) * sum(paid.values()) - count)
-            most_s = self._count * self._window_s / 2  # what is owed beyond that is forgotten
+        self._charge({run: passed_s * held[run].all for run in self._active})
+        for run in self._active:
+            self._idle_s[run] += passed_s * (held[run].all - held[run].ready)
+
+    def _charge(self, had_s: Mapping[str, float]) -> None:
+        """Take in the process-seconds that each run had, or with other signs did not."""
+        most_s = self._count * max(self._window_s, _START_S)  # what is owed beyond that is forgotten
+        for run, seconds in had_s.items():
+            owed_s = self._owed_s[run] + self.due(run) * sum(had_s.values()) - seconds
             self._owed_s[run] = max(-most_s, min(most_s, owed_s))
 
     def _deal(self, now_s: float, active: tuple[str, ...], held: Mapping[str, Held]) -> None:
         """Divide anew: what is left over goes to those that have it already, then by the largest remainders."""
         self._active, self._owed_s = active, dict.fromkeys(active, 0.0)
+        self._changed(now_s)
         quotas = {run: self._quota(run) for run in active}
         self._wanted = {run: floor(quota) for run, quota in quotas.items()}
         rests = {run: quota - floor(quota) for run, quota in quotas.items() if quota != floor(quota)}
         order = sorted(rests, key=lambda run: (held[run].all > self._wanted[run], rests[run]), reverse=True)
         for run in order[: self._count - sum(self._wanted.values())]:
             self._wanted[run] += 1
-        self._changed_s, self._arrived_s = now_s, None
+
+    def _changed(self, now_s: float) -> None:
+        self._changed_s, self._arrived_s, self._idle_s = now_s, None, dict.fromkeys(self._active, 0.0)
 
     def _settled(self, now_s: float, held: Mapping[str, Held]) -> bool:
         """Return whether a process may move: the last one that did has worked for as long as its start took."""
         if self._arrived_s is None:
             if any(held[run].ready < count for run, count in self._wanted.items()):
-                return now_s - self._changed_s > self._window_s
+                return now_s - self._changed_s > _START_S
             self._arrived_s = now_s
+            if now_s - self._changed_s <= _START_S:
+                self._charge({run: -seconds for run, seconds in self._idle_s.items()})
         return now_s - self._arrived_s >= self._arrived_s - self._changed_s
 
     def _move(self, now_s: float) -> None:
@@ -118,7 +128,7 @@ class Apportionment:
         if self._owed_s[poorest] - self._owed_s[richest] >= self._bound_s:
             self._wanted[poorest] += 1
             self._wanted[richest] -= 1
-            self._changed_s, self._arrived_s = now_s, None
+            self._changed(now_s)
 
 
 def granted(wanted: Mapping[str, int], had: Mapping[str, int], held: Mapping[str, int], count: int) -> dict[str, int]:

@@ -23,7 +23,7 @@ from topics.topic import ACTORS, ENGINES, FLEET
 pytestmark = pytest.mark.slow
 
 ON_RAY = pytest.mark.skipif("ASYNCRL_RAY_CAMPAIGN" not in os.environ, reason="minutes: ASYNCRL_RAY_CAMPAIGN=1")
-FLEET_OF_TWO = ("--fleet", "engine=2", "rollout=2", "--window", "10")
+FLEET_OF_TWO = ("--fleet", "engine=2", "rollout=2", "--window", "30")
 LENT = ('placement.lent=["engine", "rollout"]', "learner.steps=100000", "rollout.slots=4")
 
 
@@ -110,7 +110,7 @@ async def test_two_runs_share_by_weight_though_the_command_is_killed_and_one_run
             assert "another `asyncrl share` moves processes of run" in said
             _, status = await command(tmp_path, "status", "a")
             assert "by share" in status
-            assert " of 0.70 in the last 10 s" in status
+            assert " of 0.70 in the last 30 s" in status
 
             code, said = await command(tmp_path, "down", "a")
             assert code == 0, said

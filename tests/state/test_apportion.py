@@ -22,13 +22,14 @@ class Fleet:
         self.start_s, self.now_s = start_s, 100.0
         self.wanted = dict.fromkeys(given, 0)
         self.starting: dict[str, float] = {}
+        self.broken: set[str] = set()
         self.idle: set[str] = set()
         self.gone: set[str] = set()
         self.moves: list[float] = []
         self.looks: list[dict[str, int]] = []  # ready by run
 
     def ready(self, run: str) -> int:
-        return self.wanted[run] - (self.starting.get(run, 0.0) > self.now_s)
+        return 0 if run in self.broken else self.wanted[run] - (self.starting.get(run, 0.0) > self.now_s)
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / STEP_S)):
@@ -58,14 +59,14 @@ def test_one_of_two_moves_when_the_bound_is_passed():
     fleet.run(STEP_S)
     assert fleet.wanted == {"a": 1, "b": 1}  # 1.4 and 0.6: the larger remainder is b's
     # a is owed 0.4 process-seconds a second and b as much less: a difference of 0.04 * 2 * 60 = 4.8 after 6 s.
-    fleet.run(6.0 - STEP_S)
+    fleet.run(5.0)
     assert fleet.wanted == {"a": 1, "b": 1}
-    fleet.run(2 * STEP_S)
+    fleet.run(1.5)
     assert fleet.wanted == {"a": 2, "b": 0}
     # Now b is owed 0.6 a second: the difference is 4.8 the other way round 8 s later.
-    fleet.run(8.0 - STEP_S)
+    fleet.run(6.5)
     assert fleet.wanted == {"a": 2, "b": 0}
-    fleet.run(2 * STEP_S)
+    fleet.run(2.0)
     assert fleet.wanted == {"a": 1, "b": 1}
 
 
@@ -124,15 +125,13 @@ def test_a_process_stays_for_as_long_as_its_start_took():
     assert fleet.share("a", fleet.looks) == pytest.approx(0.7, abs=0.05)
 
 
-def test_a_process_that_never_starts_keeps_nothing_from_the_others():
+def test_a_run_whose_processes_never_start_keeps_nothing_from_the_others():
     fleet = Fleet(weights(a="0.7", b="0.3"), 1)
-    fleet.run(20)
-    fleet.starting["b"] = float("inf")
-    fleet.start_s = float("inf")
-    before = len(fleet.moves)
-    fleet.run(1200)
-    fleet.starting["a"] = 0.0
-    assert len(fleet.moves) - before >= 4, "the one that is left over moves on all the same"
+    fleet.broken.add("b")
+    fleet.run(3600)
+    assert fleet.share("b", fleet.looks) == 0.0
+    last = [look["a"] for look in fleet.looks[-3600:]]
+    assert sum(last) / len(last) == pytest.approx(0.7, abs=0.1), "it is a's for as long as it is due to a"
 
 
 def test_a_run_gets_more_only_where_another_has_left():
