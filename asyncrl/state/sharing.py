@@ -38,7 +38,7 @@ _IDLE_S = 15.0  # in which a run without work keeps what it has
 
 
 class Sharing(NamedTuple):
-    """What is divided."""
+    """The pools that are divided, and how."""
 
     weights: Mapping[str, Fraction]  # by run, as the user names it
     pools: Mapping[str, int]  # processes, by pool
