@@ -8,6 +8,7 @@ import math
 import sys
 from pathlib import Path
 
+import msgspec
 import torch
 
 from asyncrl.training.megatron.around import around, join, prepare
@@ -19,6 +20,7 @@ from asyncrl.training.megatron.parts import Parts
 
 def compare(folder):
     family, shape = read_family(folder)
+    shape = msgspec.structs.replace(shape, ahead=shape.further_layers > 0)
     with torch.device("meta"):
         [chunk] = build(family, shape, Layout())
     held = dict.fromkeys((parameter for parameter in chunk.parameters()), 0)

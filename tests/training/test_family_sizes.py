@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 
+import msgspec
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -41,6 +42,15 @@ def test_names_and_shapes_are_those_that_transformers_writes(tmp_path, name):
     assert sum(map(math.prod, ours.values())) / 1e9 == pytest.approx(billions, rel=0.01)
     [found] = parameters_of(family, shape, Layout())
     assert sum(found) == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_the_layer_that_predicts_ahead_has_the_parameters_of_its_report(tmp_path):
+    """DeepSeek-V3's README_WEIGHTS.md: 11.5 billion, without embedding and head, which are the trunk's."""
+    family, shape = read_family(written(tmp_path / "model", "DeepSeek-V3"))
+    trunk, whole = (family.tensors(msgspec.structs.replace(shape, ahead=ahead)) for ahead in (False, True))
+    further = {name: whole[name] for name in whole.keys() - trunk.keys()}
+    assert all(name.startswith("model.layers.61.") for name in further)
+    assert sum(map(math.prod, further.values())) / 1e9 == pytest.approx(11.5, rel=0.01)
 
 
 def test_each_tensor_has_its_place_in_a_model_of_the_library(tmp_path):
