@@ -58,6 +58,7 @@ class EngineActor:
         self._fetcher = Fetcher(context.bus, context.files)
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
+        self._highest = (-1, -1)  # lineage and version that it has had
         self._found = ""  # its own label for them, where another client had relabelled it
         self._answers = True
         self._held = False  # it samples nothing
@@ -367,8 +368,11 @@ class EngineActor:
             fallback="" if direct or self._direct is None else self._direct.failure,
         )
         ready = msgspec.structs.replace(ready, **{name: round(value, 4) for name, value in seconds.items()})
-        if not self._server.own:  # it may have been restarted, and others may have sampled under the same key
+        # Other weights may have filled the cache under this key: those of its owner or another client, or the ones
+        # that replaced it before, by which requests were sampled that came late.
+        if not self._server.own or (target.lineage, target.version) <= self._highest:
             ready.cache = secrets.token_hex(4)
+        self._highest = max(self._highest, (target.lineage, target.version))
         await self._publish(ready)
 
     async def _publish(self, message: Message) -> None:

@@ -34,6 +34,7 @@ __all__ = [
 
 _ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
 _POLL_S = 0.005
+_LAST_STEPS = 3  # of a scheduler that overlaps them, until what was aborted has ended
 _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
 T = TypeVar("T")
@@ -193,8 +194,16 @@ class EngineClient:
         """
         while True:
             await self.abort_all()
+            # SGLang notes its load every 15 steps, and with a prompt before that counts: it may show none of what runs.
+            for _ in range(_LAST_STEPS):
+                await self.pass_scheduler()
             with contextlib.suppress(EngineUnavailable):
                 return await self.wait_idle(_ABORT_AGAIN_S)
+
+    async def pass_scheduler(self) -> None:
+        """Return when the scheduler has read all calls before this one, which it refuses; it reads between steps."""
+        with contextlib.suppress(EngineRefused, RequestFailed):  # the latter: of a server that has no such call
+            await self.leave_group("none")
 
     async def halt(self) -> None:
         """Abort all requests, and freeze the scheduler when it has obeyed; their answers may come later.
@@ -202,10 +211,8 @@ class EngineClient:
         SGLang's front process needs some 0.1 s of CPU time to hand 512 answers out, beside which weights can be loaded.
         """
         await self.abort_all()
-        # The scheduler reads calls in their order, and answers this one itself: it has begun its last step by then.
-        with contextlib.suppress(EngineRefused):
-            await self.leave_group("none")
-        # This pause ends that step; one in place would keep its tokens back until the weights are others.
+        await self.pass_scheduler()
+        # This pause ends the step that it is in; one in place would keep its tokens back until the weights are others.
         await self.pause("retract")
         await self.abort_all()  # what came in between is queued
 

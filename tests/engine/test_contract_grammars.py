@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from asyncrl.engine.client import EngineClient, EngineRefused, SamplingParams
 from benchmarks.engine import save_random_model
 from harness.contract import Served
-from harness.sglang_real import ABSENT, EXACT, FOUND, ask, engine, events_in, post
+from harness.sglang_real import ABSENT, EXACT, FOUND, GRAMMARS, ask, engine, events_in, post
 from harness.tokenizers import make_model
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ _SAMPLING = {"max_new_tokens": 100}
 FORMS = [{"json_schema": json.dumps(_SCHEMA)}, {"regex": "(yes|no)(, (yes|no)){2}"}]
 
 
-@pytest.fixture(scope="module", params=["embedded", "sglang", "sglang-xgrammar"])
+@pytest.fixture(scope="module", params=["embedded", "sglang", "sglang-grammars"])
 def served(request: Any, tmp_path_factory: Any) -> Iterator[Served]:
     kind, _, grammars = request.param.partition("-")
     if kind == "sglang" and not FOUND:
@@ -38,7 +38,7 @@ def served(request: Any, tmp_path_factory: Any) -> Iterator[Served]:
     save_random_model(model, vocab=330, hidden=32 if EXACT else 256, layers=2)
     make_model(model)
     with asyncio.Runner() as runner:
-        server = engine(kind, model, folder / "home", incremental=True, grammars=grammars)
+        server = engine(kind, model, folder / "home", incremental=True, grammars=grammars and GRAMMARS)
         yield Served(request.param, True, runner.run(server.__aenter__()), model)
         runner.run(server.__aexit__(None, None, None))
 
@@ -61,7 +61,7 @@ async def test_an_answer_has_the_form_that_was_asked_for_or_the_request_is_refus
     bodies = [ask(input_ids=[5, 6, 7 + number], sampling_params={**_SAMPLING, **form}) for number in range(4)]
     answers = await asyncio.gather(*(post(served, "/generate", body) for body in bodies))
 
-    if served.kind != "sglang-xgrammar":
+    if served.kind != "sglang-grammars":
         assert [status for status, _ in answers] == [400] * len(bodies)
         assert all("grammar" in json.dumps(answer) or next(iter(form)) in json.dumps(answer) for _, answer in answers)
         return
@@ -76,7 +76,7 @@ async def test_a_form_comes_in_parts_through_the_client_with_the_log_probs_of_it
     client, chunks = EngineClient(served.address, api_key="secret"), []
     sampling = SamplingParams(100, schema=json.dumps(_SCHEMA), top=2)
     try:
-        if served.kind != "sglang-xgrammar":
+        if served.kind != "sglang-grammars":
             with pytest.raises(EngineRefused):
                 await client.generate([5, 6, 7], sampling)
             return

@@ -199,6 +199,20 @@ async def test_an_abort_of_one_request_meets_no_other_whose_id_it_begins(server:
     assert {answer.finish_reason for answer in await asyncio.gather(*asked[1:])} == {"abort"}
 
 
+async def test_a_server_whose_load_shows_none_of_what_runs_is_emptied_all_the_same(
+    server: LikeSGLang, client: EngineClient
+):
+    server.serve, server.steps = server.until_aborted, 2
+    call = asyncio.create_task(client.generate([1], SamplingParams(4)))
+    await until(lambda: len(server.running) == 1, "the request runs")
+    assert (await client.load()).requests == 0
+
+    await client.empty()
+
+    assert not server.running
+    assert (await call).finish_reason == "abort"
+
+
 async def test_a_request_whose_connection_broke_is_not_sampled_twice_by_the_same_call(
     server: LikeSGLang, client: EngineClient
 ):

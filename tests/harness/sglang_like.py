@@ -63,6 +63,7 @@ class LikeSGLang:
         self.aborted: list[str] = []  # request ids
         self.aborted_all = 0  # times
         self.ended: list[str] = []  # ids of requests that an abort has met: those that begin with its id
+        self.steps = 0  # of its scheduler until aborted requests end; one lasts until it is asked for something
         self.paused = False
         self.running: dict[str, asyncio.Event] = {}
         self.refusal: Callable[[str], Awaitable[str]] = _taken  # why it does not take the weights of this name
@@ -114,6 +115,7 @@ class LikeSGLang:
             ("/generate", self._generate),
             ("/update_weights_from_disk", self._update),
             ("/abort_request", self._abort),
+            ("/destroy_weights_update_group", self._leave_group),
             ("/pause_generation", self._pause),
             ("/continue_generation", self._continue),
         ):
@@ -199,9 +201,17 @@ class LikeSGLang:
         self.aborted += [] if body.get("abort_all") else [body["rid"]]
         met = [rid for rid in self.running if rid.startswith(body.get("rid", ""))]
         self.ended += [] if body.get("abort_all") else met
-        for rid in met:
-            self.running.pop(rid).set()
+        self._end(met if not self.steps else [])
         return web.Response()
+
+    async def _leave_group(self, request: web.Request) -> web.StreamResponse:
+        self.steps -= 1
+        self._end([*self.running] if self.aborted_all and self.steps == 0 else [])
+        return web.json_response({"success": False, "message": "no such group"}, status=400)
+
+    def _end(self, rids: list[str]) -> None:
+        for rid in rids:
+            self.running.pop(rid).set()
 
     async def _pause(self, request: web.Request) -> web.StreamResponse:
         self.paused = True

@@ -33,6 +33,10 @@ def arguments() -> list[str]:
     return shlex.split(os.environ.get("ASYNCRL_SGLANG_ARGUMENTS", ON_CPU))
 
 
+GRAMMARS = "llguidance" if "cpu" in arguments() else "xgrammar"
+"""What makes grammars: SGLang's own choice runs on GPUs alone."""
+
+
 def environment() -> dict[str, str]:
     """Variables with which a process imports SGLang."""
     return {"PYTHONPATH": FOUND, "OMP_NUM_THREADS": "1"}
@@ -57,7 +61,7 @@ async def engine(kind: str, model: Path, folder: Path, *, incremental: bool, gra
     Args:
         kind: "embedded" or "sglang".
         folder: for its log and key; the key is "secret".
-        grammars: what makes grammars, which needs a tokenizer: "xgrammar"; "" for none.
+        grammars: what makes grammars, which needs a tokenizer; "" for none.
     """
     folder.mkdir()
     (folder / "key").write_text("secret\n")

@@ -17,6 +17,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.pools import Purpose
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
+from asyncrl.engine.control import CONTROLS, EngineHome, ScriptedControl
 from asyncrl.engine.errors import VersionAbsent
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
@@ -203,6 +204,35 @@ async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
     again = [message for message in player.messages if isinstance(message, EngineUpdating)][-1]
     assert again.found == "default"
     assert player.context.vitals["relabelled"] == 1
+
+
+async def test_weights_that_come_back_meet_no_prefix_that_others_computed_under_their_name(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    made: list[Any] = []
+
+    class Owned(ScriptedControl):
+        own = True
+
+        def __init__(self, home: EngineHome) -> None:
+            super().__init__(home)
+            made.append(self)
+
+    monkeypatch.setitem(CONTROLS, "scripted", Owned)
+    player = Player(bus, stage(engine={"kind": "scripted"}, supervision={"silence_s": 1.0}))
+    await player.start()
+    try:
+        for version in (1, 2):
+            await player.publish(version)
+            await until(lambda v=version: player.versions(EngineReady)[-1:] == [v], "the version is there")
+        made[0]._label = "of another client"
+        await until(lambda: player.versions(EngineReady) == [1, 2, 2], "it is loaded again")
+    finally:
+        await player.stop()
+
+    keys = [message.cache_key for message in player.messages if isinstance(message, EngineReady)]
+    assert keys[:2] == ["0:1:d1", "0:2:d2"]
+    assert keys[2].startswith("0:2:d2:")
 
 
 async def test_a_server_that_does_not_answer_for_its_health_while_it_is_paused_is_not_given_up(
