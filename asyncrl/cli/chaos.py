@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise WrongUsage(f"--run takes a run that is up; {names}: only for a campaign, which brings up its own")
     know_actors(arguments)
     found = live_run(arguments)
-    known = [*signal_targets(), *node_targets(found.files.read_config())]
+    known = [*signal_targets(), *node_targets(found.files.read_config().placement)]
     targets = parse_targets(arguments.targets, known)
     plan = Plan(targets, arguments.seconds, arguments.every, arguments.kills or sys.maxsize, arguments.seed)
     return asyncio.run(_chaos(found, plan))

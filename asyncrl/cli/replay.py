@@ -179,7 +179,7 @@ def _replay(arguments: argparse.Namespace) -> Replay:
 
     async def train(bus: Bus) -> tuple[Replay, Retraining]:
         log = await read_training(bus)
-        last = _last_step(arguments, log, config)
+        last = _last_step(arguments, log, config.origin)
         retraining = Retraining(bus, log, trainer, config, files)
         began = await retraining.begin(arguments.at, last)
         replay = Replay(bus.run, changed, began, retraining.step, last, [], {})
@@ -213,13 +213,13 @@ def _line(step: ReplayedStep, replay: Replay) -> str:
     return f"step {step.step} of {replay.last}  loss {now:.6g}, recorded {was:.6g}{text}"
 
 
-def _last_step(arguments: argparse.Namespace, log: TrainingLog, config: Config) -> int:
+def _last_step(arguments: argparse.Namespace, log: TrainingLog, origin: int) -> int:
     """The last step of the replay, which was trained and lies behind its beginning."""
-    newest = max(log.trained, default=config.origin)
+    newest = max(log.trained, default=origin)
     last = newest if arguments.to is None else arguments.to
     for name, step in (("--to", last), ("--from", arguments.at)):
-        if step is not None and not config.origin <= step <= newest:
-            raise ReplayError(f"{name} {step}: the run trained the steps {config.origin + 1} to {newest}")
+        if step is not None and not origin <= step <= newest:
+            raise ReplayError(f"{name} {step}: the run trained the steps {origin + 1} to {newest}")
     if arguments.at is not None and arguments.at > last:
         raise ReplayError(f"--from {arguments.at} lies behind --to {last}")
     return last

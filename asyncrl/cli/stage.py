@@ -8,8 +8,8 @@ import asyncio
 from asyncrl.bus.publish import publish
 from asyncrl.cli.target import add_run, add_wait, live_run, watched
 from asyncrl.config.reference import toml_text
-from asyncrl.config.settings import Config
 from asyncrl.config.staged import of_learner
+from asyncrl.config.task_settings import StageSettings
 from asyncrl.config.tasks import Task, stage_tasks, tasks_of
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun
@@ -70,17 +70,16 @@ def stages_text(state: RunState) -> str:
     marks = {current: ("*", since)}
     rows = {"": tasks_of(config)} | {name: stage_tasks(config, name) for name in config.stages}
     return "\n".join(
-        f"{mark} {name or NO_STAGE:{width}}  {_tasks_text(tasks)}{_objective_text(state.config, name)}{held}"
+        f"{mark} {name or NO_STAGE:{width}}  {_tasks_text(tasks)}{_objective_text(config.stages.get(name))}{held}"
         for name, tasks in rows.items()
         for mark, held in [marks.get(name, (" ", ""))]
     )
 
 
-def _objective_text(config: Config, name: str) -> str:
+def _objective_text(stage: StageSettings | None) -> str:
     """Return what a stage gives of the objective, and the condition under which it begins by itself."""
-    if not name:
+    if stage is None:
         return ""
-    stage = config.stages[name]
     given = {key: value for key, value in of_learner(stage).items() if key != "advantage" and value != {}}
     given |= {key: value for key in ("at_step", "at_accuracy") if (value := getattr(stage, key))}
     return "".join(f"; {key} {toml_text(value)}" for key, value in given.items())

@@ -105,7 +105,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     try:
         bus = await _unless(stop, launch.start())
         if bus is not None:
-            print(*served_lines(launch.config, launch.files), sep="", end="", flush=True)
+            print(*served_lines(launch.config.gateway, launch.files), sep="", end="", flush=True)
             on_started()
         reason = "" if bus is None else await _watch(launch, bus, state, stop)
     except AsyncRLError as error:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from asyncrl.algorithms.policy_sums import LAG_EDGES
 from asyncrl.config.check_learner import needed_columns
+from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.held_out import held_out_sets
-from asyncrl.config.settings import Config, CreateModelSettings
+from asyncrl.config.settings import Config, CreateModelSettings, LearnerSettings, WeightsSettings
 from asyncrl.config.tasks import every_task, largest_group, tasks_of
 from topics.topic import (
     ACTORS,
@@ -140,9 +141,9 @@ def payload_room(config: Config, row_bytes: float) -> Room:
     return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
 
-def _trained(config: Config) -> int:
+def _trained(max_lag: int) -> int:
     """Bytes of the batch.trained of a step of RL."""
-    return _TRAINED + _FIGURES + _FIGURES_OF_LAG * sum(edge <= config.buffer.max_lag for edge in LAG_EDGES)
+    return _TRAINED + _FIGURES + _FIGURES_OF_LAG * sum(edge <= max_lag for edge in LAG_EDGES)
 
 
 def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Need]:
@@ -173,10 +174,10 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
             _PACKED + rows * _MEMBER,
         ),
         TRAINING: (
-            _trained(config) + saved + _PUBLISHED * published + _NAMED * evaluations + turns_taken,
+            _trained(config.buffer.max_lag) + saved + _PUBLISHED * published + _NAMED * evaluations + turns_taken,
             _TRAINED + saved + turns_taken,
         ),
-        ENGINES: (_engines(config) * (_LOADED * published + turns_taken), 0),
+        ENGINES: (_engines(config.engine) * (_LOADED * published + turns_taken), 0),
         FLEET: (_TRIMMED, _TRIMMED),
         ACTORS: (0, 0),
         LEDGER_BLOBS: ((0 if inside else packed) + (0 if score_inside else evaluations * scored), 0),
@@ -227,16 +228,16 @@ def _rest(need: Need, progress: Progress) -> Need:
 
 def files_bytes(config: Config, parameters: int) -> int:
     """Return the bytes of weights, checkpoints and the exported model on the disk."""
-    weights = _weights_bytes(config, parameters)
+    weights = _weights_bytes(config.learner, parameters)
     columns = {column for _, column in needed_columns(config)}
     trained = _STATE[config.learner.moments]
     state = trained + _REFERENCE * ("reference" in columns) + trained * ("values" in columns)
     checkpoints = (config.learner.keep_checkpoints + 1) * parameters * state
-    return checkpoints + _stored(config, weights, weights) + _engines(config) * weights
+    return checkpoints + _stored(config, weights, weights) + _engines(config.engine) * weights
 
 
-def _engines(config: Config) -> int:
-    return sum(group.servers for group in config.engine.pools.values())
+def _engines(engine: EngineSettings) -> int:
+    return sum(group.servers for group in engine.pools.values())
 
 
 def _stored(config: Config, version: int, weights: int) -> int:
@@ -246,7 +247,7 @@ def _stored(config: Config, version: int, weights: int) -> int:
         version: bytes of a full one.
         weights: bytes of its tensors, which a difference never reaches.
     """
-    keep, chain = config.learner.keep_versions, _chain(config, weights)
+    keep, chain = config.learner.keep_versions, _chain(config.weights, weights)
     stored = (keep + 3) * version + chain
     if config.weights.gate_metric or config.gateway.engines:  # those that are or were live, and those under evaluation
         stored += config.weights.keep_live * (version + chain) + keep * version + chain
@@ -257,24 +258,24 @@ def _stored(config: Config, version: int, weights: int) -> int:
     return stored
 
 
-def _chain(config: Config, weights: int) -> int:
+def _chain(settings: WeightsSettings, weights: int) -> int:
     """Bytes of what a version may be a difference to, besides itself."""
-    return 0 if config.weights.delta == "never" else (config.weights.full_every - 1) * weights
+    return 0 if settings.delta == "never" else (settings.full_every - 1) * weights
 
 
-def _weights_bytes(config: Config, parameters: int) -> int:
-    return parameters * (4 if config.learner.dtype == "float32" else 2)
+def _weights_bytes(learner: LearnerSettings, parameters: int) -> int:
+    return parameters * (4 if learner.dtype == "float32" else 2)
 
 
 def _versions(config: Config, parameters: int) -> Need:
     """Weights in the store `stream`."""
     if config.weights.store != "stream":
         return Need(WEIGHTS, MB, MB, 0)
-    weights = math.ceil(_weights_bytes(config, parameters) * _CHUNKED)
+    weights = math.ceil(_weights_bytes(config.learner, parameters) * _CHUNKED)
     version, live = weights + math.ceil(_TOKENIZER * _CHUNKED), config.weights.keep_live
     least = _stored(config, version, weights)
     # Besides, there are those that engines have, and that are promoted by command.
-    others = _engines(config) * version + live * (version + _chain(config, weights))
+    others = _engines(config.engine) * version + live * (version + _chain(config.weights, weights))
     return Need(WEIGHTS, least, least + others + _SPARE, 0)
 
 

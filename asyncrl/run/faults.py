@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import psutil
 
-from asyncrl.config.settings import Config
+from asyncrl.config.process_settings import PlacementSettings
 from asyncrl.crash import POINTS
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
@@ -213,9 +213,9 @@ NODE = "node"
 _LOST_S = 30.0  # for the head to find that a node is gone
 
 
-def node_targets(config: Config) -> list[Target]:
+def node_targets(placement: PlacementSettings) -> list[Target]:
     """Return the faults of nodes, where the run has any."""
-    return [Target(NODE, "kill")] if config.placement.kind == "ray" else []
+    return [Target(NODE, "kill")] if placement.kind == "ray" else []
 
 
 class NodeKiller:

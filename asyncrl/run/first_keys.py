@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
-from asyncrl.config.settings import Config
+from asyncrl.config.live_settings import GatewaySettings
 from asyncrl.files import write_private
 from asyncrl.live.keys import make_key
 from asyncrl.run.directory import RunFiles
@@ -23,13 +23,13 @@ async def add_first_keys(bus: Bus, tenants: Sequence[str], files: RunFiles) -> N
             write_private(path, key.encode())
 
 
-def served_lines(config: Config, files: RunFiles) -> list[str]:
+def served_lines(gateway: GatewaySettings, files: RunFiles) -> list[str]:
     """Return what clients of a run need: the address of its gateway, and the first of the keys that it made."""
-    if not config.gateway.count:
+    if not gateway.count:
         return []
-    address = f"http://{config.gateway.host}:{config.gateway.port}"
+    address = f"http://{gateway.host}:{gateway.port}"
     lines = [f"gateway: {address}/v1 (OpenAI), {address} (Anthropic)\n"]
-    for tenant in config.gateway.tenants[:1]:
+    for tenant in gateway.tenants[:1]:
         key = (files.keys / tenant).read_text(encoding="utf-8")
         lines.append(f"key of {tenant}: {key}\n")
     return lines

@@ -11,7 +11,7 @@ import msgspec
 from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.setting_types import changed_keys
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, CreateModelSettings
 from asyncrl.data.model_dir import ModelError
 from asyncrl.data.tokenizer import SPECIAL_TOKENS
 from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
@@ -40,7 +40,7 @@ def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
         "learner.teacher.model": learner.teacher.model,
         "learner.critic.model": learner.critic.model,
     }
-    if not config.model.path and (problem := layout.problem(_created(config))):
+    if not config.model.path and (problem := layout.problem(_created(config.model.create))):
         yield Finding((*keys, "model.create"), problem)
     for key, path in given.items():
         try:
@@ -68,7 +68,9 @@ def memory_lines(config: Config, base: Path) -> Iterator[str]:
     learner = config.learner
     if learner.trainer != "megatron":
         return
-    family, shape = read_family(base / config.model.path) if config.model.path else (qwen3.FAMILY, _created(config))
+    family, shape = (
+        read_family(base / config.model.path) if config.model.path else (qwen3.FAMILY, _created(config.model.create))
+    )
     shape = msgspec.structs.replace(shape, ahead=learner.mtp_weight > 0)
     training = Training(
         ranks=learner.ranks,
@@ -90,8 +92,7 @@ def _installed() -> str:
         return ""
 
 
-def _created(config: Config) -> ModelConfig:
-    create = config.model.create
+def _created(create: CreateModelSettings) -> ModelConfig:
     return ModelConfig(
         architecture="Qwen3ForCausalLM",
         vocab_size=len(create.alphabet) + len(SPECIAL_TOKENS),

@@ -21,7 +21,7 @@ from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.own_algorithms import Named, named_algorithms
 from asyncrl.config.setting_types import SCRIPTED
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.staged import as_in
 from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
@@ -72,7 +72,7 @@ def check_further_models(config: Config, base: Path) -> Iterator[Finding]:
         ("learner.critic.model", config.learner.critic.model),
     ):
         try:
-            problem = _differs(base / given, _policy_vocabulary(config, base)) if given else ""
+            problem = _differs(base / given, _policy_vocabulary(config.model, base)) if given else ""
             problem = problem or (_shorter(base / given, config.rollout.max_new_tokens + 1) if given else "")
         except (ModelError, TokenizerError):
             return  # reported where the model itself is checked
@@ -127,10 +127,10 @@ def differing_token(path: Path, known: dict[int, str], policy: dict[int, str]) -
     return ""
 
 
-def _policy_vocabulary(config: Config, base: Path) -> dict[int, str]:
-    if config.model.path:
-        return TaskTokenizer.load(base / config.model.path).vocabulary
-    return dict(enumerate([*SPECIAL_TOKENS, *config.model.create.alphabet]))
+def _policy_vocabulary(model: ModelSettings, base: Path) -> dict[int, str]:
+    if model.path:
+        return TaskTokenizer.load(base / model.path).vocabulary
+    return dict(enumerate([*SPECIAL_TOKENS, *model.create.alphabet]))
 
 
 def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], layers: int) -> None:

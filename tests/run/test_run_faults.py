@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.process_settings import PlacementSettings
 from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
 from asyncrl.process import python
@@ -45,8 +46,8 @@ def test_a_target_that_is_none_is_refused_with_what_is_allowed(text: str, messag
 
 
 def test_nodes_are_targets_where_ray_places_actors():
-    assert node_targets(msgspec.convert({"placement": {"kind": "ray"}}, Config)) == [Target("node", "kill")]
-    assert node_targets(Config()) == []
+    assert node_targets(PlacementSettings(kind="ray")) == [Target("node", "kill")]
+    assert node_targets(PlacementSettings()) == []
 
 
 def test_a_seed_draws_the_same_targets_and_every_family_as_often():

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from asyncrl.algorithms.filters import FILTERS, reason_of
 from asyncrl.algorithms.lag import fresh_share
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import BufferSettings, Config
 from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.group import Drop, Group, Key, Stored, end_text
 from asyncrl.state.audit.training import Batch
@@ -214,7 +214,7 @@ def _missing_cause(group: Group, key: Key, drop: Drop, config: Config) -> str:
         known = first is not None and first.time_ns < _seen_ns(drop)
         return "no grade or failure before its deadline" if known else _before_deadline(group, drop, config)
     if drop.reason == "lag":
-        return "" if first is not None and first.grade and _is_old(first.grade, drop, config) else _OLD
+        return "" if first is not None and first.grade and _is_old(first.grade, drop, config.buffer) else _OLD
     if first is None or first.grade is not None or first.reason != drop.reason:
         return f"a failure ({drop.reason}) before any grade"
     return ""
@@ -232,7 +232,7 @@ def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
     if drop.reason == "failed":
         return f"fewer than {least} members that are graded, found {len(live)}" if len(live) >= least else ""
     if drop.reason == "lag":
-        fresh = [grade for grade in live.values() if not _is_old(grade, drop, config)]
+        fresh = [grade for grade in live.values() if not _is_old(grade, drop, config.buffer)]
         return _OLD if len(fresh) >= least or len(fresh) == len(live) else ""
     if drop.reason == "tenant" and config.live.safety.tenant_share < 1:
         return "" if group.prompt_id.startswith(LIVE) else "a live turn"
@@ -247,9 +247,8 @@ def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
     return "a group that this filter drops" if rules and not any(rule(members) for rule in rules) else ""
 
 
-def _is_old(grade: TrajectoryGraded, drop: Drop, config: Config) -> bool:
+def _is_old(grade: TrajectoryGraded, drop: Drop, buffer: BufferSettings) -> bool:
     """Return whether the batch that was next could not take it."""
-    buffer = config.buffer
     least = buffer.min_fresh if buffer.stale == "mask" else 1.0
     return fresh_share(grade.versions, min_version=drop.step - 1 - buffer.max_lag) < least
 
