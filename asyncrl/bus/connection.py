@@ -395,5 +395,5 @@ async def _close_quietly(client: Client, within_s: float = 3.0) -> None:
     try:
         async with asyncio.timeout(within_s):
             await client.close()
-    except (TimeoutError, nats.errors.Error, OSError):
+    except (TimeoutError, nats.errors.Error, OSError, RuntimeError):  # the latter: uvloop has closed the socket
         pass  # closing a broken connection may break again
