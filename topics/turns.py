@@ -116,6 +116,19 @@ class TurnFinished(Message):
         return found | {name: value for name, value in optional.items() if value} | sealed_under(self.secret)
 
 
+class TurnShadowed(Message):
+    """The reply of another version to the prompt of a turn that has ended: nobody gets it, and it is never trained."""
+
+    turn_id: Id
+    trial: Count  # sequence of the weights.canaried whose version it is
+    tokens: Int32Array  # [T] sampled
+    secret: SecretIds = ""  # of its turn
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that reading needs."""
+        return sealed_under(self.secret)
+
+
 class SessionLeft(Message):
     """A client ended its session (`DELETE /v1/sessions/ID`); the keeper of sessions closes it."""
 
@@ -168,10 +181,13 @@ class TurnJudged(Message):
     hints: list[str] = field(default_factory=list)  # what the reply should have minded, by votes of the majority
     purged: bool = False  # its data key is gone
     secret: SecretIds = ""  # of its turn
+    shadow: Real | None = None  # the reward of its shadow answer, by the same evidence; None: there is none
+    trial: Count = 0  # of that answer
 
     def headers(self) -> dict[str, str]:
         """Return the headers that deciding needs."""
         found = {"turn": self.turn_id} | ({} if self.reward is None else {"reward": f"{self.reward:.9g}"})
+        found |= {} if self.shadow is None else {"shadow": f"{self.shadow:.9g}", "trial": str(self.trial)}
         return found | ({"purged": "1"} if self.purged else {}) | sealed_under(self.secret)
 
 
@@ -185,9 +201,10 @@ class TurnAdmitted(Message):
     by: Literal["judge", "user"]
     temperature: LiveTemperature  # that it was sampled at
     secrets: SecretIds = ""  # data keys that reading it takes
-    trial: Count = 0  # as in its turn.finished
+    trial: Count = 0  # as in its turn.finished, or of its shadow answer
     canary: bool = False
     version: int = -1  # newest one of its tokens
+    shadow: Real | None = None  # reward of its shadow answer, where a judge graded both
 
 
 class TurnOverruled(Message):
@@ -204,10 +221,11 @@ class TurnSkipped(Message):
     turn_id: Id
     session: Id
     reason: SkipReason
-    trial: Count = 0  # as in its turn.finished
+    trial: Count = 0  # as in its turn.finished, or of its shadow answer
     canary: bool = False
     reward: Real | None = None  # of its grade; of a reply that is garbage the least; None: nothing graded it
     version: int = -1  # newest one of its tokens, of a turn that was graded
+    shadow: Real | None = None  # reward of its shadow answer, where a judge graded both
 
 
 class SessionClosed(Message):
@@ -252,6 +270,8 @@ class JudgeHeads(msgspec.Struct):
     turn: Id
     reward: Real | None = None
     purged: Literal["", "1"] = ""
+    shadow: Real | None = None
+    trial: Count = 0
 
 
 class FeedbackHeads(msgspec.Struct):
@@ -300,6 +320,14 @@ TURN_FINISHED = Topic(
     subscribers=_READERS,
     key="turn_id",
     heads=FinishHeads,
+)
+TURN_SHADOWED = Topic(
+    "turn.shadowed",
+    TurnShadowed,
+    TURNS,
+    publishers=("gateway",),
+    subscribers=("judge", "monitor"),
+    key="turn_id",
 )
 SESSION_LEFT = Topic(
     "session.left",

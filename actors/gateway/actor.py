@@ -19,6 +19,7 @@ from actors.gateway.feedback import give_feedback
 from actors.gateway.meter import Meter
 from actors.gateway.places import Places
 from actors.gateway.reply import Reply, all_of, retry_after
+from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
 from asyncrl.bus.errors import BusError
@@ -84,6 +85,7 @@ class Gateway:
         self._news = asyncio.Event()  # a turn of another gateway
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
+        self._shadows = Shadows(context, self._served, self._tokenizer.decode_all, self._facts)
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
         self._places = Places(self._settings.in_flight, self._settings.hold_s)
@@ -97,6 +99,7 @@ class Gateway:
         await keys.caught_up()
         await self._read_turns()
         await self._channels.start()
+        await self._shadows.start()
         runner = web.AppRunner(self._application(), shutdown_timeout=_LEAVE_S)
         await runner.setup()
         host, port = self._settings.host, self._settings.port
@@ -113,6 +116,7 @@ class Gateway:
             await self._meter.close()
             await keys.close()
             await self._channels.close()
+            await self._shadows.close()
 
     async def _open_redactor(self) -> None:
         live = self._context.config.live
@@ -196,7 +200,10 @@ class Gateway:
                     endings = await all_of([ending(number, turn, secret) for number, turn in enumerate(turns)])
                 self._context.count("turns_repeated", len(turns) - len(new))
                 self._context.count("turns", len(new))
-                return await reply.end(endings)
+                answered = await reply.end(endings)
+                for turn in new:
+                    self._shadows.answer(turn.shadowed())
+                return answered
             except LiveError as error:
                 self._context.count("turns_failed")
                 return await reply.fail(error)

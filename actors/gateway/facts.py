@@ -22,7 +22,7 @@ from asyncrl.live.turn_log import TurnLog
 from topics.secrets import PURGE_REQUESTED, PurgeRequested, SecretMade
 from topics.table import topic_for
 from topics.topic import ACTORS, Topic
-from topics.turns import SessionLeft, TurnCounted, TurnFinished, TurnSampled, TurnStarted
+from topics.turns import SessionLeft, TurnCounted, TurnFinished, TurnSampled, TurnShadowed, TurnStarted
 from topics.wire import SEALED
 
 _PATIENCE_S = 2.0  # for an acknowledgement, before a client waits no longer for it
@@ -203,6 +203,19 @@ class Facts:
         if not len(self._spool) and self.redactor is None:
             with contextlib.suppress(SecretGone):
                 await send(self._context.bus, sampled)
+
+    async def aside(self, shadowed: TurnShadowed) -> bool:
+        """Store a shadow answer; False where it is left out: the server is away, or it is to be redacted or purged."""
+        if len(self._spool) or not self._context.bus.client.is_connected:
+            return False
+        try:
+            if self.redactor is not None and await self.redactor.redacted(shadowed.tokens) is not None:
+                return False
+            async with asyncio.timeout(_PATIENCE_S):
+                await self._store(await prepare(self._context.bus, shadowed, headers={EXPECT_SUBJECT: "0"}))
+        except (TimeoutError, SecretGone, RedactionFailed, BusGone):
+            return False
+        return True
 
     async def close(self, within_s: float) -> None:
         """Store what waits, as much as is stored in time; the next process stores the rest."""

@@ -14,6 +14,7 @@ import msgspec
 
 from actors.gateway.channels import Service
 from actors.gateway.facts import Facts
+from actors.gateway.shadows import Shadowed
 from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.answer import Likeliest, stop_string
@@ -39,7 +40,7 @@ from asyncrl.live.trials import Arm
 from asyncrl.live.turn_log import Asked, Stored
 from topics.actors import Waiting
 from topics.trajectories import Answer
-from topics.turns import Finish, Mark, TurnFinished, TurnSampled, TurnStarted
+from topics.turns import EarlySkip, Finish, Mark, TurnFinished, TurnSampled, TurnStarted
 
 _STORED_TOKENS = 64  # of a reply under way, after which they are stored
 _LEAST_TOP_P = 1e-6  # engines refuse 0, which asks for the likeliest token, as this does
@@ -85,6 +86,7 @@ class Turn(Watch):
         self._secret = ""
         self._arm = Arm()
         self._lineages = [-1] if self.continues else []  # of its tokens; -1: not known
+        self._skip: EarlySkip | None = None
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
         self._patience = asyncio.timeout(None)  # with its wait for an engine
@@ -98,6 +100,14 @@ class Turn(Watch):
         tokens = 0 if self.repeats else len(self._answer.tokens)
         return tokens and len(self.prompt.ids) + tokens
 
+    def shadowed(self) -> Shadowed | None:
+        """Return what a canary is to answer beside this turn, which has ended; None where it is to answer nothing, or
+        no judge would compare the two."""
+        arm, sampling = self._arm, msgspec.structs.replace(self._sampling, top=0)
+        if not (self._recorded and arm.shadow) or self._skip is not None:
+            return None
+        return Shadowed(self.id, self.prompt.ids, sampling, self._secret, arm.shadow, arm.version)
+
     async def begin(self, facts: Facts, tenant: str, api: str, session: Session, *, secret: str) -> None:
         """Store that it begins; where that is lost, or it is private, the turn is served alone.
 
@@ -107,6 +117,7 @@ class Turn(Watch):
         if self.repeats:
             return
         prompt, self._session, self._secret = self.prompt, session.id, secret
+        self._skip = skip_of(self._sampling, side=session.side)
         if prompt.parent and not facts.has(prompt.parent):  # nobody could put it together
             prompt = prompt._replace(parent="", known=0)
         started = TurnStarted(
@@ -122,7 +133,7 @@ class Turn(Watch):
             digest=self._asked.digest,
             key=self._asked.key,
             continues=self.continues,
-            skip=skip_of(self._sampling, side=session.side),
+            skip=self._skip,
             secret=secret,
             older=",".join(one for one in facts.secrets_of(prompt.parent).split(",") if one != secret),
         )

@@ -57,13 +57,21 @@ class JudgeWorker:
 
     async def _judged(self, ready: TurnReady, delivery: Delivery[TurnReady]) -> TurnJudged:
         case, secret = await self._reader.case(ready)
+        shadow = await self._reader.shadow(case) if self._context.config.gateway.canary_engines else None
         with delivery.waiting(Waiting("reward")):  # each vote has a deadline of its own
-            votes = await asyncio.gather(*(self._vote(case) for _ in range(self._context.config.live.judge.votes)))
+            votes, of_shadow = await asyncio.gather(self._votes(case), self._votes(shadow[0] if shadow else None))
         verdict = verdict_of([vote for vote in votes if vote is not None])
         if verdict.reward is None:
             self._context.count("turns_without_vote")
         scores = [None if vote is None else float(vote.score) for vote in votes]
-        return TurnJudged(ready.turn_id, verdict.reward, self._judge.name, scores, list(verdict.hints), secret=secret)
+        judged = TurnJudged(ready.turn_id, verdict.reward, self._judge.name, scores, list(verdict.hints), secret=secret)
+        if shadow is not None:
+            judged.shadow, judged.trial = verdict_of([vote for vote in of_shadow if vote is not None]).reward, shadow[1]
+        return judged
+
+    async def _votes(self, case: Case | None) -> list[Vote | None]:
+        votes = self._context.config.live.judge.votes if case is not None else 0
+        return await asyncio.gather(*(self._vote(case) for _ in range(votes) if case is not None))
 
     async def _store(self, judged: TurnJudged) -> None:
         try:

@@ -127,6 +127,9 @@ class SessionsFold(Fold):
             self.state.watched.agreement.judge(f"{turn.tenant} {record.headers['turn']}", float(reward))
         if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
             turn.verdict = Verdict("judge", None if reward is None else float(reward))
+            if "shadow" in record.headers:
+                turn.verdict.shadow = self._bounded(float(record.headers["shadow"]))
+                turn.verdict.trial = int(record.headers["trial"])
             self._grade(record.headers["turn"], turn)
 
     @on(PurgeRequested)
@@ -360,9 +363,10 @@ class SessionsFold(Fold):
             by=turn.verdict.by,
             temperature=turn.temperature,
             secrets=turn.secrets,
-            trial=turn.trial,
+            trial=turn.verdict.trial or turn.trial,
             canary=turn.canary,
             version=turn.newest,
+            shadow=turn.verdict.shadow,
         )
 
     def _reward(self, turn: OpenTurn) -> float | None:
@@ -385,4 +389,6 @@ class SessionsFold(Fold):
             # No judge sees garbage: without a reward, a canary that says nothing else would never be compared.
             skipped.reward = -self._safety.reward
         skipped.version = -1 if skipped.reward is None else turn.newest
+        if turn.verdict is not None and turn.verdict.trial:
+            skipped.trial, skipped.shadow = turn.verdict.trial, turn.verdict.shadow
         return skipped

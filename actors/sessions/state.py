@@ -15,6 +15,8 @@ class Verdict(msgspec.Struct):
 
     by: Literal["judge", "user"]
     reward: float | None  # None: no valid vote
+    shadow: float | None = None  # of a judge: the reward of the turn's shadow answer
+    trial: int = 0  # of that
 
 
 class OpenTurn(msgspec.Struct):

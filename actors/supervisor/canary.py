@@ -68,6 +68,8 @@ class Canary(msgspec.Struct):
         if end.trial and known and end.reward is not None:
             compared = self.compared.setdefault(end.trial, Compared())
             (compared.canary if end.canary else compared.others).add(end.reward)
+            if end.shadow is not None:
+                compared.canary.add(end.shadow)
             self._forget()
 
     def _forget(self) -> None:
@@ -84,9 +86,10 @@ class Canary(msgspec.Struct):
             return {}
         compared = self.compared.get(self.trial, Compared())
         means = {"canary": compared.canary, "others": compared.others}
-        turns = {f"{name}_turns": float(mean.turns) for name, mean in means.items()}
-        rewards = {f"{name}_reward": mean.value for name, mean in means.items()}
-        return {"canary_version": float(self.open.version)} | turns | rewards
+        found = {"canary_version": float(self.open.version)}
+        for name, mean in means.items():
+            found |= {f"{name}_turns": float(mean.turns), f"{name}_reward": mean.value}
+        return found
 
     def decide(self, settings: CanarySettings, refusal: str) -> WeightsPromoted | CanaryEnded | None:
         """Return what becomes of the canary; None while it goes on.
@@ -108,6 +111,8 @@ class Canary(msgspec.Struct):
         )
         if not canary.value >= others.value - settings.margin:
             return CanaryEnded(message.key, "reward", self.trial, words)
+        if message.shadow:  # nobody has seen it: a command promotes it
+            return None
         return WeightsPromoted(message.lineage, message.version, message.digest, "canary", self.trial, words)
 
 

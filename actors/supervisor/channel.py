@@ -60,6 +60,7 @@ class Channel(msgspec.Struct):
     divergence: Divergence = msgspec.field(default_factory=Divergence)
     reward: LiveReward = msgspec.field(default_factory=LiveReward)
     forced: set[int] = set()  # requests that no bound refuses, by sequence
+    shadows: set[int] = set()  # requests for canaries whose answers nobody gets, by sequence
 
     def ask(self, request: PromotionRequested, sequence: int) -> None:
         """Take note of a request."""
@@ -69,6 +70,8 @@ class Channel(msgspec.Struct):
                 self.shares[sequence] = (request.share, request.owner)
             if request.force:
                 self.forced.add(sequence)
+            if request.shadow:
+                self.shadows.add(sequence)
 
     def score(self, scored: EvalScored, sequence: int, settings: WeightsSettings) -> None:
         """Take note of an evaluation."""
@@ -123,6 +126,7 @@ class Channel(msgspec.Struct):
             del waiting[sequence]
             self.shares.pop(sequence, None)
             self.forced.discard(sequence)
+            self.shadows.discard(sequence)
 
     def keeps(self, lineage: int, version: int, window: int, *, exact: bool) -> bool:
         """Return whether a version stays in the store.
@@ -212,7 +216,8 @@ class Channel(msgspec.Struct):
         if not canaries:
             return PromotionRefused("command", sequence, "no engines have canaries; gateway.canary_engines names them")
         share, owner = self.shares[sequence]
-        return as_canary(decision, self.live[-1], share=share, owner=owner)
+        shadow = sequence in self.shadows
+        return as_canary(decision, self.live[-1], share=share, owner=owner, shadow=shadow)
 
     def _scored(self, decision: WeightsPromoted | PromotionRefused, settings: WeightsSettings) -> Decision:
         """Turn what a gate would promote into a canary, where it shall begin as one."""

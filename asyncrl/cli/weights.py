@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from actors.supervisor.canary import Canary
 from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
@@ -29,7 +30,8 @@ from topics.promotions import (
     WeightsCanaried,
     WeightsPromoted,
 )
-from topics.topic import FLEET, TRAINING, Topic
+from topics.topic import FLEET, SESSIONS, TRAINING, Topic
+from topics.turns import TURN_ADMITTED, TURN_SKIPPED
 from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_STORED, WeightsPublished
 
 _Answer: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
@@ -49,8 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="promote: answer this share of the sessions alone",
     )
-    parser.add_argument("--tenant", default="", metavar="NAME", help="canary: of the sessions of this tenant alone")
-    parser.add_argument("--client", default="", metavar="NAME", help="canary: of this user of the tenant alone")
+    parser.add_argument(
+        "--shadow",
+        type=float,
+        metavar="SHARE",
+        help="promote: answer this share of the sessions by it as well, unseen, and compare",
+    )
+    parser.add_argument("--tenant", default="", metavar="NAME", help="canary, shadow: of this tenant's sessions alone")
+    parser.add_argument("--client", default="", metavar="NAME", help="both: of this user of the tenant alone")
     parser.add_argument("--force", action="store_true", help="promote: also beyond live.safety.kl_bound")
     add_directory(parser)
     add_server(parser)
@@ -75,17 +83,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> PromotionRequested:
-    share, tenant, user = arguments.canary, arguments.tenant, arguments.client
+    shadow, tenant, user = arguments.shadow is not None, arguments.tenant, arguments.client
+    if shadow and arguments.canary is not None:
+        raise WrongUsage("--canary and --shadow: users get the answers of the one, nobody those of the other; name one")
+    share, name = (arguments.shadow, "--shadow") if shadow else (arguments.canary, "--canary")
     if share is not None and (arguments.action != "promote" or not 0 < share <= 1):
-        raise WrongUsage(f"--canary {share:g}: promote takes a share of the sessions above 0 and up to 1")
-    if share == 1 and not tenant:
+        raise WrongUsage(f"{name} {share:g}: promote takes a share of the sessions above 0 and up to 1")
+    if share == 1 and not (tenant or shadow):
         raise WrongUsage("--canary 1 leaves no other sessions to compare with; name a smaller share, or a --tenant")
     if (tenant and share is None) or (user and not tenant):
-        raise WrongUsage("--tenant names whose sessions a --canary has, and --client one of that tenant's users")
+        words = "--tenant names whose sessions a --canary or --shadow has, and --client one of that tenant's users"
+        raise WrongUsage(words)
     owner = owner_of(tenant, user) if user else tenant_digest(tenant) if tenant else ""
     if arguments.force and arguments.action != "promote":
         raise WrongUsage("--force is of promote: list and rollback are refused by no bound")
-    return PromotionRequested(arguments.version, share or 0.0, owner, force=arguments.force)
+    return PromotionRequested(arguments.version, share or 0.0, owner, force=arguments.force, shadow=shadow)
 
 
 async def _move(found: FoundRun, request: PromotionRequested, wait_s: float) -> str:
@@ -123,14 +135,15 @@ async def _move(found: FoundRun, request: PromotionRequested, wait_s: float) -> 
     if isinstance(decision, CanaryEnded):
         return f"the canary {decision.key} is rolled back; what was live stays live"
     if isinstance(decision, WeightsCanaried):
-        return f"canary: version {decision.version} ({decision.key}) for {decision.share:g} of the sessions"
+        kind = "shadow" if decision.shadow else "canary"
+        return f"{kind}: version {decision.version} ({decision.key}) for {decision.share:g} of the sessions"
     return f"live: version {decision.version} ({decision.key})"
 
 
 async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
     """Return the versions that are in the store or live, in the order in which it was published."""
     published: dict[str, dict[str, Any]] = {}
-    moves: list[WeightsPromoted | WeightsCanaried | CanaryEnded] = []
+    moves: list[tuple[WeightsPromoted | WeightsCanaried | CanaryEnded, int]] = []
 
     def on_published(_topic: Topic[Any], message: WeightsPublished, _record: Record) -> None:
         names = ("lineage", "version", "digest", "store", "location", "base")
@@ -138,17 +151,22 @@ async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
             "promoted": "",
             "live": False,
             "canary": 0.0,
+            "shadow": False,
+            "compared": {},
             "rolled_back": "",
         }
 
+    def on_move(_topic: Topic[Any], move: WeightsPromoted | WeightsCanaried | CanaryEnded, record: Record) -> None:
+        moves.append((move, record.sequence))
+
     for stream, topics, take in (
         (TRAINING, [WEIGHTS_PUBLISHED], on_published),
-        (FLEET, [WEIGHTS_PROMOTED, WEIGHTS_CANARIED, CANARY_ENDED], lambda _topic, move, _record: moves.append(move)),
+        (FLEET, [WEIGHTS_PROMOTED, WEIGHTS_CANARIED, CANARY_ENDED], on_move),
     ):
         subjects = [topic.pattern(bus.run) for topic in topics]
         await read_merged(bus, [Part(stream, subjects=subjects)], take, lambda *_: None)
-    promoted = [move for move in moves if isinstance(move, WeightsPromoted)]
-    for move in moves:
+    promoted = [move for move, _ in moves if isinstance(move, WeightsPromoted)]
+    for move, _ in moves:
         row = published.get(move.key, {})
         if isinstance(move, CanaryEnded):
             row["rolled_back"] = move.reason
@@ -156,12 +174,23 @@ async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
             row["promoted"] = move.by
     if promoted and promoted[-1].key in published:
         published[promoted[-1].key]["live"] = True
-    if moves and isinstance(moves[-1], WeightsCanaried) and moves[-1].key in published:
-        published[moves[-1].key]["canary"] = moves[-1].share
+    newest, trial = moves[-1] if moves else (None, 0)
+    if isinstance(newest, WeightsCanaried) and newest.key in published:
+        compared = await _compared(bus, newest, trial)
+        published[newest.key] |= {"canary": newest.share, "shadow": newest.shadow, "compared": compared}
     rows = list(published.values())
     rows = [row for row in rows[:-_NEWEST] if row["promoted"] or row["canary"] or row["rolled_back"]] + rows[-_NEWEST:]
     kept = [await _chunks(bus, row) if row["store"] == "stream" else _files(found, row) for row in rows]
     return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept or row["live"]]
+
+
+async def _compared(bus: Bus, message: WeightsCanaried, trial: int) -> dict[str, float]:
+    """Return the rewards of a canary's turns so far, and of the others, as the supervisor counts them."""
+    canary = Canary()
+    canary.begin(message, trial)
+    part = Part(SESSIONS, subjects=[topic.pattern(bus.run) for topic in (TURN_ADMITTED, TURN_SKIPPED)])
+    await read_merged(bus, [part], lambda _topic, end, _record: canary.count(end), lambda *_: None)
+    return {name: value for name, value in canary.figures().items() if name != "canary_version"}
 
 
 async def _chunks(bus: Bus, row: dict[str, Any]) -> bool:
@@ -178,11 +207,15 @@ def _table(versions: list[dict[str, Any]]) -> str:
         return "there is no version in the store"
     lines = [f"{'version':>8}  {'lineage':>7}  {'digest':<12}  {'':<6}  {'promoted by':<11}  location"]
     for row in versions:
-        mark, digest = "live" if row["live"] else "canary" if row["canary"] else "", row["digest"][:12]
+        trial = "shadow" if row["shadow"] else "canary"
+        mark, digest = "live" if row["live"] else trial if row["canary"] else "", row["digest"][:12]
         place = f"{row['location']}{' (difference)' if row['base'] else ''}"
         lines.append(
             f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<6}  {row['promoted']:<11}  {place}"
         )
+        if row["compared"]:
+            turns, reward, others, theirs = row["compared"].values()
+            lines.append(f"{'':>8}  mean reward {reward:.4g} of {turns:.0f} turns; others {theirs:.4g} of {others:.0f}")
         if row["rolled_back"]:
             lines.append(f"{'':>8}  canary rolled back: {row['rolled_back']}")
     return "\n".join(lines)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import read
@@ -10,7 +12,7 @@ from asyncrl.judges.protocol import Case
 from asyncrl.live.stored import TurnReader, TurnUnreadable
 from asyncrl.live.turn_log import secrets_in
 from topics.topic import TURNS
-from topics.turns import TURN_STARTED, TurnReady, TurnStarted
+from topics.turns import TURN_SHADOWED, TURN_STARTED, TurnReady, TurnShadowed, TurnStarted
 from topics.wire import WireError
 
 
@@ -48,6 +50,19 @@ class CaseReader:
             "\n".join(decode(started.tokens[: self._most]) for started in appended),
         )
         return case, ",".join(dict.fromkeys(filter(None, keys)))
+
+    async def shadow(self, case: Case) -> tuple[Case, int] | None:
+        """Return a case with its shadow answer in place of the reply, and the trial of that; None where there is none.
+
+        Raises:
+            SecretGone: a data key is not there.
+        """
+        record = await read_last(self._bus, TURNS, TURN_SHADOWED.subject(self._bus.run, case.turn_id))
+        if record is None:
+            return None
+        shadowed = await read(self._bus, TurnShadowed, record)
+        reply = self._tokenizer.decode(shadowed.tokens[: self._most])
+        return msgspec.structs.replace(case, reply=reply), shadowed.trial
 
     async def _appended(self, turn_id: str) -> TurnStarted:
         """Return the begin of a turn, which need not have ended: its tokens follow those of the turn before."""

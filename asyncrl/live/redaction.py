@@ -62,7 +62,7 @@ class Redactor:
         Raises:
             RedactionFailed: as `texts`, or the model has no tokens for what the function wrote.
         """
-        tokens = await self._tokens(fact.tokens)
+        tokens = await self.redacted(fact.tokens)
         if tokens is None:
             return fact
         replace = msgspec.structs.replace
@@ -73,8 +73,8 @@ class Redactor:
         changed = replace(fact, tokens=tokens, logprobs=logprobs, versions=versions, marks=[*fact.marks, "redacted"])
         return replace(changed, history="", same="", trial=0, canary=False)
 
-    async def _tokens(self, tokens: Int32Array) -> Int32Array | None:
-        """Return tokens of the text as it was redacted; None where it was not."""
+    async def redacted(self, tokens: Int32Array) -> Int32Array | None:
+        """Return tokens of the text as it was redacted; None where it was not. Raises as `turn`."""
         if not len(tokens):
             return None
         text = self._tokenizer.decode_all(tokens.tolist())

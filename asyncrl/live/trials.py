@@ -18,6 +18,8 @@ class Arm(NamedTuple):
     trial: int = 0  # sequence of the canary's message; 0: nothing is compared
     canary: bool = False
     key: str = ""  # of the weights that its tokens come from, where it counts
+    shadow: int = 0  # sequence of the message of a canary that answers it beside what is live, unseen; 0: none does
+    version: int = 0  # of that canary
 
     @property
     def first(self) -> str:
@@ -62,4 +64,6 @@ class Trials:
         # The key is part of it: each canary has other sessions.
         drawn = xxhash.xxh3_64_intdigest(f"{canary.key}/{session}".encode()) / 2**64
         answered = drawn < canary.share
+        if canary.shadow:
+            return Arm(shadow=self._trial, version=canary.version) if answered else Arm()
         return Arm(self._trial, answered, canary.key if answered else canary.against)

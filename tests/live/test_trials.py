@@ -1,5 +1,6 @@
 """Which sessions a canary answers, and which replies count in its comparison."""
 
+import msgspec
 import numpy as np
 
 from asyncrl.live.owners import owner_of, tenant_digest
@@ -42,6 +43,18 @@ def test_a_canary_may_be_of_a_tenant_or_a_user_alone():
     trials.apply(canary(0.5, owner_of("anna", "eve")), 8)
     assert trials.arm(ANNA, "s") == Arm()
     assert 0 < len(chosen(trials, owner_of("anna", "eve"))) < len(NAMES)
+
+
+def test_sessions_that_a_shadow_answers_besides_are_all_answered_by_what_is_live():
+    trials, shown = Trials(), Trials()
+    trials.apply(msgspec.structs.replace(canary(), shadow=True), 7)
+    shown.apply(canary(), 7)
+
+    assert chosen(trials) == set()
+    shadowed = {name for name in NAMES if trials.arm(ANNA, name).shadow}
+    assert shadowed == chosen(shown)
+    assert {trials.arm(ANNA, name) for name in shadowed} == {Arm(shadow=7, version=2)}
+    assert Arm(shadow=7, version=2).first == "" and not Arm(shadow=7, version=2).holds(np.full(3, 2, np.int32), [0])
 
 
 def test_it_is_over_when_it_is_rolled_back_and_when_the_channel_moves():

@@ -16,8 +16,8 @@ from harness.runs import UNTRAINED, address_of, command, kill, up
 from harness.sdks import openai, sdks
 from harness.stage import until
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
-from topics.topic import FLEET, Topic
-from topics.turns import TurnFinished
+from topics.topic import FLEET, TURNS, Topic
+from topics.turns import TURN_SHADOWED, TurnFinished
 
 pytestmark = pytest.mark.slow
 
@@ -98,9 +98,16 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
         assert [one.version for one in fleet.on(WEIGHTS_CANARIED)] == [bad, good]
         assert [(one.version, one.by) for one in fleet.on(WEIGHTS_PROMOTED)] == [(first, "start"), (good, "canary")]
         assert len(fleet.on(CANARY_ENDED)) == 1
+        await moved(tmp_path, "promote", str(await newest(tmp_path)), "--shadow", "1", "--wait", "120")
+
+        async def is_shadowed() -> bool:
+            assert await users.talk(lambda _: 1.0) == {good}
+            return bool((await messages_on(bus, TURNS)).on(TURN_SHADOWED))
+
+        await until(is_shadowed, "a version answers users unseen", 180)
         await asyncio.wait_for(bus.close(), 30)
         code, output = await command(tmp_path, "weights", "list")
-        assert (code, "canary rolled back: mean reward of its" in output) == (0, True), output
+        assert (code, "canary rolled back: mean reward of its" in output, " shadow " in output) == (0, True, True)
         code, _ = await command(tmp_path, "down")
         assert (code, await run.ended()) == (0, 0), run.story
     code, output = await command(tmp_path, "audit", "--deep")

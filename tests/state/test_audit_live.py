@@ -7,12 +7,21 @@ import pytest
 from asyncrl.bus.log import Record
 from asyncrl.live.row import row_of
 from asyncrl.state.audit.live import Live
-from asyncrl.state.audit.violations import Violations
+from asyncrl.state.audit.opening import Opening
+from asyncrl.state.audit.violations import Violation, Violations
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PromptIssued
 from topics.table import topic_for
 from topics.trajectories import Outcome, Reference, Segment, TrajectoryGenerated
-from topics.turns import TurnAdmitted, TurnFinished, TurnOverruled, TurnStarted
+from topics.turns import (
+    FeedbackGiven,
+    TurnAdmitted,
+    TurnFinished,
+    TurnJudged,
+    TurnOverruled,
+    TurnShadowed,
+    TurnStarted,
+)
 
 REPLY = np.array([7, 8], np.int32)
 LOGPROBS = np.array([-0.5, -1.5], np.float32)
@@ -50,13 +59,18 @@ def generated(number: int, tokens: np.ndarray, **fields) -> TrajectoryGenerated:
 
 
 def found(*messages, late: bool = False) -> list[str]:
-    """Kinds of what is wrong where two turns of a conversation are admitted and then come these messages.
+    """Kinds of what `violations` finds."""
+    return [violation.kind for violation in violations(*messages, late=late)]
+
+
+def violations(*messages, late: bool = False) -> list[Violation]:
+    """Return what is wrong where two turns of a conversation are admitted and then come these messages.
 
     Args:
         late: the end of the first turn is stored behind that of the second.
     """
-    violations = Violations()
-    live = Live(violations)
+    wrong = Violations()
+    live = Live(Opening(wrong), wrong)
     common = {"session": "s", "tenant": "anna", "api": "chat"}
     reply = {"session": "s", "finish": "stop", "tokens": REPLY, "logprobs": LOGPROBS, "versions": VERSIONS}
     first = TurnFinished(turn_id="a", **reply)
@@ -66,13 +80,15 @@ def found(*messages, late: bool = False) -> list[str]:
         TurnStarted(turn_id="b", tokens=ids(5), parent="a", known=4, **common),
         TurnFinished(turn_id="b", **reply),
         *([first] if late else []),
+        TurnJudged(turn_id="a", reward=0.5, judge="words"),
+        TurnJudged(turn_id="b", reward=0.5, judge="words"),
         admitted("a"),
         admitted("b"),
     ]
     for message in [*told, *messages]:
         topic = topic_for(message)
-        live.apply(topic, message, Record(topic.stream, 1, "", {}, b"", 0))
-    return [violation.kind for violation in violations]
+        live.apply(topic, message, Record(topic.stream, 1, "", getattr(message, "headers", dict)(), b"", 0))
+    return list(wrong)
 
 
 @pytest.mark.parametrize("late", [False, True])
@@ -105,6 +121,7 @@ def test_a_turn_is_admitted_once_and_issued_with_its_reward():
     row = row_of(admitted("a", reward=1.0))
 
     assert found(admitted("a")) == ["admitted twice"]
+    assert found(admitted("c")) == ["wrong rewards"]  # nobody graded it
     assert found(PromptIssued(prompt_id="l000000", member=0, group_size=1, rows=[row])) == ["wrong row"]
     assert found(msgspec.structs.replace(generated(0, ids(1, 2, 7, 8)), segments=[])) == ["foreign tokens"]
 
@@ -115,7 +132,29 @@ def test_a_reward_that_differs_from_its_grade_is_one_that_its_user_wanted():
         return BatchPacked(1, "rl", [BatchGroup("l000000", [member])], 0)
 
     wanted = TurnOverruled(turn_id="a", prompt_id="l000000", reward=-1.0)
+    said = FeedbackGiven(feedback_id="f", turn_id="a", tenant="anna", score=-1.0)
 
-    assert found(wanted, batch(-1.0)) == []
-    assert found(wanted, batch(1.0)) == ["wrong rewards"]
+    assert found(said, wanted, batch(-1.0)) == []
+    assert found(said, wanted, batch(1.0)) == ["wrong rewards"]
     assert found(batch(-1.0)) == ["wrong rewards"]
+
+
+@pytest.mark.parametrize(
+    ("tenant", "turn", "score", "overruled"),
+    [
+        ("ben", "a", -1.0, "a"),  # another tenant's word
+        ("anna", "b", -1.0, "a"),  # about another turn
+        ("anna", "a", 1.0, "a"),  # another score
+        ("anna", "b", -1.0, "b"),  # another turn than the prompt's
+    ],
+)
+def test_a_turn_is_overruled_by_what_its_own_tenant_said_of_it(tenant: str, turn: str, score: float, overruled: str):
+    said = FeedbackGiven(feedback_id="f", turn_id=turn, tenant=tenant, score=score)
+
+    assert found(said, TurnOverruled(turn_id=overruled, prompt_id="l000000", reward=-1.0)) == ["wrong rewards"]
+
+
+def test_a_shadow_answer_that_is_trained_is_found_and_named():
+    [wrong] = violations(TurnShadowed(turn_id="a", trial=1, tokens=ids(7, 9)), generated(0, ids(1, 2, 7, 9)))
+
+    assert wrong.kind == "foreign tokens" and "the shadow answer" in wrong.found

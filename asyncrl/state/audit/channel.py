@@ -16,13 +16,13 @@ class Channel(Fold):
 
     def __init__(self) -> None:
         self._promoted: list[tuple[str, WeightsPromoted | WeightsCanaried]] = []
-        self._canaries: dict[int, str] = {}  # keys, by sequence
-        self._requests: dict[int, int | None] = {}  # the version that was asked for, by sequence
+        self._canaries: dict[int, str] = {}  # keys of those that may be promoted by themselves, by sequence
+        self._requests: dict[int, tuple[int | None, bool]] = {}  # the version, and whether as a shadow, by sequence
         self._scores: set[int] = set()  # sequences
 
     @on(PromotionRequested)
     def _on_requested(self, message: PromotionRequested, record: Record) -> None:
-        self._requests[record.sequence] = message.version
+        self._requests[record.sequence] = message.version, message.shadow
 
     @on(EvalScored)
     def _on_scored(self, _: EvalScored, record: Record) -> None:
@@ -34,7 +34,8 @@ class Channel(Fold):
 
     @on(WeightsCanaried)
     def _on_canaried(self, message: WeightsCanaried, record: Record) -> None:
-        self._canaries[record.sequence] = message.key
+        if not message.shadow:
+            self._canaries[record.sequence] = message.key
         self._promoted.append((place_of(record), message))
 
     def violations(self, published: Mapping[tuple[int, int], str], later: Set[int]) -> Iterator[Violation]:
@@ -62,4 +63,5 @@ class Channel(Fold):
         if message.by == "gate":  # the newest scores may not have been read
             return message.cause in self._scores or message.cause > max(self._scores, default=0)
         wanted = None if message.by == "rollback" else message.version
-        return message.cause in self._requests and self._requests[message.cause] == wanted
+        shadow = isinstance(message, WeightsCanaried) and message.shadow
+        return self._requests.get(message.cause) == (wanted, shadow)

@@ -46,7 +46,7 @@ class Ledger(Fold):
         self.stages = Stages(self.opening, self.groups, self.violations)
         self.batches = self.groups.batches
         self.channel = Channel()
-        self.live = Live(self.violations)
+        self.live = Live(self.opening, self.violations)
         self.packed_ns: list[int] = []  # server's clock at each batch of RL
         self.letters: dict[tuple[str, int], DeadLetter] = {}  # without what they hold, by stream and sequence
         self.legible: set[tuple[str, int]] = set()  # of those, messages that can be read after all

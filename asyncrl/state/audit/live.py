@@ -7,15 +7,24 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.live.row import row_of
+from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violations
 from topics.batches import BatchPacked
 from topics.ids import LIVE, number_of
 from topics.prompts import PromptIssued
 from topics.trajectories import Segment, TrajectoryGenerated
-from topics.turns import TurnAdmitted, TurnFinished, TurnOverruled, TurnStarted
+from topics.turns import (
+    FeedbackGiven,
+    TurnAdmitted,
+    TurnFinished,
+    TurnJudged,
+    TurnOverruled,
+    TurnShadowed,
+    TurnStarted,
+)
 
 _EXPECTED = "what the gateway stored of the turn"
 
@@ -33,12 +42,14 @@ class _Turn(NamedTuple):
 class Live(Fold):
     """Compares trajectories of live turns with the turns, which were read before; of bodies that are read."""
 
-    def __init__(self, violations: Violations) -> None:
-        self._violations = violations
+    def __init__(self, opening: Opening, violations: Violations) -> None:
+        self._opening, self._violations = opening, violations
         self._begun: dict[str, TurnStarted] = {}
         self._histories: dict[str, Any] = {}  # digest under way of prompt and reply, by turn
         self._ahead: dict[str, list[tuple[TurnStarted, TurnFinished]]] = {}  # stored before the end of their parent
         self._turns: dict[str, _Turn] = {}
+        self._shadows: dict[str, str] = {}  # digests of shadow answers, by turn
+        self._grades: dict[tuple[str, str], list[float]] = {}  # by turn, and the judge or the tenant that spoke
         self._admitted: list[TurnAdmitted] = []
         self._names: set[str] = set()  # of those turns
         self._wanted: dict[str, list[float]] = {}  # rewards by users, by prompt
@@ -72,15 +83,46 @@ class Live(Fold):
             _digest(finished.versions),
         )
 
+    @on(TurnShadowed)
+    def _on_shadowed(self, message: TurnShadowed, _record: Record) -> None:
+        self._shadows[message.turn_id] = _digest(message.tokens)
+
+    @on_headers(TurnJudged)
+    def _on_judged(self, record: Record) -> None:
+        if (reward := record.headers.get("reward")) is not None:
+            self._grades.setdefault((record.headers["turn"], ""), []).append(float(reward))
+
+    @on_headers(FeedbackGiven)
+    def _on_feedback(self, record: Record) -> None:
+        heads = record.headers
+        self._grades.setdefault((heads["turn"], heads["tenant"]), []).append(float(heads["score"]))
+
+    def _check_grade(self, turn: str, tenant: str, reward: float, record: Record) -> None:
+        """A reward is one that a judge (tenant "") or the turn's own tenant gave, within its bound."""
+        most = self._opening.settings_at(record.time_ns).live.safety.reward
+        given = [min(most, max(-most, grade)) for grade in self._grades.get((turn, tenant), [])]
+        if reward not in given:
+            by = f"feedback of {tenant}" if tenant else "a judge"
+            found = f"the reward {reward:g} by {by}"
+            self._violations.add("wrong rewards", turn, found, f"one of {given}" if given else f"a grade by {by}")
+
     @on(TurnAdmitted)
-    def _on_admitted(self, message: TurnAdmitted, _record: Record) -> None:
+    def _on_admitted(self, message: TurnAdmitted, record: Record) -> None:
+        tenant = message.tenant if message.by == "user" else ""
+        self._check_grade(message.turn_id, tenant, message.reward, record)
         if message.turn_id in self._names:
             self._violations.add("admitted twice", message.turn_id, "admitted again", "one end for a turn")
         self._names.add(message.turn_id)
         self._admitted.append(message)
 
     @on(TurnOverruled)
-    def _on_overruled(self, message: TurnOverruled, _record: Record) -> None:
+    def _on_overruled(self, message: TurnOverruled, record: Record) -> None:
+        turn = self._turn_of(message.prompt_id)
+        if turn is None or turn.turn_id != message.turn_id:
+            found, expected = f"{message.turn_id} is overruled", turn.turn_id if turn else "an admitted turn"
+            self._violations.add("wrong rewards", message.prompt_id, found, expected)
+        else:
+            self._check_grade(message.turn_id, turn.tenant, message.reward, record)
         self._wanted.setdefault(message.prompt_id, []).append(message.reward)
 
     @on(BatchPacked)
@@ -112,7 +154,9 @@ class Live(Fold):
             found = f"the trajectory of {admitted.turn_id if admitted else 'no turn'}"
             self._violations.add("foreign tokens", message.trajectory_id, found, "a turn that is stored")
             return
-        problem = _difference(message.segments, turn)
+        problem, shadow = _difference(message.segments, turn), self._shadows.get(admitted.turn_id)
+        if problem and any(_digest(row.tokens[turn.prompt :]) == shadow for row in message.segments):
+            problem = "the shadow answer, which is never trained"
         if not problem and (message.outcome is None or message.outcome.reward != admitted.reward):
             problem = f"the reward {message.outcome.reward if message.outcome else None}, not {admitted.reward}"
         if problem:

@@ -42,7 +42,7 @@ from topics.topic import (
     Topic,
 )
 from topics.trajectories import TRAJECTORY_GENERATED
-from topics.turns import TURN_FINISHED, TURN_STARTED
+from topics.turns import FEEDBACK_GIVEN, TURN_FINISHED, TURN_JUDGED, TURN_SHADOWED, TURN_STARTED
 from topics.weights import WEIGHTS_PUBLISHED
 from topics.wire import Message, WireError
 
@@ -106,8 +106,10 @@ async def audit_run(
     await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
     await read_merged(bus, [Part(ENGINES, ends[ENGINES], [ENGINE_READY.pattern(run)])], take, ledger.refuse)
     if deep:
-        turns = [TURN_STARTED.pattern(run), TURN_FINISHED.pattern(run)]
+        turns = [topic.pattern(run) for topic in (TURN_STARTED, TURN_FINISHED, TURN_SHADOWED)]
         await read_merged(bus, [Part(TURNS, ends[TURNS], turns)], take, ledger.refuse)
+    grades = [TURN_JUDGED.pattern(run), FEEDBACK_GIVEN.pattern(run)]
+    await read_merged(bus, [Part(TURNS, ends[TURNS], grades, headers_only=True)], take, ledger.refuse)
     await read_merged(bus, [Part(SESSIONS, ends[SESSIONS], unread=unread)], take, ledger.refuse)
     config = ledger.opening.config
     if ledger.opening.fault:

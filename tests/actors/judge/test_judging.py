@@ -25,7 +25,7 @@ from harness.workers import KEY, SLOTS
 from topics.actors import DEAD_LETTER
 from topics.engines import EngineReady
 from topics.topic import DEAD, TURNS
-from topics.turns import TURN_JUDGED, TurnFinished, TurnJudged, TurnReady, TurnStarted
+from topics.turns import TURN_JUDGED, TurnFinished, TurnJudged, TurnReady, TurnShadowed, TurnStarted
 
 EOS = 2
 OWN = """
@@ -43,6 +43,10 @@ def twice_good(turn_id):
     votes = len(path.read_text()) if path.exists() else 0
     path.write_text("v" * (votes + 1))
     return [1, -1, 1, None][votes]
+
+def likes_x(reply, evidence):
+    assert evidence
+    return 1 if "x" in reply else -1
 
 def waits(turn_id):
     (FOLDER / "asked").write_text("")
@@ -164,6 +168,20 @@ async def test_the_majority_of_the_valid_votes_is_the_reward(traffic: Callable[.
     assert judged.reward == 1.0
     assert sorted(judged.votes, key=str) == [-1.0, 1.0, 1.0, None]
     assert (play.vitals["votes"], play.vitals["votes_failed"], play.vitals["judged"]) == (3, 1, 1)
+
+
+async def test_a_shadow_answer_is_graded_by_the_same_evidence(traffic: Callable[..., Traffic]):
+    play = traffic(own="likes_x")
+    play.stage.config.gateway.canary_engines = "canary"
+    await play.followed("t1", "t2")
+    await publish(play.bus, TurnShadowed(turn_id="t1", trial=7, tokens=play.tokenizer.encode("abc")))
+
+    judged = await play.judged()
+
+    assert [(judged[turn].reward, judged[turn].shadow, judged[turn].trial) for turn in ("t1", "t2")] == [
+        (1.0, -1.0, 7),
+        (1.0, None, 0),
+    ]
 
 
 async def test_words_judge_and_a_turn_that_nothing_followed_has_no_vote(traffic: Callable[..., Traffic]):

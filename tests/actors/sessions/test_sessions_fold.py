@@ -395,3 +395,18 @@ def test_the_end_of_a_turn_says_what_a_canary_is_compared_by():
 
 def ended(turn, **more):
     return TurnFinished(turn, "s", "stop", tokens=TOKENS, logprobs=REALS, versions=TOKENS, **more)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_the_end_of_a_turn_has_the_grade_of_its_shadow_answer_unless_its_user_spoke(share):
+    sessions = Sessions(share=share).served("a").served("b")
+    for turn in "ab":
+        sessions.say(TurnJudged(turn_id=turn, reward=0.5, judge="words", shadow=-1.0, trial=7))
+    sessions.say(FeedbackGiven(feedback_id="f", turn_id="b", tenant="anna", score=1.0))
+
+    ends = {end.turn_id: end for end in sessions.decide() if isinstance(end, TurnAdmitted | TurnSkipped)}
+
+    assert [(ends[turn].reward, ends[turn].shadow, ends[turn].trial) for turn in "ab"] == [
+        (0.5, -1.0, 7),
+        (1.0, None, 0),
+    ]

@@ -37,12 +37,12 @@ class WithCanaries(Supervised):
         decide, stored = self.fold.state.channel.decide, self.fold.stored
         return decide(stored, self.config.weights, serves=True, canaries=True, kl_bound=self.kl_bound)
 
-    def begin(self, version: int = 1, share: float = 0.25) -> int:
+    def begin(self, version: int = 1, share: float = 0.25, *, shadow: bool = False) -> int:
         """Have a canary; returns the sequence of its message."""
         self.publish(0)
         self.settle()
         self.publish(version)
-        self.add(PROMOTION_REQUESTED, PromotionRequested(version, share))
+        self.add(PROMOTION_REQUESTED, PromotionRequested(version, share, shadow=shadow))
         assert isinstance(self.settle(), WeightsCanaried)
         return self._sequence
 
@@ -88,6 +88,21 @@ def test_a_canary_is_rolled_back_below_the_others_less_the_margin(reward: float,
     assert run.fold.state.channel.live == ["0:0:d0"] + ([] if ends else ["0:1:d1"])
     assert run.decide() is None
     assert run.fold.state.channel.canary.compared == {}
+
+
+@pytest.mark.parametrize(("reward", "ends"), [(0.9, False), (0.89, True)])
+def test_a_shadow_ends_where_it_is_worse_and_else_waits_for_a_command(reward: float, ends: bool):
+    run = WithCanaries(margin=0.125)
+    trial = run.begin(shadow=True)
+    assert run.fold.state.channel.canary.open.shadow
+    for _ in range(4):
+        assert run.decide() is None
+        pair = TurnSkipped("t", "s", "surplus", trial=trial, reward=1.0, shadow=reward - 0.025)
+        run.add(TURN_SKIPPED, pair)
+    assert isinstance(run.settle(), CanaryEnded) if ends else run.decide() is None
+    assert run.fold.state.channel.live == ["0:0:d0"]
+    run.add(PROMOTION_REQUESTED, PromotionRequested(1))
+    assert run.settle().by == "command"
 
 
 def test_turns_that_are_read_before_their_canary_count_and_nothing_is_decided_twice():
