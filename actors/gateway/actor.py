@@ -29,6 +29,7 @@ from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.apis.messages import COUNT_PATH
+from asyncrl.live.apis.models import MODELS_PATH, model_body, models_body
 from asyncrl.live.apis.table import APIS, MESSAGES
 from asyncrl.live.apis.words import Api, Ending, LiveError, Request
 from asyncrl.live.beginnings import begin_reply
@@ -166,8 +167,9 @@ class Gateway:
         app = web.Application(client_max_size=self._settings.body_kb * 1024)
         app.add_routes([web.post(api.path, self._answerer(name, api)) for name, api in APIS.items()])
         app.add_routes(
-            [web.post(COUNT_PATH, self._count), web.get("/v1/models", self._models), web.get("/health", self._health)]
+            [web.post(COUNT_PATH, self._count), web.get(MODELS_PATH, self._models), web.get("/health", self._health)]
         )
+        app.add_routes([web.get(f"{MODELS_PATH}/{{name:.+}}", self._models)])
         app.add_routes([web.delete("/v1/sessions/{name}", self._leave), web.post(FEEDBACK_PATH, self._feedback)])
         return app
 
@@ -244,10 +246,7 @@ class Gateway:
         Raises:
             LiveError: another model, messages that the template refuses, or too many tokens.
         """
-        models = self._settings.models
-        if models and request.model not in models:
-            words = f"model {request.model!r} is not served here; there are {', '.join(models)}"
-            raise LiveError("absent", words, field="model")
+        self._check_model(request.model)
         begun = begin_reply(request, self._wording, grammars=self._grammars)
         try:
             prompt = await self._following(request, owner, size)
@@ -312,19 +311,22 @@ class Gateway:
         return web.json_response(feedback_body(identity, opinion))
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
-        """List the models, in the words of both vendors at once."""
+        """List the models, or return the one that the path names."""
         try:
             self._keys.tenant(http.headers)
+            name = http.match_info.get("name", "")
+            if name:
+                self._check_model(name)
         except LiveError as error:
             return self._refusal(_api_of(http), error, "none")
         names = self._settings.models or [self._context.config.run]
-        date = {"created": 0, "created_at": "1970-01-01T00:00:00Z"}
-        data = [
-            {"id": name, "object": "model", "type": "model", "owned_by": "asyncrl", "display_name": name, **date}
-            for name in names
-        ]
-        ends = {"has_more": False, "first_id": names[0], "last_id": names[-1]}
-        return web.json_response({"object": "list", "data": data, **ends})
+        return web.json_response(model_body(name) if name else models_body(names))
+
+    def _check_model(self, name: str) -> None:
+        """Refuse a model that is not served; without names any is."""
+        if self._settings.models and name not in self._settings.models:
+            words = f"model {name!r} is not served here; there are {', '.join(self._settings.models)}"
+            raise LiveError("absent", words, field="model")
 
     async def _leave(self, http: web.Request) -> web.StreamResponse:
         """Take the end of a session; one that the tenant never had, or that has ended, ends again without an effect."""

@@ -41,7 +41,8 @@ def test_what_agents_always_send_and_no_reply_must_obey_is_ignored():
     codex = {"client_metadata": {"a": "b"}, "reasoning": {"effort": "low"}, "include": ["file_search_call.results"]}
 
     assert parse("messages", **code) == parse("messages")
-    assert parse("responses", **codex) == parse("responses")
+    assert msgspec.structs.replace(parse("responses", **codex), repeated={}) == parse("responses")
+    assert parse("chat", reasoning_effort="low") == parse("chat")
 
 
 def test_chat_completions_read_all_that_they_know():
@@ -77,9 +78,21 @@ def test_responses_take_their_own_output_back():
 
     request = parse("responses", instructions="Be short", input=[USER, *output, USER], max_output_tokens=4)
 
-    replied = {"role": "assistant", "content": "Hello"}
+    replied = {"role": "assistant", "content": "Hello", "turn": OPENING.turn}
     assert request.messages == [{"role": "system", "content": "Be short"}, USER, replied, USER]
     assert request.max_tokens == 4
+
+
+def test_a_response_repeats_what_was_asked():
+    tools = [{"type": "function", "name": "look", "parameters": {"type": "object"}, "strict": False}]
+    asked = {"tools": tools, "tool_choice": "auto", "temperature": 0.5, "instructions": "Be short", "metadata": {}}
+    asked |= {"max_output_tokens": 4, "parallel_tool_calls": False, "previous_response_id": "resp_a", "user": "eve"}
+    _, (_, first), *_, (_, last) = stream("responses", ENDING, **asked)
+
+    for response in (first["response"], last["response"]):
+        assert {name: response[name] for name in asked} == asked
+    plain = APIS["responses"].whole(OPENING, parse("responses"), [ENDING])
+    assert (plain["tool_choice"], plain["parallel_tool_calls"], plain["temperature"]) == ("auto", True, 1.0)
 
 
 def test_messages_read_all_that_they_know():

@@ -16,7 +16,7 @@ _READ = (
 )
 IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
-    *("verbosity", "prediction"),
+    *("verbosity", "prediction", "reasoning_effort"),
 )
 MOST_CHOICES = 16
 _NEUTRAL: dict[str, tuple[Any, ...]] = {

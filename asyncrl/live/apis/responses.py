@@ -22,9 +22,28 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "truncation": ("disabled",),
 }
+# Fields that a response repeats, and their values where they are absent; those that are ignored are not repeated.
+_REPEATED: dict[str, Any] = {
+    "instructions": None,
+    "max_output_tokens": None,
+    "metadata": {},
+    "parallel_tool_calls": True,
+    "previous_response_id": None,
+    "reasoning": {"effort": None, "summary": None},
+    "safety_identifier": None,
+    "temperature": 1.0,
+    "text": {"format": {"type": "text"}},
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1.0,
+    "truncation": "disabled",
+    "user": None,
+}
 # Of `include`; the rest of it changes nothing here.
 _LOGPROBS, _SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
-_ID = "resp_"  # begins the id of a response, the rest is its turn's
+# Begin the ids of a response and of its message; the rest is its turn's.
+_ID, _MESSAGE = "resp_", "msg_"
 
 
 class Responses:
@@ -63,6 +82,7 @@ class Responses:
             schema=_schema(fields),
             thoughts=_thoughts(fields),
             sealed_thoughts=_SEALED in included,
+            repeated={name: given for name in _REPEATED if (given := fields.get(name)) is not None},
         )
 
     def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
@@ -235,8 +255,14 @@ def _take(messages: list[Message], entry: Message, where: str) -> None:
         messages.append(before | assistant_message(before["content"], [*(Call(**one) for one in calls), call]))
     elif kind == "message":
         message = message_of(entry, where, roles=OPENAI_ROLES, parts=parts)
-        thought = messages.pop() if message["role"] == "assistant" and only_reasoning(messages) else {}
-        messages.append(thought | message)
+        if message["role"] == "assistant":
+            thought = messages.pop() if only_reasoning(messages) else {}
+            named = entry.get("id")  # which of replies that read the same it was
+            turn = (
+                {"turn": named.removeprefix(_MESSAGE)} if isinstance(named, str) and named.startswith(_MESSAGE) else {}
+            )
+            message = turn | thought | message
+        messages.append(message)
     elif kind == "reasoning":
         take_reasoning(messages, entry, where)
     else:
@@ -266,16 +292,11 @@ def _response(opening: Opening, request: Request, ending: Ending | None = None) 
         "status": status,
         "error": None,
         "incomplete_details": details,
-        "instructions": None,
-        "metadata": {},
         "model": opening.model,
         "output": output,
-        "parallel_tool_calls": False,
-        "temperature": None,
-        "tool_choice": "none",
-        "tools": [],
-        "top_p": None,
         "usage": usage,
+        **_REPEATED,
+        **request.repeated,
     }
 
 
@@ -291,7 +312,7 @@ def _called(call: Call) -> dict[str, Any]:
 
 
 def _item_id(opening: Opening) -> str:
-    return f"msg_{opening.turn}"
+    return f"{_MESSAGE}{opening.turn}"
 
 
 def _item_of(opening: Opening, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class Request(msgspec.Struct, frozen=True):
     thoughts: Literal["", "text", "summary"] = ""  # how the reasoning before the reply is told; "": not at all
     sealed_thoughts: bool = False  # with a reference to the turn, by which the client gives it back
     choices: int = 1  # replies to it
+    repeated: dict[str, Any] = {}  # fields that a reply of its API repeats, as they came
 
 
 class Opening(msgspec.Struct, frozen=True):
