@@ -1,4 +1,4 @@
-"""Which version an engine has that does not follow training: that of an evaluation, of `live`, or of a canary."""
+"""Which version an engine has that does not follow training: of an evaluation, of `live`, of a canary, the first."""
 
 from __future__ import annotations
 
@@ -176,7 +176,35 @@ class CanaryVersions(LiveVersions):
         return super().wanted()
 
 
-_KINDS: dict[Purpose, type[Versions]] = {"evaluations": HeldVersions, "live": LiveVersions, "canary": CanaryVersions}
+class FirstVersion(Versions):
+    """The version that the run began with: for judges that training does not change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._announced: Announced | None = None
+
+    @on(WeightsPublished)
+    def _on_published(self, version: WeightsPublished, record: Record) -> None:
+        """Take note of the first one, and of its bytes that are written once more."""
+        if self._announced is None or self._announced.version.key == version.key:
+            self._announced = Announced(version, record.sequence)
+
+    def wanted(self) -> Announced | None:
+        """See `Versions`."""
+        announced = self._announced
+        return announced if announced is not None and announced.sequence not in self._refused else None
+
+    def chain(self, announced: Announced) -> list[WeightsPublished]:
+        """See `Versions`: nothing lies before it."""
+        return [announced.version]
+
+
+_KINDS: dict[Purpose, type[Versions]] = {
+    "evaluations": HeldVersions,
+    "live": LiveVersions,
+    "canary": CanaryVersions,
+    "judges": FirstVersion,
+}
 
 
 def versions_of(config: Config, engine_id: str) -> tuple[Versions | None, Followed]:

@@ -47,8 +47,9 @@ async def _engine(context: Context, tokenizer: TaskTokenizer, stack: AsyncExitSt
     served = model._replace(context=config.engine.context or model.context)
     fleet = open_fleet(context)
     stack.push_async_callback(fleet.close)
-    stack.push_async_callback((await follow_fleet(context, fleet)).close)
-    manner = Manner(in_place=config.weights.update == "in_place")
+    pinned = bool(settings.engines)
+    stack.push_async_callback((await follow_fleet(context, fleet, "judges" if pinned else "training")).close)
+    manner = Manner(in_place=config.weights.update == "in_place" and not pinned)
     generator = Generator(fleet, served, tokenizer.decode_all, counts=context.vitals, manner=manner)
     return EngineJudge(
         generator,
@@ -56,6 +57,7 @@ async def _engine(context: Context, tokenizer: TaskTokenizer, stack: AsyncExitSt
         deadline_s=settings.deadline_s,
         temperature=settings.temperature,
         most_tokens=settings.max_new_tokens,
+        version=config.start.step if pinned else None,
     )
 
 

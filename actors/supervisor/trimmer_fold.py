@@ -104,6 +104,7 @@ class TrimmerFold(CheckpointFold):
     def __init__(self, config: Config) -> None:
         super().__init__(config)
         self._keep_versions = config.learner.keep_versions
+        self._always = {(0, config.start.step)} if config.live.judge.engines else set()  # that of judges
         self._exact = bool(config.eval.engines)  # no other version than the one asked for may answer an evaluation
         self.state = RoomState(self._origin - 1)
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
@@ -240,7 +241,7 @@ class TrimmerFold(CheckpointFold):
         published = self.state.published
         if not published:
             return None
-        needed = {version for versions in self.state.engines.values() for version in versions}
+        needed = {version for versions in self.state.engines.values() for version in versions} | self._always
         old, new = published[: -self._keep_versions], published[-self._keep_versions :]
         needed |= {version.base for version in new if version.base is not None}
         kept = []

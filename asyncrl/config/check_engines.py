@@ -18,6 +18,7 @@ _SERVED: dict[Purpose, tuple[str, str]] = {
     "evaluations": ("evaluations", "evaluations are served by no others"),
     "live": ("the channel live", "the gateway asks no others"),
     "canary": ("canaries", "no others have their versions"),
+    "judges": ("judges", "no others vote"),
 }
 
 

@@ -14,7 +14,7 @@ from asyncrl.config.tasks import every_task
 _OWN = {  # settings of each kind of judge, which no other has
     "rule": ("function", "children"),
     "endpoint": ("url", "model", "api_key_file", "temperature", "max_new_tokens"),
-    "engine": ("temperature", "max_new_tokens"),
+    "engine": ("engines", "temperature", "max_new_tokens"),
 }
 
 

@@ -1,4 +1,4 @@
-"""A judge that is the run's own model, on the run's engines, with the weights that they have."""
+"""A judge that is the run's own model, on the run's engines, with the weights that they have or one version alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineError
+from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
 from asyncrl.judges.protocol import Case, Vote, VoteFailed
 from asyncrl.judges.quoting import question_of, read_vote
@@ -16,8 +17,6 @@ from asyncrl.judges.quoting import question_of, read_vote
 
 class EngineJudge:
     """Samples votes as replies are sampled: a vote goes on after an update or the death of an engine."""
-
-    name = "engine"
 
     def __init__(
         self,
@@ -27,7 +26,14 @@ class EngineJudge:
         deadline_s: float,
         temperature: float,
         most_tokens: int,
+        version: int | None = None,
     ) -> None:
+        """
+        Args:
+            version: that votes, and no other; None: whichever an engine has.
+        """
+        self.name = "engine" if version is None else f"engine:{version}"
+        self._wanted = Wanted() if version is None else Wanted(version, exact=True)
         self._generator = generator
         self._tokenizer = tokenizer
         self._deadline_s = deadline_s
@@ -39,7 +45,7 @@ class EngineJudge:
         try:
             prompt = self._tokenizer.encode(self._tokenizer.chat_text(question.messages))
             async with asyncio.timeout(self._deadline_s):
-                answer = await self._generator.generate(prompt, self._sampling)
+                answer = await self._generator.generate(prompt, self._sampling, wanted=self._wanted)
         except TimeoutError as error:
             raise VoteFailed(f"no vote of an engine within {self._deadline_s:g} s") from error
         except (TokenizerError, EngineError) as error:

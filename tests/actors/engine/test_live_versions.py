@@ -1,6 +1,6 @@
 """Which version an engine has that serves the channel `live`."""
 
-from actors.engine.pointed import CanaryVersions, LiveVersions
+from actors.engine.pointed import CanaryVersions, FirstVersion, LiveVersions, Versions
 from harness.folds import Feed
 from topics.promotions import CanaryEnded, WeightsCanaried, WeightsPromoted
 from topics.weights import WeightsPublished
@@ -9,7 +9,7 @@ from topics.weights import WeightsPublished
 class Log:
     """Messages in their order."""
 
-    def __init__(self, versions: LiveVersions | None = None) -> None:
+    def __init__(self, versions: Versions | None = None) -> None:
         self.versions = versions or LiveVersions()
         self.fed = Feed(self.versions)
 
@@ -97,3 +97,15 @@ def test_the_engine_of_a_canary_goes_back_to_what_is_live_when_it_ends_or_its_by
     log.publish(1)
     log.promote(1, "canary")
     assert log.wanted == 1
+
+
+def test_the_engine_of_judges_has_the_first_version_for_ever():
+    log = Log(FirstVersion())
+    for version in (2, 3, 4):
+        log.publish(version)
+    first = log.versions.wanted()
+    assert (first.version.version, first.sequence) == (2, 1)
+    log.versions.pass_over(first)
+    assert log.wanted is None
+    log.publish(2)
+    assert log.wanted == 2 and [one.version for one in log.versions.chain(log.versions.wanted())] == [2]

@@ -21,7 +21,7 @@ from harness.live_runs import TEMPLATE
 from harness.results import is_done
 from harness.sglang_like import Asked, like_sglang
 from harness.stage import Stage, until
-from harness.workers import KEY, SLOTS
+from harness.workers import SLOTS
 from topics.actors import DEAD_LETTER
 from topics.engines import EngineReady
 from topics.topic import DEAD, TURNS
@@ -74,7 +74,8 @@ class Traffic:
         create_model(model, alphabet="\n" + bytes(range(32, 127)).decode(), seed=1, shape=ModelShape(context=8192))
         (model / "chat_template.jinja").write_text(TEMPLATE)
         self.tokenizer = TaskTokenizer.load(model)
-        engine = {"kind": "external", "addresses": ["http://127.0.0.1:1"]}
+        engine: dict[str, Any] = {"kind": "external", "addresses": ["http://127.0.0.1:1"]}
+        engine["groups"] = {settings["engines"]: dict(engine)} if settings.get("engines") else {}
         tables = {"gateway": {"count": 1}, "live": {"judge": {"kind": "rule"} | settings}, "engine": engine}
         self.stage = make_stage(model={"path": str(model)}, **tables)
 
@@ -217,13 +218,15 @@ async def test_an_endpoint_judges_and_one_that_never_answers_costs_only_its_vote
     assert (judged["t2"].reward, judged["t2"].votes) == (None, [None] * 3)
 
 
-async def test_the_runs_own_model_judges_on_an_engine(traffic: Callable[..., Traffic]):
-    async with like_sglang() as inference:
-        inference.weight_version = KEY
-        play = traffic(kind="engine", deadline_s=30.0)
-        lineage, version, digest = KEY.split(":")
-        ready = EngineReady("engine-1", inference.address, int(lineage), int(version), digest, SLOTS)
-        await publish(play.bus, ready)
+@pytest.mark.parametrize(("name", "by"), [("engine-1", "engine"), ("engine-wise-1", "engine:0")])
+async def test_the_runs_own_model_judges_on_an_engine_of_training_or_of_its_own(
+    traffic: Callable[..., Traffic], name: str, by: str
+):
+    async with like_sglang() as inference, like_sglang() as other:
+        play = traffic(kind="engine", deadline_s=30.0, engines="wise" if "wise" in name else "")
+        inference.weight_version = other.weight_version = "0:0:d"
+        for one, server in ((name, inference), ({"engine-1": "engine-wise-1"}.get(name, "engine-1"), other)):
+            await publish(play.bus, EngineReady(one, server.address, 0, 0, "d", SLOTS))
 
         async def vote(asked: Asked) -> dict[str, Any]:
             question = play.tokenizer.decode(asked.ids)
@@ -235,7 +238,7 @@ async def test_the_runs_own_model_judges_on_an_engine(traffic: Callable[..., Tra
         await play.followed("t1", by="<eos>score: +1")
         judged = (await play.judged())["t1"]
 
-    assert (judged.reward, judged.judge, judged.votes) == (-1.0, "engine", [-1.0])
+    assert (judged.reward, judged.judge, judged.votes) == (-1.0, by, [-1.0])
 
 
 async def test_a_judge_killed_in_the_middle_of_a_vote_leaves_it_to_the_next(traffic: Callable[..., Traffic]):
