@@ -66,11 +66,13 @@ class TurnStarted(Message):
     skip: EarlySkip | None = None  # why it is not trained, where that is known already
     secret: SecretIds = ""  # data key under which this is sealed, and what follows of the turn
     older: SecretIds = ""  # other data keys, of the turns before it, that reading its whole prompt takes
+    siblings: ShortDigest = ""  # equal for turns of one session with the same prompt and temperature
 
     def headers(self) -> dict[str, str]:
         """Return the headers that deciding needs: whoever folds turns reads no tokens."""
         found = {"turn": self.turn_id, "session": self.session, "tenant": self.tenant}
         optional = {"parent": self.parent, "skip": self.skip or "", "continues": self.continues, "older": self.older}
+        optional["siblings"] = self.siblings
         found["temperature"] = f"{self.temperature:.12g}"
         return found | {name: value for name, value in optional.items() if value} | sealed_under(self.secret)
 
@@ -191,8 +193,24 @@ class TurnJudged(Message):
         return found | ({"purged": "1"} if self.purged else {}) | sealed_under(self.secret)
 
 
+class Sibling(msgspec.Struct):
+    """A turn of a group that is admitted to training; its fields mean what those of `turn.admitted` mean."""
+
+    turn_id: Id
+    session: Id
+    reward: Real
+    by: Literal["judge", "user"]
+    trial: Count = 0
+    canary: bool = False
+    version: int = -1
+    shadow: Real | None = None
+
+
 class TurnAdmitted(Message):
-    """A turn is to be trained with this reward: the prompter issues admitted turns in the order of this log."""
+    """A turn is to be trained with this reward, as one group with its siblings: replies to the same prompt.
+
+    The prompter issues these groups in the order of this log.
+    """
 
     turn_id: Id
     session: Id
@@ -205,6 +223,13 @@ class TurnAdmitted(Message):
     canary: bool = False
     version: int = -1  # newest one of its tokens
     shadow: Real | None = None  # reward of its shadow answer, where a judge graded both
+    siblings: list[Sibling] = field(default_factory=list)  # the other members of its group, in their order
+
+    @property
+    def turns(self) -> list[Sibling]:
+        """All members of the group."""
+        names = Sibling.__struct_fields__
+        return [Sibling(**{name: getattr(self, name) for name in names}), *self.siblings]
 
 
 class TurnOverruled(Message):
@@ -213,6 +238,7 @@ class TurnOverruled(Message):
     turn_id: Id
     prompt_id: Id
     reward: Real
+    member: Count = 0  # of the prompt's group
 
 
 class TurnSkipped(Message):
@@ -248,6 +274,7 @@ class StartHeads(msgspec.Struct):
     continues: MaybeId = ""
     secret: SecretIds = ""
     older: SecretIds = ""
+    siblings: ShortDigest = ""
 
 
 class FinishHeads(msgspec.Struct):

@@ -89,7 +89,7 @@ class BufferFold(Fold):
     @on(TurnOverruled)
     def _on_overruled(self, overruled: TurnOverruled, _record: Record) -> None:
         if overruled.prompt_id not in self.state.closed:
-            self.state.overruled[overruled.prompt_id] = overruled.reward
+            self.state.wanted.setdefault(overruled.prompt_id, {})[overruled.member] = overruled.reward
 
     @on(EvalScored)
     def _on_scored(self, scored: EvalScored, _record: Record) -> None:
@@ -266,7 +266,7 @@ class BufferFold(Fold):
         self.state.issued[stage_of(prompt_id)].pop(prompt_id, None)
         self.state.waiting_drop.pop(prompt_id, None)
         self.state.purging.pop(prompt_id, None)
-        self.state.overruled.pop(prompt_id, None)
+        self.state.wanted.pop(prompt_id, None)
         self.state.gathered = {name: at for name, at in self.state.gathered.items() if group_of(name) != prompt_id}
         self.state.grading = {name: at for name, at in self.state.grading.items() if group_of(name) != prompt_id}
         group = self.state.groups.pop(prompt_id, None)
@@ -365,7 +365,7 @@ class BufferFold(Fold):
         if stage == "rl":
             seconds = [seconds for group in chosen for seconds in self._seconds_to_grade(group)]
             figures = groups.batch_figures([group.live() for group in chosen], seconds)
-        packed = [groups.in_batch(group, self.state.overruled.get(group.prompt_id)) for group in chosen]
+        packed = [groups.in_batch(group, self.state.wanted.get(group.prompt_id, {})) for group in chosen]
         return [BatchPacked(step, stage, packed, min_version, objective, figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:

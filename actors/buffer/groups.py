@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from asyncrl.config.held_out import HeldOut, set_of
 from topics.batches import BatchGroup, BatchMember
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped, group_of
-from topics.ids import Stage, stage_of
+from topics.ids import Stage, member_of, stage_of
 from topics.prompts import ONLY_TASK
 from topics.trajectories import DropReason, TrajectoryDropped, TrajectoryFailed, TrajectoryGraded, tokens_sampled
 from topics.wire import Message
@@ -210,15 +210,16 @@ def references(members: Sequence[TrajectoryGraded]) -> list[BatchMember]:
     ]
 
 
-def in_batch(group: Group, wanted: float | None) -> BatchGroup:
+def in_batch(group: Group, wanted: Mapping[int, float]) -> BatchGroup:
     """A group as its batch names it.
 
     Args:
-        wanted: reward of a live turn by its user, who overrules a judge; None where there is none.
+        wanted: rewards of live turns by their users, who overrule a judge, by member.
     """
     members = references(group.live())
-    if wanted is not None:
-        members = [msgspec.structs.replace(member, reward=wanted, overruled=True) for member in members]
+    for place, member in enumerate(members):
+        if (reward := wanted.get(member_of(member.trajectory_id))) is not None:
+            members[place] = msgspec.structs.replace(member, reward=reward, overruled=True)
     return BatchGroup(group.prompt_id, members, group.task, group.temperature, group.estimator)
 
 

@@ -100,7 +100,8 @@ class BufferState(msgspec.Struct):
     stages: list[str] = []  # of the run that began, in their order
     stages_packed: int = 0  # that had begun when the newest group of a batch was issued
     opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
-    overruled: dict[str, float] = {}  # rewards that users want instead of those of judges, by prompt that is not closed
+    # Rewards that users want instead of those of judges, by prompt that is not closed, and member.
+    wanted: dict[str, dict[int, float]] = {}
     purged: set[str] = set()  # data keys that were erased
     purging: dict[str, None] = {}  # open groups that end with one of these
     late: int = 0  # claims and grades that came after the end

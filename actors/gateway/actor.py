@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from actors.gateway.channels import Channels
+from actors.gateway.channels import Channels, has_grammars
 from actors.gateway.data_keys import DataKeys
 from actors.gateway.facts import Facts
 from actors.gateway.feedback import give_feedback
@@ -25,11 +25,10 @@ from actors.runtime.actor import ActorFault, Context
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, last_sequence
 from asyncrl.bus.publish import BY
-from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.apis.messages import COUNT_PATH
-from asyncrl.live.apis.models import MODELS_PATH, model_body, models_body
+from asyncrl.live.apis.models import MODELS_PATH, check_model, model_body, models_body
 from asyncrl.live.apis.table import APIS, MESSAGES
 from asyncrl.live.apis.words import Api, Ending, LiveError, Request
 from asyncrl.live.beginnings import begin_reply
@@ -77,7 +76,7 @@ class Gateway:
         self._served = model._replace(context=config.engine.context or model.context)
         self._tokenizer = TaskTokenizer.load(directory)
         self._wording = Wording.of(self._tokenizer)
-        self._grammars = _has_grammars(config)
+        self._grammars = has_grammars(config)
         self._known = Conversations(Seam(self._tokenizer), most_tokens=self._settings.history_tokens)
         self._keys = Keys()
         self._channels = Channels(context, self._served, self._tokenizer.decode_all)
@@ -246,7 +245,7 @@ class Gateway:
         Raises:
             LiveError: another model, messages that the template refuses, or too many tokens.
         """
-        self._check_model(request.model)
+        check_model(request.model, self._settings.models)
         begun = begin_reply(request, self._wording, grammars=self._grammars)
         try:
             prompt = await self._following(request, owner, size)
@@ -316,17 +315,11 @@ class Gateway:
             self._keys.tenant(http.headers)
             name = http.match_info.get("name", "")
             if name:
-                self._check_model(name)
+                check_model(name, self._settings.models)
         except LiveError as error:
             return self._refusal(_api_of(http), error, "none")
         names = self._settings.models or [self._context.config.run]
         return web.json_response(model_body(name) if name else models_body(names))
-
-    def _check_model(self, name: str) -> None:
-        """Refuse a model that is not served; without names any is."""
-        if self._settings.models and name not in self._settings.models:
-            words = f"model {name!r} is not served here; there are {', '.join(self._settings.models)}"
-            raise LiveError("absent", words, field="model")
 
     async def _leave(self, http: web.Request) -> web.StreamResponse:
         """Take the end of a session; one that the tenant never had, or that has ended, ends again without an effect."""
@@ -347,13 +340,6 @@ class Gateway:
         self._context.count("requests_refused")
         status, body = api.error(error, turn)
         return web.json_response(body, status=status, headers=retry_after(error))
-
-
-def _has_grammars(config: Config) -> bool:
-    """Return whether the engines that answer force forms of a reply; those that others run are SGLang's."""
-    engines, name = config.engine, config.gateway.engines
-    answering = [engines.groups[name]] if name else engines.pools.values()
-    return all(one.kind not in ("embedded", "scripted") for one in answering)
 
 
 def _is_private(key: KeyAdded, http: web.Request) -> bool:

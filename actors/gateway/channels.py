@@ -9,6 +9,7 @@ from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
 from asyncrl.config.pools import Purpose
+from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.answer import Decode
 from asyncrl.engine.generator import Generator, Manner
@@ -73,3 +74,10 @@ class Channels:
         for listener in self._listeners:
             await listener.close()
         await self._fleet.close()
+
+
+def has_grammars(config: Config) -> bool:
+    """Return whether the engines that answer force forms of a reply; those that others run are SGLang's."""
+    engines, name = config.engine, config.gateway.engines
+    answering = [engines.groups[name]] if name else engines.pools.values()
+    return all(one.kind not in ("embedded", "scripted") for one in answering)

@@ -10,11 +10,11 @@ from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.listen import Listener
 from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.answer import Decode
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.errors import VersionAbsent
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.stops import Decode
 from topics.turns import TurnShadowed
 from topics.wire import Int32Array
 

@@ -32,7 +32,7 @@ from asyncrl.live.apis.words import (
     assistant_message,
 )
 from asyncrl.live.conversation import Prompt, history_key
-from asyncrl.live.marks import marks_of, same_of
+from asyncrl.live.marks import marks_of, same_of, siblings_of
 from asyncrl.live.parts import ReplyParts
 from asyncrl.live.sessions import Session, skip_of
 from asyncrl.live.tools import Wording
@@ -120,6 +120,7 @@ class Turn(Watch):
         self._skip = skip_of(self._sampling, side=session.side)
         if prompt.parent and not facts.has(prompt.parent):  # nobody could put it together
             prompt = prompt._replace(parent="", known=0)
+        key = facts.data_key(secret)
         started = TurnStarted(
             turn_id=self.id,
             session=session.id,
@@ -135,6 +136,7 @@ class Turn(Watch):
             continues=self.continues,
             skip=self._skip,
             secret=secret,
+            siblings=siblings_of(key, session.id, prompt.ids, self._sampling.temperature) if key else "",
             older=",".join(one for one in facts.secrets_of(prompt.parent).split(",") if one != secret),
         )
         if not secret:

@@ -89,7 +89,7 @@ class Prompter:
         for item in wanted:
             try:
                 rows = [row for place in item.places if (row := self._row(item, place)) is not None]
-                rows = rows if item.group.row is None else [item.group.row]
+                rows += item.group.given if not item.member else ()
             except DataError:
                 if not decisions:
                     raise

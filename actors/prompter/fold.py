@@ -246,7 +246,7 @@ class PrompterFold(Fold):
                 break
             room -= not begun
             # What was sampled before has no version to wait for: the buffer drops it where it is too old.
-            least = 0 if group.row is not None else self._min_version
+            least = 0 if group.given else self._min_version
             found += [Wanted(group, member, least) for member in range(begun, group.size)]
         return found
 

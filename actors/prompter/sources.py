@@ -18,7 +18,7 @@ from asyncrl.config.staged import Ended
 from asyncrl.config.tasks import Begun, Mixture, curricula_of, rows_of, warmup_rows
 from asyncrl.data.curriculum import Climb, at_level, level_of
 from asyncrl.data.sources import RowSetup
-from asyncrl.live.row import row_of
+from asyncrl.live.rows import live_rows
 from topics.evals import EvalRequested
 from topics.ids import EVALUATION, LIVE, REISSUE, TASK, WARMUP, Stage, number_of, prompt_name
 from topics.prompts import LIVE_TASK, NO_ESTIMATOR, WARMUP_TASK, PromptRow
@@ -75,8 +75,8 @@ class Group(NamedTuple):
     temperature: float = 1.0
     estimator: str = NO_ESTIMATOR  # of its advantages
     origin: str = ""  # prompt whose row is issued again
-    row: PromptRow | None = None  # that is no row of any data
-    secrets: str = ""  # data keys that reading its trajectory takes
+    given: Sequence[PromptRow] = ()  # rows that are of no data, one for each member
+    secrets: str = ""  # data keys that reading its trajectories takes
 
     @property
     def level(self) -> int:
@@ -185,7 +185,8 @@ class LiveSource:
     def __init__(self, config: Config) -> None:
         share = config.live.share
         self.share = math.inf if share == 1 else share / (1 - share)  # beside 1 for the tasks
-        self._estimator = estimator_of(config.live.method, config.live.advantage)
+        method = config.live.method
+        self._alone, self._together = estimator_of(method, config.live.advantage), estimator_of(method, "rloo")
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """They are rows of no data."""
@@ -195,17 +196,18 @@ class LiveSource:
         return range(state.first(LIVE), state.live_admitted) if self.share else ()
 
     def group(self, state: PrompterState, number: int) -> Group:
-        """A group of one, whose trajectory is there already."""
+        """A turn with its siblings, whose trajectories are there already."""
         turn = state.live[number]
+        rows = live_rows(turn)
         return Group(
             prompt_name(LIVE, number),
             "rl",
             [LIVE_TASK],
-            1,
+            len(rows),
             range(0),
             temperature=turn.temperature,
-            estimator=self._estimator,
-            row=row_of(turn),
+            estimator=self._alone if len(rows) == 1 else self._together,
+            given=rows,
             secrets=turn.secrets,
         )
 

@@ -280,7 +280,7 @@ class Execution(Watch):
 
     async def _of_turn(self, rows: list[PromptRow]) -> TrajectoryGenerated:
         """Return a stored turn as a trajectory, with the reward that it was admitted with."""
-        named = rows[0].metadata
+        named = rows[self._issued.member].metadata
         turn = await self._tools.turns.read(named["turn"])
         text = self._tools.tokenizer.decode(turn.finished.tokens)
         outcome = Outcome(reward=named["reward"])

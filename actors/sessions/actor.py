@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
-from actors.sessions.fold import Room, SessionsFold
+from actors.sessions.admission import Room
+from actors.sessions.fold import SessionsFold
 from topics.topic import SESSIONS
 from topics.wire import Message
 
@@ -25,7 +26,7 @@ async def main(context: Context) -> None:
             waiting_turns=len(state.waiting),
             turns_admitted=state.admitted,
             turns_graded=len(state.graded),
-            turns_under_way=len(state.on_way.prompts),
+            turns_under_way=len(state.on_way.groups),
             feedback_late=state.late_feedback + state.on_way.late,
         )
         return decisions

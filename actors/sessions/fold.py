@@ -8,18 +8,17 @@ known.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import NamedTuple
 
+from actors.sessions.admission import Admission, Room
 from actors.sessions.state import OnWay, OpenSession, OpenTurn, SessionsState, Verdict
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
 from asyncrl.config.live_settings import LiveSettings
-from asyncrl.config.settings import Config
 from topics.batches import BatchPacked, BatchTrained
 from topics.groups import GroupDropped
-from topics.ids import LIVE, prompt_name
+from topics.ids import LIVE, member_of, prompt_name
 from topics.secrets import PurgeRequested
 from topics.turns import (
     FeedbackGiven,
@@ -40,27 +39,12 @@ _AT_ONCE = 256  # decisions of one append
 _UNTRAINED: dict[str, SkipReason] = {"gone": "gone", "failed": "failed"}  # ends of replies
 
 
-class Room(NamedTuple):
-    """Numbers of turns that may be on their way."""
-
-    under_way: int  # admitted, and neither in a batch nor at another end
-    waiting: int  # graded, and not admitted
-    max_lag: int  # of a token, in versions
-
-    @classmethod
-    def of(cls, config: Config) -> Room:
-        """Two batches are on their way, of which one may be packed while the other comes; as many wait as ever could
-        be trained of one version."""
-        groups, max_lag = config.buffer.batch_groups, config.buffer.max_lag
-        return cls(2 * groups, (max_lag + 1) * groups, max_lag)
-
-
 class SessionsFold(Fold):
     """Turns that have no end, and sessions that are open."""
 
     def __init__(self, settings: LiveSettings, room: Room) -> None:
-        self._safety, self._room = settings.safety, room
-        self._learns = settings.share > 0
+        self._admission = Admission(settings, room)
+        self._learns, self._allowed = settings.share > 0, frozenset(settings.allow)
         self._idle_ns, self._judge_ns = int(settings.idle_s * 1e9), int(settings.judge_s * 1e9)
         self.state = SessionsState()
 
@@ -69,6 +53,7 @@ class SessionsFold(Fold):
         heads, state = record.headers, self.state
         name, session, parent = heads["turn"], heads["session"], heads.get("parent", "")
         skip: SkipReason | None = heads.get("skip")  # type: ignore[assignment]  # the listener has checked it
+        skip = None if skip in self._allowed else skip
         entry = self._active(session, record)
         before = state.turns.get(parent)
         if before is not None and skip != "side" and heads.get("continues") not in before.evidence:  # else said already
@@ -78,7 +63,11 @@ class SessionsFold(Fold):
             state.ended_early.discard(name)
             return
         secrets = ",".join(filter(None, (heads.get(SEALED), heads.get("older"))))
-        state.turns[name] = OpenTurn(session, heads["tenant"], float(heads["temperature"]), skip=skip, secrets=secrets)
+        temperature = float(heads["temperature"]) or 1.0  # log-probs of greedy tokens are at temperature 1
+        turn = OpenTurn(session, heads["tenant"], temperature, skip=skip, secrets=secrets)
+        state.turns[name], turn.siblings = turn, heads.get("siblings", "")
+        if turn.siblings:
+            state.families.setdefault(turn.siblings, []).append(name)
         self._purge_if_gone(name)
         if name in state.ready_early:
             state.waiting[name] = state.ready_early.pop(name)
@@ -102,7 +91,7 @@ class SessionsFold(Fold):
         if turn.skip is None:
             self.state.watched.reply(tokens, marks)
             turn.skip = "garbage" if "garbage" in marks else None
-        self._grade(name, turn)
+        self._grade(name, turn, record)
 
     @on_headers(SessionLeft)
     def _on_left(self, record: Record) -> None:
@@ -128,9 +117,9 @@ class SessionsFold(Fold):
         if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
             turn.verdict = Verdict("judge", None if reward is None else float(reward))
             if "shadow" in record.headers:
-                turn.verdict.shadow = self._bounded(float(record.headers["shadow"]))
+                turn.verdict.shadow = self._admission.bounded(float(record.headers["shadow"]))
                 turn.verdict.trial = int(record.headers["trial"])
-            self._grade(record.headers["turn"], turn)
+            self._grade(record.headers["turn"], turn, record)
 
     @on(PurgeRequested)
     def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
@@ -147,23 +136,25 @@ class SessionsFold(Fold):
     def _on_feedback(self, record: Record) -> None:
         name, tenant, score = record.headers["turn"], record.headers["tenant"], float(record.headers["score"])
         turn, on_way = self.state.turns.get(name), self.state.on_way
-        prompt = on_way.names.get(name, "")
+        admitted = on_way.of(name)
         self.state.watched.agreement.user(f"{tenant} {name}", score)
         if turn is not None and turn.tenant == tenant:
             turn.verdict = Verdict("user", score)
-            self._grade(name, turn)
-        elif prompt and on_way.prompts[prompt].tenant == tenant:
-            on_way.want(prompt, self._bounded(score))
+            self._grade(name, turn, record)
+        elif admitted is not None and admitted.tenant == tenant:
+            on_way.want(admitted, self._admission.bounded(score))
         else:
             self.state.late_feedback += 1
 
-    def _grade(self, name: str, turn: OpenTurn) -> None:
+    def _grade(self, name: str, turn: OpenTurn, record: Record) -> None:
         """Let a turn wait for its admission once it has ended and has a grade; nothing else is awaited of it then."""
         state = self.state
         state.due[name] = None
         graded = turn.verdict is not None and turn.verdict.reward is not None
         if graded and turn.finished and turn.skip is None and self._learns:
             state.graded.setdefault(name)
+            if turn.siblings:
+                state.holding.setdefault(name, record.time_ns)
             state.waiting.pop(name, None)
             self._settle(name, turn)
 
@@ -179,22 +170,24 @@ class SessionsFold(Fold):
 
     @on(TurnAdmitted)
     def _on_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
-        state = self.state
-        prompt, reward = prompt_name(LIVE, state.admitted), admitted.reward
+        state, bounded = self.state, self._admission.bounded
+        prompt, known = prompt_name(LIVE, state.admitted), prompt_name(LIVE, state.admitted) in state.ended_prompts
         state.admitted += 1
-        turn = state.turns.get(admitted.turn_id)
-        if prompt in state.ended_prompts:
-            state.ended_prompts.discard(prompt)
-        else:
+        state.ended_prompts.discard(prompt)
+        on_way = []
+        for member in admitted.turns:
+            turn = state.turns.get(member.turn_id)
             verdict = turn.verdict if turn is not None else None
-            by_user = verdict.reward if verdict is not None and verdict.by == "user" else None
-            wanted = reward if by_user is None else by_user
-            state.on_way.admit(prompt, OnWay(admitted.turn_id, admitted.tenant, reward, self._bounded(wanted)))
-        if turn is not None:
-            state.watched.admit(turn.same)
-            graded = turn.verdict.reward if turn.verdict is not None else None
-            state.watched.clipped += graded is not None and abs(graded) > self._safety.reward
-        self._end(admitted.turn_id)
+            graded = verdict.reward if verdict is not None else None
+            by_user = graded if verdict is not None and verdict.by == "user" else None
+            wanted = member.reward if by_user is None else by_user
+            on_way.append(OnWay(member.turn_id, admitted.tenant, member.reward, bounded(wanted)))
+            if turn is not None:
+                state.watched.admit(turn.same)
+                state.watched.clipped += graded is not None and bounded(graded) != graded
+            self._end(member.turn_id)
+        if not known:
+            state.on_way.admit(prompt, on_way)
 
     @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
@@ -203,17 +196,17 @@ class SessionsFold(Fold):
     @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         for group in packed.groups:
-            self._prompt_ended(group.prompt_id, group.members[0].reward if group.members else None)
+            self._prompt_ended(group.prompt_id, {member_of(one.trajectory_id): one.reward for one in group.members})
 
     @on(TurnOverruled)
     def _on_overruled(self, overruled: TurnOverruled, _record: Record) -> None:
-        self.state.on_way.overrule(overruled.prompt_id, overruled.reward)
+        self.state.on_way.overrule(overruled.turn_id, overruled.reward)
 
     @on(GroupDropped)
     def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
-        self._prompt_ended(dropped.prompt_id)
+        self._prompt_ended(dropped.prompt_id, {})
 
-    def _prompt_ended(self, prompt_id: str, trained: float | None = None) -> None:
+    def _prompt_ended(self, prompt_id: str, trained: Mapping[int, float]) -> None:
         if prompt_id.startswith(LIVE) and not self.state.on_way.end(prompt_id, trained):
             self.state.ended_prompts.add(prompt_id)
 
@@ -254,11 +247,17 @@ class SessionsFold(Fold):
         turn = self.state.turns.pop(name, None)
         self.state.due.pop(name, None)
         self.state.graded.pop(name, None)
+        self.state.holding.pop(name, None)
         if turn is None:
             self.state.ready_early.pop(name, None)
             self.state.ended_early.add(name)
             return
         self.state.waiting.pop(name, None)
+        if turn.siblings:
+            family = self.state.families[turn.siblings]
+            family.remove(name)
+            if not family:
+                del self.state.families[turn.siblings]
         self._settle(name, turn)
 
     def decide(self, now: float) -> list[Message]:
@@ -273,6 +272,7 @@ class SessionsFold(Fold):
         """Return the moment of the server's clock, in seconds, at which time alone decides something."""
         moments = [session.newest_ns + self._idle_ns for session in islice(self.state.sessions.values(), 1)]
         moments += [ready_ns + self._judge_ns for ready_ns in islice(self.state.waiting.values(), 1)]
+        moments += [self._admission.waits_until(since_ns) for since_ns in self.state.holding.values()]
         return min(moments) / 1e9 if moments else None
 
     def _decisions(self, now_ns: int) -> Iterator[Message]:
@@ -285,18 +285,19 @@ class SessionsFold(Fold):
                 continue
             decided.add(name)
             yield decision
-        for prompt in state.on_way.overruling:
-            turn = state.on_way.prompts[prompt]
-            yield TurnOverruled(turn_id=turn.turn, prompt_id=prompt, reward=turn.wanted)
-        for decision in self._of_graded():
-            decided.add(decision.turn_id)
-            yield decision
+        for name in state.on_way.asked:
+            prompt, member = state.on_way.places[name]
+            wanted = state.on_way.groups[prompt][member].wanted
+            yield TurnOverruled(turn_id=name, prompt_id=prompt, reward=wanted, member=member)
+        for ended in self._admission.decide(state, now_ns):
+            decided |= {turn.turn_id for turn in ended.turns} if isinstance(ended, TurnAdmitted) else {ended.turn_id}
+            yield ended
         for name, ready_ns in state.waiting.items():
             if ready_ns + self._judge_ns > now_ns:
                 break
             if name not in decided:
                 decided.add(name)
-                yield self._skipped(name, "unjudged")
+                yield self._admission.skipped(state, name, "unjudged")
         yield from self._closings(now_ns, decided)
 
     def _closings(self, now_ns: int, decided: set[str]) -> Iterator[Message]:
@@ -306,7 +307,7 @@ class SessionsFold(Fold):
             if session.newest_ns + self._idle_ns > now_ns:
                 break
             for turn in session.turns - decided:
-                yield self._ready(turn) if state.turns[turn].finished else self._skipped(turn, "lost")
+                yield self._ready(turn) if state.turns[turn].finished else self._admission.skipped(state, turn, "lost")
             if not session.turns:
                 yield SessionClosed(session_id=name, reason="idle", until=session.newest)
         for name in list(state.emptied):
@@ -322,73 +323,15 @@ class SessionsFold(Fold):
         if turn is None or not (turn.finished or turn.skip == "purged"):
             return None
         if turn.skip is not None:
-            return self._skipped(name, turn.skip)
+            return self._admission.skipped(self.state, name, turn.skip)
         if turn.verdict is not None:
             if turn.verdict.reward is None:
-                return self._skipped(name, "ungraded")
-            return None if self._learns else self._skipped(name, "off")
+                return self._admission.skipped(self.state, name, "ungraded")
+            return None if self._learns else self._admission.skipped(self.state, name, "off")
         session = self.state.sessions.get(turn.session)
         over = bool(turn.evidence) or (session is not None and session.left)
         return self._ready(name) if over and name not in self.state.waiting else None
 
-    def _refusal(self, turn: OpenTurn) -> SkipReason | None:
-        """Return why a graded turn is not trained; None where it is."""
-        if turn.newest < self.state.trained - self._room.max_lag:  # none of its tokens could be trained any more
-            return "behind"
-        most = self._safety.repeats
-        return "repeat" if most and self.state.watched.sames.get(turn.same, 0) >= most else None
-
-    def _of_graded(self) -> list[TurnAdmitted | TurnSkipped]:
-        """Return what becomes of graded turns: the newest are admitted as far as there is room, and those end that are
-        not to be trained any more, and the oldest of more than may wait."""
-        state = self.state
-        graded = [name for name in state.graded if state.turns[name].skip is None]  # others are due to end
-        refused = {name: why for name in graded if (why := self._refusal(state.turns[name])) is not None}
-        fresh = [name for name in graded if name not in refused]
-        free = max(0, self._room.under_way - len(state.on_way.prompts))
-        taken = fresh[::-1][:free]
-        rest = fresh[: len(fresh) - len(taken)]
-        surplus = rest[: max(0, len(rest) - self._room.waiting)]
-        ends = [self._skipped(name, why) for name, why in refused.items()]
-        return [*ends, *map(self._admitted, taken), *(self._skipped(name, "surplus") for name in surplus)]
-
-    def _admitted(self, name: str) -> TurnAdmitted:
-        turn, reward = self.state.turns[name], self._reward(self.state.turns[name])
-        assert turn.verdict is not None and reward is not None
-        return TurnAdmitted(
-            turn_id=name,
-            session=turn.session,
-            tenant=turn.tenant,
-            reward=reward,
-            by=turn.verdict.by,
-            temperature=turn.temperature,
-            secrets=turn.secrets,
-            trial=turn.verdict.trial or turn.trial,
-            canary=turn.canary,
-            version=turn.newest,
-            shadow=turn.verdict.shadow,
-        )
-
-    def _reward(self, turn: OpenTurn) -> float | None:
-        """Return the reward of a turn within its bound; None where nothing graded it."""
-        verdict = turn.verdict
-        return None if verdict is None or verdict.reward is None else self._bounded(verdict.reward)
-
-    def _bounded(self, reward: float) -> float:
-        return min(self._safety.reward, max(-self._safety.reward, reward))
-
     def _ready(self, name: str) -> TurnReady:
         turn = self.state.turns[name]
         return TurnReady(turn_id=name, session=turn.session, tenant=turn.tenant, evidence=turn.evidence)
-
-    def _skipped(self, name: str, reason: SkipReason) -> TurnSkipped:
-        turn = self.state.turns[name]
-        skipped = TurnSkipped(turn_id=name, session=turn.session, reason=reason)
-        skipped.trial, skipped.canary, skipped.reward = turn.trial, turn.canary, self._reward(turn)
-        if turn.trial and reason == "garbage":
-            # No judge sees garbage: without a reward, a canary that says nothing else would never be compared.
-            skipped.reward = -self._safety.reward
-        skipped.version = -1 if skipped.reward is None else turn.newest
-        if turn.verdict is not None and turn.verdict.trial:
-            skipped.trial, skipped.shadow = turn.verdict.trial, turn.verdict.shadow
-        return skipped

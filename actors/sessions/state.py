@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -31,6 +32,7 @@ class OpenTurn(msgspec.Struct):
     verdict: Verdict | None = None
     newest: int = 0  # version of its tokens
     same: str = ""
+    siblings: str = ""  # as in its turn.started
     secrets: str = ""  # data keys that reading it takes
     trial: int = 0  # as in its turn.finished
     canary: bool = False
@@ -55,45 +57,50 @@ class OnWay(msgspec.Struct):
 
 
 class UnderWay(msgspec.Struct):
-    """Admitted turns by prompt, until they are in a batch or end."""
+    """Admitted turns by the prompt of their group, until that is in a batch or ends."""
 
-    prompts: dict[str, OnWay] = {}
-    names: dict[str, str] = {}  # prompts by turn
-    overruling: dict[str, None] = {}  # prompts whose users want another reward, which is not on the log yet
-    late: int = 0  # batches that came before what a user wanted
+    groups: dict[str, list[OnWay]] = {}
+    places: dict[str, tuple[str, int]] = {}  # prompt and member, by turn
+    asked: dict[str, None] = {}  # turns whose users want another reward, which is not on the log yet
+    late: int = 0  # turns whose batch came before what a user wanted
 
-    def admit(self, prompt: str, turn: OnWay) -> None:
-        """Take note of an admitted turn."""
-        self.prompts[prompt], self.names[turn.turn] = turn, prompt
-        self.want(prompt, turn.wanted)
+    def admit(self, prompt: str, turns: list[OnWay]) -> None:
+        """Take note of an admitted group."""
+        self.groups[prompt] = turns
+        for member, turn in enumerate(turns):
+            self.places[turn.turn] = prompt, member
+            self.want(turn, turn.wanted)
 
-    def want(self, prompt: str, reward: float) -> None:
+    def of(self, name: str) -> OnWay | None:
+        """Return a turn under way; None where it is not."""
+        prompt, member = self.places.get(name, ("", 0))
+        return self.groups[prompt][member] if prompt else None
+
+    def want(self, turn: OnWay, reward: float) -> None:
         """Take note of what a user says of a turn."""
-        turn = self.prompts[prompt]
         turn.wanted = reward
-        self.overruling.pop(prompt, None)
+        self.asked.pop(turn.turn, None)
         if reward != turn.reward:
-            self.overruling[prompt] = None
+            self.asked[turn.turn] = None
 
-    def overrule(self, prompt: str, reward: float) -> None:
+    def overrule(self, name: str, reward: float) -> None:
         """Take note that it is on the log."""
-        if prompt in self.prompts:
-            self.prompts[prompt].reward = reward
-            self.want(prompt, self.prompts[prompt].wanted)
+        if (turn := self.of(name)) is not None:
+            turn.reward = reward
+            self.want(turn, turn.wanted)
 
-    def end(self, prompt: str, trained: float | None) -> bool:
-        """Take a turn from those under way; False where it was not among them.
+    def end(self, prompt: str, trained: Mapping[int, float]) -> bool:
+        """Take a group from those under way; False where it was not among them.
 
         Args:
-            trained: reward in its batch; None where it is in none.
+            trained: rewards in its batch, by member.
         """
-        turn = self.prompts.pop(prompt, None)
-        if turn is None:
-            return False
-        del self.names[turn.turn]
-        self.overruling.pop(prompt, None)
-        self.late += trained is not None and trained != turn.wanted
-        return True
+        turns = self.groups.pop(prompt, None)
+        for member, turn in enumerate(turns or ()):
+            del self.places[turn.turn]
+            self.asked.pop(turn.turn, None)
+            self.late += member in trained and trained[member] != turn.wanted
+        return turns is not None
 
 
 class SessionsState(msgspec.Struct):
@@ -109,6 +116,8 @@ class SessionsState(msgspec.Struct):
     ready_early: dict[str, int] = {}  # turns, and when they became ready
     closed_early: dict[str, int] = {}  # sessions, and the sequence in TURNS up to which they are closed
     graded: dict[str, None] = {}  # turns that wait to be admitted, the newest last
+    families: dict[str, list[str]] = {}  # turns without an end that have one prompt, by what they have in common
+    holding: dict[str, int] = {}  # graded turns that wait for those, and since when by the server's clock
     on_way: UnderWay = msgspec.field(default_factory=UnderWay)
     ended_prompts: set[str] = set()  # whose end was read before their admission
     skipped: dict[str, int] = {}  # turns by reason

@@ -13,7 +13,7 @@ import msgspec
 from asyncrl.config.live_settings import CanarySettings
 from topics.engines import version_of
 from topics.promotions import CanaryEnded, WeightsCanaried, WeightsPromoted
-from topics.turns import TurnAdmitted, TurnSkipped
+from topics.turns import Sibling, TurnSkipped
 
 _EARLY = 8  # trials whose turns are remembered before their canary's message was read
 
@@ -62,7 +62,7 @@ class Canary(msgspec.Struct):
         self.open = None
         self.compared.pop(self.trial, None)
 
-    def count(self, end: TurnAdmitted | TurnSkipped) -> None:
+    def count(self, end: Sibling | TurnSkipped) -> None:
         """Take note of the end of a turn that was graded."""
         known = end.trial > self.trial or (end.trial == self.trial and self.open is not None)
         if end.trial and known and end.reward is not None:

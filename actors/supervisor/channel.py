@@ -18,7 +18,7 @@ from asyncrl.config.settings import WeightsSettings
 from topics.engines import version_of
 from topics.evals import EvalScored
 from topics.promotions import CanaryEnded, PromotionRefused, PromotionRequested, WeightsCanaried, WeightsPromoted
-from topics.turns import TurnAdmitted, TurnSkipped
+from topics.turns import Sibling, TurnSkipped
 from topics.weights import WeightsRefused
 
 Decision: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
@@ -97,7 +97,7 @@ class Channel(msgspec.Struct):
         self.reward.promoted(settings.reward.turns)
         self.answer("command" if message.by == "rollback" else message.by, message.cause)
 
-    def count(self, end: TurnAdmitted | TurnSkipped) -> None:
+    def count(self, end: Sibling | TurnSkipped) -> None:
         """Take note of the end of a turn."""
         self.canary.count(end)
         self.reward.count(end)

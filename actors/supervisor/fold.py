@@ -186,8 +186,9 @@ class SupervisorFold(TrimmerFold):
 
     @on(TurnAdmitted)
     def _on_turn_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
-        self.state.channel.count(admitted)
-        self.achieved += 1
+        for turn in admitted.turns:
+            self.state.channel.count(turn)
+            self.achieved += 1
 
     @on(TurnSkipped)
     def _on_turn_skipped(self, skipped: TurnSkipped, _record: Record) -> None:

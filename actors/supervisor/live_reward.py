@@ -10,7 +10,7 @@ import msgspec
 
 from topics.engines import version_of
 from topics.promotions import WeightsPromoted
-from topics.turns import TurnAdmitted, TurnSkipped
+from topics.turns import Sibling, TurnSkipped
 
 if TYPE_CHECKING:
     from actors.supervisor.channel import Stored
@@ -26,7 +26,7 @@ class LiveReward(msgspec.Struct):
     before: float | None = None  # mean of the newest turns when the channel moved last; None: too few were known
     moved: int = 0  # rewards since then
 
-    def count(self, end: TurnAdmitted | TurnSkipped) -> None:
+    def count(self, end: Sibling | TurnSkipped) -> None:
         """Take note of the end of a turn that was graded."""
         if end.version >= 0 and end.reward is not None:
             self.rewards = [*self.rewards, (end.version, end.reward)][-_KEPT:]

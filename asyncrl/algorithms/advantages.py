@@ -150,6 +150,7 @@ _BUILT_IN = {
     "zero": Estimator(zero, compares=False),
     "hindsight": Estimator(zero, compares=False, of_row=hindsight_of_row, needs=(HINDSIGHT,)),
     "combine": Estimator(list, compares=False, of_row=hindsight_of_row, needs=(HINDSIGHT,)),
+    "combine_rloo": Estimator(leave_one_out, of_row=hindsight_of_row, needs=(HINDSIGHT,)),
     "combine_less_others": Estimator(less_others, compares=False, of_row=hindsight_of_row, needs=(HINDSIGHT,)),
 }
 ADVANTAGES = Table(_BUILT_IN, _of_user)

@@ -31,7 +31,7 @@ from topics.promotions import (
     WeightsPromoted,
 )
 from topics.topic import FLEET, SESSIONS, TRAINING, Topic
-from topics.turns import TURN_ADMITTED, TURN_SKIPPED
+from topics.turns import TURN_ADMITTED, TURN_SKIPPED, TurnAdmitted, TurnSkipped
 from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_STORED, WeightsPublished
 
 _Answer: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
@@ -188,8 +188,13 @@ async def _compared(bus: Bus, message: WeightsCanaried, trial: int) -> dict[str,
     """Return the rewards of a canary's turns so far, and of the others, as the supervisor counts them."""
     canary = Canary()
     canary.begin(message, trial)
+
+    def take(_topic: Topic[Any], message: TurnAdmitted | TurnSkipped, _record: Record) -> None:
+        for end in message.turns if isinstance(message, TurnAdmitted) else [message]:
+            canary.count(end)
+
     part = Part(SESSIONS, subjects=[topic.pattern(bus.run) for topic in (TURN_ADMITTED, TURN_SKIPPED)])
-    await read_merged(bus, [part], lambda _topic, end, _record: canary.count(end), lambda *_: None)
+    await read_merged(bus, [part], take, lambda *_: None)
     return {name: value for name, value in canary.figures().items() if name != "canary_version"}
 
 

@@ -84,7 +84,7 @@ def estimator_of(method: Literal["binary", "distillation", "combine"], advantage
 
     Args:
         method: `live.method`.
-        advantage: `live.advantage`, of the reward alone.
+        advantage: of the reward alone: `live.advantage`, or `rloo` of several turns with one prompt.
     """
     if method == "binary":
         return advantage
@@ -111,6 +111,9 @@ class JudgeSettings(Settings):
     url: str = ""  # With `endpoint`: its address up to and with `/v1`.
     model: str = ""  # With `endpoint`: name of the model.
     api_key_file: str = ""  # With `endpoint`: file that holds its API key, where it needs one.
+    # With `engine`: name of the group `[engine.groups.NAME]` that votes, with the run's first version, and does nothing
+    # else: training does not change it. Empty: the engines of training vote, with the newest version that each has.
+    engines: str = ""
     temperature: NonNegative = 0.6  # With `endpoint` and `engine`: temperature of a vote.
     max_new_tokens: Positive = 1024  # With `endpoint` and `engine`: tokens of a vote, its reasoning included.
 
@@ -156,10 +159,17 @@ class LiveSettings(Settings):
     share: Annotated[float, Meta(ge=0, le=1)] = 0.0
     # `binary`: rewards; `distillation`: hints of judges, which a frozen copy of the policy is shown; `combine`: both.
     method: Literal["binary", "distillation", "combine"] = "binary"
-    # Advantage of the reward of a turn: `none` takes it as it is, `less_others` less the mean of its batch's others.
+    # Advantage of the reward of a turn: `none` takes it as it is, `less_others` less the mean of its batch's others. Of
+    # turns with one prompt it is the reward less the mean of the others of these.
     advantage: Literal["none", "less_others"] = "none"
+    # Sampling that is trained though the log-probs of its tokens are not those of the distribution that they came from:
+    # `greedy` (temperature 0), `truncated` (top_p, top_k), `constrained` (a form of the reply).
+    allow: list[Literal["greedy", "truncated", "constrained"]] = msgspec.field(default_factory=list)
     # Seconds after which a session has ended in which nothing was asked and nothing answered.
     idle_s: Seconds = 1800.0
+    # Seconds that a graded turn waits for the grades of others with its prompt, to be one group with them; 0: it waits
+    # for none.
+    siblings_s: NonNegative = 10.0
     judge_s: Seconds = 600.0  # Seconds that a turn waits for its grade before it is given up, untrained.
     # Days for which what users said can be read; then its data keys are erased. 0: until `asyncrl purge`.
     retention_days: Annotated[int, Meta(ge=0, le=36500)] = 0

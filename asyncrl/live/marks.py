@@ -38,8 +38,17 @@ def same_of(key: bytes, prompt: Int32Array, reply: Int32Array) -> str:
     Args:
         key: [32] the data key of the turn.
     """
-    made = hashlib.blake2b(key=key, digest_size=8, person=b"asyncrl same")
-    for tokens in (prompt, reply):
+    return _digest(key, b"asyncrl same", b"", prompt, reply)
+
+
+def siblings_of(key: bytes, session: str, prompt: Int32Array, temperature: float) -> str:
+    """Return what turns of a session have in common that answer one prompt at one temperature; else as `same_of`."""
+    return _digest(key, b"asyncrl siblings", f"{session} {temperature:.12g}".encode(), prompt)
+
+
+def _digest(key: bytes, person: bytes, name: bytes, *parts: Int32Array) -> str:
+    made = hashlib.blake2b(name, key=key, digest_size=8, person=person)
+    for tokens in parts:
         made.update(len(tokens).to_bytes(8, "little"))
         made.update(np.ascontiguousarray(tokens, np.int32).tobytes())
     return made.hexdigest()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from asyncrl.bus.log import Record
-from asyncrl.live.row import row_of
+from asyncrl.live.rows import live_rows
 from asyncrl.state.audit.live import Live
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violation, Violations
@@ -15,6 +15,7 @@ from topics.table import topic_for
 from topics.trajectories import Outcome, Reference, Segment, TrajectoryGenerated
 from topics.turns import (
     FeedbackGiven,
+    Sibling,
     TurnAdmitted,
     TurnFinished,
     TurnJudged,
@@ -94,7 +95,7 @@ def violations(*messages, late: bool = False) -> list[Violation]:
 @pytest.mark.parametrize("late", [False, True])
 def test_turns_that_are_trained_as_they_were_sampled_are_clean(late: bool):
     rows = [
-        PromptIssued(prompt_id=f"l00000{n}", member=0, group_size=1, rows=[row_of(admitted("ab"[n]))]) for n in (0, 1)
+        PromptIssued(prompt_id=f"l00000{n}", member=0, group_size=1, rows=live_rows(admitted("ab"[n]))) for n in (0, 1)
     ]
 
     assert found(*rows, generated(0, ids(1, 2, 7, 8)), generated(1, ids(1, 2, 7, 8, 5, 7, 8)), late=late) == []
@@ -118,11 +119,11 @@ def test_whatever_differs_from_the_turn_is_found(planted: TrajectoryGenerated):
 
 
 def test_a_turn_is_admitted_once_and_issued_with_its_reward():
-    row = row_of(admitted("a", reward=1.0))
+    rows = live_rows(admitted("a", reward=1.0))
 
     assert found(admitted("a")) == ["admitted twice"]
     assert found(admitted("c")) == ["wrong rewards"]  # nobody graded it
-    assert found(PromptIssued(prompt_id="l000000", member=0, group_size=1, rows=[row])) == ["wrong row"]
+    assert found(PromptIssued(prompt_id="l000000", member=0, group_size=1, rows=rows)) == ["wrong row"]
     assert found(msgspec.structs.replace(generated(0, ids(1, 2, 7, 8)), segments=[])) == ["foreign tokens"]
 
 
@@ -158,3 +159,34 @@ def test_a_shadow_answer_that_is_trained_is_found_and_named():
     [wrong] = violations(TurnShadowed(turn_id="a", trial=1, tokens=ids(7, 9)), generated(0, ids(1, 2, 7, 9)))
 
     assert wrong.kind == "foreign tokens" and "the shadow answer" in wrong.found
+
+
+def test_replies_to_one_prompt_are_one_group_and_others_are_not():
+    said = {"session": "s", "tenant": "anna", "api": "chat", "tokens": ids(1, 2)}
+    reply = {"session": "s", "finish": "stop", "tokens": REPLY, "logprobs": LOGPROBS, "versions": VERSIONS}
+    told = [
+        message
+        for turn, siblings in (("c", "1" * 16), ("d", "1" * 16), ("e", "2" * 16))
+        for message in (
+            TurnStarted(turn_id=turn, siblings=siblings, **said),
+            TurnFinished(turn_id=turn, **reply),
+            TurnJudged(turn_id=turn, reward=0.5, judge="words"),
+        )
+    ]
+
+    def group(first: str, second: str) -> TurnAdmitted:
+        made = admitted(first)
+        made.siblings = [Sibling(second, "s", 0.5, "judge")]
+        return made
+
+    def member(number: int) -> TrajectoryGenerated:
+        made = generated(2, ids(1, 2, 7, 8))
+        made.member, made.trajectory_id = number, f"l000002-{number}"
+        return made
+
+    rows = live_rows(group("c", "d"))
+    issued = [PromptIssued("l000002", one, 2, rows=rows if not one else []) for one in (0, 1)]
+    assert found(*told, group("c", "d"), *issued, member(0), member(1)) == []
+    assert found(*told, group("c", "d"), PromptIssued("l000002", 0, 2, rows=rows[:1])) == ["wrong row"]
+    assert found(*told, group("c", "e")) == ["wrong row"]
+    assert found(*told, group("c", "d"), member(2)) == ["foreign tokens"]

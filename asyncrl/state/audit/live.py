@@ -9,7 +9,7 @@ import xxhash
 
 from asyncrl.bus.fold import Fold, on, on_headers
 from asyncrl.bus.log import Record
-from asyncrl.live.row import row_of
+from asyncrl.live.rows import live_rows
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violations
 from topics.batches import BatchPacked
@@ -18,6 +18,7 @@ from topics.prompts import PromptIssued
 from topics.trajectories import Segment, TrajectoryGenerated
 from topics.turns import (
     FeedbackGiven,
+    Sibling,
     TurnAdmitted,
     TurnFinished,
     TurnJudged,
@@ -52,11 +53,13 @@ class Live(Fold):
         self._grades: dict[tuple[str, str], list[float]] = {}  # by turn, and the judge or the tenant that spoke
         self._admitted: list[TurnAdmitted] = []
         self._names: set[str] = set()  # of those turns
-        self._wanted: dict[str, list[float]] = {}  # rewards by users, by prompt
+        self._wanted: dict[str, list[float]] = {}  # rewards by users, by trajectory
+        self._siblings: dict[str, str] = {}  # what turns with one prompt have in common, by turn
 
     @on(TurnStarted)
     def _on_started(self, message: TurnStarted, _record: Record) -> None:
         self._begun[message.turn_id] = message
+        self._siblings[message.turn_id] = message.siblings
 
     @on(TurnFinished)
     def _on_finished(self, message: TurnFinished, _record: Record) -> None:
@@ -108,28 +111,31 @@ class Live(Fold):
 
     @on(TurnAdmitted)
     def _on_admitted(self, message: TurnAdmitted, record: Record) -> None:
-        tenant = message.tenant if message.by == "user" else ""
-        self._check_grade(message.turn_id, tenant, message.reward, record)
-        if message.turn_id in self._names:
-            self._violations.add("admitted twice", message.turn_id, "admitted again", "one end for a turn")
-        self._names.add(message.turn_id)
+        for turn in message.turns:
+            if turn.turn_id in self._names:
+                self._violations.add("admitted twice", turn.turn_id, "admitted again", "one end for a turn")
+            self._names.add(turn.turn_id)
+            self._check_grade(turn.turn_id, message.tenant if turn.by == "user" else "", turn.reward, record)
+        if len({self._siblings.get(turn.turn_id) for turn in message.turns}) > 1:
+            found = f"{[turn.turn_id for turn in message.turns]} as one group"
+            self._violations.add("wrong row", message.turn_id, found, "replies to one prompt, at one temperature")
         self._admitted.append(message)
 
     @on(TurnOverruled)
     def _on_overruled(self, message: TurnOverruled, record: Record) -> None:
-        turn = self._turn_of(message.prompt_id)
-        if turn is None or turn.turn_id != message.turn_id:
+        admitted, turn = self._turn_of(message.prompt_id, message.member)
+        if admitted is None or turn is None or turn.turn_id != message.turn_id:
             found, expected = f"{message.turn_id} is overruled", turn.turn_id if turn else "an admitted turn"
             self._violations.add("wrong rewards", message.prompt_id, found, expected)
         else:
-            self._check_grade(message.turn_id, turn.tenant, message.reward, record)
-        self._wanted.setdefault(message.prompt_id, []).append(message.reward)
+            self._check_grade(message.turn_id, admitted.tenant, message.reward, record)
+        self._wanted.setdefault(f"{message.prompt_id}-{message.member}", []).append(message.reward)
 
     @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, _record: Record) -> None:
         for group in message.groups:
-            wanted = self._wanted.get(group.prompt_id, [])
             for member in group.members:
+                wanted = self._wanted.get(member.trajectory_id, [])
                 if member.overruled and member.reward not in wanted:
                     expected = f"one of {wanted}, as its user wants" if wanted else "the reward of its grade"
                     self._violations.add("wrong rewards", member.trajectory_id, f"{member.reward:g}", expected)
@@ -138,17 +144,19 @@ class Live(Fold):
     def _on_issued(self, message: PromptIssued | None, _record: Record) -> None:
         if message is None or not message.prompt_id.startswith(LIVE):
             return
-        turn = self._turn_of(message.prompt_id)
-        if turn is None or message.rows != [row_of(turn)] or message.temperature != turn.temperature:
-            found = f"the row {message.rows[0].metadata if message.rows else 'of nothing'}"
-            expected = f"{row_of(turn).metadata if turn else 'nothing'}, as it was admitted"
-            self._violations.add("wrong row", message.trajectory_id, found, expected)
+        admitted, _ = self._turn_of(message.prompt_id, message.member)
+        rows = live_rows(admitted) if admitted is not None else []
+        expected = (rows if not message.member else [], len(rows), admitted.temperature if admitted else 0.0)
+        if admitted is None or (message.rows, message.group_size, message.temperature) != expected:
+            found = f"the rows {[row.metadata for row in message.rows]} of {message.group_size}"
+            wanted = f"{[row.metadata for row in rows]}, as it was admitted"
+            self._violations.add("wrong row", message.trajectory_id, found, wanted)
 
     @on(TrajectoryGenerated)
     def _on_generated(self, message: TrajectoryGenerated | None, _record: Record) -> None:
         if message is None or not message.prompt_id.startswith(LIVE):
             return
-        admitted = self._turn_of(message.prompt_id)
+        _, admitted = self._turn_of(message.prompt_id, message.member)
         turn = self._turns.get(admitted.turn_id) if admitted is not None else None
         if admitted is None or turn is None:
             found = f"the trajectory of {admitted.turn_id if admitted else 'no turn'}"
@@ -162,9 +170,12 @@ class Live(Fold):
         if problem:
             self._violations.add("foreign tokens", message.trajectory_id, problem, f"{_EXPECTED} {admitted.turn_id}")
 
-    def _turn_of(self, prompt_id: str) -> TurnAdmitted | None:
+    def _turn_of(self, prompt_id: str, member: int) -> tuple[TurnAdmitted | None, Sibling | None]:
+        """Return the group of a prompt, and its member; None for what was never admitted."""
         number = number_of(prompt_id)
-        return self._admitted[number] if number < len(self._admitted) else None
+        group = self._admitted[number] if number < len(self._admitted) else None
+        turns = group.turns if group is not None else []
+        return group, turns[member] if member < len(turns) else None
 
 
 def _difference(segments: list[Segment], turn: _Turn) -> str:

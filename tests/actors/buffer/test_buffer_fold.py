@@ -345,17 +345,17 @@ def test_a_turn_that_a_worker_could_not_read_ends_as_purged():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_user_overrules_the_grade_of_a_turn_until_it_is_packed(*, first: bool):
     fed = feed(batch_groups={"warmup": 1, "rl": 2})
-    wanted = TurnOverruled(turn_id="a", prompt_id="l000000", reward=-0.5)
+    wanted = TurnOverruled(turn_id="b", prompt_id="l000000", reward=-0.5, member=1)
     fed.publish(wanted) if first else None
-    for name in ("l000000-0", "l000001-0"):
-        fed.issued(name, size=1)
-        fed.graded(name, size=1)
+    for name, size in (("l000000-0", 2), ("l000000-1", 2), ("l000001-0", 1)):
+        fed.issued(name, size=size)
+        fed.graded(name, size=size)
     fed.publish(wanted) if not first else None
 
     [packed] = fed.fold.decide(0)
 
-    members = [group.members[0] for group in packed.groups]
-    assert [(one.reward, one.overruled) for one in members] == [(-0.5, True), (members[1].reward, False)]
+    members = [member for group in packed.groups for member in group.members]
+    assert [(one.reward == -0.5, one.overruled) for one in members] == [(False, False), (True, True), (False, False)]
     fed.read_back([packed])
     fed.publish(wanted)
-    assert fed.fold.state.overruled == {}
+    assert fed.fold.state.wanted == {}

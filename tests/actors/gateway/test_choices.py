@@ -41,6 +41,8 @@ async def test_choices_are_turns_of_one_prompt_and_any_of_them_is_continued(
     ended = {fact.turn_id: fact for fact in facts if isinstance(fact, TurnFinished)}
     assert {fact.turn_id for fact in begun[:3]} == set(turns) and len({fact.session for fact in begun[:3]}) == 1
     assert len({fact.tokens.tobytes() for fact in begun[:5]}) == 1 and len({fact.digest for fact in begun[:3]}) == 3
+    assert len({fact.siblings for fact in begun[:3]}) == len({fact.siblings for fact in begun[3:5]}) == 1
+    assert len({fact.siblings for fact in begun}) == len({fact.session for fact in begun}) + 1 and begun[0].siblings
     assert begun[5].parent == turns[1]  # no two of them say the same
     for choice, turn in zip(whole.choices, turns, strict=True):
         assert [one.logprob for one in choice.logprobs.content] == ended[turn].logprobs.tolist()

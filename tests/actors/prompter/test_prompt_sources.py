@@ -14,7 +14,7 @@ from harness.folds import Feed
 from harness.prompter_feed import config, feed, issue
 from topics.evals import EvalRequested
 from topics.ids import Stage, prompt_name, stage_of
-from topics.turns import TurnAdmitted
+from topics.turns import Sibling, TurnAdmitted
 from topics.wire import decode, encode
 
 
@@ -84,6 +84,31 @@ def test_the_credit_is_shared_and_a_source_with_nothing_leaves_it_to_the_others(
 
     assert issue(fed) == ["s000000-0", "s000000-1", "s000000-2", "p000004-0", "p000004-1"]
     assert fed.fold.open_groups == 4
+
+
+@pytest.mark.parametrize(
+    ("method", "alone", "together"), [("binary", "none", "rloo"), ("combine", "combine", "combine_rloo")]
+)
+def test_turns_with_one_prompt_are_issued_as_one_group_and_compared(method: str, alone: str, together: str):
+    fed = Feed(PrompterFold(config(live={"share": 1.0, "method": method})))
+    pair = admitted(0)
+    pair.siblings = [Sibling("t1", "s", -1.0, "judge")]
+    for one in (pair, admitted(2)):
+        fed.publish(one)
+
+    wanted = fed.fold.wanted()
+
+    assert [(item.prompt_id, item.member, item.group.size) for item in wanted] == [
+        ("l000000", 0, 2),
+        ("l000000", 1, 2),
+        ("l000001", 0, 1),
+    ]
+    assert [item.group.estimator for item in wanted[1:]] == [together, alone]
+    rows = [row.metadata for row in wanted[0].group.given]
+    assert [(row["turn"], row["tenant"], row["by"], row["reward"]) for row in rows] == [
+        ("t0", "anna", "user", 0.5),
+        ("t1", "anna", "judge", -1.0),
+    ]
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -171,7 +196,7 @@ def test_admitted_turns_are_issued_in_their_order_beside_the_task_and_once():
         fed.publish(admitted(number, temperature=0.5))
     wanted = [item for item in fed.fold.wanted() if item.prompt_id.startswith("l")]
 
-    assert [(item.group.row.metadata["turn"], item.min_version) for item in wanted] == [("t0", 0), ("t1", 0)]
+    assert [(item.group.given[0].metadata["turn"], item.min_version) for item in wanted] == [("t0", 0), ("t1", 0)]
     assert {(item.group.size, item.group.temperature, item.group.estimator) for item in wanted} == {
         (1, 0.5, "less_others")
     }

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from actors.sessions.fold import Room, SessionsFold
+from actors.sessions.admission import Room
+from actors.sessions.fold import SessionsFold
 from asyncrl.config.live_settings import LiveSettings, SafetySettings
 from asyncrl.live.owners import tenant_digest
 from tests.harness.folds import Feed
@@ -15,6 +16,7 @@ from topics.turns import (
     FeedbackGiven,
     SessionClosed,
     SessionLeft,
+    Sibling,
     TurnAdmitted,
     TurnFinished,
     TurnJudged,
@@ -24,7 +26,7 @@ from topics.turns import (
     TurnStarted,
 )
 
-IDLE_S, JUDGE_S = 100.0, 10.0
+IDLE_S, JUDGE_S, SIBLINGS_S = 100.0, 10.0, 5.0
 ROOM = Room(under_way=64, waiting=64, max_lag=4)
 TOKENS = np.arange(3, dtype=np.int32)
 REALS = np.zeros(3, np.float32)
@@ -33,8 +35,15 @@ REALS = np.zeros(3, np.float32)
 class Sessions(Feed):
     """A fold that is told of turns."""
 
-    def __init__(self, share=0.5, room=ROOM, **safety):
-        settings = LiveSettings(share=share, idle_s=IDLE_S, judge_s=JUDGE_S, safety=SafetySettings(**safety))
+    def __init__(self, share=0.5, room=ROOM, allow=(), **safety):
+        settings = LiveSettings(
+            share=share,
+            allow=[*allow],
+            idle_s=IDLE_S,
+            judge_s=JUDGE_S,
+            siblings_s=SIBLINGS_S,
+            safety=SafetySettings(**safety),
+        )
         super().__init__(SessionsFold(settings, room))
         self.log = []
 
@@ -179,7 +188,7 @@ def test_feedback_overrules_a_judge_until_the_turn_is_in_a_batch_and_is_counted_
     assert (state.late_feedback, state.on_way.late) == (2, 1)
     assert sessions.publish(feedback("a", 1.0)).decide() == []
     assert state.late_feedback == 3
-    assert not state.on_way.prompts and not state.on_way.names
+    assert not state.on_way.groups and not state.on_way.places
 
 
 def grade(turn, reward=1.0):
@@ -410,3 +419,49 @@ def test_the_end_of_a_turn_has_the_grade_of_its_shadow_answer_unless_its_user_sp
         (0.5, -1.0, 7),
         (1.0, None, 0),
     ]
+
+
+def together(first, *others, by="judge"):
+    group = admitted(*first)
+    group.siblings = [Sibling(turn, "s", reward, by, version=2) for turn, reward in others]
+    return group
+
+
+def test_siblings_are_admitted_as_one_group_once_all_that_may_be_graded_are():
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
+    for turn in "abc":
+        sessions.started(turn, siblings="x")
+    sessions.served("e", siblings="x", skip="greedy")
+    for turn in "ab":
+        sessions.finished(turn)
+    sessions.say(grade("a", -0.5)).say(grade("b"))
+    assert sessions.decide() == [skipped("e", "greedy")]
+    assert sessions.fold.next_deadline() == SIBLINGS_S
+
+    assert sessions.finished("c", "gone").decide() == [skipped("c", "gone"), together(("a", -0.5), ("b", 1.0))]
+    assert sessions.fold.state.families == {} and sessions.fold.state.holding == {}
+    assert sessions.say(feedback("b", -1.0)).decide() == [TurnOverruled("b", "l000000", -1.0, member=1)]
+    late = sessions.served("d", siblings="x").say(grade("d"))
+    assert late.decide() == []  # one group is under way
+    members = [BatchMember(f"l000000-{one}", 0, Reference(1, "0" * 16, 1), reward, 2) for one, reward in ((1, 1.0),)]
+    late.say(BatchPacked(1, "rl", [BatchGroup("l000000", members)], 0))
+    assert late.decide() == [admitted("d", 1.0)], "a sibling that comes later is a group of its own"
+    assert late.fold.state.on_way.late == 1
+
+
+def test_a_graded_turn_waits_for_its_siblings_for_a_time_and_not_for_those_of_others():
+    sessions = Sessions().served("a", siblings="x").served("b", siblings="x").served("c", siblings="y")
+    sessions.say(grade("a"), at_s=1.0).say(grade("c"), at_s=2.0)
+
+    assert sessions.decide(at_s=2.0) == [admitted("c", 1.0)]
+    assert sessions.fold.next_deadline() == 1.0 + SIBLINGS_S
+    assert sessions.decide(at_s=0.9 + SIBLINGS_S) == []
+    assert sessions.decide(at_s=1.0 + SIBLINGS_S) == [admitted("a", 1.0)]
+    assert sessions.fold.next_deadline() == IDLE_S
+
+
+def test_sampling_that_is_allowed_is_trained_and_a_greedy_reply_at_temperature_1():
+    sessions = Sessions(allow=["greedy"])
+    sessions.served("a", skip="greedy", temperature=0.0).served("b", skip="truncated").say(grade("a"))
+
+    assert sessions.decide() == [skipped("b", "truncated"), admitted("a", 1.0)]
