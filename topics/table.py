@@ -13,6 +13,7 @@ from topics import (
     engines,
     evals,
     groups,
+    keys,
     promotions,
     prompts,
     runs,
@@ -30,7 +31,7 @@ from topics.wire import Message
 
 _NOUNS = (
     *(prompts, trajectories, groups, batches, weights, promotions, engines, cards),
-    *(evals, runs, stages, stalls, streams, secrets, turns, actors),
+    *(evals, runs, stages, stalls, streams, secrets, keys, turns, actors),
 )
 
 TOPICS = [topic for noun in _NOUNS for topic in vars(noun).values() if isinstance(topic, Topic)] + actors.KEEPER_TOPICS

@@ -1,4 +1,4 @@
-"""Messages about live traffic: keys of clients, turns (a request and its reply each), and what becomes of them."""
+"""Messages about live traffic: turns (a request and its reply each), and what becomes of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta, field
 
-from topics.topic import ACTORS, SESSIONS, TURNS, Topic
-from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, Seconds, SecretIds, sealed_under
+from topics.topic import SESSIONS, TURNS, Topic
+from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, SecretIds, sealed_under
 
-Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 ShortDigest = Annotated[str, Meta(max_length=32)]  # hexadecimal, or ""
 
 
@@ -29,23 +28,6 @@ LateSkip: TypeAlias = Literal["unjudged", "ungraded", "off", "garbage", "repeat"
 SkipReason: TypeAlias = EarlySkip | Literal["gone", "failed", "empty", "lost"] | LateSkip
 Mark: TypeAlias = Literal["invalid call", "question", "garbage", "redacted"]  # of a reply, see `asyncrl.live.marks`
 MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
-
-
-class KeyAdded(Message):
-    """Requests with a new API key are answered; the key itself is in no message."""
-
-    key_id: Id
-    tenant: Id
-    digest: Digest  # SHA-256 of the key
-    requests_per_minute: Count = 0  # of its tenant, above which they are refused; 0: any number
-    tokens_per_day: Count = 0  # of its tenant's prompts and replies, above which requests are refused; 0: any number
-    private: bool = False  # nothing of its requests is stored but counts
-
-
-class KeyRevoked(Message):
-    """Requests with this key are answered no more."""
-
-    key_id: Id
 
 
 class TurnStarted(Message):
@@ -315,17 +297,6 @@ class LeaveHeads(msgspec.Struct):
     session: Id
 
 
-class TurnCounted(Message):
-    """Size of a request that has ended, whose key has limits, or of which nothing else is stored."""
-
-    turn_id: Id
-    tenant: Id
-    begun_s: Seconds  # since 1970
-    tokens: Count  # of prompt and reply
-
-
-KEY_ADDED = Topic("key.added", KeyAdded, ACTORS, publishers=("operator",), subscribers=("gateway",), key="key_id")
-KEY_REVOKED = Topic("key.revoked", KeyRevoked, ACTORS, publishers=("operator",), subscribers=("gateway",), key="key_id")
 _READERS = ("gateway", "sessions", "rollout", "judge", "monitor")
 TURN_STARTED = Topic(
     "turn.started", TurnStarted, TURNS, publishers=("gateway",), subscribers=_READERS, key="turn_id", heads=StartHeads
@@ -415,7 +386,4 @@ SESSION_CLOSED = Topic(
     publishers=("sessions",),
     subscribers=("sessions", "monitor"),
     key="session_id",
-)
-TURN_COUNTED = Topic(
-    "turn.counted", TurnCounted, TURNS, publishers=("gateway",), subscribers=("gateway", "monitor"), key="turn_id"
 )

@@ -40,9 +40,10 @@ from asyncrl.live.redaction import Redactor
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.tools import Wording
 from asyncrl.live.turn_log import Asked, Stored, TurnLog, asked
+from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.topic import ACTORS, TURNS, Topic
-from topics.turns import KEY_ADDED, KEY_REVOKED, KeyAdded, SessionLeft, TurnFinished, TurnSampled, TurnStarted
+from topics.turns import SessionLeft, TurnFinished, TurnSampled, TurnStarted
 
 Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts

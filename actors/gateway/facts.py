@@ -19,10 +19,11 @@ from asyncrl.live.owners import covers
 from asyncrl.live.redaction import RedactionFailed, Redactor
 from asyncrl.live.spool import Spool, SpoolFault, SpoolTaken, Waiting
 from asyncrl.live.turn_log import TurnLog
+from topics.keys import TurnCounted
 from topics.secrets import PURGE_REQUESTED, PurgeRequested, SecretMade
 from topics.table import topic_for
 from topics.topic import ACTORS, Topic
-from topics.turns import SessionLeft, TurnCounted, TurnFinished, TurnSampled, TurnShadowed, TurnStarted
+from topics.turns import SessionLeft, TurnFinished, TurnSampled, TurnShadowed, TurnStarted
 from topics.wire import SEALED
 
 _PATIENCE_S = 2.0  # for an acknowledgement, before a client waits no longer for it

@@ -12,8 +12,8 @@ from actors.runtime.actor import Context
 from asyncrl.bus.log import Record, first_since
 from asyncrl.bus.publish import BY
 from asyncrl.live.quotas import DAY_S, Usage
+from topics.keys import TURN_COUNTED, KeyAdded, TurnCounted
 from topics.topic import TURNS, Topic
-from topics.turns import TURN_COUNTED, KeyAdded, TurnCounted
 
 
 class Meter:

@@ -11,7 +11,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.cli.target import add_run, live_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.live.keys import Keys, make_key
-from topics.turns import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
+from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
 from topics.wire import ID_PATTERN
 
 

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Mapping
 
 from asyncrl.live.apis.words import LiveError
-from topics.turns import KeyAdded, KeyRevoked
+from topics.keys import KeyAdded, KeyRevoked
 
 _PREFIX = "sk-asyncrl-"
 

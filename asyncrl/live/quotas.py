@@ -7,7 +7,7 @@ import math
 from collections import defaultdict
 
 from asyncrl.live.apis.words import LiveError
-from topics.turns import KeyAdded, TurnCounted
+from topics.keys import KeyAdded, TurnCounted
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
 

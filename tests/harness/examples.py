@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from topics import wire
-from topics.turns import KeyAdded
+from topics.keys import KeyAdded
 from topics.wire import SEALED
 
 ARRAYS = {wire.Int32Array: "<i4", wire.Float32Array: "<f4", wire.UInt8Array: "u1"}

@@ -4,7 +4,7 @@ import pytest
 
 from asyncrl.live.apis.words import LiveError
 from asyncrl.live.keys import Keys, digest_of, make_key
-from topics.turns import KeyRevoked
+from topics.keys import KeyRevoked
 
 
 @pytest.mark.parametrize("header", ["x-api-key", "Authorization"])

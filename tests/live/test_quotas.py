@@ -5,7 +5,7 @@ import pytest
 from asyncrl.live.apis.words import LiveError
 from asyncrl.live.keys import make_key
 from asyncrl.live.quotas import DAY_S, Usage
-from topics.turns import TurnCounted
+from topics.keys import TurnCounted
 
 NOON = 20_000 * DAY_S + DAY_S / 2
 

@@ -7,8 +7,8 @@ from asyncrl.live.keys import Keys
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.first_keys import add_first_keys
 from harness.audited import messages_on
+from topics.keys import KEY_ADDED
 from topics.topic import ACTORS
-from topics.turns import KEY_ADDED
 
 
 async def test_a_tenant_of_the_config_has_one_key_in_a_private_file(bus: Bus, tmp_path: Path):

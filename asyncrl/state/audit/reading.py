@@ -50,6 +50,7 @@ _SEALED = "{:,} sealed messages of live traffic: their data keys were not purged
 _REPORT_S = 2.0  # seconds between progress reports
 # Effects before their causes: while their ends are looked up the run goes on.
 _ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, SESSIONS, TURNS, FLEET, ACTORS, DEAD)
+_TURNS, _GRADES = (TURN_STARTED, TURN_FINISHED, TURN_SHADOWED), (TURN_JUDGED, FEEDBACK_GIVEN)
 
 
 class Audited(NamedTuple):
@@ -105,11 +106,9 @@ async def audit_run(
     await read_merged(bus, first, take, ledger.refuse)
     await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
     await read_merged(bus, [Part(ENGINES, ends[ENGINES], [ENGINE_READY.pattern(run)])], take, ledger.refuse)
-    if deep:
-        turns = [topic.pattern(run) for topic in (TURN_STARTED, TURN_FINISHED, TURN_SHADOWED)]
-        await read_merged(bus, [Part(TURNS, ends[TURNS], turns)], take, ledger.refuse)
-    grades = [TURN_JUDGED.pattern(run), FEEDBACK_GIVEN.pattern(run)]
-    await read_merged(bus, [Part(TURNS, ends[TURNS], grades, headers_only=True)], take, ledger.refuse)
+    for topics, headers_only in ((_TURNS, False),) * deep + ((_GRADES, True),):
+        subjects = [topic.pattern(run) for topic in topics]
+        await read_merged(bus, [Part(TURNS, ends[TURNS], subjects, headers_only)], take, ledger.refuse)
     await read_merged(bus, [Part(SESSIONS, ends[SESSIONS], unread=unread)], take, ledger.refuse)
     config = ledger.opening.config
     if ledger.opening.fault:

@@ -14,8 +14,8 @@ from harness.gateways import Served, gateway, gateway_stage, ready, stored_turns
 from harness.sdks import anthropic, openai, sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import Stage, until
+from topics.keys import TurnCounted
 from topics.topic import TURNS
-from topics.turns import TurnCounted
 
 USER = [{"role": "user", "content": "abc"}]
 

@@ -24,9 +24,10 @@ from harness.live_runs import answers
 from harness.sdks import sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import LEASE_S, Stage, until
+from topics.keys import TurnCounted
 from topics.secrets import SecretMade
 from topics.topic import SECRETS, TURNS
-from topics.turns import TurnCounted, TurnFinished, TurnStarted
+from topics.turns import TurnFinished, TurnStarted
 from topics.wire import SEALED
 
 SECRET_WORDS = "wxyzwxyz"

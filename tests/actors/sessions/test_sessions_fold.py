@@ -9,14 +9,12 @@ from asyncrl.config.live_settings import LiveSettings, SafetySettings
 from asyncrl.live.owners import tenant_digest
 from tests.harness.folds import Feed
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
-from topics.groups import GroupDropped
 from topics.secrets import PurgeRequested
 from topics.trajectories import Reference
 from topics.turns import (
     FeedbackGiven,
     SessionClosed,
     SessionLeft,
-    Sibling,
     TurnAdmitted,
     TurnFinished,
     TurnJudged,
@@ -50,13 +48,13 @@ class Sessions(Feed):
     def started(self, turn, parent="", *, session="s", at_s=0.0, **more):
         return self.publish(
             TurnStarted(turn_id=turn, session=session, tenant="anna", api="chat", tokens=TOKENS, parent=parent, **more),
-            at_s,
+            at_s=at_s,
         )
 
     def finished(self, turn, finish="stop", *, session="s", tokens=3, at_s=0.0):
         ids, reals = TOKENS[:tokens], REALS[:tokens]
         end = TurnFinished(turn_id=turn, session=session, finish=finish, tokens=ids, logprobs=reals, versions=ids)
-        return self.publish(end, at_s)
+        return self.publish(end, at_s=at_s)
 
     def served(self, turn, parent="", **more):
         return self.started(turn, parent, **more).finished(turn, at_s=more.get("at_s", 0.0))
@@ -204,43 +202,6 @@ def packed(step, *prompts, reward=1.0):
     return BatchPacked(step, "rl", groups, step - 5)
 
 
-def test_the_newest_are_admitted_first_as_far_as_there_is_room_and_the_oldest_of_too_many_end():
-    sessions = Sessions(room=Room(under_way=2, waiting=2, max_lag=4))
-    for turn in "abcdef":
-        sessions.served(turn).publish(grade(turn))
-
-    assert sessions.decide() == [
-        admitted("f", 1.0),
-        admitted("e", 1.0),
-        skipped("a", "surplus", 1.0),
-        skipped("b", "surplus", 1.0),
-    ]
-    assert sessions.publish(packed(1, "l000000", "p000003")).decide() == [admitted("d", 1.0)]
-    dropped = GroupDropped(prompt_id="l000001", reason="lag")
-    assert sessions.served("g").publish(grade("g")).decide() == []
-    assert sessions.publish(dropped).decide() == [admitted("g", 1.0)]
-    assert sessions.fold.state.graded == {"c": None}
-
-
-def test_a_turn_that_the_next_batch_would_refuse_ends_before_its_place_comes():
-    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
-    for turn in "abc":  # their newest token is of version 2
-        sessions.served(turn).publish(grade(turn))
-    assert sessions.decide() == [admitted("c", 1.0)]
-
-    assert sessions.publish(packed(6, "l000000")).publish(trained(6)).decide() == [admitted("b", 1.0)]
-    assert sessions.publish(trained(7)).decide() == [skipped("a", "behind", 1.0)]
-
-
-def test_feedback_overrules_a_judge_while_the_turn_waits():
-    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
-    sessions.served("a").publish(grade("a")).served("b").publish(grade("b"))
-    assert sessions.decide() == [admitted("b", 1.0)]
-
-    assert sessions.publish(feedback("a", -1.0)).decide() == []
-    assert sessions.publish(packed(1, "l000000")).decide() == [admitted("a", -1.0, "user")]
-
-
 def test_a_graded_turn_is_never_unjudged_and_its_session_closes():
     sessions = Sessions(room=Room(under_way=0, waiting=9, max_lag=4))
     sessions.served("a").started("b", "a").decide()
@@ -251,14 +212,6 @@ def test_a_graded_turn_is_never_unjudged_and_its_session_closes():
     assert sessions.decide() == [SessionClosed(session_id="s", reason="left", until=8)]
     assert sessions.decide(at_s=JUDGE_S + IDLE_S) == []
     assert list(sessions.fold.state.graded) == ["a", "b"]
-
-
-def test_an_end_that_is_read_before_its_admission_leaves_room():
-    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4)).publish(packed(1, "l000000"))
-
-    sessions.served("a").publish(grade("a")).served("b").publish(grade("b"))
-
-    assert sessions.decide() == [admitted("b", 1.0), admitted("a", 1.0)]
 
 
 def test_retries_and_branches_are_turns_of_their_own():
@@ -404,64 +357,3 @@ def test_the_end_of_a_turn_says_what_a_canary_is_compared_by():
 
 def ended(turn, **more):
     return TurnFinished(turn, "s", "stop", tokens=TOKENS, logprobs=REALS, versions=TOKENS, **more)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.5])
-def test_the_end_of_a_turn_has_the_grade_of_its_shadow_answer_unless_its_user_spoke(share):
-    sessions = Sessions(share=share).served("a").served("b")
-    for turn in "ab":
-        sessions.say(TurnJudged(turn_id=turn, reward=0.5, judge="words", shadow=-1.0, trial=7))
-    sessions.say(FeedbackGiven(feedback_id="f", turn_id="b", tenant="anna", score=1.0))
-
-    ends = {end.turn_id: end for end in sessions.decide() if isinstance(end, TurnAdmitted | TurnSkipped)}
-
-    assert [(ends[turn].reward, ends[turn].shadow, ends[turn].trial) for turn in "ab"] == [
-        (0.5, -1.0, 7),
-        (1.0, None, 0),
-    ]
-
-
-def together(first, *others, by="judge"):
-    group = admitted(*first)
-    group.siblings = [Sibling(turn, "s", reward, by, version=2) for turn, reward in others]
-    return group
-
-
-def test_siblings_are_admitted_as_one_group_once_all_that_may_be_graded_are():
-    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
-    for turn in "abc":
-        sessions.started(turn, siblings="x")
-    sessions.served("e", siblings="x", skip="greedy")
-    for turn in "ab":
-        sessions.finished(turn)
-    sessions.say(grade("a", -0.5)).say(grade("b"))
-    assert sessions.decide() == [skipped("e", "greedy")]
-    assert sessions.fold.next_deadline() == SIBLINGS_S
-
-    assert sessions.finished("c", "gone").decide() == [skipped("c", "gone"), together(("a", -0.5), ("b", 1.0))]
-    assert sessions.fold.state.families == {} and sessions.fold.state.holding == {}
-    assert sessions.say(feedback("b", -1.0)).decide() == [TurnOverruled("b", "l000000", -1.0, member=1)]
-    late = sessions.served("d", siblings="x").say(grade("d"))
-    assert late.decide() == []  # one group is under way
-    members = [BatchMember(f"l000000-{one}", 0, Reference(1, "0" * 16, 1), reward, 2) for one, reward in ((1, 1.0),)]
-    late.say(BatchPacked(1, "rl", [BatchGroup("l000000", members)], 0))
-    assert late.decide() == [admitted("d", 1.0)], "a sibling that comes later is a group of its own"
-    assert late.fold.state.on_way.late == 1
-
-
-def test_a_graded_turn_waits_for_its_siblings_for_a_time_and_not_for_those_of_others():
-    sessions = Sessions().served("a", siblings="x").served("b", siblings="x").served("c", siblings="y")
-    sessions.say(grade("a"), at_s=1.0).say(grade("c"), at_s=2.0)
-
-    assert sessions.decide(at_s=2.0) == [admitted("c", 1.0)]
-    assert sessions.fold.next_deadline() == 1.0 + SIBLINGS_S
-    assert sessions.decide(at_s=0.9 + SIBLINGS_S) == []
-    assert sessions.decide(at_s=1.0 + SIBLINGS_S) == [admitted("a", 1.0)]
-    assert sessions.fold.next_deadline() == IDLE_S
-
-
-def test_sampling_that_is_allowed_is_trained_and_a_greedy_reply_at_temperature_1():
-    sessions = Sessions(allow=["greedy"])
-    sessions.served("a", skip="greedy", temperature=0.0).served("b", skip="truncated").say(grade("a"))
-
-    assert sessions.decide() == [skipped("b", "truncated"), admitted("a", 1.0)]

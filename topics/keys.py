@@ -1,0 +1,45 @@
+"""Messages about the API keys of a gateway's clients, and what counts against their limits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from topics.topic import ACTORS, TURNS, Topic
+from topics.wire import Count, Id, Message, Seconds
+
+Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class KeyAdded(Message):
+    """Requests with a new API key are answered; the key itself is in no message."""
+
+    key_id: Id
+    tenant: Id
+    digest: Digest  # SHA-256 of the key
+    requests_per_minute: Count = 0  # of its tenant, above which they are refused; 0: any number
+    tokens_per_day: Count = 0  # of its tenant's prompts and replies, above which requests are refused; 0: any number
+    private: bool = False  # nothing of its requests is stored but counts
+
+
+class KeyRevoked(Message):
+    """Requests with this key are answered no more."""
+
+    key_id: Id
+
+
+class TurnCounted(Message):
+    """Size of a request that has ended, whose key has limits, or of which nothing else is stored."""
+
+    turn_id: Id
+    tenant: Id
+    begun_s: Seconds  # since 1970
+    tokens: Count  # of prompt and reply
+
+
+KEY_ADDED = Topic("key.added", KeyAdded, ACTORS, publishers=("operator",), subscribers=("gateway",), key="key_id")
+KEY_REVOKED = Topic("key.revoked", KeyRevoked, ACTORS, publishers=("operator",), subscribers=("gateway",), key="key_id")
+TURN_COUNTED = Topic(
+    "turn.counted", TurnCounted, TURNS, publishers=("gateway",), subscribers=("gateway", "monitor"), key="turn_id"
+)
