@@ -54,6 +54,7 @@ _CATCH_UP_S = 1.0  # for what other gateways have stored
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _BODY_S = 120.0  # for a client to send a body
 _LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
+_LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
 _NOT_PRIVATE = ("", "0", "false", "no", "off")  # values of the header; any other one asks for privacy
 
 
@@ -90,6 +91,7 @@ class Gateway:
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
         self._places = Places(self._settings.in_flight, self._settings.hold_s)
+        self._large = Places(_LARGE_AT_ONCE, self._settings.hold_s)  # of large bodies
         self._writing = asyncio.Semaphore(1)
 
     async def run(self) -> None:
@@ -164,7 +166,7 @@ class Gateway:
         self._news.set()
 
     def _application(self) -> web.Application:
-        app = web.Application(client_max_size=self._settings.body_kb * 1024)
+        app = web.Application()
         app.add_routes([web.post(api.path, self._answerer(name, api)) for name, api in APIS.items()])
         app.add_routes(
             [web.post(COUNT_PATH, self._count), web.get(MODELS_PATH, self._models), web.get("/health", self._health)]
@@ -179,11 +181,8 @@ class Gateway:
                 key = self._keys.key(http.headers)
                 private = _is_private(key, http)
                 begun_s = self._meter.begin(key)  # before anything that costs: it may be a flood
-                request = api.parse(raw := await _body(http))
-                # Turns that are stored never go on from one that is not.
-                user = owner_of(key.tenant, user_of(http.headers, request.user))
-                owner = f"{user}{' private' if private else ''}"
-                prompt = await self._prompt(request, owner, len(raw))
+                request, user, prompt = await self._read(http, key.tenant, api.parse, private=private)
+                owner = _owner(user, private=private)
                 who = asked(owner, name, request, http.headers, messages=prompt.key)
                 turns = [self._turn(request, prompt, one) for one in who]
                 session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
@@ -235,6 +234,18 @@ class Gateway:
         finally:
             if session.done and not private:
                 await self._facts.put(SessionLeft(session_id=session.id, tenant=tenant), anyway=True)
+
+    async def _read(
+        self, http: web.Request, tenant: str, parse: Callable[[bytes], Request], *, private: bool = False
+    ) -> tuple[Request, str, Prompt]:
+        """Return a request, its user and its prompt. Of large bodies few are in memory at once."""
+        most = self._settings.body_kb * 1024
+        size = most if http.content_length is None else http.content_length
+        async with self._large.hold(tenant) if size > _LARGE else contextlib.nullcontext():
+            raw = await _body(http, most)
+            request = parse(raw)
+            user = owner_of(tenant, user_of(http.headers, request.user))
+            return request, user, await self._prompt(request, _owner(user, private=private), len(raw))
 
     async def _prompt(self, request: Request, owner: str, size: int) -> Prompt:
         """Return the tokens of a request's prompt.
@@ -291,9 +302,7 @@ class Gateway:
     async def _count(self, http: web.Request) -> web.StreamResponse:
         try:
             tenant = self._keys.tenant(http.headers)
-            request = MESSAGES.parse_count(raw := await _body(http))
-            owner = owner_of(tenant, user_of(http.headers, request.user))
-            prompt = await self._prompt(request, owner, len(raw))
+            _, _, prompt = await self._read(http, tenant, MESSAGES.parse_count)
         except LiveError as error:
             return self._refusal(MESSAGES, error, "none")
         return web.json_response({"input_tokens": len(prompt.ids)})
@@ -303,7 +312,7 @@ class Gateway:
         try:
             key = self._keys.key(http.headers)
             self._meter.begin(key, replies=False)
-            opinion = parse_feedback(await _body(http))
+            opinion = parse_feedback(await _body(http, _LONG))
             identity = await give_feedback(self._context.bus, key.tenant, opinion, self._facts)
         except LiveError as error:
             return self._refusal(_api_of(http), error, "none")
@@ -348,6 +357,11 @@ def _is_private(key: KeyAdded, http: web.Request) -> bool:
     return key.private or http.headers.get(PRIVATE_HEADER, "").strip().lower() not in _NOT_PRIVATE
 
 
+def _owner(user: str, *, private: bool) -> str:
+    """Return whose histories a request may go on with: turns that are stored never go on from one that is not."""
+    return f"{user} private" if private else user
+
+
 def _same(stored: Stored, prompt: Prompt) -> bool:
     """Return whether a turn has this prompt: a history that is known by now may give another."""
     started = stored.started
@@ -361,11 +375,19 @@ def _api_of(http: web.Request) -> Api:
     return MESSAGES if "anthropic-version" in http.headers else APIS["chat"]
 
 
-async def _body(http: web.Request) -> bytes:
+async def _body(http: web.Request, most: int) -> bytes:
+    """Return the body of a request; aiohttp's own way keeps it as long as the request is under way.
+
+    Args:
+        most: bytes.
+    """
+    body = bytearray()
     try:
         async with asyncio.timeout(_BODY_S):
-            return await http.read()
+            async for part in http.content.iter_any():
+                body += part
+                if len(body) > most:
+                    raise LiveError("large", f"the body is larger than {most:,} bytes")
     except TimeoutError as error:
         raise LiveError("invalid", f"the body has not come within {_BODY_S:g} s") from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise LiveError("large", f"the body is larger than {error.text}") from error
+    return bytes(body)

@@ -1,7 +1,8 @@
 """What clients should not send: over real HTTP, each gets one answer in the shape of its API."""
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.live.conversation import Seam
 from harness.gateways import gateway, stored_turns
 from harness.sglang_like import LikeSGLang
-from harness.stage import Stage
+from harness.stage import Stage, until
 from topics.turns import TurnStarted
 
 USER = {"role": "user", "content": "abc"}
@@ -93,3 +94,24 @@ async def test_each_has_one_answer_in_the_shape_of_its_api(
             assert (await http.post(url, headers=login, json=never)).status == 200
     (begun,) = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
     assert (begun.parent, begun.rewritten) == ("", 1)
+
+
+async def test_few_large_bodies_are_in_memory_at_once_and_small_ones_pass(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.gateway.actor._LARGE_AT_ONCE", 1)
+    rest = asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"model": "any", '
+        await rest.wait()
+        yield b'"max_tokens": 3, "messages": [{"role": "user", "content": "abc"}]}'
+
+    async with gateway(bus, stage, tmp_path / "model", inference, hold_s=0.1) as served:
+        async with ClientSession(served.address, headers={"x-api-key": served.key}) as http:
+            slow = asyncio.create_task(http.post("/v1/messages", data=slowly()))  # of a size that nobody knows
+            await until(lambda: served.gateway._large._under_way.total() == 1, "it has come")
+            assert (await http.post("/v1/messages", json=with_content("messages", "a" * 2**19))).status == 529
+            assert (await http.post("/v1/messages", json=BODIES["messages"])).status == 200
+            rest.set()
+            assert (await slow).status == 200

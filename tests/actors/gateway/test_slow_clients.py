@@ -67,7 +67,7 @@ async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPa
 
     async def answer(http: web.Request) -> web.StreamResponse:
         try:
-            await actor._body(http)
+            await actor._body(http, 100)
         except LiveError as error:
             refused.set_result(error)
         return web.Response()
