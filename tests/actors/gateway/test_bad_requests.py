@@ -107,11 +107,13 @@ async def test_few_large_bodies_are_in_memory_at_once_and_small_ones_pass(
         await rest.wait()
         yield b'"max_tokens": 3, "messages": [{"role": "user", "content": "abc"}]}'
 
-    async with gateway(bus, stage, tmp_path / "model", inference, hold_s=0.1) as served:
-        async with ClientSession(served.address, headers={"x-api-key": served.key}) as http:
-            slow = asyncio.create_task(http.post("/v1/messages", data=slowly()))  # of a size that nobody knows
-            await until(lambda: served.gateway._large._under_way.total() == 1, "it has come")
-            assert (await http.post("/v1/messages", json=with_content("messages", "a" * 2**19))).status == 529
-            assert (await http.post("/v1/messages", json=BODIES["messages"])).status == 200
-            rest.set()
-            assert (await slow).status == 200
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference, hold_s=0.1) as served,
+        ClientSession(served.address, headers={"x-api-key": served.key}) as http,
+    ):
+        slow = asyncio.create_task(http.post("/v1/messages", data=slowly()))  # of a size that nobody knows
+        await until(lambda: served.gateway._large._under_way.total() == 1, "it has come")
+        assert (await http.post("/v1/messages", json=with_content("messages", "a" * 2**19))).status == 529
+        assert (await http.post("/v1/messages", json=BODIES["messages"])).status == 200
+        rest.set()
+        assert (await slow).status == 200
