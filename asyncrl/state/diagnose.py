@@ -15,7 +15,7 @@ from itertools import pairwise
 from asyncrl.config.tasks import group_size_of, tasks_of
 from asyncrl.state.facts import GRADERS, blockers, failing_rewards, faults, finding, hanging_rewards
 from asyncrl.state.live_facts import live_faults
-from asyncrl.state.parts import Actor
+from asyncrl.state.parts import FLAT_STEPS, Actor
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
 from topics.ids import prompt_of
@@ -33,7 +33,6 @@ _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
 _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
 _MOVES_S = 2.0  # an actor with progress so recent is advancing
-_FLAT_STEPS = 5  # with equal rewards, before that is worth a remark
 _BRIEF = 4  # groups that are few enough to be called stragglers
 _UNEXPLAINED_S = 60.0
 _BESIDE = ("dead letters", "clock off")  # no process waits for these
@@ -121,7 +120,7 @@ def headline(state: RunState) -> str:
         return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step yet"
     total = f" of {state.total}" if newest.message.stage == "rl" else " (warm-up)"
     learnt = [step.message.rewards[1] for step in state.steps[-_PACE_STEPS:] if step.message.stage == "rl"]
-    flat = len(learnt) >= _FLAT_STEPS and not any(learnt)
+    flat = len(learnt) >= FLAT_STEPS and not any(learnt)
     remark = f"; all rewards of a batch were equal in its last {len(learnt)} steps: nothing is learned" if flat else ""
     return f"healthy: step {newest.message.step}{total}, {max(0.0, state.since_s(newest.time_ns)):.1f} s ago{remark}"
 

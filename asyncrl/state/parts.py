@@ -14,6 +14,7 @@ EventKind: TypeAlias = Literal["step", "news", "warning"]
 Process: TypeAlias = Literal["", "stopped", "gone"]  # "": lives, or is on another machine
 
 SILENT_S = 6.0  # three vital signs
+FLAT_STEPS = 5  # in a row with equal rewards, before that is worth a remark
 _SOON_S = 60.0  # starts that count as one trouble lie within this
 _STARTS = 16  # of an actor that are remembered
 

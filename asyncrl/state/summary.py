@@ -10,8 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-FLAT_STEPS = 5
-"""Count of steps in a row with equal rewards that is worth a remark."""
+from asyncrl.state.parts import FLAT_STEPS
 
 
 def summary_text(summary: dict[str, Any]) -> str:
