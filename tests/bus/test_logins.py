@@ -15,7 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, known_logins
-from asyncrl.bus.merged import read_log
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish, read
@@ -200,7 +200,7 @@ async def test_no_secret_of_a_run_is_in_a_log_a_message_or_a_process_list(tmp_pa
         bus = await Bus.connect(owner, run.root.name)
         for stream in STREAMS:
             output = Messages()
-            await read_log(bus, stream, [], output)
+            await read_merged(bus, [Part(stream)], output.apply, output.refuse)
             seen += output.all
         assert len(seen) > 100
         await bus.close()

@@ -16,7 +16,7 @@ from actors.learner.publication import CopyState, CopyWeights, Digest, Export, P
 from actors.learner.rank import Fetch, Load, Rank, Step
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.merged import read_log
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.process import ChildProcess
 from asyncrl.run.placement import Job, LocalProcesses, NoRoom
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
@@ -163,7 +163,7 @@ async def test_a_killed_rank_starts_the_group_anew_and_nothing_is_published_twic
 
     assert not playing.context.faults
     log = Log()
-    await read_log(bus, TRAINING, [f"asyncrl.{bus.run}.>"], log)
+    await read_merged(bus, [Part(TRAINING)], log.apply, log.refuse)
     assert [message.step for message in log.of(BATCH_TRAINED)] == [1, 2, 3]
     assert [(message.lineage, message.version) for message in log.of(WEIGHTS_PUBLISHED)] == [(0, v) for v in range(4)]
     assert [message.step for message in log.of(CHECKPOINT_SAVED)] == [2]
@@ -230,7 +230,7 @@ async def test_a_learner_whose_card_is_not_replaced_goes_on_with_fewer_and_grows
 
     assert (missing, context.faults) == ([1, 1, 0], [])
     log = Log()
-    await read_log(bus, TRAINING, [f"asyncrl.{bus.run}.>"], log)
+    await read_merged(bus, [Part(TRAINING)], log.apply, log.refuse)
     assert [message.step for message in log.of(BATCH_TRAINED)] == [1, 2, 3]
     assert len({(one.lineage, one.version) for one in log.of(WEIGHTS_PUBLISHED)}) == len(log.of(WEIGHTS_PUBLISHED))
 

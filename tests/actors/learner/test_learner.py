@@ -14,7 +14,7 @@ from actors.runtime.actor import ActorFault
 from actors.runtime.keeper import Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.merged import read_log
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import publish
 from asyncrl.errors import LaunchError
 from asyncrl.run.resume import request_skip
@@ -61,7 +61,7 @@ class Log:
 
 async def log_of(bus: Bus) -> Log:
     log = Log()
-    await read_log(bus, TRAINING, [f"asyncrl.{bus.run}.>"], log)
+    await read_merged(bus, [Part(TRAINING)], log.apply, log.refuse)
     return log
 
 
