@@ -99,6 +99,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
     constant_tokens: Count = 1  # divisor of the aggregation `constant`
     columns: dict[str, str] = {}  # names in asyncrl.algorithms.own_columns.COLUMNS, by the column that they fill
     turn_discount: Real = 1.0  # of the reward of a turn by those before it, with the estimator `turns`
+    whiten: bool = False  # advantages are centered and scaled over the trained tokens of the batch
     learning_rate: Real = 0.0  # of this step
     max_grad_norm: Real = 1.0
     betas: tuple[Real, Real] = (0.9, 0.95)  # AdamW

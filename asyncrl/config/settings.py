@@ -163,6 +163,8 @@ class LearnerSettings(Settings):
     # Estimator of the advantages: `grpo` is (r - mean) / std of the group (docs/algorithms.md describes each).
     advantage: AdvantageName = "grpo"
     turn_discount: Share = 1.0  # With `turns`: factor of the reward of a turn for each turn before it.
+    # Center the advantages of all trained tokens of a batch on their mean, and divide them by their deviation.
+    whiten: bool = False
     # Complete groups that are dropped and replaced (docs/algorithms.md describes each filter).
     filters: list[FilterName] = msgspec.field(default_factory=list)
     filter_options: FilterOptions = msgspec.field(default_factory=FilterOptions)  # Options of the filters.

@@ -17,7 +17,7 @@ Table = TypeVar("Table", bound=msgspec.Struct)
 
 OF_LEARNER = (
     *("advantage", "loss", "loss_options", "aggregation", "filters"),
-    *("lr", "weight_decay", "max_grad_norm", "turn_discount"),
+    *("lr", "weight_decay", "max_grad_norm", "turn_discount", "whiten"),
 )
 """Settings of the learner that a stage may change, besides those of the further models."""
 _MODELS = ("reference", "teacher", "critic")

@@ -129,6 +129,7 @@ class StageSettings(Settings):
     weight_decay: NonNegative | None = None  # As `learner.weight_decay`.
     max_grad_norm: Rate | None = None  # As `learner.max_grad_norm`.
     turn_discount: Share | None = None  # As `learner.turn_discount`.
+    whiten: bool | None = None  # As `learner.whiten`.
     reference: StageReferenceSettings = msgspec.field(default_factory=StageReferenceSettings)
     teacher: StageTeacherSettings = msgspec.field(default_factory=StageTeacherSettings)
     critic: StageCriticSettings = msgspec.field(default_factory=StageCriticSettings)

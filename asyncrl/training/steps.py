@@ -21,6 +21,7 @@ from asyncrl.algorithms.penalties import columns_of, live_kl_sums, penalized, pe
 from asyncrl.algorithms.rows import TOP, TrainRow
 from asyncrl.algorithms.sums import Sums, metrics
 from asyncrl.algorithms.token_loss import Loss, Tokens
+from asyncrl.algorithms.whitening import whitened
 from asyncrl.data.quantisation import Quantisation
 from asyncrl.training.anomalies import Usual, departure
 from asyncrl.training.checkpoint import CheckpointError
@@ -151,7 +152,9 @@ class Steps:
         figures, critic_norm = self._criticised(valued, objective.critic)
         figures |= self._live_kl(valued) if objective.live_kl else {}
         if objective.moves_policy:
-            used = self.with_gradient(valued, loss)
+            # The critic learns from returns on the scale of the rewards.
+            scaled = whitened(valued, self._passes.gathered) if objective.whiten else valued
+            used = self.with_gradient(scaled, loss)
             figures |= self._policy_step(used, objective, usual)
             figures["rows_skipped"] = float(len(rows) - len(used))
         if self._critic is not None and objective.critic is not None:

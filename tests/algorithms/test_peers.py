@@ -4,6 +4,7 @@ peers.json holds the batch, and what functions of verl, AReaL, SkyRL, OpenRLHF a
 installs them, records it anew, and runs these tests on that. Where a definition differs, the test says how.
 """
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -24,6 +25,7 @@ from asyncrl.algorithms.masks import MASKS, second_moments
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import metrics
 from asyncrl.algorithms.value_loss import value_loss
+from asyncrl.algorithms.whitening import whitened
 from asyncrl.rewards.shaping import overlong_penalty
 from asyncrl.training.vocabulary import Kernels, chosen_logprobs
 from harness.losses import tokens_of
@@ -153,11 +155,14 @@ def test_advantages_of_a_batch_are_those_of_peers(name):
     found = np.array(CASES[name]["values"]).reshape(MASK.shape)
     baselines = np.array([BATCH["rewards"][groups == group].mean() for group in groups])
     spread = BATCH["rewards"] - (baselines if estimator == "reinforce_pp_baseline" else BATCH["rewards"].mean())
-    of_tokens = np.sqrt(np.repeat(spread, MASK.shape[1]).var(ddof=1) + 1e-8)
+    deviation = np.sqrt(np.repeat(spread, MASK.shape[1]).var(ddof=1) + 1e-8)
 
-    ours = advantages(estimator, groups) * (spread.std(ddof=1) + 1e-6) / of_tokens
+    ours = advantages(estimator, groups) * (spread.std(ddof=1) + 1e-6) / deviation
 
     assert np.repeat(ours[:, None], MASK.shape[1], axis=1) == pytest.approx(found, **CLOSE)
+    rewards = advantages("centered" if estimator == "reinforce_pp_baseline" else "none", groups)
+    rows = [row_of(np.ones(MASK.shape[1], bool), reward) for reward in rewards]
+    assert of_tokens(whitened(rows, alone)) == pytest.approx(found.ravel(), **CLOSE)  # without a difference
 
 
 def row_of(trained, reward=0.0, logprobs=None, **columns):
@@ -179,26 +184,37 @@ def row_of(trained, reward=0.0, logprobs=None, **columns):
     )
 
 
+def alone(values):
+    """All ranks' values, where there is one rank."""
+    return values
+
+
 def episodes(mask):
-    """Generalised advantage estimates of each row, and its mask."""
+    """Rows with generalised advantage estimates."""
     for number, trained in enumerate(mask):
         columns = {"values": BATCH["values"][number], "penalty": BATCH["penalties"][number]}
         episode = row_of(trained, BATCH["rewards"][number], **columns)
-        yield gae_of_row(episode, Objective(critic=CriticStep(discount=0.9, gae_lambda=0.8)))[1:][trained]
+        made = gae_of_row(episode, Objective(critic=CriticStep(discount=0.9, gae_lambda=0.8)))
+        yield dataclasses.replace(episode, advantages=made)
 
 
-def test_generalised_advantages_are_those_of_verl_before_it_whitens_them():
-    ours = np.concatenate(list(episodes(MASK)))
+def of_tokens(rows):
+    return np.concatenate([row.advantages[row.mask != 0] for row in rows])
 
-    assert ours + BATCH["values"][MASK] == pytest.approx(np.array(CASES["verl: gae, returns"]["values"]), **CLOSE)
-    white = (ours - ours.mean()) / np.sqrt(ours.var(ddof=1) + 1e-8)
+
+def test_generalised_advantages_are_those_of_verl():
+    ours = list(episodes(MASK))
+
+    returns = of_tokens(ours) + BATCH["values"][MASK]
+    assert returns == pytest.approx(np.array(CASES["verl: gae, returns"]["values"]), **CLOSE)
+    white = of_tokens(whitened(ours, alone))
     assert white == pytest.approx(np.array(CASES["verl: gae, whitened"]["values"]), **CLOSE)
 
 
 def test_generalised_advantages_are_those_of_skyrl():
     """Compare where all tokens are trained: the peer has no mask, its untrained tokens are actions."""
     whole = np.ones_like(MASK)
-    ours = np.concatenate(list(episodes(whole)))
+    ours = of_tokens(episodes(whole))
 
     assert ours + BATCH["values"].ravel() == pytest.approx(np.array(CASES["skyrl: gae, returns"]["values"]), **CLOSE)
 

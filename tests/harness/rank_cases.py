@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.losses import loss_of
+from asyncrl.algorithms.whitening import whitened
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from tests.harness.training import copies, host_tensor, policy, save
 from topics.batches import Distillation, Objective
@@ -84,7 +85,7 @@ def share(rows, rank, ranks):
 def gradient(trainer, rows, count):
     """The whole gradient, from so many micro-batches."""
     loss = loss_of(OBJECTIVE)
-    rows = trainer.with_gradient(rows, loss)
+    rows = trainer.with_gradient(whitened(rows, trainer._passes.gathered), loss)
     named = np.concatenate([row.columns["m2po"][row.mask != 0] for row in rows])
     assert 0 < named.sum() < len(named)  # of every rank
     trainer._policy.zero_grad()
