@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.algorithms.gae import gae_of_row
+from asyncrl.algorithms.gae import gae_of_row, returns_of_row
 from asyncrl.algorithms.hindsight import HINDSIGHT, hindsight_of_row
 from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named
 from asyncrl.algorithms.rows import TrainRow
@@ -146,6 +146,7 @@ _BUILT_IN = {
     "turns": Estimator(grpo, of_turns=turn_advantages),
     "none": Estimator(list, compares=False),
     "less_others": Estimator(less_others, compares=False),
+    "returns": Estimator(list, compares=False, of_row=returns_of_row),
     "gae": Estimator(list, compares=False, of_row=gae_of_row, needs=("values",)),
     "zero": Estimator(zero, compares=False),
     "hindsight": Estimator(zero, compares=False, of_row=hindsight_of_row, needs=(HINDSIGHT,)),

@@ -28,17 +28,34 @@ def gae_of_row(row: TrainRow, objective: Objective) -> Float32Array:
     Returns:
         [T], 0 outside the mask.
     """
+    actions, critic = np.flatnonzero(row.mask), objective.critic or CriticStep()
+    values = row.columns["values"][actions].astype(np.float64)
+    found = gae(_rewards(row, actions), values, discount=critic.discount, decay=critic.gae_lambda)
+    return _at(actions, found, len(row.mask))
+
+
+def returns_of_row(row: TrainRow, _objective: Objective) -> Float32Array:
+    """Rewards to come of the trained tokens of a row, without a critic: rewards and actions as in `gae_of_row`.
+
+    Source: REINFORCE++, arXiv 2501.03262, section 3: the trajectory's reward less the sum of the penalties from the
+        token on, which is whitened over the batch.
+    """
     actions = np.flatnonzero(row.mask)
+    return _at(actions, discounted_sums(_rewards(row, actions), 1.0), len(row.mask))
+
+
+def _rewards(row: TrainRow, actions: npt.NDArray[np.intp]) -> Values:
     rewards = np.zeros(len(actions))
     if "penalty" in row.columns:
         rewards += row.columns["penalty"][actions]
     rewards[-1] += row.advantages[-1]
-    advantages = np.zeros(len(row.mask), np.float32)
-    critic = objective.critic or CriticStep()
-    advantages[actions] = gae(
-        rewards, row.columns["values"][actions].astype(np.float64), discount=critic.discount, decay=critic.gae_lambda
-    )
-    return advantages
+    return rewards
+
+
+def _at(actions: npt.NDArray[np.intp], values: Values, tokens: int) -> Float32Array:
+    found = np.zeros(tokens, np.float32)
+    found[actions] = values
+    return found
 
 
 def gae(rewards: Values, values: Values, *, discount: float, decay: float) -> Values:

@@ -22,6 +22,7 @@ from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.algorithms.schedules import SCHEDULES
 from asyncrl.algorithms.sequences import LEVELS
 from asyncrl.algorithms.token_loss import Loss, Tokens
+from asyncrl.config.load import load_config
 from topics.batches import Objective
 from topics.trajectories import Reference, TrajectoryGraded
 
@@ -248,6 +249,16 @@ def test_the_page_lists_every_entry(kind):
     (table,) = re.findall(rf"^ *\| {kind} \|.*\n(?: *\|.*\n)+", page, flags=re.MULTILINE)
 
     assert sorted(re.findall(r"^ *\| `(\w+)`", table, flags=re.MULTILINE)) == sorted(TABLES[kind])
+
+
+def test_the_settings_of_each_objective_by_name_are_those_of_a_run():
+    page = (ROOT / "docs" / "algorithms.md").read_text()
+    (table,) = re.findall(r"^\| objective \|.*\n(?:\|.*\n)+", page, flags=re.MULTILINE)
+    rows = [re.findall(r"`([^`]+)` \|$", line) for line in table.splitlines()[2:]]
+
+    for [given] in rows:
+        load_config("demo", overrides=[f"learner.{one}" for one in given.split()])  # refuses what has no effect
+    assert len(rows) == 22
 
 
 def test_every_option_of_a_loss_has_a_default_and_travels():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.algorithms.gae import gae, gae_of_row
+from asyncrl.algorithms.gae import gae, gae_of_row, returns_of_row
 from asyncrl.algorithms.token_loss import Tokens
 from asyncrl.algorithms.value_loss import explained_variance, value_loss
 from harness.training import policy_rows
@@ -62,6 +62,9 @@ def test_only_trained_tokens_are_actions_and_the_last_has_the_reward():
         gae_by_the_paper(rewards, columns["values"][mask == 1], 0.9, 0.8), rel=1e-5
     )
     assert not found[mask == 0].any()
+    to_come = returns_of_row(row, objective)
+    assert to_come[mask == 1] == pytest.approx([rewards[start:].sum() for start in range(3)], rel=1e-5)
+    assert not to_come[mask == 0].any()
 
 
 def tokens_of(weights, columns):
