@@ -29,6 +29,7 @@ Cause: TypeAlias = Literal[
     "step anomalous",
     "learner behind",
     "cards missing",
+    "cluster away",
     "teacher away",
     "reward hanging",
     "reward failing",

@@ -119,6 +119,9 @@ class Learner:
         await self._resume()
         while self.step < self.config.learner.steps and not self.context.stop.is_set():
             await self._train_next(publish=True)
+            if self.group.can_grow and self._begun == self.step:
+                await self._settled()
+                raise GroupLost("cards that were missing are there again, and a checkpoint is saved")
         finished = self.fold.state.finished
         if self.step >= self.config.learner.steps and (finished is None or finished < self.step):
             await self._finish()

@@ -7,15 +7,17 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from actors.learner.group import GroupLost, RankProcesses
+from actors.learner.group import GroupLost, RankProcesses, only
 from actors.learner.rank import Call
 from actors.runtime.actor import Context
+from asyncrl.background import BackgroundTasks
+from asyncrl.run.placement import Job, NoRoom
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.trainers import layout_of
 
 T = TypeVar("T")
 
-_PAUSE_S = 2.0  # between two attempts to start all ranks
+_PAUSE_S = 2.0  # between two attempts to start all ranks, and two looks for a card at least
 
 
 def chosen_cards(cards: Sequence[int], layout: Layout) -> Sequence[int]:
@@ -32,8 +34,8 @@ def chosen_cards(cards: Sequence[int], layout: Layout) -> Sequence[int]:
 class ElasticGroup:
     """See `TrainerGroup`.
 
-    All ranks are tried whenever the group starts. Those that do not start for `learner.elastic_s` are given up, one
-    after another, and the others start without them.
+    All ranks are tried whenever the group starts. Those whose cards are gone for `learner.elastic_s` are given up, one
+    after another, and the others start without them. Whether the cards come back is looked at while it trains.
     """
 
     def __init__(self, context: Context, on_lost: Callable[[], None]) -> None:
@@ -44,12 +46,14 @@ class ElasticGroup:
         self._context, self._on_lost = context, on_lost
         self._group = RankProcesses(context, on_lost)
         self._closed = asyncio.Event()
+        self._looking = BackgroundTasks(self._on_fault)
+        self.can_grow = False
 
     async def open(self) -> None:
         """See `TrainerGroup.open`.
 
         Raises:
-            GroupLost: too few cards are left for one model.
+            GroupLost: too few cards are left for one model, or a rank did not start for another reason.
         """
         context, learner = self._context, self._context.config.learner
         missing, began, reason = set[int](), time.monotonic(), ""
@@ -72,19 +76,50 @@ class ElasticGroup:
                 if waited >= learner.elastic_s:
                     missing.add(gone)
                     continue
-                await self._pause(learner.elastic_s - waited)
+                await self._pause(min(_PAUSE_S, learner.elastic_s - waited))
                 if self._is_stopped():
                     raise
         context.vitals["ranks_missing"] = learner.ranks - len(cards)
         if missing:
             context.log.warning("learner goes on with fewer ranks", cards=list(cards), missing=sorted(missing))
+            self._looking.start(self._until_back(left, missing, len(cards)))
+
+    async def _until_back(self, left: Sequence[int], missing: set[int], ranks: int) -> None:
+        """Look for the cards that are missing until there are enough of them for more ranks."""
+        while not self._is_stopped():
+            await self._pause(max(_PAUSE_S, self._context.config.learner.elastic_s))
+            back = [card for card in sorted(missing) if await self._works(card)]
+            if len(chosen_cards(sorted([*left, *back]), layout_of(self._context.config))) > ranks:
+                self._context.log.info("cards are there again", cards=back)
+                self.can_grow = True
+                return
+
+    async def _works(self, card: int) -> bool:
+        """Return whether a process of its own can use a card."""
+        learner = self._context.config.learner
+        environment = only(self._context, [card])
+        job = Job(f"{self._context.actor_id}.card", "actors.learner.card", (learner.device,), environment=environment)
+        try:
+            process = await self._context.placement.start(job)
+        except NoRoom:
+            return False
+        try:
+            async with asyncio.timeout(learner.start_s):
+                return await process.wait() == 0
+        except TimeoutError:
+            return False
+        finally:
+            process.kill()
+
+    def _on_fault(self, error: BaseException) -> None:
+        self._context.log.warning("no look at missing cards", reason=f"{type(error).__name__}: {error}")
 
     def _is_stopped(self) -> bool:
         return self._closed.is_set() or self._context.stop.is_set()
 
-    async def _pause(self, left_s: float) -> None:
+    async def _pause(self, seconds: float) -> None:
         stopped = [asyncio.create_task(event.wait()) for event in (self._closed, self._context.stop)]
-        await asyncio.wait(stopped, timeout=min(_PAUSE_S, left_s), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(stopped, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in stopped:
             task.cancel()
 
@@ -99,4 +134,5 @@ class ElasticGroup:
     async def close(self) -> None:
         """See `TrainerGroup.close`."""
         self._closed.set()
+        self._looking.cancel()
         await self._group.close()

@@ -13,8 +13,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
+from actors.learner.card import TakeCard
 from actors.learner.rank import Call, Open, Rank, carried_out
-from actors.learner.rank_wire import ERRORS, NumberedCall, Reply
+from actors.learner.rank_wire import ERRORS, NO_CARD, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.background import BackgroundTasks
 from asyncrl.framing import pack, read_frames
@@ -24,7 +25,6 @@ T = TypeVar("T")
 _Key: TypeAlias = tuple[int, int | None]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
-_START_S = 120.0  # for a rank to import what it needs and to connect
 _SILENCES = 3  # times supervision.silence_s, twice: a rank may be silent so long, as imports stop its heartbeat
 _END_S = 1.0  # from the end of a rank's connection to that of its process
 
@@ -35,7 +35,7 @@ class GroupLost(ActorDown):
     def __init__(self, reason: str, rank: int | None = None) -> None:
         """
         Args:
-            rank: the first one that was gone, where it is known.
+            rank: the one whose card is missing, where that is the reason.
         """
         super().__init__(reason)
         self.rank = rank
@@ -61,6 +61,11 @@ class TrainerGroup(Protocol):
         """Raise what ended the group, if anything did."""
         ...
 
+    @property
+    def can_grow(self) -> bool:
+        """It goes on without cards that are there again: closed and opened anew, it has more ranks."""
+        ...
+
     async def close(self) -> None:
         """End all ranks, for good."""
         ...
@@ -71,6 +76,8 @@ class RankProcesses:
 
     A rank connects to a socket of the learner, and ends itself when that closes.
     """
+
+    can_grow = False
 
     def __init__(self, context: Context, on_lost: Callable[[], None], cards: Sequence[int] | None = None) -> None:
         """
@@ -83,7 +90,7 @@ class RankProcesses:
         learner = context.config.learner
         self._cards = cards or range(learner.ranks)
         self._count = len(self._cards)
-        self._environment = _only(self._cards) if learner.device == "cuda" and self._count < learner.ranks else {}
+        self._environment = only(context, self._cards) if self._count < learner.ranks else {}
         self._silence_s = _SILENCES * context.config.supervision.silence_s
         self._numbers = itertools.count()
         self._placed: list[Placed] = []
@@ -117,6 +124,7 @@ class RankProcesses:
             self._placed.append(placed)
             self._tasks.start(self._watch(rank, placed))
         await self._until_connected()
+        await self._take_cards()
         await self.do(Open())
         if self._count == 1:
             await self._closing.aclose()  # several ranks may look into their folder later
@@ -164,12 +172,28 @@ class RankProcesses:
 
     async def _until_connected(self) -> None:
         try:
-            async with asyncio.timeout(_START_S):
+            async with asyncio.timeout(self._context.config.learner.start_s):
                 await self._connected.wait()
         except TimeoutError:
             missing = sorted(set(range(self._count)) - self._writers.keys())
-            self._lose(f"ranks {missing} did not connect within {_START_S:.0f} s", missing[0])
+            self._lose(self._late(f"ranks {missing} did not connect"))
         self.check()
+
+    async def _take_cards(self) -> None:
+        """Let each rank use its card: one whose driver hangs beats on, and would have all others wait."""
+        late = asyncio.get_running_loop().call_later(self._context.config.learner.start_s, self._hung)
+        try:
+            await self.do(TakeCard())
+        finally:
+            late.cancel()
+
+    def _hung(self) -> None:
+        missing = sorted(rank for (rank, _), answer in self._waiting.items() if not answer.done())
+        self._lose(self._late(f"ranks {missing} did not take their cards"), missing[0])
+
+    def _late(self, what: str) -> str:
+        logs = f"see `asyncrl logs {self._context.actor_id}`, or raise learner.start_s on a slow machine"
+        return f"{what} within learner.start_s = {self._context.config.learner.start_s:g} s; {logs}"
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Read what a rank sends until it is gone or silent."""
@@ -190,11 +214,11 @@ class RankProcesses:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_END_S):
                 await self._gone.wait()  # the end of its process explains more
-        self._lose(f"rank {rank} is silent", rank if rank >= 0 else None)
+        self._lose(f"rank {rank} is silent")
 
     async def _watch(self, rank: int, placed: Placed) -> None:
         await placed.wait()
-        self._lose(f"rank {rank} ended: {placed.end_text}", rank)
+        self._lose(f"rank {rank} ended: {placed.end_text}", rank if placed.returncode == NO_CARD else None)
 
     def _lose(self, reason: str, rank: int | None = None) -> None:
         """End whatever waits for the group."""
@@ -209,8 +233,10 @@ class RankProcesses:
         self._on_lost()
 
 
-def _only(cards: Sequence[int]) -> dict[str, str]:
+def only(context: Context, cards: Sequence[int]) -> dict[str, str]:
     """Environment of processes that see these GPUs alone; a rank takes the one of its number among them."""
+    if context.config.learner.device != "cuda":
+        return {}
     seen = os.environ.get(_VISIBLE)
     names = seen.split(",") if seen else []
     return {_VISIBLE: ",".join(names[card] if card < len(names) else str(card) for card in cards)}

@@ -30,7 +30,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.training.anomalies import Usual
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.publisher import Member, Publisher
-from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, work_of
+from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_card, work_of
 from asyncrl.training.trainers import layout_of, open_trainer
 from asyncrl.weights.store import STORES, StorePlace
 from topics.batches import Anomaly, BatchMember, BatchPacked
@@ -61,6 +61,8 @@ class StepResult(NamedTuple):
 
 class Rank:
     """A trainer in this process, alone or with peers. What takes long is done in threads."""
+
+    can_grow = False
 
     def __init__(
         self, bus: Bus, config: Config, files: RunFiles, *, rank: int = 0, ranks: int = 1, rendezvous: Path = Path()
@@ -107,6 +109,10 @@ class Rank:
             task.cancel()
         if self._teacher is not None:
             await self._teacher.close()
+
+    def take_card(self) -> None:
+        """Use the card of this rank for the first time."""
+        take_card(self._config.learner.device, self._rank, self._ranks)
 
     def open_trainer(self) -> None:
         """Load the model as it was before the run."""

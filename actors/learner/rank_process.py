@@ -19,13 +19,14 @@ from pathlib import Path
 import msgspec
 
 from actors.learner.rank import Rank
-from actors.learner.rank_wire import BEAT_S, ERRORS, NumberedCall, Reply
+from actors.learner.rank_wire import BEAT_S, ERRORS, NO_CARD, NumberedCall, Reply
 from actors.runtime.actor import Context, Login, give_way, open_context
 from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames
 from asyncrl.telemetry.logs import open_log
 from asyncrl.training import torch_trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
+from asyncrl.training.ranks import NoCard
 
 
 class RankServer:
@@ -46,6 +47,9 @@ class RankServer:
             self._tasks.start(self._answer(msgspec.msgpack.decode(frame, type=NumberedCall)))
 
     def _on_fault(self, error: BaseException) -> None:
+        if isinstance(error, NoCard):
+            self._context.log.error("no card", reason=str(error))
+            os._exit(NO_CARD)
         self._context.log.error("rank crashed", reason=f"{type(error).__name__}: {error}", exc_info=error)
         os._exit(1)  # threads may wait for other ranks for ever
 

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from actors.learner.card import TakeCard
 from actors.learner.publication import (
     CompleteExport,
     CompleteSave,
@@ -28,11 +29,12 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 
-_Training: TypeAlias = Open | Load | Fetch | Gather | Step | Rest | CopyWeights | CopyState
+_Training: TypeAlias = TakeCard | Open | Load | Fetch | Gather | Step | Rest | CopyWeights | CopyState
 _Publication: TypeAlias = (
     Share | Digest | Drop | Publish | WriteVersion | CompleteVersion | Save | CompleteSave | Export | CompleteExport
 )
 AnyCall: TypeAlias = _Training | _Publication
+NO_CARD = 5  # exit code of a rank whose card is not there, or does not work
 BEAT_S = 1.0  # seconds between two heartbeats
 ERRORS: dict[str, type[AsyncRLError]] = {
     error.__name__: error

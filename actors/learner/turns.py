@@ -109,6 +109,11 @@ class OnCard:
         """See `TrainerGroup.check`."""
         self._group.check()
 
+    @property
+    def can_grow(self) -> bool:
+        """See `TrainerGroup.can_grow`."""
+        return self._group.can_grow
+
     async def close(self) -> None:
         """See `TrainerGroup.close`."""
         await self._group.close()

@@ -161,6 +161,7 @@ class SupervisorFold(TrimmerFold):
     def _on_started(self, started: ActorStarted, _record: Record) -> None:
         self.state.pids[started.actor_id] = started.pid
         self.state.left.discard(started.actor_id)
+        self.state.reasons.pop(started.actor_id, None)  # it had told why it waited, or how the one before had ended
 
     @on(ActorStopped)
     def _on_stopped(self, stopped: ActorStopped, _record: Record) -> None:

@@ -13,6 +13,7 @@ from actors.runtime.keeper import Keeper
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.publish import send
 from asyncrl.state.diagnose import diagnose
+from asyncrl.state.facts import AWAY
 from asyncrl.state.run_state import RunState
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import LIMIT_S, Watch, disk_of
@@ -43,13 +44,14 @@ async def follow_run(context: Context) -> Watch:
 
 
 async def publish_state(context: Context, watch: Watch, now: Callable[[], float]) -> None:
-    """Publish the state of the run until the actor is asked to stop.
+    """Publish the state of the run until the actor is asked to stop, and tell whether other hosts are out of reach.
 
     Args:
         watch: of the run.
         now: the server's clock, seconds since the epoch.
     """
     while not context.stop.is_set():
+        context.vitals[AWAY] = context.placement.away_s
         await send(context.bus, run_status(watch.state, int(now() * 1e9), most=_LISTED))
         await asyncio.sleep(_PUBLISH_S)
     await watch.close()
@@ -68,7 +70,7 @@ async def watch_for_stalls(context: Context, keeper: Keeper, watch: Watch, train
         await asyncio.sleep(_EXAMINE_S)
         if trained() != count:
             count, since = trained(), time.monotonic()
-        if not found and time.monotonic() - since < _QUIET_S:
+        if not found and time.monotonic() - since < _QUIET_S and not context.vitals.get(AWAY):
             continue
         try:
             async with asyncio.timeout(LIMIT_S):

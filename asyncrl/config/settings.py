@@ -174,8 +174,10 @@ class LearnerSettings(Settings):
     device: str = "cpu"  # `cpu`, `cuda` or `cuda:N`.
     # Processes that share the rows of a step, each with a part of the model and optimiser; with `cuda` one per GPU.
     ranks: Positive = 1
-    # Seconds for which ranks that do not start, as their cards are gone, are tried again; then the learner goes on
-    # without them, with as many as `layout` divides. All are tried whenever it starts anew; 0 waits for all of them.
+    # Seconds for a rank to start its process, and then to take its card; one that does not counts as frozen.
+    start_s: Seconds = 120.0
+    # Seconds for which ranks whose cards are gone are tried again; then the learner goes on without them, with as many
+    # as `layout` divides, and at a checkpoint takes those that are there again. 0 waits for all of them.
     elastic_s: Annotated[float, Meta(ge=0)] = 0.0
     # Rows of one pass: `packed` end to end, each attending to itself alone; `padded` to the longest.
     packing: Literal["packed", "padded"] = "packed"

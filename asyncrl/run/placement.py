@@ -76,9 +76,16 @@ class Placement(Protocol):
         """The file that holds what the processes of this name printed."""
         ...
 
+    @property
+    def away_s(self) -> float:
+        """Seconds for which that by which it reaches other hosts has not answered; 0 where it answers."""
+        ...
+
 
 class LocalProcesses:
     """Child processes of this one, on this machine."""
+
+    away_s = 0.0  # it needs no other host
 
     def __init__(self, logs: Path) -> None:
         """

@@ -17,6 +17,7 @@ from asyncrl.ports import is_ip, is_loopback
 from asyncrl.process import python
 from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.ray_cluster import Node
+from asyncrl.run.ray_host import installed
 from asyncrl.run.ray_placement import bundle_of, bundle_text, is_placed
 from asyncrl.run.sending import is_here, user_files
 
@@ -128,9 +129,26 @@ def _cluster(config: Config) -> Iterator[Finding]:
         return
     nodes = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=list[Node])
     yield from address_problems(config, nodes)
+    yield from install_problems(nodes)
+    yield from room_problems(config, nodes)
+
+
+def install_problems(nodes: list[Node]) -> Iterator[Finding]:
+    """Every node runs actors as this machine does."""
+    for node in nodes:
+        if node.installed is None:
+            message = "did not say what is installed there; see the logs of Ray on it, or stop Ray there"
+            yield Finding(("placement.kind",), f"node {node.address} ({node.id[:12]}) {message}")
+        elif node.installed != installed():
+            found = f"node {node.address} ({node.id[:12]}) has {node.installed}, this machine {installed()}"
+            yield Finding(("placement.kind",), f"{found}; install the same there, or stop Ray there")
+
+
+def room_problems(config: Config, nodes: list[Node]) -> Iterator[Finding]:
+    """The bundles of the start fit on the nodes."""
     if left := unfilled(config, nodes):
         bundles = ", ".join(f"{name} {bundle_text(bundle_of(config, name))}" for name in left)
-        have = "; ".join(f"{node.address} {bundle_text(_counted(node))}" for node in nodes)
+        have = "; ".join(f"{node.address} {bundle_text(_counted(node))}" for node in nodes) or "no CPU"
         message = f"no node has room for the bundle of {bundles}, beside the others; the nodes have {have}"
         yield Finding(("placement.bundles",), message)
 

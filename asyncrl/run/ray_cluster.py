@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -17,9 +18,11 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.ray_host import Host
+from asyncrl.run.ray_host import Host, Installed
 
 _OPEN_S = 5.0  # for the head to take a connection
+_ASK_S = 60.0  # for nodes to start a worker and answer
+_ABSENT = "No module named 'asyncrl'"
 _SLICE_S = 1.0  # of a wait in a thread, which the end of the program waits for
 
 
@@ -45,6 +48,7 @@ class Node(msgspec.Struct, frozen=True):
     resources: dict[str, float]  # all that it has, also what is reserved
     head: bool
     here: bool  # it is this machine
+    installed: Installed | None = None  # where it was asked
 
 
 class RemoteHost(Host):
@@ -83,6 +87,8 @@ class Seat:
         except RayTaskError as error:
             raise HostFailed(f"{type(error.cause).__name__}: {error.cause}") from error
         except RayError as error:
+            if _ABSENT in str(error):
+                raise HostFailed("its host has no asyncrl; install there what this machine has") from error
             words = str(error).strip().splitlines() or [type(error).__name__]
             raise HostLost(f"{type(error).__name__}: {words[-1].strip()}") from error
 
@@ -130,6 +136,7 @@ class RayCluster:
         except RuntimeError as error:  # also of another version of Python or Ray
             raise NoCluster(f"the Ray cluster {name} cannot be joined: {' '.join(str(error).split())}") from error
         self.here = str(ray.util.get_node_ip_address())
+        self.head = str(ray.get_runtime_context().gcs_address)
 
     def nodes(self) -> list[Node]:
         """Return the living nodes."""
@@ -146,6 +153,35 @@ class RayCluster:
             for node in ray.nodes()
             if node["Alive"]
         ]
+
+    def asked(self, nodes: list[Node], within_s: float) -> list[Node]:
+        """Return the nodes with what is installed there, those that did not answer in time without; blocks."""
+        import ray
+        from ray.exceptions import RayError
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
+
+        ask = ray.remote(_found)
+        where = [OnNode(node.id, soft=False) for node in nodes]
+        asked = [ask.options(num_cpus=0, scheduling_strategy=one).remote() for one in where]
+        done = set(ray.wait(asked, num_returns=len(asked), timeout=within_s)[0]) if asked else set()
+        found = []
+        for node, ref in zip(nodes, asked, strict=True):
+            answer = None
+            with contextlib.suppress(RayError):  # it left, or cannot start a worker
+                answer = Installed(*ray.get(ref)) if ref in done else None
+            found.append(msgspec.structs.replace(node, installed=answer))
+        return found
+
+    async def answers(self) -> bool:
+        """Return whether the head takes connections. A call of Ray would wait for it until Ray ends this process."""
+        host, _, port = self.head.rpartition(":")
+        try:
+            async with asyncio.timeout(_OPEN_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
 
     async def hosts(self, run: str) -> dict[str, Seat]:
         """Return a host of a run on each node that has one, by the id of the node."""
@@ -197,6 +233,18 @@ class RayCluster:
         return Seat(group, ray.remote(RemoteHost).options(**options).remote(folder, run, actor_id))
 
 
+def _found() -> tuple[str, str]:
+    """Return the versions of Python and asyncrl; it runs on nodes that may have no asyncrl."""
+    import importlib.metadata
+    import platform
+
+    try:
+        importlib.import_module("asyncrl")
+        return platform.python_version(), importlib.metadata.version("asyncrl")
+    except ImportError:  # PackageNotFoundError is one
+        return platform.python_version(), ""
+
+
 def _check_open(where: str) -> None:
     """Raise OSError where nothing listens: Ray itself would look for it for minutes."""
     host, _, port = where.rpartition(":")
@@ -211,10 +259,12 @@ def _first_line(error: BaseException) -> str:
 def main() -> None:
     """Print the nodes of the cluster, or why there are none."""
     try:
-        nodes = RayCluster(sys.argv[1] if len(sys.argv) > 1 else "").nodes()
+        cluster = RayCluster(sys.argv[1] if len(sys.argv) > 1 else "")
     except NoCluster as error:
         print(error, file=sys.stderr)
         raise SystemExit(1) from error
+    hosts = [node for node in cluster.nodes() if {"CPU", "GPU"} & node.resources.keys()]  # others take no actor
+    nodes = cluster.asked(hosts, _ASK_S)
     print(msgspec.json.encode(nodes).decode())
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import importlib.metadata
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -19,6 +21,21 @@ from topics.roles import role_of
 _POLL_S = 0.2
 _ANSWER_S = 10.0  # after which a call that waits for news is answered without
 _MOST = 1 << 20  # bytes of output in one answer
+
+
+class Installed(NamedTuple):
+    """What a host runs actors with."""
+
+    python: str
+    asyncrl: str  # "" where it is not installed
+
+    def __str__(self) -> str:
+        return f"{f'asyncrl {self.asyncrl}' if self.asyncrl else 'no asyncrl'} on Python {self.python}"
+
+
+def installed() -> Installed:
+    """Return what this process runs with."""
+    return Installed(platform.python_version(), importlib.metadata.version("asyncrl"))
 
 
 class News(NamedTuple):
@@ -49,11 +66,11 @@ class Host:
         self._sent: dict[str, int] = {}  # bytes of each log that were sent on
         self._locks: list[int] = []
 
-    async def prepare(self) -> tuple[str, str]:
+    async def prepare(self) -> tuple[str, str, Installed]:
         """Make the folder, private to its owner, and remove those that no host uses any more.
 
         Returns:
-            The folder, and the address of this host.
+            The folder, the address of this host, and what actors run with here.
         """
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._folder.stat().st_uid != os.getuid():
@@ -69,7 +86,7 @@ class Host:
         finally:
             os.close(turn)
         self._sent = {path.name: path.stat().st_size for path in self._logs()}
-        return str(self.home), self._address
+        return str(self.home), self._address, installed()
 
     async def keep(self, name: str, content: bytes) -> None:
         """Write a file below the folder, readable by its owner alone."""

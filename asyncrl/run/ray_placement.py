@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,13 +17,14 @@ from asyncrl.files import append_private
 from asyncrl.process import log_tail
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import LOST, Job, LocalProcesses, NoRoom, Placed
-from asyncrl.run.ray_cluster import HostLost, RayCluster, Seat
-from asyncrl.run.ray_host import News
+from asyncrl.run.ray_cluster import HostFailed, HostLost, RayCluster, Seat
+from asyncrl.run.ray_host import News, installed
 from asyncrl.run.sending import USES_MODEL, Parcel, send_model
 from topics.roles import pool_of, role_of
 
 _ROOM_S = 5.0  # for a node to have room, before the process is reported as one that waits
 _START_S = 120.0  # for a host to start in its bundle
+_HEAD_S = 1.0  # between two looks at the head of the cluster
 _KILL_S = 5.0  # for a host to report the end of a process that it was told to kill
 
 
@@ -141,7 +143,21 @@ class RayPlacement:
         self._cluster: RayCluster | None = None
         self._joining = asyncio.Lock()
         self._free: dict[str, Seat] = {}  # of processes that died and were not asked to: the next start takes it
+        self._answered = 0.0  # when the head did last
+        self._away = False
         self._tasks = BackgroundTasks()
+
+    @property
+    def away_s(self) -> float:
+        """See `Placement.away_s`: of the head of the cluster."""
+        return time.monotonic() - self._answered if self._away else 0.0
+
+    async def _watch_head(self, cluster: RayCluster) -> None:
+        while True:
+            self._away = not await cluster.answers()
+            if not self._away:
+                self._answered = time.monotonic()
+            await asyncio.sleep(_HEAD_S)  # no event announces that it is gone
 
     def log(self, name: str) -> Path:
         """The file that holds what the processes of this name printed, wherever they ran."""
@@ -160,6 +176,8 @@ class RayPlacement:
         async with self._joining:
             if self._cluster is None:
                 self._cluster = await asyncio.to_thread(RayCluster, self._config.placement.address)
+                self._answered = time.monotonic()
+                self._tasks.start(self._watch_head(self._cluster))
                 for number in (signal.SIGTERM, signal.SIGINT):  # Ray has put handlers of its own in their place
                     signal.signal(number, signal.getsignal(number))
         seat = self._free.pop(job.name, None)
@@ -180,6 +198,9 @@ class RayPlacement:
     async def _reserved(self, cluster: RayCluster, actor_id: str) -> Seat:
         bundle, settings = bundle_of(self._config, actor_id), self._config.placement
         run = run_key(self._config, self._files)
+        if self._away:
+            await asyncio.sleep(_HEAD_S)  # a call of Ray would wait until Ray ends this process
+            raise NoRoom(f"it waits for the head of the Ray cluster at {cluster.head}, which does not answer")
         seat = await cluster.reserve(settings.folder, run, actor_id, bundle, _ROOM_S)
         if seat is None:
             raise NoRoom(f"it waits for a node of the Ray cluster with room for its bundle {bundle_text(bundle)}")
@@ -189,9 +210,11 @@ class RayPlacement:
         assert job.credentials is not None and self._cluster is not None
         try:
             async with asyncio.timeout(_START_S):
-                home, address = await seat.call("prepare")
+                home, address, found = await seat.call("prepare")
         except TimeoutError:
             raise HostLost(f"it did not start within {_START_S:g} s") from None
+        if found != installed():
+            raise HostFailed(f"{address} has {found}, this machine {installed()}; install the same there")
         role, here = role_of(job.name), self._cluster.here
         parcel = Parcel(self._config, self._files, Path(home), here if address != here else "")
         for name, content in parcel.files(role, job.credentials).items():

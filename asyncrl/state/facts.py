@@ -12,7 +12,7 @@ from asyncrl.state.run_state import RunState
 from asyncrl.training.anomalies import broken_assertions
 from topics.actors import Waiting
 from topics.batches import BatchTrained
-from topics.roles import role_of
+from topics.roles import SUPERVISOR, role_of
 from topics.stalls import Cause, StallFound
 from topics.topic import STREAMS
 
@@ -37,7 +37,8 @@ ADVICE: dict[Cause, str] = {
     "assertion broken": "compare sampler and trainer in that step with `asyncrl replay`; docs/replay.md shows how",
     "step anomalous": "see the trajectories by `asyncrl explain`, the batch with `asyncrl dump`; is the reward sound?",
     "learner behind": "read its log with `asyncrl logs`; give it more cores, or make the batches smaller",
-    "cards missing": "replace the cards; all are tried when ranks start anew, as by `asyncrl down` and `up --resume`",
+    "cards missing": "replace the cards: the learner looks for them, and takes them from its next checkpoint on",
+    "cluster away": "start Ray again there, on all nodes; where the run has ended by then, `asyncrl up --resume RUN`",
     "teacher away": "check the server at learner.teacher.url, and `asyncrl logs`; the step waits until it answers",
     "reward hanging": "check the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
     "reward failing": "read the failure with `asyncrl explain`; fix the reward function, or the service it calls",
@@ -52,6 +53,9 @@ ADVICE: dict[Cause, str] = {
     "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",
     "unexplained": "run `asyncrl status --json` and `asyncrl logs`, and report their output in an issue",
 }
+
+
+AWAY = "hosts_away_s"  # vital sign of the supervisor: see `Placement.away_s`
 
 
 def finding(cause: Cause, object: str, evidence: str) -> StallFound:
@@ -102,6 +106,7 @@ def faults(state: RunState) -> Iterator[StallFound]:
     yield from _mislabelled(state)
     yield from _not_direct(state, ill)
     yield from _missing_cards(state)
+    yield from _cluster(state)
     same = state.unchanged
     if same.base and (same.lineage, same.version) == (state.lineage, state.version):
         evidence = f"all tensors of version {same.version} are those of {same.base}"
@@ -284,6 +289,17 @@ def _missing_cards(state: RunState) -> Iterator[StallFound]:
         if actor.live and (missing := actor.gauge("ranks_missing")):
             evidence = f"{missing:.0f} of {settings.ranks} ranks did not start within {settings.elastic_s:.0f} s"
             yield finding("cards missing", actor.actor_id, f"{evidence}; the others train")
+
+
+def _cluster(state: RunState) -> Iterator[StallFound]:
+    """The head of a Ray cluster, without which no process of the run starts, and all end after a while."""
+    for actor in state.of_role(SUPERVISOR):
+        if actor.live and (away_s := actor.gauge(AWAY)):
+            where = state.config.placement.address or "of this machine"
+            evidence = (
+                f"the head of the Ray cluster {where} has not answered for {away_s:.0f} s; actors work on until Ray"
+            )
+            yield finding("cluster away", actor.actor_id, f"{evidence} ends them, after 60 s as it is installed")
 
 
 def _failed_version(state: RunState, actor: Actor) -> str:

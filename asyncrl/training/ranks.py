@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,45 @@ from asyncrl.errors import AsyncRLError
 from topics.batches import BatchPacked
 
 _BYTES_PER_TOKEN = 13  # of the arrays of a `Segment`, by which members without lengths are measured
+
+
+class NoCard(AsyncRLError):
+    """A card that is not there, or that does not work."""
+
+
+def take_card(device: str, rank: int, ranks: int) -> None:
+    """Use the card of a rank for the first time, alone: what fails here is the card, and not what runs on it.
+
+    Args:
+        device: of the trainer; on GPUs each of several ranks takes the one of its number.
+
+    Raises:
+        NoCard: it is not there, or does not work.
+        CardFull: it has no room for anything.
+    """
+    if not device.startswith("cuda"):
+        return
+    import torch
+
+    index = rank if ranks > 1 else torch.device(device).index or 0
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise NoCard(
+            f"rank {rank} has no card: found {count} GPUs here (CUDA_VISIBLE_DEVICES = "
+            f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}), expected {index + 1} at least; see "
+            "`nvidia-smi -L`, replace the card, or lower learner.ranks"
+        )
+    with named_where_full(rank):
+        try:
+            torch.zeros(1, device=f"cuda:{index}").cpu()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            first = str(error).strip().splitlines()[0]
+            raise NoCard(
+                f"the card of rank {rank} (GPU {index}) does not work: {first}; see `nvidia-smi -q -d ECC` and "
+                "`dmesg`, reset or replace it"
+            ) from error
 
 
 def join_ranks(rendezvous: Path, rank: int, ranks: int, device: str) -> None:

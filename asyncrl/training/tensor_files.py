@@ -69,4 +69,7 @@ class TensorFiles:
 
     def _check(self, name: str) -> None:
         if name not in self.names:
-            raise CheckpointError(f"{self._paths[0]}: it has no tensor {name}; this checkpoint is torn, use another")
+            raise CheckpointError(
+                f"{self.directory}: its {len(self._paths)} files have no tensor {name}; it is torn, or of another "
+                "model: use another"
+            )

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from asyncrl.algorithms.losses import loss_of
+from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.megatron import experts, latent, modules
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.schedule import Schedule
@@ -67,6 +68,15 @@ def experts_without_mark():
     return replaced(experts, set_tensor_model_parallel_attributes=lambda *_: None)
 
 
+def exchanges_of_one_chunk():
+    """Stages that take several chunks in turn exchange them as stages of one do: gradients of chunks are mixed up."""
+    own = modules.TransformerConfig
+    return replaced(
+        modules,
+        TransformerConfig=lambda **given: own(**given | {"batch_p2p_comm": True, "overlap_p2p_comm": False}),
+    )
+
+
 def losses_of_two_values():
     """The library multiplies the loss by the context-parallel ranks, and divides it by the micro-batches."""
     own = Schedule._loss
@@ -102,15 +112,16 @@ def replay_of_the_newest():
 ERRORS = {
     "latents of each rank": ("deepseek-v3", Layout(tensor=2), latents_of_each_rank),
     "experts without a mark": ("qwen3-moe", Layout(tensor=2, expert=2), experts_without_mark),
+    "exchanges of one chunk": ("qwen3", Layout(pipeline=2, virtual=2), exchanges_of_one_chunk),
     "losses of two values": ("qwen3", Layout(context=2), losses_of_two_values),
     "replay of the newest": ("qwen3-moe", Layout(pipeline=2), replay_of_the_newest),
 }
 """By name: the model, the layout that shows it, and what plants it."""
 
 
-def norm(folder, name, layout):
-    """Norm of the gradient of the first step."""
-    settings = MegatronSettings(layout, micro_batch_tokens=64, recompute=True, replays=name == "qwen3-moe")
+def norm(folder, name, layout, tokens=64):
+    """Norm of the gradient of the first step, by micro-batches of so many tokens."""
+    settings = MegatronSettings(layout, micro_batch_tokens=tokens, recompute=True, replays=name == "qwen3-moe")
     return MegatronTrainer(folder / name, settings).step(rows_of(name), OBJECTIVE)["grad_norm"]
 
 
@@ -127,6 +138,16 @@ def apart(trainer):
     return max(float(np.abs(found[id(row)] - row.columns["proximal"]).max()) for row in rows)
 
 
+def refusal(folder, name, checkpoint):
+    """What a trainer says to a checkpoint that it cannot go on from."""
+    trainer = MegatronTrainer(folder / name, MegatronSettings(Layout(tensor=2), micro_batch_tokens=64))
+    try:
+        trainer.load(folder / checkpoint)
+    except CheckpointError as error:
+        return str(error)
+    return ""
+
+
 def run(rank, folder):
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
     found = {}
@@ -138,6 +159,9 @@ def run(rank, folder):
         settings = MegatronSettings(layout, micro_batch_tokens=64, records=True)
         with replaced(experts, replayed=unsteady):
             found[name] = apart(MegatronTrainer(folder / "qwen3-moe", settings))
+    found["long"] = norm(folder, "qwen3", Layout(context=2), tokens=4)
+    found["others"] = refusal(folder, "qwen2", "state-qwen3")
+    found["torn"] = refusal(folder, "qwen3", "state-torn")
     if rank == 0:
         print(json.dumps(found))
     dist.barrier()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 
@@ -49,22 +50,21 @@ class Nodes:
                     raise
                 self._kill(self.found())
 
-    def add(self, cpus: int = 2, **resources: int) -> str:
-        """Add a node; returns its name."""
+    def add(self, cpus: int = 2, **environment: str) -> str:
+        """Add a node, with further variables in the environment of all that runs there; returns its name."""
         self._started += 1
         name = f"node-{self._started}"
-        given = {"num_cpus": cpus, "object_store_memory": _STORE, "resources": resources}
-        with self._marked():
+        given = {"num_cpus": cpus, "object_store_memory": _STORE}
+        with self._marked(**environment):
             self._nodes[name] = self._cluster.add_node(wait=False, **given)
         return name
 
     @contextlib.contextmanager
-    def _marked(self) -> Iterator[None]:
-        os.environ[_MARK] = self._mark
-        try:
+    def _marked(self, **environment: str) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in {_MARK: self._mark, **environment}.items():
+                patch.setenv(name, value)
             yield
-        finally:
-            del os.environ[_MARK]
 
     def wait(self) -> None:
         """Wait until all nodes are known to the head."""
@@ -87,6 +87,15 @@ class Nodes:
         for processes in self._cluster.head_node.all_processes.values():
             for info in processes:
                 info.process.kill()
+
+    def renew(self, *cpus: int) -> None:
+        """End what is left of the cluster, and start another one, at another address, with nodes of so many CPUs."""
+        self._kill(self.found())
+        self._nodes.clear()
+        self.start()
+        for count in cpus:
+            self.add(count)
+        self.wait()
 
     def swept(self) -> list[str]:
         """Clean up after nodes that others killed; returns those that live, without the head."""

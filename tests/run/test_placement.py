@@ -27,6 +27,8 @@ from topics.topic import ACTORS
 class ShellProcesses:
     """Starts each process by a shell in another folder, as a placement on another host would."""
 
+    away_s = 0.0
+
     def __init__(self, logs: Path) -> None:
         self._logs = logs
 

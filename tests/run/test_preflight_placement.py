@@ -9,10 +9,19 @@ import pytest
 
 from asyncrl.config.settings import Config
 from asyncrl.process import python
-from asyncrl.run.preflight_placement import address_problems, check_placement, placed_actors, unfilled
+from asyncrl.run.preflight_placement import (
+    address_problems,
+    check_placement,
+    install_problems,
+    placed_actors,
+    room_problems,
+    unfilled,
+)
 from asyncrl.run.ray_cluster import Node
+from asyncrl.run.ray_host import Installed, installed
 from asyncrl.run.ray_placement import bundle_of
 from harness.configs import from_settings, problems
+from harness.ray_nodes import ray_nodes
 
 NO_CLUSTER = "127.0.0.1:9"
 RAY = ("placement.kind=ray", 'weights.store="stream"')
@@ -92,6 +101,92 @@ def test_actors_without_room_are_named():
     assert unfilled(settings, [node(CPU=4, GPU=4)]) == ["reward-1"]
     settings.placement.lent = ["engine", "rollout"]  # other runs may have them
     assert placed_actors(settings) == ["reward-1"]
+
+
+def test_too_few_cards_are_refused_by_the_bundles_that_find_no_room():
+    settings = config(engine={"kind": "sglang", "count": 2, "arguments": ["--tp-size", "2"]})
+
+    (found,) = room_problems(settings, [node(CPU=8, GPU=3, memory=1e9)])
+
+    assert found.keys == ("placement.bundles",)
+    assert found.message == (
+        "no node has room for the bundle of engine-2 {CPU: 1, GPU: 2}, beside the others; "
+        "the nodes have 10.0.0.1 {CPU: 8, GPU: 3}"
+    )
+    assert not list(room_problems(settings, [node(CPU=8, GPU=4)]))
+
+
+@pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (Installed("3.12.1", installed().asyncrl), f"has asyncrl {installed().asyncrl} on Python 3.12.1, this machine"),
+        (Installed(installed().python, ""), f"has no asyncrl on Python {installed().python}, this machine"),
+        (None, "did not say what is installed there"),
+    ],
+)
+def test_a_node_that_would_run_other_code_is_refused(there: Installed | None, words: str):
+    (found,) = install_problems([msgspec.structs.replace(node(), installed=there)])
+
+    assert words in found.message
+    assert not list(install_problems([msgspec.structs.replace(node(), installed=installed())]))
+
+
+OLD = """Metadata-Version: 2.1
+Name: asyncrl
+Version: 0.0.1
+"""
+WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "asyncrl":
+            raise ModuleNotFoundError("No module named 'asyncrl'", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+OTHER_RAY = (
+    "import ray, runpy; ray.__version__ = '2.0'; runpy.run_module('asyncrl.run.ray_cluster', run_name='__main__')"
+)
+HOSTS = """
+import asyncio, sys
+from asyncrl.run.ray_cluster import HostFailed, RayCluster
+async def main():
+    cluster = RayCluster(sys.argv[1])
+    for name in ("one", "two"):
+        seat = await cluster.reserve(sys.argv[2], "run", name, {"CPU": 2}, 60)
+        try:
+            print((await seat.call("prepare"))[2])
+        except HostFailed as error:
+            print(error)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_nodes_and_clusters_of_other_versions_are_one_clear_error_each(tmp_path: Path):
+    (tmp_path / "old" / "asyncrl-0.0.1.dist-info").mkdir(parents=True)
+    (tmp_path / "old" / "asyncrl-0.0.1.dist-info" / "METADATA").write_text(OLD)
+    (tmp_path / "without").mkdir()
+    (tmp_path / "without" / "sitecustomize.py").write_text(WITHOUT)
+    with ray_nodes() as nodes:
+        nodes.add(2, PYTHONPATH=str(tmp_path / "old"))
+        nodes.add(2, PYTHONPATH=str(tmp_path / "without"))
+        nodes.wait()
+        placed = {"kind": "ray", "address": nodes.address, "folder": str(tmp_path / "hosts")}
+        settings = config(placement=placed, weights={"store": "stream"})
+        found = [one.message for one in check_placement(settings, tmp_path)]
+        other = subprocess.run([*python(), "-c", OTHER_RAY, nodes.address], capture_output=True, text=True, check=False)
+        words = [*python(), "-c", HOSTS, nodes.address, str(tmp_path / "hosts")]
+        hosts = subprocess.run(words, capture_output=True, text=True, check=False)
+
+    here = f"this machine asyncrl {installed().asyncrl} on Python {installed().python}; install the same there"
+    assert sum(f"has asyncrl 0.0.1 on Python {installed().python}, {here}" in one for one in found) == 1, found
+    assert sum(f"has no asyncrl on Python {installed().python}, {here}" in one for one in found) == 1, found
+    assert other.returncode == 1
+    assert f"the Ray cluster at {nodes.address} cannot be joined: Version mismatch" in other.stderr
+    assert set(hosts.stdout.splitlines()) == {
+        f"asyncrl 0.0.1 on Python {installed().python}",
+        "its host has no asyncrl; install there what this machine has",
+    }, hosts.stderr
 
 
 @pytest.mark.parametrize(

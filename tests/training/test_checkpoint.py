@@ -5,12 +5,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint, write_checkpoint
 from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.tensors import file_record
+from harness.training import save as save_state
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789+=^ "
 CHECKPOINT = Checkpoint(lineage=0, step=12, digest="0123456789abcdef" * 2, batch_sequence=77, extra={"seed": 3})
@@ -104,6 +107,32 @@ def test_weights_cut_short_are_refused(tmp_path):
     os.truncate(weights, weights.stat().st_size - 1)
     with pytest.raises(ModelError, match=r"model.safetensors holds no whole weights .*not fully covered"):
         check_model_directory(tmp_path / "model")
+
+
+def test_a_shard_cut_short_is_refused_by_its_name(tmp_path):
+    create_model(tmp_path, alphabet="ab", seed=0, shape=ModelShape(hidden=32, layers=1))
+    weights, names = load_file(tmp_path / "model.safetensors"), ("model-1.safetensors", "model-2.safetensors")
+    shards = {name: names[index % 2] for index, name in enumerate(weights)}
+    for file in names:
+        save_file({name: weights[name] for name in weights if shards[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (tmp_path / "model.safetensors").unlink()
+    check_model_directory(tmp_path)
+
+    os.truncate(tmp_path / names[1], (tmp_path / names[1]).stat().st_size - 1)
+    with pytest.raises(ModelError, match=r"model-2.safetensors holds no whole weights .*not fully covered.*fetch it"):
+        check_model_directory(tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path):
+    for name, hidden in (("small", 32), ("large", 64)):
+        create_model(tmp_path / name, alphabet="ab", seed=0, shape=ModelShape(hidden=hidden, layers=1))
+    trainers = {name: TorchTrainer(tmp_path / name, TorchSettings()) for name in ("small", "large")}
+    (tmp_path / "saved").mkdir()
+    save_state(trainers["small"], tmp_path / "saved")
+
+    with pytest.raises(CheckpointError, match=r"has shape .*32.*, the model in .*large has .*64.*; a checkpoint"):
+        trainers["large"].load(tmp_path / "saved")
 
 
 def test_a_missing_model_directory_is_refused(tmp_path):

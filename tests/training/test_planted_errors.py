@@ -1,13 +1,16 @@
 """Errors of layouts that nothing reports (wrong gradients, right log-probs): each one shows in the norm of a step."""
 
 import json
+import shutil
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.mixtures import SMALL, write_transformers_model
 from harness.planted_errors import ERRORS, OBJECTIVE, RECORDED, rows_of
 from harness.ranks import run_group
+from harness.training import save
 
 pytestmark = pytest.mark.slow  # two processes with torch
 
@@ -16,16 +19,28 @@ pytestmark = pytest.mark.slow  # two processes with torch
 def norms(tmp_path_factory):
     """By error: norms of megatron's first step as it is and with the error, and that of the torch trainer.
 
-    And by layout what is between two passes, of which the second goes by the experts of the first.
+    By layout what is between two passes, of which the second goes by the experts of the first.
     """
     folder, expected = tmp_path_factory.mktemp("planted"), {}
+    write_transformers_model(folder / "qwen2", *SMALL["qwen2"])
     for name in {name for name, _, _ in ERRORS.values()}:
         write_transformers_model(folder / name, *SMALL[name])
         trainer = TorchTrainer(folder / name, TorchSettings(micro_batch_tokens=64, replays=name == "qwen3-moe"))
         expected[name] = trainer.step(rows_of(name), OBJECTIVE)["grad_norm"]
+        (folder / f"state-{name}").mkdir()
+        save(trainer, folder / f"state-{name}")
+    write_torn(folder / "state-qwen3", folder / "state-torn")
     said = run_group(["-m", "tests.harness.planted_errors"], 2, folder, deadline_s=120)
     found = json.loads(said.splitlines()[-1])
-    return {error: (*found.pop(error), expected[name]) for error, (name, _, _) in ERRORS.items()} | found
+    found |= {error: (*found[error], expected[name]) for error, (name, _, _) in ERRORS.items()}
+    return found | {"expected": expected}
+
+
+def write_torn(checkpoint, directory):
+    """A checkpoint without one of its tensors, as where a file of several is of another one."""
+    shutil.copytree(checkpoint, directory)
+    (file,) = directory.glob("weights*.safetensors")
+    save_file({name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.down" not in name}, file)
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -39,3 +54,19 @@ def test_a_planted_error_shows_in_the_norm_of_the_gradient(norms, error):
 @pytest.mark.parametrize("layout", RECORDED)
 def test_tokens_go_where_they_went_in_the_pass_before_the_update(norms, layout):
     assert norms[layout] < 1e-5
+
+
+def test_a_document_longer_than_the_micro_batches_of_all_ranks_that_share_it_is_divided_all_the_same(norms):
+    assert max(len(row.tokens) for row in rows_of("qwen3")) > 2 * 4
+    assert norms["long"] == pytest.approx(norms["expected"]["qwen3"], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "words"),
+    [
+        ("others", "_proj.bias; it is torn, or of another model: use another"),
+        ("torn", "layers.1.mlp.down_proj.weight; it is torn, or of another model: use another"),
+    ],
+)
+def test_a_checkpoint_that_is_torn_or_of_another_model_is_refused_by_every_rank(norms, checkpoint, words):
+    assert words in norms[checkpoint]
