@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import secrets
+import shlex
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.process import python
 
 LIMIT_S = 300.0  # no run of a test is longer; a loaded machine takes many times as long as an idle one
+_PROGRAM = ("-m", "asyncrl.cli.main")
 _MARK = "ASYNCRL_TEST_RUN"  # environment variable that every process of a run inherits
 _GONE_S = 10.0  # for the kernel to take processes whose parent was killed
 
@@ -164,21 +166,30 @@ async def up(folder: Path, *settings: str, config: str = SHORT, arguments: Seque
         file, name = Path(config), config
     name = next((setting.removeprefix("run=") for setting in settings if setting.startswith("run=")), name)
     words = [word for setting in settings for word in ("--set", setting)]
-    async with _started(folder, name, "up", str(file), *words, *arguments) as run:
+    async with _started(folder, name, *_PROGRAM, "up", str(file), *words, *arguments) as run:
         yield run
 
 
 @asynccontextmanager
 async def resume(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
     """Run `asyncrl up --resume NAME` in `folder`, with further words of the command line."""
-    async with _started(folder, name, "up", "--resume", name, *words) as run:
+    async with _started(folder, name, *_PROGRAM, "up", "--resume", name, *words) as run:
+        yield run
+
+
+@asynccontextmanager
+async def resume_as_job(folder: Path, name: str, address: str, *words: str) -> AsyncIterator[Run]:
+    """As `resume`, started by the job manager of a Ray cluster; its processes end with the cluster."""
+    resumed = shlex.join(python(*_PROGRAM, "up", "--resume", name, *words))
+    job = (str(Path(__file__).with_name("ray_job.py")), address, str(folder), f"cd {folder} && {resumed}")
+    async with _started(folder, name, *job) as run:
         yield run
 
 
 @asynccontextmanager
 async def fork(folder: Path, name: str, new: str, *words: str) -> AsyncIterator[Run]:
     """Run `asyncrl fork NAME NEW` in `folder`, with further words of the command line."""
-    async with _started(folder, new, "fork", name, new, *words) as run:
+    async with _started(folder, new, *_PROGRAM, "fork", name, new, *words) as run:
         yield run
 
 
@@ -186,7 +197,7 @@ async def fork(folder: Path, name: str, new: str, *words: str) -> AsyncIterator[
 async def _started(folder: Path, name: str, *words: str) -> AsyncIterator[Run]:
     mark = secrets.token_hex(8)
     process = await asyncio.create_subprocess_exec(
-        *python("-m", "asyncrl.cli.main", *words),
+        *python(*words),
         cwd=folder,
         env={**os.environ, _MARK: mark, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
         stdin=asyncio.subprocess.DEVNULL,
@@ -215,7 +226,7 @@ async def topics_left_in(root: Path) -> AsyncIterator[Bus]:
 async def command(folder: Path, *words: str, limit_s: float = LIMIT_S) -> tuple[int, str]:
     """Run `asyncrl WORDS` to its end; returns its exit code and all it said."""
     process = await asyncio.create_subprocess_exec(
-        *python("-m", "asyncrl.cli.main", *words),
+        *python(*_PROGRAM, *words),
         cwd=folder,
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last_of_each
+from asyncrl.bus.publish import read
 from harness.audited import audited_clean
 from harness.ray_nodes import Nodes, ray_nodes
-from harness.runs import UNTRAINED, Run, command, resume, two_steps_more, up
+from harness.runs import UNTRAINED, Run, address_of, command, resume_as_job, two_steps_more, up
 from harness.servers import Authority, serving, tls
 from harness.stage import until
+from topics.engines import ENGINE_READY, EngineReady
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +36,7 @@ def settings_of(nodes: Nodes, folder: Path, port: int, authority: Authority) -> 
     placed = {"kind": "ray", "address": nodes.address, "folder": folder / "hosts"}
     given = [f'nats.{key}="{value}"' for key, value in login.items()]
     given += [f'placement.{key}="{value}"' for key, value in placed.items()]
-    return [*given, "nats.stream_max_mb=64", "nats.ledger_max_mb=32", 'weights.store="stream"', "learner.steps=20000"]
+    return [*given, 'weights.store="stream"', "learner.steps=20000"]
 
 
 async def test_a_run_outlives_nodes_that_are_killed_and_goes_on_with_another_cluster_after_the_head(
@@ -52,8 +56,14 @@ async def test_a_run_outlives_nodes_that_are_killed_and_goes_on_with_another_clu
             await until(lambda: not nodes.found("actors.main"), "what ran on the hosts has ended by itself")
 
             nodes.renew(4)
-            async with resume(tmp_path, "short", "--set", f"placement.address={nodes.address}") as run:
+            async with resume_as_job(tmp_path, "short", nodes.address, "--set", "placement.address=") as run:
                 await two_steps_more(run, "it goes on")
+                code, said = await command(tmp_path, "scale", "short", "rollout=2")
+                assert code == 0, said
+                assert nodes.found("actors.main rollout rollout-2")
+                code, said = await command(tmp_path, "logs", "short", "engine-1")
+                assert code == 0, said
+                assert "engine-1" in said
                 code, said = await command(tmp_path, "down", "short")
                 assert code == 0, said
                 assert await run.ended() == 0, run.story
@@ -72,8 +82,13 @@ async def everything_was_sent(run: Run, nodes: Nodes) -> None:
     assert all("BEGIN CERTIFICATE" in login["tls_ca"] for login in logins)
     assert all(str(run.folder / "hosts") in login["tls_key"] for login in logins)
 
-    _, status = await command(run.folder, "status", "short", "--json")
-    assert f"http://{nodes.address.partition(':')[0]}:" in status
+    bus = await Bus.connect(address_of(run), "short", name="test")
+    try:
+        (record,) = await read_last_of_each(bus, ENGINE_READY.stream, [ENGINE_READY.subject("short", "engine-1")])
+        ready = await read(bus, EngineReady, record)
+    finally:
+        await bus.close()
+    assert ready.address.startswith(f"http://{nodes.address.partition(':')[0]}:")
 
 
 async def nodes_are_lost(run: Run, nodes: Nodes) -> None:
