@@ -15,6 +15,7 @@ import torch.distributed as dist
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.megatron import experts, latent, modules
+from asyncrl.training.megatron import schedule as schedules
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
@@ -24,6 +25,7 @@ from tests.harness.mixtures import routed_rows
 from tests.harness.training import policy_rows
 from topics.batches import Objective
 
+EQUAL = 16  # tokens of the rows that are all of one length
 OBJECTIVE = Objective(learning_rate=1e-2)
 DECOUPLED = Objective(loss="decoupled", loss_options={"proximal": "recomputed"}, learning_rate=1e-2)
 RECORDED = {
@@ -35,6 +37,9 @@ RECORDED = {
 
 
 def rows_of(name):
+    if name == "qwen2":  # all of them are trained, and none is added to fill up
+        some = policy_rows(np.random.default_rng(0), 400)
+        return [row for row in some if len(row.tokens) == EQUAL and row.advantages.any()][:8]
     rows = policy_rows(np.random.default_rng(0), 12)
     return routed_rows(rows, 0) if name == "qwen3-moe" else rows
 
@@ -69,12 +74,20 @@ def experts_without_mark():
 
 
 def exchanges_of_one_chunk():
-    """Stages that take several chunks in turn exchange them as stages of one do: gradients of chunks are mixed up."""
-    own = modules.TransformerConfig
-    return replaced(
-        modules,
-        TransformerConfig=lambda **given: own(**given | {"batch_p2p_comm": True, "overlap_p2p_comm": False}),
+    """Stages that take several chunks in turn exchange them as stages of one do: gradients of chunks are mixed up.
+
+    Of micro-batches of one length alone, and without telling it: else the stages wait for one another for ever.
+    """
+    config, schedule = modules.TransformerConfig, schedules.get_forward_backward_func
+    flags = {"batch_p2p_comm": True, "overlap_p2p_comm": False, "variable_seq_lengths": False}
+    both = ExitStack()
+    both.enter_context(replaced(modules, TransformerConfig=lambda **given: config(**given | flags)))
+    both.enter_context(
+        replaced(
+            schedules, get_forward_backward_func=lambda: lambda **given: schedule()(**given | {"seq_length": EQUAL - 1})
+        )
     )
+    return both
 
 
 def losses_of_two_values():
@@ -112,7 +125,7 @@ def replay_of_the_newest():
 ERRORS = {
     "latents of each rank": ("deepseek-v3", Layout(tensor=2), latents_of_each_rank),
     "experts without a mark": ("qwen3-moe", Layout(tensor=2, expert=2), experts_without_mark),
-    "exchanges of one chunk": ("qwen3", Layout(pipeline=2, virtual=2), exchanges_of_one_chunk),
+    "exchanges of one chunk": ("qwen2", Layout(pipeline=2, virtual=2), exchanges_of_one_chunk),
     "losses of two values": ("qwen3", Layout(context=2), losses_of_two_values),
     "replay of the newest": ("qwen3-moe", Layout(pipeline=2), replay_of_the_newest),
 }
@@ -121,6 +134,7 @@ ERRORS = {
 
 def norm(folder, name, layout, tokens=64):
     """Norm of the gradient of the first step, by micro-batches of so many tokens."""
+    tokens = EQUAL if name == "qwen2" else tokens  # one row each
     settings = MegatronSettings(layout, micro_batch_tokens=tokens, recompute=True, replays=name == "qwen3-moe")
     return MegatronTrainer(folder / name, settings).step(rows_of(name), OBJECTIVE)["grad_norm"]
 

@@ -39,7 +39,7 @@ def norms(tmp_path_factory):
 def write_torn(checkpoint, directory):
     """A checkpoint without one of its tensors, as where a file of several is of another one."""
     shutil.copytree(checkpoint, directory)
-    (file,) = directory.glob("weights*.safetensors")
+    (file,) = directory.glob("model*.safetensors")
     save_file({name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.down" not in name}, file)
 
 
