@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
@@ -79,6 +80,7 @@ class Rank:
         self._files = files
         self._place = StorePlace(files.weights, ChunkWriter(bus, WEIGHTS_STORED))
         self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous
+        self.take_card = partial(take_card, config.learner.device, rank, ranks)
         layout = layout_of(config)
         self._replica, self._replicas = layout.replica(rank, ranks), ranks // layout.model
         self.counts = layout.is_first(rank, ranks)  # the rows of its replica
@@ -109,10 +111,6 @@ class Rank:
             task.cancel()
         if self._teacher is not None:
             await self._teacher.close()
-
-    def take_card(self) -> None:
-        """Use the card of this rank for the first time."""
-        take_card(self._config.learner.device, self._rank, self._ranks)
 
     def open_trainer(self) -> None:
         """Load the model as it was before the run."""
