@@ -63,7 +63,7 @@ class TrainerGroup(Protocol):
 
     @property
     def can_grow(self) -> bool:
-        """It goes on without cards that are there again: closed and opened anew, it has more ranks."""
+        """Whether cards that it goes on without are there again: closed and opened anew, it has more ranks."""
         ...
 
     async def close(self) -> None:

@@ -24,7 +24,7 @@ _MOST = 1 << 20  # bytes of output in one answer
 
 
 class Installed(NamedTuple):
-    """What a host runs actors with."""
+    """Versions by which a host runs actors."""
 
     python: str
     asyncrl: str  # "" where it is not installed

@@ -153,7 +153,7 @@ def apart(trainer):
 
 
 def refusal(folder, name, checkpoint):
-    """What a trainer says to a checkpoint that it cannot go on from."""
+    """Error of a trainer about a checkpoint that it cannot go on from."""
     trainer = MegatronTrainer(folder / name, MegatronSettings(Layout(tensor=2), micro_batch_tokens=64))
     try:
         trainer.load(folder / checkpoint)

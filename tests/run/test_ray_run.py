@@ -72,7 +72,7 @@ async def test_a_run_outlives_nodes_that_are_killed_and_goes_on_with_another_clu
 
 
 async def everything_was_sent(run: Run, nodes: Nodes) -> None:
-    """What runs on a host has only what it was sent: one login with its certificates; others reach its servers."""
+    """Processes on a host have only what was sent: one login with its certificates. Others reach its servers."""
     assert not nodes.found(f"--credentials {run.root}")
     folders = list(run.folder.glob("hosts/runs/*/*/*/credentials"))
     names = {path.name for folder in folders for path in folder.iterdir()}
