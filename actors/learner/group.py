@@ -63,7 +63,7 @@ class TrainerGroup(Protocol):
 
     @property
     def can_grow(self) -> bool:
-        """Whether cards that it goes on without are there again: closed and opened anew, it has more ranks."""
+        """Return whether cards that it goes on without are there again: opened anew, it has more ranks."""
         ...
 
     async def close(self) -> None:
