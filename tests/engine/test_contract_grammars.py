@@ -37,6 +37,8 @@ def served(request: Any, tmp_path_factory: Any) -> Iterator[Served]:
     model.mkdir()
     save_random_model(model, vocab=330, hidden=32 if EXACT else 256, layers=2)
     make_model(model)
+    config = json.loads((model / "config.json").read_text()) | {"eos_token_id": 1}
+    (model / "config.json").write_text(json.dumps(config))
     with asyncio.Runner() as runner:
         server = engine(kind, model, folder / "home", incremental=True, grammars=grammars and GRAMMARS)
         yield Served(request.param, True, runner.run(server.__aenter__()), model)

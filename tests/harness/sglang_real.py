@@ -65,7 +65,9 @@ async def engine(kind: str, model: Path, folder: Path, *, incremental: bool, gra
     """
     folder.mkdir()
     (folder / "key").write_text("secret\n")
-    words = ["--grammar-backend", grammars] if grammars else ["--skip-tokenizer-init"]
+    # A random model would fill an answer with blanks, which JSON takes between any two of its words.
+    formed = ["--grammar-backend", grammars, "--constrained-json-disable-any-whitespace"]
+    words = formed if grammars else ["--skip-tokenizer-init"]
     extra = [*arguments(), *words] if kind == "sglang" else []
     settings = EngineSettings(max_running=8, arguments=extra, environment=environment() if kind == "sglang" else {})
     home = EngineHome("engine-1", settings, model, folder / "log", folder / "key")
