@@ -39,9 +39,10 @@ def with_gateway(folder: Path) -> tuple[list[str], str]:
     """Return settings of a run with a gateway, and its address."""
     port = free_port()
     model = conversing_model(folder / "conversing")
-    # With the default, other work on the machine would come before what the test waits for.
-    settings = [f"model.path={model}", "gateway.count=1", "gateway.nice=1", f"gateway.port={port}"]
-    return settings, f"http://127.0.0.1:{port}"
+    settings = [f"model.path={model}", "gateway.count=1", f"gateway.port={port}"]
+    # With the defaults, other work on the machine would come before what the test waits for, and an engine that starts
+    # beside it would take longer than requests are held.
+    return [*settings, "gateway.nice=1", "gateway.hold_s=180"], f"http://127.0.0.1:{port}"
 
 
 async def answers(address: str) -> bool:

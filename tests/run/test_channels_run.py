@@ -15,7 +15,7 @@ from harness.stage import until
 pytestmark = pytest.mark.slow
 
 GROUPS = ["engine.groups.train.kind=embedded", "engine.groups.served.kind=embedded", "gateway.engines=served"]
-PATIENCE = ["gateway.hold_s=180", "engine.start_deadline_s=300"]
+PATIENCE = ["engine.start_deadline_s=300"]
 ENDLESS = [PACED, "learner.steps=100000", "learner.keep_versions=300"]
 
 

@@ -16,7 +16,7 @@ from topics.topic import ENGINES
 
 pytestmark = pytest.mark.slow
 
-FULL = ["engine.max_running=2", "rollout.max_new_tokens=120", "gateway.hold_s=180"]
+FULL = ["engine.max_running=2", "rollout.max_new_tokens=120"]
 REQUESTS, TOKENS = 12, 4
 
 
