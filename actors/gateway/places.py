@@ -54,10 +54,10 @@ class Places:
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant, deque()).append(place)
         if self.waiting > self._most:
-            words = f"{self._most} requests are under way and {self._most} wait; try again later"
-            self._take(max(self._waiting, key=lambda one: len(self._waiting[one])), newest=True).set_exception(
-                LiveError("overloaded", words)
-            )
+            last = self._take(max(self._waiting, key=lambda one: len(self._waiting[one])), newest=True)
+            if not last.done():  # else its client has just gone
+                words = f"{self._most} requests are under way and {self._most} wait; try again later"
+                last.set_exception(LiveError("overloaded", words))
         try:
             async with asyncio.timeout(self._hold_s):
                 await place
@@ -78,7 +78,7 @@ class Places:
         while waiting := [one for one, line in self._waiting.items() if line]:
             following = min(waiting, key=lambda one: self._under_way[one])
             place = self._take(following)
-            if not place.done():  # else its client has just gone
+            if not place.done():
                 self._under_way[following] += 1
                 place.set_result(None)
                 return

@@ -24,9 +24,12 @@ class Crowd:
     async def ask(self, *names: str) -> None:
         """Send requests; a name begins with its tenant's letter."""
         for name in names:
-            self._go[name] = asyncio.Event()
-            self._tasks[name] = asyncio.create_task(self._hold(name))
+            self.send(name)
             await settled()
+
+    def send(self, name: str) -> None:
+        self._go[name] = asyncio.Event()
+        self._tasks[name] = asyncio.create_task(self._hold(name))
 
     async def _hold(self, name: str) -> None:
         async with self.places.hold(name[0]):
@@ -102,6 +105,15 @@ async def test_who_leaves_the_line_takes_no_place_along():
         await made.cancel("d1")  # who goes before knowing of it
         await made.ask("e1")
         assert made.inside[-1] == "e1"
+
+
+async def test_who_has_just_gone_is_not_refused_again():
+    async with crowd(1) as made:
+        await made.ask("a1", "a2")
+        made.send("b1")
+        await made.cancel("a2")
+        await made.leave("a1")
+        assert made.inside == ["a1", "b1"]
 
 
 async def test_a_request_that_waits_too_long_is_refused():
