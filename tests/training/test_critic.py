@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -68,6 +69,17 @@ def test_advantages_and_returns_of_ppo_are_those_of_the_critic_before_the_update
     )  # R - V = A where V is that before the update
     assert trainer.step(rows, objective)["value_loss"] == pytest.approx(total, rel=1e-4)
     assert norm > 0
+
+
+def test_whitened_advantages_are_the_policys_and_leave_the_returns(models):
+    rows, objective = rewarded_rows(1), ppo(penalties=[TO_REFERENCE])
+    plain, white = with_critic(models), with_critic(models)
+
+    found = plain.step(rows, objective), white.step(rows, msgspec.structs.replace(objective, whiten=True))
+
+    returns = [{key: one[key] for key in ("value_loss", "return_mean", "value_grad_norm")} for one in found]
+    assert returns[0] == returns[1]
+    assert found[0]["grad_norm"] != found[1]["grad_norm"]
 
 
 def test_ppo_raises_what_is_rewarded(models):
