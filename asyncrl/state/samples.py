@@ -92,7 +92,8 @@ class SampleReader:
             return None
         except SecretGone as error:
             return gone_sample(trajectory_id, error)
-        row = generated.rows[0] if generated.rows else PromptRow("")
+        rows = generated.rows or [PromptRow("")]
+        row = rows[min(generated.member, len(rows) - 1)]  # siblings of live turns have one each
         tokens = sum(count.tokens for count in generated.versions)
         turns = self._turns(generated.segments)
         if generated.rows and turns and not turns[0].sampled:

@@ -65,7 +65,10 @@ async def live_groups(bus: Bus) -> list[str]:
     """The turns of live traffic in batches, as often as they are there."""
     packed = (await messages_on(bus, BATCHES)).on(BATCH_PACKED)
     groups = [group for batch in packed for group in batch.groups if group.prompt_id.startswith(LIVE)]
-    assert {group.estimator for group in groups} <= {"combine_less_others"}
+    assert {(len(group.members) > 1, group.estimator) for group in groups} <= {
+        (False, "combine_less_others"),
+        (True, "combine_rloo"),
+    }
     return [group.prompt_id for group in groups]
 
 
@@ -86,6 +89,7 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
             await more_trained(run, bus, f"turns are trained before {role} dies")
             kill(run.actor(role))
         await more_trained(run, bus, "turns are trained after that")
+        await siblings_are_one_group(bus, address, key)
         teacher.stop()
         await teaching
         untrained = await turns_that_are_not_trained(address, key)
@@ -105,12 +109,29 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
     recorded.alter(TRAJECTORY_GENERATED, prompts.index(trained[-1]), plant)
     assert "foreign tokens" in recorded.kinds()
     assert len(trained) == len(set(trained)) >= 4
-    admitted = [turn.turn_id for turn in sessions.on(TURN_ADMITTED)]
-    assert {turn.by for turn in sessions.on(TURN_ADMITTED)} == {"judge", "user"}
+    groups = sessions.on(TURN_ADMITTED)
+    admitted = [turn.turn_id for group in groups for turn in group.turns]
+    assert {turn.by for group in groups for turn in group.turns} == {"judge", "user"}
     ended = admitted + [turn.turn_id for turn in sessions.on(TURN_SKIPPED)]
     assert len(ended) == len(set(ended)), "a turn has one end"
     assert untrained.items() <= {turn.turn_id: turn.reason for turn in sessions.on(TURN_SKIPPED)}.items()
-    assert max(int(name[1:]) for name in trained) < len(admitted) <= teacher.turns
+    assert max(int(name[1:]) for name in trained) < len(groups) < len(admitted) <= teacher.turns + 2
+
+
+async def siblings_are_one_group(bus: Bus, address: str, key: str) -> None:
+    """Ask for two replies, speak about both, and wait until they are one group of a batch."""
+    async with sdks(address, key) as (client, _):
+        asked = {"model": "any", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 2, "n": 2}
+        raw = await client.chat.completions.with_raw_response.create(**asked)
+        for turn, number in zip(raw.headers["x-asyncrl-turn"].split(","), (1.0, -1.0), strict=True):
+            await client.post("/feedback", cast_to=object, body={"turn": turn, "number": number})
+
+    async def packed() -> bool:
+        batches = (await messages_on(bus, BATCHES)).on(BATCH_PACKED)
+        groups = [group for batch in batches for group in batch.groups if group.estimator == "combine_rloo"]
+        return any([member.reward for member in group.members] == [1.0, -1.0] for group in groups)
+
+    await until(packed, "siblings are in a batch")
 
 
 async def turns_that_are_not_trained(address: str, key: str) -> dict[str, str]:
