@@ -173,6 +173,7 @@ class Gateway:
         )
         app.add_routes([web.get(f"{MODELS_PATH}/{{name:.+}}", self._models)])
         app.add_routes([web.delete("/v1/sessions/{name}", self._leave), web.post(FEEDBACK_PATH, self._feedback)])
+        app.router.add_route("*", "/{path:.*}", self._nothing)
         return app
 
     def _answerer(self, name: str, api: Api) -> Answered:
@@ -342,6 +343,10 @@ class Gateway:
         if not _is_private(key, http):
             await self._facts.put(SessionLeft(session_id=session.id, tenant=key.tenant), anyway=True)
         return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
+
+    async def _nothing(self, http: web.Request) -> web.StreamResponse:
+        error = LiveError("absent", f"there is no {http.method} {http.path} here; docs/gateway.md lists all paths")
+        return self._refusal(_api_of(http), error, "none")
 
     async def _health(self, _http: web.Request) -> web.StreamResponse:
         return web.json_response({"status": "ok"})

@@ -84,6 +84,10 @@ async def test_each_has_one_answer_in_the_shape_of_its_api(
                 else:
                     assert error["type"] == REQUEST and error.keys() == {"message", "type", "param", "code"}
                     assert (error["code"] == "context_length_exceeded") == ("too long" in words)
+            nothing = await http.get(
+                f"{served.address}/v1/nothing", headers={"anthropic-version": "1"} if path == "messages" else {}
+            )
+            assert (nothing.status, "no GET /v1/nothing" in (await nothing.json())["error"]["message"]) == (404, True)
             models = [await http.get(f"{served.address}/v1/models/{name}", headers=login) for name in ("any", "gpt")]
             assert [one.status for one in models] == [200, 404] and (await models[0].json())["id"] == "any"
             answer = await http.post(url, headers={"Authorization": "Bearer sk-none"}, json=body)
