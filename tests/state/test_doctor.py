@@ -336,3 +336,16 @@ def test_cards_that_a_learner_goes_on_without_are_told():
 
     case.vitals("learner-1", ranks_missing=0)
     assert case.found() == []
+
+
+def test_a_cluster_whose_head_is_away_is_told_while_training_goes_on():
+    case = MadeState(last_step_s=NOW_S - 1)
+    case.state.config.placement.address = "10.0.0.1:6379"
+    case.vitals("supervisor-1", hosts_away_s=12.4)
+    assert case.found() == [("cluster away", "supervisor-1")]
+    assert case.evidence().startswith(
+        "the head of the Ray cluster 10.0.0.1:6379 has not answered for 12 s; actors work on"
+    )
+
+    case.vitals("supervisor-1", hosts_away_s=0.0)
+    assert case.found() == []
