@@ -38,7 +38,8 @@ def _is_staged(config: Config, group: EngineGroup, model: Path) -> bool:
     """Return whether versions are copied into memory beside the server before its requests stop."""
     if group.staged != "auto":
         return group.staged == "always"
-    if group.kind != "sglang" or group.gpus_needed > 1 or config.weights.direct != "never":
+    on_gpu = group.kind == "sglang" and group.value_of("--device") in ("", "cuda")
+    if not on_gpu or group.gpus_needed > 1 or config.weights.direct != "never":
         return False
     learner = config.learner
     if learner.device.startswith("cuda"):

@@ -83,6 +83,7 @@ SERVER = {"kind": "sglang", "gpus": [1], "arguments": ["--skip-tokenizer-init"]}
         ({"gpus": [1, 2], "arguments": ["--tp-size", "2"]}, {}, False),
         ({}, {"weights": {"direct": "nccl"}, "learner": {"device": "cuda:0"}}, False),
         ({}, {"weights": {"format": "fp8-blocks"}}, False),
+        ({"arguments": ["--device", "cpu"]}, {}, False),
         ({"staged": "never"}, {}, False),
         ({"kind": "embedded", "gpus": [], "arguments": []}, {}, False),
         ({"kind": "embedded", "gpus": [], "arguments": [], "staged": "always"}, {}, True),
