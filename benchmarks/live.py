@@ -119,9 +119,10 @@ async def _measured(config: Config, rate: float, seconds: float) -> dict[str, fl
         pauses = [(await read(stage.bus, EngineReady, record)).pause_s for record in ready]
         counts = {
             "updates": float(len(ready)),
-            "pause_p50_ms": 1e3 * percentile(pauses, 0.5),
             "steps": float(len(await _within(stage, TRAINING, BATCH_TRAINED, clock_ns, seconds))),
         }
+        if pauses:
+            counts["pause_p50_ms"] = 1e3 * percentile(pauses, 0.5)
         return {**summed(window, seconds), **counts, **used}
 
 
