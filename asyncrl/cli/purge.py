@@ -7,12 +7,14 @@ import re
 from typing import Any
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.merged import read_each
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.live.owners import owner_of, tenant_digest, user_of
 from asyncrl.run.purge import purge, purge_spools
 from asyncrl.state.learnt import learnt_from
+from topics.keys import KEY_ADDED
 from topics.wire import ID_PATTERN
 
 
@@ -35,13 +37,18 @@ def run(arguments: argparse.Namespace) -> int:
     owner = owner_of(arguments.tenant, user) if user else tenant_digest(arguments.tenant)
     before = arguments.before.replace("-", "")
     found = any_run(arguments)
-    done = read_topics(found, "purge", lambda bus: _purge(bus, owner, before))
+    done = read_topics(found, "purge", lambda bus: _purge(bus, arguments.tenant, owner, before))
     done["waiting_erased"] = purge_spools(found.files.spool, owner, before)
     show(arguments, done, lambda: _text(done))
     return 0
 
 
-async def _purge(bus: Bus, owner: str, before: str) -> dict[str, Any]:
+async def _purge(bus: Bus, tenant: str, owner: str, before: str) -> dict[str, Any]:
+    tenants: set[str] = set()
+    await read_each(bus, KEY_ADDED, lambda message, _record: tenants.add(message.tenant))
+    if tenant not in tenants:
+        had = f"its tenants: {', '.join(sorted(tenants))}" if tenants else "it never had a tenant"
+        raise WrongUsage(f"run {bus.run} never had a key of tenant {tenant!r}, so nothing is erased; {had}")
     purged = await purge(bus, owner, before, "operator")
     learnt = await learnt_from(bus, owner, before)
     return {
@@ -55,7 +62,7 @@ async def _purge(bus: Bus, owner: str, before: str) -> dict[str, Any]:
 
 
 def _text(done: dict[str, Any]) -> str:
-    erased = f"run {done['run']}: {done['keys_erased']} data keys erased, {done['keys_left']} of others are left"
+    erased = f"run {done['run']}: data keys erased: {done['keys_erased']}; left, of others: {done['keys_left']}"
     if done["waiting_erased"]:
         erased += f"\n{done['waiting_erased']} messages and keys that waited for a gateway are erased, too"
     if not done["steps"]:

@@ -165,6 +165,8 @@ async def test_what_is_planted_stands_in_no_file_and_a_purge_leaves_nothing_that
             assert (await data_keys(bus)).keys() == before.keys()
             await killed_purge(tmp_path, 1, "short", "--tenant", "anna")
             assert len((await data_keys(bus)).keys() & own.keys()) == 1
+            code, output = await command(tmp_path, "purge", "short", "--tenant", "ana")
+            assert code != 0 and "its tenants: anna, ben" in output, output
             code, output = await command(tmp_path, "purge", "short", "--tenant", "anna")
             assert code == 0 and "version" in output, output
             assert re.search(r"[1-9]\d* turns were trained", output), output
