@@ -98,6 +98,11 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
         assert [one.version for one in fleet.on(WEIGHTS_CANARIED)] == [bad, good]
         assert [(one.version, one.by) for one in fleet.on(WEIGHTS_PROMOTED)] == [(first, "start"), (good, "canary")]
         assert len(fleet.on(CANARY_ENDED)) == 1
+
+        async def is_trained_further() -> bool:
+            return await newest(tmp_path) > good
+
+        await until(is_trained_further, "training goes on", 180)
         await moved(tmp_path, "promote", str(await newest(tmp_path)), "--shadow", "1", "--wait", "120")
 
         async def is_shadowed() -> bool:
