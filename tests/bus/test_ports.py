@@ -137,5 +137,5 @@ def test_a_run_that_goes_on_may_listen_elsewhere():
     moved = longer(config, ["nats.port=4222", "nats.host=0.0.0.0", "learner.steps=200"])
 
     assert (moved.nats.port, moved.nats.host, moved.learner.steps) == (4222, "0.0.0.0", 200)
-    with pytest.raises(LaunchError, match=r"nats\.host, nats\.port may change"):
+    with pytest.raises(LaunchError, match=r"nats\.host, nats\.port, placement\.address may change"):
         longer(config, ["nats.servers=3"])

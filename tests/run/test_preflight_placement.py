@@ -131,9 +131,10 @@ def test_a_node_that_would_run_other_code_is_refused(there: Installed | None, wo
     assert not list(install_problems([msgspec.structs.replace(node(), installed=installed())]))
 
 
-OLD = """Metadata-Version: 2.1
-Name: asyncrl
-Version: 0.0.1
+OLD = """
+import importlib.metadata
+own = importlib.metadata.version
+importlib.metadata.version = lambda name: "0.0.1" if name == "asyncrl" else own(name)
 """
 WITHOUT = """
 import sys
@@ -163,10 +164,9 @@ asyncio.run(main())
 
 @pytest.mark.slow
 def test_nodes_and_clusters_of_other_versions_are_one_clear_error_each(tmp_path: Path):
-    (tmp_path / "old" / "asyncrl-0.0.1.dist-info").mkdir(parents=True)
-    (tmp_path / "old" / "asyncrl-0.0.1.dist-info" / "METADATA").write_text(OLD)
-    (tmp_path / "without").mkdir()
-    (tmp_path / "without" / "sitecustomize.py").write_text(WITHOUT)
+    for name, text in (("old", OLD), ("without", WITHOUT)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "sitecustomize.py").write_text(text)
     with ray_nodes() as nodes:
         nodes.add(2, PYTHONPATH=str(tmp_path / "old"))
         nodes.add(2, PYTHONPATH=str(tmp_path / "without"))
