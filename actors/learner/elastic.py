@@ -10,7 +10,7 @@ from typing import TypeVar
 from actors.learner.group import GroupLost, RankProcesses, only
 from actors.learner.rank import Call
 from actors.runtime.actor import Context
-from asyncrl.background import BackgroundTasks
+from asyncrl.background import BackgroundTasks, first_of
 from asyncrl.run.placement import Job, NoRoom
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.trainers import layout_of
@@ -118,10 +118,7 @@ class ElasticGroup:
         return self._closed.is_set() or self._context.stop.is_set()
 
     async def _pause(self, seconds: float) -> None:
-        stopped = [asyncio.create_task(event.wait()) for event in (self._closed, self._context.stop)]
-        await asyncio.wait(stopped, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for task in stopped:
-            task.cancel()
+        await first_of(self._closed.wait(), self._context.stop.wait(), timeout_s=seconds)
 
     async def do(self, call: Call[T]) -> T:
         """See `TrainerGroup.do`."""

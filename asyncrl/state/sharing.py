@@ -32,7 +32,7 @@ from topics.actors import ScaleRequested
 from topics.roles import pool_of, role_of
 from topics.table import queues_of
 
-_LOOK_S = 0.25  # between two looks, since nothing announces that time has passed
+_POLL_S = 0.25  # between two looks, since nothing announces that time has passed
 _AGAIN_S = 1.0  # between two looks for a run that is not there
 _IDLE_S = 15.0  # in which a run without work keeps what it has
 
@@ -129,7 +129,7 @@ class Sharer:
         reported_s = time.monotonic()
         try:
             while not (faults or self._over):
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(_POLL_S)
                 await self._look(time.monotonic())
                 if time.monotonic() - reported_s >= self._sharing.window_s:
                     reported_s = time.monotonic()

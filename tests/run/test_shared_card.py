@@ -4,13 +4,15 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.crash import CRASH_FOLDER, arm
-from harness.audited import audited_clean, topics_left_by
-from harness.runs import command, two_steps_more, up
+from harness.audited import audited_clean, messages_on, topics_left_by
+from harness.runs import Run, address_of, command, two_steps_more, up
+from harness.stage import until
 from topics.batches import BatchTrained
 from topics.cards import CardLeft, CardRequested, CardReturned, CardTaken
-from topics.engines import EngineReady
+from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, TRAINING
 
 pytestmark = pytest.mark.slow
@@ -34,6 +36,7 @@ async def test_learner_and_engines_never_have_the_card_at_once_and_whoever_dies_
             files = [arm(points, learner, "learner"), *([arm(points, engine, "engine")] if engine else [])]
             await run.reaches(lambda files=files: not any(file.exists() for file in files), f"{learner} and {engine}")
             await two_steps_more(run, f"steps after the deaths at {learner} and {engine}")
+        await until(lambda: is_often_ready(run), "engines are ready again, more than eight times", 180)
         code, output = await command(tmp_path, "down")
         assert (code, await run.ended()) == (0, 0), (output, run.story)
     await audited_clean(tmp_path)
@@ -42,8 +45,16 @@ async def test_learner_and_engines_never_have_the_card_at_once_and_whoever_dies_
     async with topics_left_by(run) as bus:
         await read_merged(bus, [Part(TRAINING), Part(ENGINES)], turns.take, lambda *_: pytest.fail("a dead letter"))
     assert turns.wrong == []
-    # Both engines at the start, and at least one after each round of deaths, for the steps that follow.
-    assert turns.steps >= 10 and turns.readies >= 2 + len(ROUNDS)
+    assert turns.steps > 8 and turns.readies > 8
+
+
+async def is_often_ready(run: Run) -> bool:
+    """Return whether there were many turns; of one, a loaded machine may make several steps."""
+    bus = await Bus.connect(address_of(run), "short", name="turns")
+    try:
+        return len((await messages_on(bus, ENGINES)).on(ENGINE_READY)) > 8
+    finally:
+        await bus.close()
 
 
 class Turns:
