@@ -42,7 +42,7 @@ class NarrowAdamW(torch.optim.Optimizer):
             compiled: whether the pass is one kernel instead of several.
         """
         super().__init__(parameters, {"lr": 0.0, "betas": (0.9, 0.999), "eps": eps, "weight_decay": 0.0, "scale": 1.0})
-        self._moments, self._masters, self._compiled = moments, masters, compiled
+        self._moments, self._masters = moments, masters
         self._fast: dict[Callable[..., None], Callable[..., None]] = {}
         if compiled:
             self._fast = {kind: torch.compile(kind) for kind in (_move_whole, _move_halves)}

@@ -77,7 +77,11 @@ class FurtherTensors:
         if self._source is None:
             return
         files = TensorFiles(directory, self._stem).__enter__()
-        self._files = files if self._shapes.keys() & files.names else self._source
+        if self._shapes.keys() & files.names:
+            self._files = files
+        else:
+            files.__exit__(None, None, None)  # else its bytes would stay on the disk when it is removed
+            self._files = self._source
 
     def _kept(self, name: str, dtype: torch.dtype) -> Source:
         files = self._files if self._files is not None and name in self._files.names else self._source
