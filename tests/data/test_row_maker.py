@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from asyncrl.data.protocol import DataError
@@ -106,9 +105,9 @@ async def test_a_maker_without_work_has_no_limit_and_outlives_its_process(tmp_pa
         rows.want([0])
         await rows.row(0)
         await asyncio.sleep(0.6)  # two limits: nothing is to be made, and nothing is overdue
-        [child] = [child for child in psutil.Process().children() if "sandbox" in " ".join(child.cmdline())]
+        [child] = rows._sandbox._children
 
-        child.kill()
+        child.link.process.kill()
         await until(lambda: not rows._sandbox._children, "its end is noticed")
 
         rows.want([1])

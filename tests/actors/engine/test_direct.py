@@ -37,13 +37,7 @@ async def playing(context: Context, number: int | str = 1) -> AsyncIterator[Engi
 
 
 def server_of(actor: EngineActor) -> psutil.Process:
-    [server] = [
-        child
-        for child in psutil.Process().children()
-        if "asyncrl.engine.embedded" in child.cmdline()
-        and str(actor._server.address).rsplit(":", 1)[1] in child.cmdline()
-    ]
-    return server
+    return psutil.Process(actor._server._process.pid)
 
 
 def ways(answers: Answers, engine_id: str = "engine-1") -> dict[int, str]:
