@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from asyncrl.config.tasks import group_size_of, tasks_of
-from asyncrl.state.facts import GRADERS, blockers, failing_rewards, faults, finding, hanging_rewards
+from asyncrl.state.facts import GRADERS, blockers, compiling, failing_rewards, faults, finding, hanging_rewards
 from asyncrl.state.live_facts import live_faults
 from asyncrl.state.parts import FLAT_STEPS, Actor
 from asyncrl.state.run_state import RunState
@@ -28,7 +28,6 @@ _STEPS = 3.0  # nor is one shorter than so many steps
 _FIRST_S = 10.0  # before there is a pace to compare with
 _FEW_STEPS = 4  # of a stage, which make no pace
 _PACE_STEPS = 8  # the newest, from which a pace is taken
-_COMPILING_S = 120.0  # after a server on a GPU is ready for the first time
 _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
 _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
@@ -141,7 +140,7 @@ def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
         *_idle(state),
         *hanging_rewards(state, ill, held_s=_HELD_S),
         *failing_rewards(state),
-        *_rollout(state, ill),
+        *_rollout(state, ill | {engine.engine_id for engine in compiling(state)}),
     ]
     if not _explains(known, "engine"):
         found += _version(state, ill)
@@ -162,12 +161,9 @@ def _servers_start(state: RunState) -> bool:
 
 
 def _compiles(state: RunState) -> bool:
-    """Return whether a server on a GPU may still compile its kernels: its first requests take up to a minute."""
-    if state.config.engine.kinds <= {"embedded", "scripted"}:
-        return False
-    begun = any(step.message.stage == "rl" and step.time_ns > state.opened_ns for step in state.steps)
-    ready = min((engine.ready_ns for engine in state.engines.values() if engine.ready_ns), default=0)
-    return not begun and bool(ready) and state.since_s(max(ready, state.opened_ns)) < _COMPILING_S
+    """Return whether nothing was trained since a server may compile its kernels."""
+    trained_ns = max((step.time_ns for step in state.steps if step.message.stage == "rl"), default=0)
+    return any(engine.first_ns > trained_ns for engine in compiling(state))
 
 
 def _explains(known: list[StallFound], *roles: str) -> bool:

@@ -12,7 +12,7 @@ from asyncrl.state.run_state import RunState
 from asyncrl.training.anomalies import broken_assertions
 from topics.actors import Waiting
 from topics.batches import BatchTrained
-from topics.roles import SUPERVISOR, role_of
+from topics.roles import SUPERVISOR, pool_of, role_of
 from topics.stalls import Cause, StallFound
 from topics.topic import STREAMS
 
@@ -73,6 +73,7 @@ _LATELY_S = 15.0
 _ANSWER_S = 5.0  # a server that does not answer for this long is dead
 _UPDATES = 5.0  # an update that takes so many times as long as the one before is none
 _FIRST_UPDATE_S = 30.0
+_COMPILING_S = 120.0  # after a server on a GPU is ready for the first time: its first requests take up to a minute
 _FALLBACKS = 2  # versions from the store, one after another, that should have come directly
 
 
@@ -116,6 +117,14 @@ def faults(state: RunState) -> Iterator[StallFound]:
             yield finding("assertion broken", "learner", evidence)
     for step in [step.message for step in state.steps if step.message.anomaly is not None][-1:]:
         yield finding("step anomalous", "learner", anomaly_text(step))
+
+
+def compiling(state: RunState) -> list[Engine]:
+    """Servers on GPUs that may still compile kernels: they answer nothing and sample nothing meanwhile."""
+    new = [one for one in state.engines.values() if one.first_ns and state.since_s(one.first_ns) < _COMPILING_S]
+    pools = state.config.engine.pools
+    on_gpus = {pool for pool, group in pools.items() if group.kind not in ("embedded", "scripted")}
+    return [one for one in new if pool_of(one.engine_id) in on_gpus or one.engine_id in state.announced]
 
 
 def _streams(state: RunState, least: float, below: float) -> Iterator[StallFound]:
@@ -217,6 +226,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
     actor, engine = state.actors[engine_id], state.engines.get(engine_id, Engine(engine_id))
     updating = engine.state == "updating" and engine.updating_ns > actor.starts[-1]
     bound_s = max(_ANSWER_S, _UPDATES * engine.update_s) if updating else _ANSWER_S
+    bound_s = _COMPILING_S if engine in compiling(state) else bound_s
     silent_s = actor.ago_s("answered_at_s")
     left = engine.state == "gone" and engine.gone_ns > actor.starts[-1]
     if left and engine.asked:
@@ -228,7 +238,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
     stuck_s = actor.ago_s("moved_at_s")
     asks = Waiting("engine", engine_id)
     waits = [work for _, work in state.held("rollout") if work.waiting == asks and work.quiet_s > _ANSWER_S]
-    if stuck_s > _ANSWER_S and waits and not updating:
+    if stuck_s > bound_s and waits and not updating:
         evidence = (
             f"the server at {engine.address} answers, holds {actor.gauge('requests') or 0:.0f} requests and has "
             f"sampled no token for {stuck_s:.0f} s; {waits[0].id} has waited for {waits[0].quiet_s:.0f} s"

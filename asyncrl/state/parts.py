@@ -98,6 +98,7 @@ class Engine:
     version: int | None = None  # newest that it took requests with
     update_s: float = 0.0
     ready_ns: int = 0
+    first_ns: int = 0  # when it was ready for the first time since its server began
     updating: int | None = None  # newest version that it began to take
     updating_ns: int = 0
     gone_ns: int = 0

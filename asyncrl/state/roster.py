@@ -99,7 +99,9 @@ class Roster(Fold):
 
     @on(EngineReady)
     def _on_ready(self, message: EngineReady, record: Record) -> None:
-        engine = self._engine(message.engine_id)
+        engine, actor = self._engine(message.engine_id), self.actors.get(message.engine_id)
+        if not engine.first_ns or (actor is not None and actor.starts and actor.starts[-1] > engine.ready_ns):
+            engine.first_ns = record.time_ns
         engine.address, engine.version, engine.update_s = message.address, message.version, message.update_s
         engine.ready_ns, engine.fallback = record.time_ns, message.fallback
         engine.fallbacks = engine.fallbacks + 1 if message.fallback else 0

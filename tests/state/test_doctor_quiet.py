@@ -1,13 +1,14 @@
 """No findings: stops that were asked for, new processes, servers that compile, groups that are done."""
 
-from harness.states import AT_ENGINE, NOW_S, MadeState, work
+from harness.states import AT_ENGINE, FLEET, NOW_S, MadeState, work
 from topics.actors import (
     ActorStarted,
     FleetScaled,
     RunOpened,
     StopRequested,
+    Waiting,
 )
-from topics.engines import EngineGone
+from topics.engines import EngineGone, EngineReady
 from topics.weights import TrainingFinished
 
 
@@ -61,13 +62,33 @@ def test_a_server_on_a_gpu_may_compile_before_its_first_answers():
     def starting(kind):
         case = MadeState()
         case.state.config.engine.kind = kind
-        case.state.steps, case.state.packed = [], None
-        case.state.engines["engine-1"].ready_ns = int((NOW_S - 60) * 1e9)
-        case.vitals("prompter-1", open_groups=6).vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE))
-        return case
+        case.state.steps, case.state.packed, case.state.ended = [], None, {"p000007-1"}
+        case.state.engines["engine-1"].first_ns = int((NOW_S - 65) * 1e9)
+        case.vitals("engine-1", answered_at_s=NOW_S - 64, moved_at_s=NOW_S - 64, requests=4)
+        return case.vitals("prompter-1", open_groups=6).vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE))
 
     assert starting("sglang").found() == []
-    assert starting("embedded").found() != []
+    assert starting("embedded").found() == [("engine dead", "engine-1")]
+
+
+def test_a_server_on_a_gpu_that_joins_or_comes_back_may_compile_while_the_run_goes_on():
+    case = MadeState(last_step_s=NOW_S - 30)
+    case.state.config.engine.kind = "sglang"
+    case.publish(FleetScaled(FLEET | {"engine": 2}), at_s=NOW_S - 95)
+    case.state.engines["engine-1"].first_ns = int(2e9)
+    case.publish(ActorStarted("engine", "engine-2", "elsewhere", 1), at_s=NOW_S - 60)
+    for version, since_s in ((4, 59), (5, 29)):  # the second is no new start
+        case.publish(EngineReady("engine-2", "http://f", 0, version, "d", 8), at_s=NOW_S - since_s)
+    at_new = work("p000007-0", waiting=Waiting("engine", "engine-2"))
+    case.vitals("engine-2", answered_at_s=NOW_S - 28, moved_at_s=NOW_S - 28, requests=4)
+    case.state.ended = {"p000007-1"}
+    assert case.vitals("rollout-1", at_new).found() == []
+
+    late = work("p000008-0", waiting=AT_ENGINE)
+    case.state.ended.add("p000008-1")
+    assert case.vitals("rollout-1", at_new, late).found() == [("straggler", "p000008-0")]
+    case.state.engines["engine-2"].first_ns -= int(70e9)
+    assert ("engine dead", "engine-2") in case.found()
 
 
 def beginning(last_step_s):
