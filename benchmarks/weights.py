@@ -54,8 +54,9 @@ async def bench_weights(*, store: str, mib: int, engines: int, rounds: int, chan
     Returns:
         Seconds of publication (until the version may be announced), of the load (from the announcement to the last
         engine's confirmation), and from the announcement to the last engine's first token. For "stream" also the MB/s
-        at which one host reads a version, and eight hosts together: each is a process with a folder of its own. For
-        differences also their share of the bytes, the seconds of their encoding, and until the host had the result.
+        at which one host reads a version, and eight hosts together, by the clock and by CPU seconds of the
+        readers: each is a process with a folder of its own. For differences also their share of the bytes, the seconds
+        of their encoding, and until the host had the result.
 
     Raises:
         BenchError: an actor fell, or an engine did not confirm a version in time.
@@ -147,11 +148,13 @@ class _Delivery:
         size = sum(tensor.content.nbytes for tensor in self._tensors)
         for name, readers in (("one_reader", 1), ("eight_readers", 8)):
             spans = [await self._stage.until(self._read(readers), _DEADLINE_S) for _ in range(rounds)]
-            figures[f"stream_{name}_mb_per_s"] = readers * size / 1e6 / statistics.median(spans)
+            wall_s, cpu_s = (statistics.median(values) for values in zip(*spans, strict=True))
+            figures[f"stream_{name}_mb_per_s"] = readers * size / 1e6 / wall_s
+            figures[f"stream_{name}_mb_per_cpu_s"] = readers * size / 1e6 / cpu_s
         return figures
 
-    async def _read(self, readers: int) -> float:
-        """Seconds in which so many processes have read a version, all of them."""
+    async def _read(self, readers: int) -> tuple[float, float]:
+        """Seconds in which so many processes have read a version, all of them, and CPU seconds that they used."""
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
             version = msgspec.json.encode(self._newest).decode()
             processes = []
@@ -171,10 +174,10 @@ class _Delivery:
             for process in processes:
                 assert process.stdin is not None
                 process.stdin.close()
-            await asyncio.gather(*(output.readline() for output in outputs))
+            used = await asyncio.gather(*(output.readline() for output in outputs))
             ended = time.monotonic()
             await asyncio.gather(*(process.wait() for process in processes))
-        return ended - began
+        return ended - began, sum(map(float, used))
 
     def _change(self, version: int) -> None:
         """Another value everywhere, or at some places, as after a step."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -17,12 +18,13 @@ from topics.weights import WeightsPublished
 
 
 async def read_once(address: Path, run: str, root: Path, version: WeightsPublished) -> None:
-    """Read a version as the engine actor of a host does, once stdin is closed."""
+    """Read a version as the engine actor of a host does, once stdin is closed; prints the CPU seconds of it."""
     bus = await Bus.connect(BusAddress.read(address), run)
     print("connected", flush=True)
     await asyncio.to_thread(sys.stdin.read)
+    began_s = time.process_time()
     await Fetcher(bus, RunFiles(root)).directory(version)
-    print("read", flush=True)
+    print(time.process_time() - began_s, flush=True)
     await bus.close()
 
 

@@ -180,6 +180,7 @@ async def test_weights_reach_an_engine_and_publication_and_load_are_apart():
     assert 0 < figures["stream_loaded_s"] < figures["stream_first_token_s"]
     assert figures["stream_published_s"] > 0
     assert figures["stream_eight_readers_mb_per_s"] > 0
+    assert figures["stream_one_reader_mb_per_cpu_s"] > 0
 
 
 @pytest.mark.slow
