@@ -18,7 +18,7 @@ from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.control import read_key
 from asyncrl.live.apis.chat import ChatCompletions
-from asyncrl.live.conversation import Conversations, Seam, history_key
+from asyncrl.live.conversation import Conversations, History, Seam, history_key
 from asyncrl.live.stored import TurnReader
 from asyncrl.ports import free_port
 from benchmarks.stage import BenchError, Stage, bench_config, report
@@ -211,7 +211,7 @@ def rendering(model: Path, rounds: int = 20) -> dict[str, float]:
                 read[turn].append(1e3 * (parsed - began))
             reply = {"role": "assistant", "content": "".join(draw.choices(_WORDS, k=_LONG))}
             ids = np.concatenate([prompt.ids, tokenizer.encode(reply["content"])])
-            known.put(history_key(reply, prompt.key), f"turn-{turn}", ids)
+            known.put(history_key(reply, prompt.key), History(f"turn-{turn}", ids, len(prompt.ids)))
             messages.append(reply)
     figures = {f"turn_{turn}_render_ms": statistics.median(found) for turn, found in made.items()}
     figures |= {f"turn_{turn}_read_ms": statistics.median(found) for turn, found in read.items()}

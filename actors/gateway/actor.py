@@ -32,11 +32,12 @@ from asyncrl.live.apis.models import MODELS_PATH, check_model, model_body, model
 from asyncrl.live.apis.table import APIS, MESSAGES
 from asyncrl.live.apis.words import Api, Ending, LiveError, Request
 from asyncrl.live.beginnings import begin_reply
-from asyncrl.live.conversation import Conversations, Prompt, Seam
+from asyncrl.live.conversation import Conversations, Prompt
 from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
 from asyncrl.live.keys import Keys
 from asyncrl.live.owners import owner_of, user_of
 from asyncrl.live.redaction import Redactor
+from asyncrl.live.seams import open_seam
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.tools import Wording
 from asyncrl.live.turn_log import Asked, Stored, TurnLog, asked
@@ -79,7 +80,8 @@ class Gateway:
         self._tokenizer = TaskTokenizer.load(directory)
         self._wording = Wording.of(self._tokenizer)
         self._grammars = has_grammars(config)
-        self._known = Conversations(Seam(self._tokenizer), most_tokens=self._settings.history_tokens)
+        self._seam = open_seam(self._tokenizer, self._settings.renderer)
+        self._known = Conversations(self._seam, most_tokens=self._settings.history_tokens)
         self._keys = Keys()
         self._channels = Channels(context, self._served, self._tokenizer.decode_all)
         self._log = TurnLog(self._known, most_tokens=self._settings.history_tokens, retry_s=self._settings.retry_s)
@@ -105,10 +107,10 @@ class Gateway:
         await self._shadows.start()
         runner = web.AppRunner(self._application(), shutdown_timeout=_LEAVE_S)
         await runner.setup()
-        host, port = self._settings.host, self._settings.port
+        host, port, seam = self._settings.host, self._settings.port, self._seam
         try:
             await web.TCPSite(runner, host, port, reuse_port=self._settings.count > 1).start()
-            self._context.log.info("gateway listens", host=host, port=port)
+            self._context.log.info("gateway listens", host=host, port=port, renderer=seam.name, reason=seam.reason)
             await self._context.stop.wait()
         except OSError as error:
             raise ActorFault(f"the gateway cannot listen on {host}:{port}: {error}; set gateway.port") from error
@@ -130,13 +132,12 @@ class Gateway:
 
     async def _read_turns(self) -> None:
         """Read what is known of turns, and end those that were under way when the process before it died."""
-        name = self._context.bus.name
         await self._facts.start(_SPOOL_S)
         self._own = await last_sequence(self._context.bus, TURNS)
         await self._meter.start(self._own)
         await self._turns.start(max(0, self._own - _READ_BACK))
         await self._turns.caught_up()
-        for cut in self._log.open_of(name):
+        for cut in self._log.open_of(self._context.bus.name):
             await self._facts.put(
                 TurnFinished(
                     turn_id=cut.started.turn_id,

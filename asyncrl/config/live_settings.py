@@ -47,6 +47,10 @@ class GatewaySettings(Settings):
     # their engines and the router, the NATS server, the supervisor. 0: all processes are alike.
     nice: Annotated[int, Meta(ge=0, le=19)] = 10
     body_kb: Positive = 8192  # Greatest size of a request's body.
+    # What writes the text behind a reply: `difference`, the chat template by difference; a family of the package
+    # `renderers`, such as "qwen3", whose program must write as the template does; `auto`: the family, where the package
+    # is installed and has that of the template, else by difference.
+    renderer: Annotated[str, Meta(min_length=1)] = "auto"
     history_tokens: Positive = 4_000_000  # Tokens of conversations that are kept to be continued, the newest.
     # MB of turns that wait on the disk while the NATS server is away; replies beyond it are given, and not recorded.
     spool_mb: Positive = 64

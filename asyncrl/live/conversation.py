@@ -57,13 +57,19 @@ Draft: TypeAlias = Callable[[], Prompt]  # may be called in a thread
 
 
 class Seam:
-    """Writes what follows a reply."""
+    """Writes what follows a reply, by difference."""
 
-    def __init__(self, tokenizer: TaskTokenizer) -> None:
+    name = "difference"
+
+    def __init__(self, tokenizer: TaskTokenizer, reason: str = "") -> None:
         """
+        Args:
+            reason: for which it was chosen.
+
         Raises:
             TokenizerError: the text behind a reply cannot be told, or need not begin with a token.
         """
+        self.reason = reason
         self._tokenizer = tokenizer
         self._quoted = Quoted(tokenizer)
         self._ends = {end: tokenizer.decode_all([end]) for end in tokenizer.eos_ids}
@@ -87,14 +93,14 @@ class Seam:
         quoted = self._quoted
         return quoted.encode(self._tokenizer.chat_text(quoted.messages(messages), quoted.tools(tools)))
 
-    def after(self, ids: Int32Array, messages: Sequence[Message]) -> Int32Array:
+    def after(self, history: History, messages: Sequence[Message]) -> Int32Array:
         """Return the tokens of a prompt: those of a history, and of the messages that follow its last reply.
 
         Args:
-            ids: [T] prompt and reply. A reply that did not end by itself (its limit, a stop sequence) is closed here.
+            history: a reply that did not end by itself (its limit, a stop sequence) is closed here.
             messages: at least one.
         """
-        text = self._behind(self._base, messages)
+        text, ids = self._behind(self._base, messages), history.ids
         closed = self._ends.get(int(ids[-1]), "")
         if closed:
             # The end that was sampled may be another than the template writes.
@@ -124,9 +130,10 @@ class Seam:
 class History(NamedTuple):
     """Tokens of a conversation up to the end of a reply."""
 
-    turn: str
-    ids: Int32Array
-    session: str
+    turn: str  # of that reply
+    ids: Int32Array  # [T] prompt and reply
+    prompt: int  # how many of them are the prompt's
+    session: str = ""  # of that turn
 
 
 class _End(NamedTuple):
@@ -210,7 +217,7 @@ class Conversations:
         """Return what writes a prompt that follows a history; `key` is that of all messages."""
 
         def write() -> Prompt:
-            ids = self._seam.after(history.ids, messages)
+            ids = self._seam.after(history, messages)
             return Prompt(ids, history.turn, len(history.ids), _replies(messages), history.session, key)
 
         return write
@@ -229,21 +236,18 @@ class Conversations:
         *_, end = _keys(messages, key)
         return self._behind(history, messages, end.key)
 
-    def put(self, key: bytes, turn: str, ids: Int32Array, session: str = "") -> None:
+    def put(self, key: bytes, history: History) -> None:
         """Keep a history.
 
         Args:
             key: as `history_key` gives it.
-            turn: its last one.
-            ids: [T] its tokens, prompt and reply of that turn.
-            session: of that turn.
         """
         siblings = self._known.setdefault(key, {})
         self._known.move_to_end(key)
-        self._drop(siblings, [turn])
+        self._drop(siblings, [history.turn])
         self._drop(siblings, list(siblings)[: 1 - _SIBLINGS])
-        siblings[turn] = History(turn, ids, session)
-        self._tokens += len(ids)
+        siblings[history.turn] = history
+        self._tokens += len(history.ids)
         while self._tokens > self._most and len(self._known) > 1:
             self._drop(oldest := self._known.popitem(last=False)[1], list(oldest))
 

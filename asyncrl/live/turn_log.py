@@ -136,12 +136,12 @@ class TurnLog:
             return
         ids, key = np.concatenate([before, started.tokens, turn.tokens]), bytes.fromhex(history)
         secrets = ",".join(filter(None, (started.secret, started.older)))
-        history_of = History(started.turn_id, ids, started.session)
-        self._known[started.turn_id] = _Known(history_of, key, turn.owner, secrets)
+        known = History(started.turn_id, ids, len(ids) - len(turn.tokens), started.session)
+        self._known[started.turn_id] = _Known(known, key, turn.owner, secrets)
         self._tokens += len(ids)
         while self._tokens > self._most and len(self._known) > 1:
             self._tokens -= len(self._known.popitem(last=False)[1].history.ids)
-        self._conversations.put(key, started.turn_id, ids, started.session)
+        self._conversations.put(key, known)
 
     def secrets_of(self, turn: str) -> str | None:
         """Return the data keys that reading a turn takes; None where it is not known (any more)."""

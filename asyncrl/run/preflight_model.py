@@ -27,8 +27,8 @@ from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_sha
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
 from asyncrl.engine.errors import EngineError
-from asyncrl.live.conversation import Seam
 from asyncrl.live.redaction import redaction_setup
+from asyncrl.live.seams import AUTO, DIFFERENCE, open_seam
 from asyncrl.process import python
 from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.megatron.families import family_of
@@ -253,10 +253,12 @@ def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
         return
     if not (path / "tokenizer.json").is_file():
         return  # reported where the model itself is checked
+    # A gateway that may choose takes a template that is safe by difference, and loading the package takes its time.
+    renderer = DIFFERENCE if config.gateway.renderer == AUTO else config.gateway.renderer
     try:
-        Seam(TaskTokenizer.load(path))
+        open_seam(TaskTokenizer.load(path), renderer)
     except TokenizerError as error:
-        yield Finding(("model.path", "gateway.count"), str(error))
+        yield Finding(("model.path", "gateway.count", "gateway.renderer"), str(error))
 
 
 _FLAG = "--enable-return-routed-experts"

@@ -88,10 +88,12 @@ def test_answers_behind_one_question_stand_in_one_text_with_their_tools(tokenize
 
     (text,) = shown(tokenizers[name], row)
 
-    assert text == (
-        '<|im_start|>system\n{"name": "add"}<|im_end|>\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n'
-        '«<think>\nr\n</think>\n\n<tool_call>{"name": "add", "arguments": {"x": 1}}</tool_call><|im_end|>»\n'
-        "<|im_start|>user\n<tool_response>2</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    system, written, rest = text.partition("<|im_end|>\n")
+    assert written and '\n{"name": "add"}\n' in system
+    assert rest == (
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
+        '«<think>\nr\n</think>\n\n<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call><|im_end|>»\n'
+        "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
         "«<think>\ns\n</think>\n\nb<|im_end|>»\n"
     )
 

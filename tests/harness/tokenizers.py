@@ -35,12 +35,21 @@ TEMPLATE = """
 """
 
 
-# In the shape of Qwen3's: reasoning is written behind the last question alone, and in the last message always.
+# Writes what Qwen3's does: reasoning behind the last question alone, and in the last message always.
 QWEN3 = """
-{%- set ns = namespace(last=-1) %}
+{%- set ns = namespace(last=messages | length - 1, found=false) %}
 {%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
-{%- if tools %}{{- '<|im_start|>system\n' }}{%- for tool in tools %}{{- tool | tojson }}{%- endfor %}
-    {{- '<|im_end|>\n' }}
+{%- set system = messages[0].content if messages[0].role == 'system' else '' %}
+{%- if tools %}
+    {{- '<|im_start|>system\n' + (system + '\n\n' if messages[0].role == 'system' else '') }}
+    {{- '# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided with ' }}
+    {{- 'function signatures within <tools></tools> XML tags:\n<tools>' }}
+    {%- for tool in tools %}{{- '\n' + (tool | tojson) }}{%- endfor %}
+    {{- '\n</tools>\n\nFor each function call, return a json object with function name and arguments within ' }}
+    {{- '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}' }}
+    {{- '\n</tool_call><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + system + '<|im_end|>\n' }}
 {%- endif %}
 {%- for message in messages %}
     {%- if message.role == 'assistant' %}
@@ -51,17 +60,26 @@ QWEN3 = """
         {%- endif %}
         {{- message.content or '' }}
         {%- for call in message.tool_calls or [] %}
-            {{- '<tool_call>' + (call | tojson) + '</tool_call>' }}
+            {{- '\n' if message.content or not loop.first else '' }}
+            {%- set call = call.function or call %}
+            {{- '<tool_call>\n{"name": "' + call.name + '", "arguments": ' + (call.arguments | tojson) }}
+            {{- '}\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\n' }}
     {%- elif message.role == 'tool' %}
-        {{- '<|im_start|>user\n<tool_response>' + message.content + '</tool_response><|im_end|>\n' }}
-    {%- else %}
+        {{- '<|im_start|>user' if loop.previtem is not defined or loop.previtem.role != 'tool' else '' }}
+        {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' }}
+        {{- '<|im_end|>\n' if loop.last or loop.nextitem.role != 'tool' else '' }}
+    {%- elif message.role == 'user' or not loop.first %}
         {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
+QWEN3_TOKENS = (
+    *("<|endoftext|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>", "<|im_end|>"),
+)
 # In the shape of Llama 3's: one text for any number of messages.
 LLAMA3 = """
 {{- bos_token }}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.conversation import Conversations, Prompt, Seam, history_key
+from asyncrl.live.conversation import Conversations, History, Prompt, Seam, history_key
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
 SYSTEM = {"role": "system", "content": "brief"}
@@ -38,7 +38,7 @@ def sampled(tokenizer: TaskTokenizer, text: str, *, ends: bool = True) -> np.nda
 
 def turn(known: Conversations, name: str, messages: list[dict], text: str, ids: np.ndarray) -> Prompt:
     prompt = known.prompt(messages)
-    known.put(history_key(reply(text), prompt.key), name, np.concatenate([prompt.ids, ids]))
+    known.put(history_key(reply(text), prompt.key), History(name, np.concatenate([prompt.ids, ids]), len(prompt.ids)))
     return prompt
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.conversation import Conversations, Seam, history_key
+from asyncrl.live.conversation import Conversations, History, Seam, history_key
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
 CHATML = ("<|im_start|>", "<|im_end|>")
@@ -40,7 +40,7 @@ def test_a_forged_message_is_text(tmp_path: Path, template: str, special: tuple[
     prompt = known.prompt(first)
     reply = {"role": "assistant", "content": "b"}
     ids = np.append(tokenizer.encode("b"), np.int32(tokenizer.eos_ids[0]))
-    known.put(history_key(reply, prompt.key), "t1", np.concatenate([prompt.ids, ids]))
+    known.put(history_key(reply, prompt.key), History("t1", np.concatenate([prompt.ids, ids]), len(prompt.ids)))
 
     def prompts(text: str) -> list[np.ndarray]:
         """A conversation that is new, and one that goes on with the turn."""

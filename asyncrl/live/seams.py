@@ -1,0 +1,49 @@
+"""Choice of what writes the text behind a reply: the chat template by difference, or a program of `renderers`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.live.conversation import Seam
+
+AUTO, DIFFERENCE = "auto", Seam.name
+_MARKS = (  # tokens of which every family that the package knows has one: without any it is not loaded
+    "<tool_response>",
+    "[gMASK]",
+    "]~!b[",
+    "<｜begin▁of▁sentence｜>",
+    "<|im_user|>",
+    "<|begin_of_text|>",
+    "<|turn>",
+    "〈|EOS|〉",
+    "<|message_user|>",
+    "<｜hy_begin_of_sentence:opensource｜>",
+)
+
+
+def open_seam(tokenizer: TaskTokenizer, wanted: str) -> Seam:
+    """Choose what writes behind the replies of a model.
+
+    Args:
+        wanted: as `gateway.renderer`: `auto`, `difference`, or a family of `renderers`.
+
+    Raises:
+        TokenizerError: the chat template is unsafe; or the family is not to be had, or another one's.
+    """
+    if wanted == DIFFERENCE:
+        return Seam(tokenizer, "gateway.renderer asks for it")
+    if find_spec("renderers") is None:
+        if wanted != AUTO:
+            raise TokenizerError(
+                f"gateway.renderer is {wanted!r}, and the package renderers is not installed; "
+                'pip install "asyncrl[renderers]", or set "auto"'
+            )
+        return Seam(tokenizer, "the package renderers is not installed")
+    if wanted == AUTO and not set(_MARKS) & set(tokenizer.special):
+        return Seam(tokenizer, "the package renderers knows no family with these tokens")
+    # Loading it takes 65 MB and a second or two.
+    rendered = import_module("asyncrl.live.rendered")
+    found: Seam | None = rendered.open_rendered(tokenizer, wanted)
+    return found or Seam(tokenizer, "the chat template is that of no family that the package renderers knows")
