@@ -269,4 +269,8 @@ class RestartPolicy:
     async def pause(self) -> None:
         """Wait before the next start, which follows at once; nothing announces that a cause of deaths has gone."""
         await asyncio.sleep(self.pause_s)
+        self.begin()
+
+    def begin(self) -> None:
+        """Count the life of its process from now on."""
         self._began = time.monotonic()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
+import contextlib
 from operator import attrgetter
 from typing import Literal
 
@@ -16,8 +16,10 @@ from actors.supervisor.channel import Decision
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.observer import follow_run, publish_state, watch_for_stalls
 from actors.supervisor.retention import retain
+from actors.supervisor.starts import Starts
 from actors.supervisor.sweeper import is_stored
 from actors.supervisor.trimmer import Trimmer
+from asyncrl.background import first_of
 from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.publish import publish
 from asyncrl.config.pools import lent_pools
@@ -55,6 +57,10 @@ def first_fleet(config: Config) -> dict[str, int]:
     return fleet | dict.fromkeys(lent_pools(config), 0)
 
 
+def _number(actor_id: str) -> int:
+    return int(actor_id.rpartition("-")[2])
+
+
 class _Child:
     """A process that runs a role, and how often it died."""
 
@@ -62,6 +68,7 @@ class _Child:
         self.role = role
         self.actor_id = actor_id
         self.process: Placed | None = None
+        self.started = asyncio.Event()  # its process has published its start
         self.restarts = restarts
         self.achieved = 0  # by the run when it died last, see `SupervisorFold`
         self.leaving = False
@@ -78,8 +85,9 @@ class Supervisor:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.fold = SupervisorFold(context.config)
+        self.fold = SupervisorFold(context.config, self._on_started)
         self._children: dict[str, _Child] = {}
+        self._starts = Starts()
         self._lingering: set[str] = set()  # actors that published their end and have time to exit
         self._liveness = Liveness(context.bus, context.config.supervision.silence_s, self._on_silent)
         self._failure = ""
@@ -183,7 +191,7 @@ class Supervisor:
     def _reconcile(self) -> None:
         """Start missing actors, and ask surplus ones to leave."""
         self._reconciled = self._names
-        for name in self._reconciled:
+        for name in sorted(self._reconciled, key=_number):  # the first of each pool first, whatever their counts
             self._begin(name)
         for child in list(self._children.values()):
             if child.actor_id not in self._reconciled:
@@ -239,19 +247,37 @@ class Supervisor:
 
     async def _live(self, child: _Child) -> tuple[int, str]:
         """Run one process of an actor; returns its exit code, and the reason to report if it publishes none itself."""
-        context = self.context
-        job = actor_job(context.files.credentials, context.config.run, child.role, child.actor_id)
+        job = actor_job(self.context.files.credentials, self.context.config.run, child.role, child.actor_id)
+        again = child.restarts.count > 0
+        turn = self._starts.turn(again=again) if self.context.placement.here(job) else contextlib.nullcontext()
         try:
-            process = child.process = await self._placed(child, job)
+            async with turn:
+                if child.leaving:
+                    return 0, ""
+                process = await self._placed(child, job)
+                self._on_placed(child, process)
+                await first_of(process.wait(), child.started.wait())
         except OSError as error:  # no process, no memory, no file left: it may be another time
             return 1, f"it cannot be started: {error}"
         except AsyncRLError as error:
             return FATAL if error.fatal else 1, f"it cannot be started: {error}"
+        return await process.wait(), process.end_text
+
+    def _on_placed(self, child: _Child, process: Placed) -> None:
         crash_point("actor.started")
+        child.process = process
+        child.started.clear()
+        child.restarts.begin()
         self._liveness.begin(child.actor_id)
+        self._on_started(child.actor_id)  # one on another host may have published its start before this
         if child.leaving:
             process.terminate()
-        return await process.wait(), process.end_text
+
+    def _on_started(self, actor_id: str) -> None:
+        """Note that the newest process of an actor has published its start."""
+        child = self._children.get(actor_id)
+        if child is not None and child.process is not None and self._state.pids.get(actor_id) == child.process.pid:
+            child.started.set()
 
     async def _placed(self, child: _Child, job: Job) -> Placed:
         """Start a process, as soon as a host has room for it; that it waits is published once, in its name."""
@@ -277,22 +303,15 @@ class Supervisor:
             self.context.log.warning("actor is silent; killed", actor=actor_id)
             child.process.kill()
 
-    async def _listening(self, child: _Child) -> None:
-        """Wait until an actor handles a request to leave: before that, the signal ends it without any report."""
-        deadline = time.monotonic() + _STOP_S
-        while child.task is not None and not child.task.done() and time.monotonic() < deadline:
-            if child.process is not None and self._state.pids.get(child.actor_id) == child.process.pid:
-                return
-            await asyncio.wait({child.task}, timeout=0.02)  # the keeper announces no news to one that shall stop
-
     async def _stop_all(self) -> None:
         """Ask all actors to leave, those first that make work for others; kill those that do not."""
         for phase in sorted({role.stops for role in ROLES}):
             roles = {role.name for role in ROLES if role.stops == phase}
             leaving = [child for child in self._children.values() if child.role in roles]
             for child in leaving:
-                if child.role == "recorder":
-                    await self._listening(child)  # the summary is the last thing it writes
+                if child.role == "recorder" and child.task is not None:  # the summary is the last thing it writes, and
+                    # a signal before its start would end it without any
+                    await first_of(child.task, child.started.wait(), timeout_s=_STOP_S)
                 self._dismiss(child)
             tasks = {child.task for child in leaving if child.task is not None}
             if not tasks:

@@ -98,8 +98,13 @@ class SupervisorFold(TrimmerFold):
 
     state: SupervisorState
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, on_started: Callable[[str], None] = lambda _actor_id: None) -> None:
+        """
+        Args:
+            on_started: called with the id of an actor whose process has published its start.
+        """
         super().__init__(config)
+        self._announce_start = on_started
         self.state = SupervisorState(self.state.asked_after)
         self._engines, self._lent = config.engine, lent_pools(config)
         self._steps = config.learner.steps
@@ -162,6 +167,7 @@ class SupervisorFold(TrimmerFold):
         self.state.pids[started.actor_id] = started.pid
         self.state.left.discard(started.actor_id)
         self.state.reasons.pop(started.actor_id, None)  # it had told why it waited, or how the one before had ended
+        self._announce_start(started.actor_id)
 
     @on(ActorStopped)
     def _on_stopped(self, stopped: ActorStopped, _record: Record) -> None:

@@ -88,4 +88,5 @@ def _reached(state: RunState, wanted: dict[str, int]) -> bool:
 def _shortfall(state: RunState, wanted: dict[str, int], wait_s: float) -> str:
     found = ", ".join(f"{role} {_live(state, role)} of {count}" for role, count in wanted.items())
     words = next((actor.error for actor in state.fleet if pool_of(actor.actor_id) in wanted and actor.error), "")
-    return f"after {wait_s:.0f} s there are: {found}{'; last error: ' + words if words else ''}"
+    rest = f"; last error: {words}" if words else "; the run goes on with it, and `asyncrl status` shows how far it is"
+    return f"after {wait_s:.0f} s there are: {found}{rest}"

@@ -72,6 +72,10 @@ class Placement(Protocol):
         """
         ...
 
+    def here(self, job: Job) -> bool:
+        """Return whether a process runs on this machine, which starts few at a time."""
+        ...
+
     def log(self, name: str) -> Path:
         """The file that holds what the processes of this name printed."""
         ...
@@ -103,6 +107,10 @@ class LocalProcesses:
             environment={"OMP_NUM_THREADS": "1", **job.environment},
             own_session=job.own_session,
         )
+
+    def here(self, _job: Job) -> bool:
+        """See `Placement`: all do."""
+        return True
 
     def log(self, name: str) -> Path:
         """The file that holds what the processes of this name printed."""

@@ -159,6 +159,10 @@ class RayPlacement:
                 self._answered = time.monotonic()
             await asyncio.sleep(_HEAD_S)  # no event announces that it is gone
 
+    def here(self, job: Job) -> bool:
+        """See `Placement`: where its host is not chosen by Ray."""
+        return job.module != "actors.main" or not is_placed(self._config, job.name)
+
     def log(self, name: str) -> Path:
         """The file that holds what the processes of this name printed, wherever they ran."""
         return self._local.log(name)
@@ -171,7 +175,7 @@ class RayPlacement:
             HostFailed: its host could not do it.
             NoCluster: there is no Ray cluster.
         """
-        if job.module != "actors.main" or not is_placed(self._config, job.name):
+        if self.here(job):
             return await self._local.start(job)
         async with self._joining:
             if self._cluster is None:

@@ -146,14 +146,15 @@ def _letters(state: RunState) -> Iterator[StallFound]:
 
 
 def _actors(state: RunState) -> Iterator[StallFound]:
+    begun_ns = [actor.starts[-1] for actor in state.actors.values() if actor.starts]
+    waited_s = state.since_s(max([state.opened_ns, state.scaled_ns, *begun_ns]))  # few are started at a time
     for role in dict.fromkeys(role_of(name) for name in state.wanted or state.actors):
         for actor in state.of_role(role):
             yield from _actor(state, actor)
         wanted = len(state.names_of(role)) if state.wanted else 0
         missing = wanted - len(state.of_role(role))
-        waited_s = state.since_s(max(state.opened_ns, state.scaled_ns))
         if missing > 0 and waited_s > _START_S:
-            evidence = f"{missing} of {wanted} have not started {waited_s:.0f} s after they were requested"
+            evidence = f"{missing} of {wanted} have not started, and no process has begun for {waited_s:.0f} s"
             yield finding("actor silent", role, evidence)
     for actor in state.actors.values():
         if actor.denied and not actor.starts:  # its login was refused: it has published nothing

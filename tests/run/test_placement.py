@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from actors.supervisor.actor import Supervisor
+from actors.supervisor.starts import Starts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last_of_each
+from asyncrl.bus.publish import publish
 from asyncrl.config.settings import Config
 from asyncrl.process import ChildProcess
 from asyncrl.run.directory import RunFiles
@@ -20,7 +22,7 @@ from asyncrl.run.placements import PLACEMENTS
 from harness.configs import the_problem
 from harness.launches import prepared
 from harness.stage import Stage, until
-from topics.actors import ACTOR_STARTED
+from topics.actors import ACTOR_STARTED, ActorStarted
 from topics.topic import ACTORS
 
 
@@ -37,6 +39,9 @@ class ShellProcesses:
         script = 'cd / && exec "$0" "$@"'
         command = ["/bin/sh", "-c", script, sys.executable, "-P", "-m", job.module, *words]
         return await ChildProcess.start(command, log=self.log(job.name), environment=job.environment, own_session=True)
+
+    def here(self, _job: Job) -> bool:
+        return True
 
     def log(self, name: str) -> Path:
         return self._logs / f"{name}.out"
@@ -135,3 +140,56 @@ async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(
         supervisor._dismiss(child)
         assert child.task is not None
         await asyncio.wait_for(child.task, 30)
+
+
+class Sleepers(LocalProcesses):
+    """Starts processes that never publish their start."""
+
+    def __init__(self, logs: Path) -> None:
+        super().__init__(logs)
+        self.begun: list[str] = []
+
+    async def start(self, job: Job) -> ChildProcess:
+        self.begun.append(job.name)
+        return await ChildProcess.start(["sleep", "1000"], log=self.log(job.name))
+
+
+async def test_few_begin_at_once_those_that_died_first_and_a_death_or_a_start_lets_the_next_one_begin(
+    bus: Bus, stage: Callable[..., Stage]
+):
+    play = stage(reward={"function": "exact"})
+    await play.open()
+    context = play.context("supervisor", bus)
+    placement = context.placement = Sleepers(context.files.logs)
+    supervisor = Supervisor(context)
+    supervisor._starts = Starts(1)
+    await supervisor.keeper.start()
+
+    async def publish_start(name: str) -> None:
+        child = supervisor._children[name]
+        await until(lambda: child.process is not None, "it is placed")
+        assert child.process is not None
+        await publish(bus, ActorStarted("reward", name, "host", child.process.pid))
+
+    names = [f"reward-{number}" for number in (1, 2, 3)]
+    for name in names:
+        supervisor._begin(name)
+    first, _, last = (supervisor._children[name] for name in names)
+    await until(lambda: first.process is not None, "the first one has begun")
+    assert first.process is not None and placement.begun == names[:1]
+
+    first.process.kill()
+    await until(lambda: bool(supervisor._starts._again), "it is to begin again")
+    assert placement.begun == names[:2]
+    await publish_start(names[1])
+    await until(lambda: placement.begun[2:] == names[:1], "it begins again, ahead of the third")
+    supervisor._dismiss(last)
+    await publish_start(names[0])
+
+    assert last.task is not None
+    await last.task
+    assert names[2] not in placement.begun
+    for child in supervisor._children.values():
+        supervisor._dismiss(child)
+    await asyncio.gather(*(child.task for child in supervisor._children.values() if child.task is not None))
+    await supervisor.keeper.close()

@@ -35,7 +35,10 @@ def test_a_process_that_was_just_asked_for_may_take_its_time():
     case = MadeState(last_step_s=NOW_S - 1)
     case.publish(FleetScaled({"rollout": 2}), at_s=NOW_S - 100)
     assert case.found() == [("actor silent", "rollout")]
-    assert case.evidence() == "1 of 2 have not started 100 s after they were requested"
+    assert case.evidence() == "1 of 2 have not started, and no process has begun for 100 s"
+
+    case.publish(ActorStarted("reward", "reward-1", "elsewhere", 1), at_s=NOW_S - 20)  # few begin at a time
+    assert ("actor silent", "rollout") not in case.found()
 
 
 def test_who_stops_a_run_and_goes_on_with_it_lets_nobody_die():
