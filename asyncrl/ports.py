@@ -45,8 +45,7 @@ def url_host(host: str) -> str:
 def listen_problem(host: str, port: int) -> str:
     """Return the reason why no server can listen there, or ""."""
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as probe:
+        with socket.socket(_family(host)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections may linger
             probe.bind((host, port))
             probe.listen()
@@ -57,6 +56,47 @@ def listen_problem(host: str, port: int) -> str:
             return f"{host} is no address of this machine"
         return f"port {port} on {host} cannot be listened on: {error.strerror}"
     return ""
+
+
+def hold_port(host: str, port: int) -> socket.socket:
+    """Take a port for servers that are yet to start: other programs find it taken, though nothing listens there.
+
+    Servers of this user that set SO_REUSEPORT may listen there, start again, and be several.
+
+    Args:
+        port: 0 for any free one below the ephemeral range.
+
+    Raises:
+        OSError: another program has it, or the host is no address of this machine.
+    """
+    while True:
+        holder = socket.socket(_family(host))
+        try:
+            _bind_alone(holder, host, port or secrets.choice(_PORTS))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            return holder
+        except OSError as error:
+            holder.close()
+            if port or error.errno != errno.EADDRINUSE:
+                raise
+
+
+def _bind_alone(holder: socket.socket, host: str, port: int) -> None:
+    try:
+        holder.bind((host, port))
+    except OSError:
+        if listen_problem(host, port):
+            raise
+        # Only connections of a server that is gone linger. The flags let it bind beside them; the one that would let
+        # others bind beside it is taken back.
+        for option in (socket.SO_REUSEPORT, socket.SO_REUSEADDR):
+            holder.setsockopt(socket.SOL_SOCKET, option, 1)
+        holder.bind((host, port))
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def free_port(host: str = LOOPBACK) -> int:

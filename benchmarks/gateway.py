@@ -20,7 +20,6 @@ from asyncrl.engine.control import read_key
 from asyncrl.live.apis.chat import ChatCompletions
 from asyncrl.live.conversation import Conversations, History, Seam, history_key
 from asyncrl.live.stored import TurnReader
-from asyncrl.ports import free_port
 from benchmarks.stage import BenchError, Stage, bench_config, report
 from benchmarks.talks import Reply, Talk, gateway_key, percentile, talking_model, timed
 from topics.engines import ENGINE_READY, EngineReady
@@ -69,7 +68,7 @@ def _config(model: Path) -> Config:
     return bench_config(
         "bench-gateway",
         model={"path": str(model)},
-        gateway={"count": 1, "port": free_port(), "stream_tokens": _STREAM_TOKENS},
+        gateway={"count": 1, "port": 0, "stream_tokens": _STREAM_TOKENS},
         learner={"steps": 1_000_000},
         engine={"kind": "embedded"},
     )

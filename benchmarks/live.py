@@ -16,7 +16,6 @@ import aiohttp
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import read
 from asyncrl.config.settings import Config
-from asyncrl.ports import free_port
 from benchmarks.stage import Stage, bench_config, report
 from benchmarks.talks import APIS, Reply, Talk, gateway_key, percentile, talking_model
 from topics.batches import BATCH_TRAINED
@@ -86,7 +85,7 @@ def _config(model: Path, gateway: dict[str, Any], weights: dict[str, Any], share
     return bench_config(
         "bench-live",
         model={"path": str(model)},
-        gateway={"count": 1, "port": free_port(), **gateway},
+        gateway={"count": 1, "port": 0, **gateway},
         weights=weights,
         live={"share": share, "judge": {"kind": "rule"}},
         buffer={"batch_groups": _BATCH, "max_lag": _NEVER - 1},
@@ -103,8 +102,8 @@ def _config(model: Path, gateway: dict[str, Any], weights: dict[str, Any], share
 
 
 async def _measured(config: Config, rate: float, seconds: float) -> dict[str, float]:
-    address = f"http://127.0.0.1:{config.gateway.port}"
     async with Stage.open(config) as stage, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        address = f"http://127.0.0.1:{stage.config.gateway.port}"
         await stage.enter_all()
         if config.live.share:
             await stage.enter("prompter")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import sys
 import tempfile
 import time
@@ -24,6 +25,7 @@ from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import ChildProcess
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.gateway_port import held_gateway
 from asyncrl.run.launch import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
 from topics.engines import ENGINE_READY
@@ -53,6 +55,7 @@ class Stage:
         self._watching: set[asyncio.Task[None]] = set()
         self._fallen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._leaving = False
+        self._gateway: socket.socket | None = None  # has its port
         self.bus: Bus
 
     @classmethod
@@ -153,6 +156,7 @@ class Stage:
         return {name: [process, *process.children(recursive=True)] for name, process in found.items()}
 
     async def _prepare(self) -> None:
+        self.config, self._gateway = await held_gateway(self.config)
         self.files.logs.mkdir(parents=True)
         self.files.config.write_bytes(msgspec.json.encode(self.config))
         (self.files.root / "base").write_text(str(self.files.root))
@@ -206,6 +210,8 @@ class Stage:
         if hasattr(self, "bus"):
             await self.bus.close()
         await self._server.stop()
+        if self._gateway is not None:
+            self._gateway.close()
 
 
 def bench_config(run: str, *, learner: dict[str, Any], **tables: Any) -> Config:

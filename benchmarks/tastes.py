@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncrl.examples.live_users import GOAL, Story
-from asyncrl.ports import free_port
 from asyncrl.process import python, with_parent
 from benchmarks.stage import BenchError
 
@@ -78,7 +77,7 @@ def _summary(stories: Sequence[Story]) -> dict[str, float]:
 async def _run(series: Series, method: str, seed: int) -> Story:
     settings = {
         "seed": seed,
-        "gateway.port": free_port(),
+        "gateway.port": 0,
         "live.method": method,
         "task.options.tastes": series.tastes,
         "learner.steps": series.steps,

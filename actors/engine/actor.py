@@ -22,8 +22,9 @@ from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import BlobMissing, publish, read
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.control import CONTROLS, EngineFailed
+from asyncrl.engine.control import CONTROLS
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
+from asyncrl.engine.starting import EngineFailed
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.verify import TornVersion
 from topics.engines import EngineAnnounced, EngineGone, EngineReady, EngineUpdating, version_of

@@ -10,7 +10,8 @@ from asyncrl.background import first_of
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import publish, read
 from asyncrl.crash import crash_point
-from asyncrl.engine.control import EngineControl, EngineFailed
+from asyncrl.engine.control import EngineControl
+from asyncrl.engine.starting import EngineFailed
 from topics.cards import CARD_REQUESTED, CARD_RETURNED, CardLeft, CardRequested, CardReturned, CardTaken
 from topics.topic import TRAINING, Topic
 

@@ -109,7 +109,7 @@ class Gateway:
         await runner.setup()
         host, port, seam = self._settings.host, self._settings.port, self._seam
         try:
-            await web.TCPSite(runner, host, port, reuse_port=self._settings.count > 1).start()
+            await web.TCPSite(runner, host, port, reuse_port=True).start()  # the run holds it
             self._context.log.info("gateway listens", host=host, port=port, renderer=seam.name, reason=seam.reason)
             await self._context.stop.wait()
         except OSError as error:

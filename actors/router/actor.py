@@ -12,10 +12,11 @@ from actors.runtime.engines import follow_engines
 from asyncrl.background import first_of
 from asyncrl.bus.publish import publish
 from asyncrl.config.pools import purpose_of
-from asyncrl.engine.control import EngineFailed, read_key
+from asyncrl.engine.control import read_key
 from asyncrl.engine.errors import EngineError
 from asyncrl.engine.fleet import EngineNews
 from asyncrl.engine.router import Member, Router, member_of
+from asyncrl.engine.starting import EngineFailed
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.roles import role_of
 

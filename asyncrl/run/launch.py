@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import shutil
+import socket
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.first_keys import add_first_keys
+from asyncrl.run.gateway_port import held_gateway
 from asyncrl.run.placement import Placed, actor_job
 from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.resume import longer, request_skip
@@ -39,6 +41,7 @@ from asyncrl.run.user_actors import load_actors
 from asyncrl.training.create import create_configured
 from topics.actors import RunOpened
 
+_ENDED_S = 5.0  # after which the kernel has killed what an `up` that was killed had started
 _STOP_S = 60.0  # for the supervisor to stop all actors
 _INFO_S = 2.0  # for a server to send INFO to a new connection
 _ROOM_BYTES = 64 * 2**20  # on a disk that was full, before a server writes again
@@ -63,6 +66,7 @@ class Launch:
         self._resumes = resumes is not None
         self._server: OwnServer | None = None
         self._supervisor: Placed | None = None
+        self._gateway: socket.socket | None = None  # has its port
         self._leaving = asyncio.Event()
         self._over: asyncio.Future[int] | None = None
         self._keeping = BackgroundTasks(self._on_fault)  # without them there is no run
@@ -160,13 +164,14 @@ class Launch:
 
         Raises:
             BusError: no server, or not one that can hold the run.
-            LaunchError: the run is not on that server, a new one's id is taken there, the model was not made, or the
-                batch to be skipped does not wait to be trained.
+            LaunchError: the run is not on that server, a new one's id is taken there, the model was not made, another
+                program has the gateway's port, or the batch to be skipped does not wait to be trained.
         """
         load_actors(self.config.actors, self.base)
         making = asyncio.create_task(self._make_model())
         try:
             await self._reach_server()
+            self.config, self._gateway = await held_gateway(self.config, _ENDED_S if self._resumes else 0.0)
             bus = await Bus.connect(self.address, self.config.run, name="up")
             if self.config.nats.url:
                 await self._check_owner(bus)
@@ -221,6 +226,8 @@ class Launch:
         self._keeping.cancel()
         if self._server is not None:
             await self._server.stop()
+        if self._gateway is not None:
+            self._gateway.close()
         if self._lock >= 0:
             os.close(self._lock)
 

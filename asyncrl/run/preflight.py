@@ -150,13 +150,21 @@ def next_name(config: Config) -> str:
 
 
 def _ports(config: Config, _base: Path) -> Iterator[Finding]:
-    nats = config.nats
-    if nats.url or not is_ip(nats.host) or nats.port + nats.servers > 65536:
-        return
-    for number in range(nats.servers):
-        if problem := listen_problem(nats.host, nats.port + number if nats.port else 0):
-            yield Finding(("nats.port", "nats.host"), f"{problem}; name another address or port (0: any free one)")
-            return
+    nats, gateway = config.nats, config.gateway
+    if not nats.url and is_ip(nats.host) and nats.port + nats.servers <= 65536:
+        ports = [nats.port + number if nats.port else 0 for number in range(nats.servers)]
+        yield from _taken("nats", nats.host, ports)
+    if gateway.count and config.placement.kind == "local":
+        yield from _taken("gateway", gateway.host, [gateway.port])
+    elif gateway.count and not gateway.port:
+        message = "is 0: which port is free on the host of the gateway is not known; name one"
+        yield Finding(("gateway.port", "placement.kind"), message)
+
+
+def _taken(table: str, host: str, ports: list[int]) -> Iterator[Finding]:
+    problem = next(filter(None, (listen_problem(host, port) for port in ports)), "")
+    if problem:
+        yield Finding((f"{table}.port", f"{table}.host"), f"{problem}; name another address or port (0: any free one)")
 
 
 def _start(config: Config, base: Path) -> Iterator[Finding]:

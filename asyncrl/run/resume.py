@@ -19,7 +19,10 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTraine
 from topics.topic import BATCHES, TRAINING
 
 _LENGTHS = ("learner.steps", "task.epochs", "buffer.batch_groups")
-_ROOM = ("nats.stream_max_mb", "nats.ledger_max_mb", "nats.disk_max_mb", "nats.host", "nats.port", "placement.address")
+_ROOM = (
+    *("nats.stream_max_mb", "nats.ledger_max_mb", "nats.disk_max_mb"),
+    *("nats.host", "nats.port", "gateway.host", "gateway.port", "placement.address"),
+)
 _OBJECTIVE = tuple(
     f"learner.{name}"
     for name in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -16,6 +17,7 @@ from asyncrl.bus.server import SERVERS, OwnServer, own_server
 from asyncrl.config.hints import hints
 from asyncrl.errors import LaunchError
 from asyncrl.ports import Listen, free_port, listen_problem
+from asyncrl.run.gateway_port import held_gateway
 from asyncrl.run.resume import longer
 from harness.configs import from_settings, the_problem
 from harness.runs import SHORT, command
@@ -88,15 +90,61 @@ async def test_without_a_port_the_one_of_the_start_before_is_kept_unless_it_is_t
             await bus.close()
 
 
+@pytest.mark.parametrize("servers", [1, SERVERS])
+async def test_a_port_that_is_taken_between_its_choice_and_the_start_is_no_fault(tmp_path: Path, servers: int):
+    server = own_server(tmp_path, "mine", servers, Listen())
+    chosen = server.address.url
+    with taken(int(chosen.rsplit(":", 1)[1])):
+        try:
+            address = await server.start()
+            assert address.url != chosen
+            bus = await Bus.connect(BusAddress.read(tmp_path / "credentials" / "monitor.json"), "mine")
+            await bus.close()
+        finally:
+            await server.stop()
+
+
+async def test_the_port_of_the_gateways_is_theirs_before_they_listen(tmp_path: Path):
+    config, holder = await held_gateway(from_settings("gateway.count=2", "gateway.port=0").config)
+    assert holder is not None
+    place = (config.gateway.host, config.gateway.port)
+    with holder:
+        assert listen_problem(*place) == f"port {place[1]} on 127.0.0.1 is taken by another program"
+        with pytest.raises(
+            LaunchError, match=rf"port {place[1]} on 127.0.0.1 is taken by another program; name another"
+        ):
+            await held_gateway(config)
+        serving = [await asyncio.start_server(answer, *place, reuse_port=True) for _ in range(2)]
+        _, writer = await asyncio.open_connection(*place)
+        writer.close()
+        for one in serving:
+            one.close()
+        assert listen_problem(*place)  # for the next start of the gateways, though connections linger
+    again, holder = await held_gateway(config)
+    assert holder is not None
+    with holder:
+        assert again == config
+
+
+async def answer(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """End a connection first: it lingers at the server."""
+    writer.close()
+
+
 async def test_a_run_whose_port_is_taken_is_refused_with_one_line(tmp_path: Path):
     (tmp_path / "short.toml").write_text(SHORT)
     with taken() as port:
-        for name in ("check", "up"):
-            code, words = await command(tmp_path, name, "short.toml", "--set", f"nats.port={port}")
+        for name, key, more in (
+            ("check", "nats.port", ()),
+            ("up", "gateway.port", ("gateway.count=1", "model.create.template=x")),
+        ):
+            code, words = await command(
+                tmp_path, name, "short.toml", *(f"--set={one}" for one in (f"{key}={port}", *more))
+            )
 
             assert code == 1
             assert words == (
-                f"--set nats.port: port {port} on 127.0.0.1 is taken by another program; name another "
+                f"--set {key}: port {port} on 127.0.0.1 is taken by another program; name another "
                 "address or port (0: any free one)\n"
             )
         assert not (tmp_path / "runs").exists()
@@ -137,5 +185,5 @@ def test_a_run_that_goes_on_may_listen_elsewhere():
     moved = longer(config, ["nats.port=4222", "nats.host=0.0.0.0", "learner.steps=200"])
 
     assert (moved.nats.port, moved.nats.host, moved.learner.steps) == (4222, "0.0.0.0", 200)
-    with pytest.raises(LaunchError, match=r"nats\.host, nats\.port, placement\.address may change"):
+    with pytest.raises(LaunchError, match=r"nats\.port, gateway\.host, gateway\.port, placement\.address may change"):
         longer(config, ["nats.servers=3"])

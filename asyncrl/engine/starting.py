@@ -1,0 +1,74 @@
+"""The start of a server at a port that was free, until it answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from asyncrl.errors import AsyncRLError
+from asyncrl.ports import Listen, free_port, listen_problem
+from asyncrl.process import ChildProcess
+
+_TRIES = 5
+
+
+class EngineFailed(AsyncRLError):
+    """A server did not start, or ended; the message holds its last output."""
+
+
+async def start_at_free_port(
+    name: str,
+    place: Listen,
+    launch: Callable[[int], Awaitable[ChildProcess]],
+    answers: Callable[[], Awaitable[bool]],
+    deadline_s: float,
+) -> None:
+    """Start a server, and return when it answers: at another port where the one that was free is taken meanwhile.
+
+    Args:
+        place: the port was free.
+        launch: starts the process, which will listen on a port of that host.
+        deadline_s: for each start.
+
+    Raises:
+        EngineFailed: it ended, or did not answer within the deadline.
+    """
+    for more in reversed(range(_TRIES)):
+        if listen_problem(*place):
+            place = place._replace(port=free_port(place.host))
+        process = await launch(place.port)
+        try:
+            await wait_for_answer(name, process, answers, deadline_s)
+        except EngineFailed:
+            if not more or process.returncode is None or not listen_problem(*place):
+                raise
+        else:
+            return
+
+
+async def end_of(process: ChildProcess) -> str:
+    """Return the exit code and last output of a process that has ended."""
+    return f"exit code {await process.wait()}: {process.last_lines}"
+
+
+async def wait_for_answer(
+    name: str, process: ChildProcess, answers: Callable[[], Awaitable[bool]], deadline_s: float
+) -> None:
+    """Wait until a process that was started answers.
+
+    Raises:
+        EngineFailed: it ended, or did not answer within the deadline.
+    """
+    ended = asyncio.create_task(end_of(process))
+    try:
+        async with asyncio.timeout(deadline_s):
+            # A server does not announce that it is up; asking its port is the only way to know.
+            while not await answers():
+                if ended.done():
+                    raise EngineFailed(f"the {name} ended: {ended.result()}")
+                await asyncio.wait({ended}, timeout=0.05)
+    except TimeoutError:
+        words = f"the {name} did not answer within {deadline_s:.0f} s: {process.last_lines}"
+        raise EngineFailed(words) from None
+    finally:
+        ended.cancel()
