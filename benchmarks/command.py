@@ -91,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ["still", "shared", "trained"]
     parsers["live"].add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of runs (default: all)")
     parsers["live"].add_argument("--nice", type=int, default=10, help="gateway.nice (default: 10)")
+    parsers["live"].add_argument("--idle-ranks", action="store_true", help="gateway.idle_ranks")
     ways = ("resume", "in_place")
     parsers["live"].add_argument("--update", choices=ways, default="resume", help="weights.update (default: resume)")
     _add_tastes_options(parsers["tastes"])

@@ -38,7 +38,13 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 async def bench_live(
-    *, rate: float, seconds: float, kinds: list[str], nice: int = 10, update: str = "resume"
+    *,
+    rate: float,
+    seconds: float,
+    kinds: list[str],
+    nice: int = 10,
+    idle_ranks: bool = False,
+    update: str = "resume",
 ) -> dict[str, float]:
     """Measure runs under the same load, one after the other.
 
@@ -50,6 +56,7 @@ async def bench_live(
         seconds: length of a window, after a time to warm up.
         kinds: of `KINDS`.
         nice: `gateway.nice`.
+        idle_ranks: `gateway.idle_ranks`.
         update: `weights.update`.
 
     Returns:
@@ -63,7 +70,7 @@ async def bench_live(
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = talking_model(Path(scratch) / "model")
         for kind in kinds:
-            config = _config(model, {"nice": nice}, {"update": update}, **KINDS[kind])
+            config = _config(model, {"nice": nice, "idle_ranks": idle_ranks}, {"update": update}, **KINDS[kind])
             found = await _measured(config, rate, seconds)
             figures |= {f"{kind}_{name}": value for name, value in found.items()}
             report(f"{kind}: {found}")

@@ -47,6 +47,9 @@ class GatewaySettings(Settings):
     # to the learner's ranks, which compute most (19 at most). What serves comes first on cores that both use: gateways,
     # their engines and the router, the NATS server, the supervisor. 0: all processes are alike.
     nice: Annotated[int, Meta(ge=0, le=19)] = 10
+    # Whether the threads of the learner's ranks compute only while no other process of the run wants their core (Linux:
+    # SCHED_IDLE): one that serves has it at once. Where serving takes all cores all the time, training stands still.
+    idle_ranks: bool = False
     body_kb: Positive = 8192  # Greatest size of a request's body.
     # What writes the text behind a reply: `difference`, the chat template by difference; a family of the package
     # `renderers`, such as "qwen3", whose program must write as the template does; `auto`: the family, where the package

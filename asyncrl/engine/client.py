@@ -225,6 +225,10 @@ class EngineClient:
         # SGLang would give cached memory back to the GPU, and take it again for the prompts that come now.
         await self._call("POST", "/continue_generation", {"torch_empty_cache": False})
 
+    async def read_weights_ahead(self, path: Path) -> None:
+        """Let the embedded engine read weights while it samples: an update from that directory only swaps them."""
+        await self._call("POST", "/read_weights_ahead", {"model_path": str(path)})
+
     async def update_weights(self, path: str | Path, version: str, flush_cache: bool) -> None:
         """Load weights from a directory that the engine can read, and call them `version`.
 

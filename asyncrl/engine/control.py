@@ -175,12 +175,12 @@ def _name_of_gpu(number: int) -> str:
     return names[number]
 
 
-class EmbeddedControl(ExternalControl):
-    """The CPU engine, as a process of our own."""
+class OwnControl(ExternalControl):
+    """A server that is a process of our own."""
 
     own = True
-    module = "asyncrl.engine.embedded"
-    device = "cpu"  # its weights lie there
+    module: str
+    device: str  # where its weights lie
     behind_a_router: tuple[str, ...] = ()  # further arguments of a server with a router in front of it
 
     def __init__(self, home: EngineHome) -> None:
@@ -277,8 +277,25 @@ class EmbeddedControl(ExternalControl):
         return ["--api-key-file", str(key_file)]
 
 
-class SGLangControl(EmbeddedControl):
-    """SGLang, as a process of our own."""
+class EmbeddedControl(OwnControl):
+    """The CPU engine."""
+
+    module = "asyncrl.engine.embedded"
+    device = "cpu"
+
+    async def drain(self) -> None:
+        """End all requests, in the one call that pauses it."""
+        await self.pause("abort")
+
+    async def prepare(self, directory: Path) -> None:
+        """Let it read the weights while it samples, where no process beside it does."""
+        if self._staging is None:
+            await self.read_weights_ahead(directory)
+        await super().prepare(directory)
+
+
+class SGLangControl(OwnControl):
+    """SGLang."""
 
     module = "sglang.launch_server"
     device = "cuda"

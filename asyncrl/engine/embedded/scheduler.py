@@ -23,7 +23,7 @@ from asyncrl.engine.embedded.prefix import PrefixCache
 from asyncrl.engine.embedded.reading import read_prompt
 from asyncrl.engine.embedded.request import Finish, Request, check_length
 from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows, mix
-from asyncrl.engine.embedded.weights import load_weights
+from asyncrl.engine.embedded.weights import ReadAhead, load_weights
 from asyncrl.engine.errors import EngineError, EngineRefused
 
 PauseMode = Literal["abort", "in_place", "retract"]
@@ -55,6 +55,7 @@ class Engine:
         self.model = Model(self.config, weights, max_running, self.context_length)
         self.cache = PrefixCache(self.model.stores, max_running * self.context_length)
         self.memory = Memory(self.model, self.cache)
+        self.ahead = ReadAhead(self.config, dtype)
         self._admission = Admission(self.model, self.cache)
         self.weight_version = weight_version
         self.epoch = 0
@@ -221,7 +222,7 @@ class Engine:
         started, path = time.perf_counter(), source if isinstance(source, Path) else self.model_path
         if isinstance(source, Path) and (source / "config.json").exists() and read_config(source) != self.config:
             raise EngineError(f"weights {source}: config.json differs from the served model's, {self.model_path}")
-        weights = load_weights(source, self.config, self.dtype)
+        weights = self.ahead.take(source)
         for request in (*self.running, *self.waiting):
             if request.streaming and request.tokens and not request.wants_emission():
                 request.emit()  # so that no event mixes tokens of two versions

@@ -160,6 +160,12 @@ class UpdateOptions(msgspec.Struct, kw_only=True):
     abort_all_requests: bool = False
 
 
+class PathBody(msgspec.Struct):
+    """POST /read_weights_ahead."""
+
+    model_path: str
+
+
 class UpdateBody(UpdateOptions):
     """POST /update_weights_from_disk."""
 

@@ -30,6 +30,7 @@ from asyncrl.engine.embedded.schema import (
     GroupBody,
     LeaveBody,
     MemoryBody,
+    PathBody,
     PauseBody,
     UpdateBody,
     absent,
@@ -90,6 +91,7 @@ class EngineServer:
             "/metrics": ("GET", self.metrics),
             "/pause_generation": ("POST", self.pause),
             "/continue_generation": ("POST", self.resume),
+            "/read_weights_ahead": ("POST", self.read_ahead),  # SGLang has no such call
             "/update_weights_from_disk": ("POST", self.update_weights),
             "/update_weights_from_tensor": ("POST", self.update_from_memory),
             "/update_weights_from_distributed": ("POST", self.update_from_group),
@@ -270,6 +272,11 @@ class EngineServer:
         """POST /continue_generation; no fault when nothing is paused."""
         self.engine.resume()
         return _json({"message": "Generation continued successfully.", "status": "ok"})
+
+    async def read_ahead(self, request: BaseRequest) -> web.Response:
+        """POST /read_weights_ahead: of a directory that an update will name."""
+        await self.engine.ahead.read(Path(decode(await _read(request), PathBody).model_path))
+        return _json(None)
 
     async def update_weights(self, request: BaseRequest) -> web.Response:
         """POST /update_weights_from_disk."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -68,6 +70,27 @@ def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig,
     if head_dim % 2:
         raise EngineError(f"weights {directory}: head_dim {head_dim} is odd; rotary embeddings need pairs")
     return Weights(embedding.to(dtype), layers, MappedMatrix([head], gain) if mapped else Matrix(head * gain, dtype))
+
+
+class ReadAhead:
+    """Weights that are read on a thread while requests run: the update that asks for them has them at once."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+        self._config, self._dtype = config, dtype
+        self._found: tuple[Path, Weights] | None = None
+
+    async def read(self, directory: Path) -> None:
+        """Read a directory; what is wrong with it is reported by the update."""
+        self._found = None
+        with contextlib.suppress(EngineError, OSError, ValueError):
+            self._found = (directory, await asyncio.to_thread(load_weights, directory, self._config, self._dtype))
+
+    def take(self, source: Path | Mapping[str, torch.Tensor]) -> Weights:
+        """Return the weights of an update, and forget those that were read; raises as `load_weights`."""
+        found, self._found = self._found, None
+        if found is not None and isinstance(source, Path) and found[0] == source:
+            return found[1]
+        return load_weights(source, self._config, self._dtype)
 
 
 class _Taker:

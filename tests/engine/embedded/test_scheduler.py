@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -300,11 +301,24 @@ async def test_an_update_of_a_running_engine_lets_running_requests_end_and_holds
     assert later.spans == [Span("1", 0, 3)]
 
 
+async def test_weights_that_were_read_ahead_are_only_swapped(engine, versions, tmp_path):
+    copied = Path(shutil.copytree(versions[1], tmp_path / "copied"))
+    await engine.ahead.read(copied)
+    shutil.rmtree(copied)
+    await engine.update_weights(copied, "1", flush=True)
+
+    wanted = finish(Engine(versions[1], max_running=1), ask(max_new_tokens=8, sampling_seed=1))
+    assert finish(engine, ask(max_new_tokens=8, sampling_seed=1)).tokens == wanted.tokens
+    with pytest.raises(EngineError):  # once
+        await engine.update_weights(copied, "1", flush=True)
+
+
 async def test_a_failed_update_keeps_the_old_weights(engine, versions, tmp_path):
     before = finish(engine, ask(max_new_tokens=8, sampling_seed=1)).tokens
     save_random_model(tmp_path, vocab=VOCAB, hidden=64, layers=2)
 
     for directory in (tmp_path, tmp_path / "absent"):
+        await engine.ahead.read(directory)
         with pytest.raises(EngineError):
             await engine.update_weights(directory, "1", flush=True)
 
