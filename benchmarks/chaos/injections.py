@@ -219,7 +219,7 @@ class Injector:
         self._report(injection)
 
     async def _until_it_works(self, injection: Injection, role: str) -> None:
-        worked_ns = await self._witness.works_again(role, injection.time_ns)
+        worked_ns = await self._witness.works_again(role, injection.time_ns, killed=bool(injection.names))
         injection.works_again_s[role] = round((worked_ns - injection.time_ns) / 1e9, 2)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

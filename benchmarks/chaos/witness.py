@@ -117,16 +117,20 @@ class Witness:
         for reader in self._readers:
             await reader.close()
 
-    def works_again(self, role: str, since_ns: int) -> asyncio.Future[int]:
+    def works_again(self, role: str, since_ns: int, *, killed: bool = True) -> asyncio.Future[int]:
         """Return when a role recovered after an injection: the server's clock, ns.
 
         A keeper works again when another writer appends to its log, the learner when that one has trained a batch; a
         worker when a process of its role has started and a result of the role is stored after that; an engine when it
         is ready; a rank of the learner when the step after the one under way is trained; the recorder when it has
         started; a server when a message is stored, in a cluster on the learner's log; `up` when a batch is trained.
+
+        Args:
+            killed: the role's own process; otherwise something died at a point, before `since_ns`: a rank of the
+                learner, whose writer stays, or a keeper, whose successor may have written before that was noticed.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append((self._sign(role, since_ns), future))
+        self._waiting.append((self._sign(role, since_ns, killed=killed), future))
         return future
 
     def trained_after(self, step: int) -> asyncio.Future[int]:
@@ -138,14 +142,14 @@ class Witness:
             self._waiting.append((lambda seen: seen.topic is BATCH_TRAINED and seen.message.step > step, future))
         return future
 
-    def _sign(self, role: str, since_ns: int) -> Holds:
+    def _sign(self, role: str, since_ns: int, *, killed: bool) -> Holds:
         """Return the evidence that a role works again."""
         if role in _KEEPERS:
             stream, before = _KEEPERS[role], self._writers.get(role)
             return lambda seen: (
                 seen.record.stream is stream
                 and seen.record.time_ns > since_ns
-                and seen.record.headers.get(WRITER) != before
+                and (seen.record.headers.get(WRITER) != before or not killed)
                 and (role != "learner" or seen.topic is BATCH_TRAINED)
             )
         if role == RANK:  # the step after the one that was under way
