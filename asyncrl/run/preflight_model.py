@@ -248,7 +248,9 @@ def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
     path, create = base / config.model.path, config.model.create
     if not config.model.path:
         if not create.template:
-            message = "names no model, and one that is made has no chat template; set it to a model directory"
+            message = (
+                "no model is named, and one that is made has no chat template; set model.path or model.create.template"
+            )
             yield Finding(("model.path", "model.create.template", "gateway.count"), message)
         return
     if not (path / "tokenizer.json").is_file():

@@ -1,15 +1,18 @@
-"""A whole run in which canaries are rolled back and promoted by what users say, over kills of the supervisor."""
+"""A whole run in which canaries are rolled back and promoted by what users say, and a shadow is compared by a judge."""
 
 import asyncio
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_channels_run import moved, newest
 from test_gateway_run import turns_of
 
 from asyncrl.bus.connection import Bus
+from asyncrl.data.tokenizer import TaskTokenizer
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
 from harness.runs import UNTRAINED, address_of, command, kill, up
@@ -17,13 +20,19 @@ from harness.sdks import openai, sdks
 from harness.stage import until
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
 from topics.topic import FLEET, TURNS, Topic
-from topics.turns import TURN_SHADOWED, TurnFinished
+from topics.turns import TURN_JUDGED, TURN_SHADOWED, TurnFinished
 
 pytestmark = pytest.mark.slow
 
 GROUPS = [f"engine.groups.{name}.kind=embedded" for name in ("train", "served", "canary")]
 SERVED = ["gateway.engines=served", "gateway.canary_engines=canary", "weights.canary.turns=6"]
 PATIENCE = ["gateway.hold_s=180", "engine.start_deadline_s=300", "live.idle_s=600", "learner.keep_versions=300"]
+SIDES = ("canary_turns", "others_turns")
+PAIRS = 3  # fewer than decide
+JUDGE = """
+def judge(reply):
+    return 1 if sum(map(ord, reply)) % 2 else -1
+"""
 
 
 class Users:
@@ -54,6 +63,22 @@ class Users:
                     await client.post("/feedback", cast_to=object, body=body)
         return versions
 
+    async def hold_their_tongues(self) -> str:
+        """Hold a session of one turn, and end it once a shadow has answered; returns the turn."""
+        self._sessions += 1
+        name = f"session-{self._sessions}"
+        async with sdks(self._address, self._key) as (client, _):
+            reply = await client.chat.completions.with_raw_response.create(
+                model="any",
+                messages=[{"role": "user", "content": "abc"}],
+                max_tokens=4,
+                extra_headers={"x-asyncrl-session": name},
+            )
+            turn: str = reply.headers["x-asyncrl-turn"]
+            await until(lambda: has_shadow(self._bus, turn), "a version answers unseen", 180)
+            await client.delete(f"/sessions/{name}", cast_to=object)
+        return turn
+
     async def until_decided(self, topic: Topic, count: int, opinion: Callable[[TurnFinished], float]) -> None:
         """Talk until there are so many messages of a topic."""
 
@@ -66,7 +91,9 @@ class Users:
 
 async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_supervisor(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
-    more = [*GROUPS, *SERVED, *PATIENCE, *UNTRAINED, "learner.scripted_step_s=1.0", "learner.steps=100000"]
+    (tmp_path / "judging.py").write_text(JUDGE)
+    judged = ["live.judge.kind=rule", f"live.judge.function={tmp_path / 'judging.py'}:judge"]
+    more = [*GROUPS, *SERVED, *PATIENCE, *UNTRAINED, *judged, "learner.scripted_step_s=1.0", "learner.steps=100000"]
     async with up(tmp_path, *settings, *more) as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")
@@ -110,6 +137,7 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
             return bool((await messages_on(bus, TURNS)).on(TURN_SHADOWED))
 
         await until(is_shadowed, "a version answers users unseen", 180)
+        await assert_compared(tmp_path, bus, {await users.hold_their_tongues() for _ in range(PAIRS)})
         await asyncio.wait_for(bus.close(), 30)
         code, output = await command(tmp_path, "weights", "list")
         assert (code, "canary rolled back: mean reward of its" in output, " shadow " in output) == (0, True, True)
@@ -121,3 +149,39 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
 
 async def answered(users: Users, versions: set[int]) -> bool:
     return await users.talk(lambda _: 1.0) == versions
+
+
+async def has_shadow(bus: Bus, turn: str) -> bool:
+    return turn in {one.turn_id for one in (await messages_on(bus, TURNS)).on(TURN_SHADOWED)}
+
+
+async def assert_compared(folder: Path, bus: Bus, turns: set[str]) -> None:
+    """The judge graded what users got and what the shadow said, by their texts; the means are those of the pairs."""
+
+    async def figures() -> dict[str, float]:
+        _, output = await command(folder, "weights", "list", "--json")
+        return next((row["compared"] for row in json.loads(output) if row["shadow"]), {})
+
+    async def are_compared() -> bool:
+        return (await figures()).get("canary_turns") == len(turns)
+
+    await until(are_compared, "the turns are compared", 180)
+    tokenizer = TaskTokenizer.load(folder / "conversing")
+
+    def score(tokens: Any) -> float:
+        return 1.0 if sum(map(ord, tokenizer.decode(tokens))) % 2 else -1.0
+
+    stored, (_, finished) = await messages_on(bus, TURNS), await turns_of(bus)
+    shadows = {one.turn_id: score(one.tokens) for one in stored.on(TURN_SHADOWED) if one.turn_id in turns}
+    graded = {one.turn_id: (one.reward, one.shadow) for one in stored.on(TURN_JUDGED)}
+    assert graded == {turn: (score(finished[turn].tokens), shadows[turn]) for turn in turns}
+    means = [sum(rewards) / len(turns) for rewards in zip(*graded.values(), strict=True)]
+    expected = {"others_reward": means[0], "canary_reward": means[1], **dict.fromkeys(SIDES, float(len(turns)))}
+    assert await figures() == pytest.approx(expected)
+
+    async def are_shown() -> bool:
+        _, output = await command(folder, "status", "--json")
+        [vitals] = [one["vitals"] for one in json.loads(output)["actors"] if one["actor_id"] == "supervisor-1"]
+        return {name: vitals.get(name) for name in expected} == pytest.approx(expected)
+
+    await until(are_shown, "the supervisor's vital signs have them", 60)
