@@ -31,6 +31,7 @@ NAMES = {
     "learner": "tokens per second of the trainer, beside a bare loop, the matrix rate, and itself on several ranks",
     "megatron": "the same of the trainer on megatron-core, in layouts of two cards, with experts and their replay",
     "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
+    "ray": "trajectories per second on three simulated nodes of Ray and by child processes; nodes join, and are killed",
     "tastes": "turns and seconds until the users of the live demo are satisfied, by method of learning",
     "oracle": "steps to a reward of 0.9 at several bounds of the lag, beside a synchronous loop",
     "cost": "CPU time per trajectory with progress messages, against none",
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ways = ("resume", "in_place")
     parsers["live"].add_argument("--update", choices=ways, default="resume", help="weights.update (default: resume)")
     _add_tastes_options(parsers["tastes"])
+    _add_ray_options(parsers["ray"])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -158,6 +160,15 @@ def _add_tastes_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--jobs", type=int, default=1, help="runs at once, of about two cores each (default: 1)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of all runs; repeatable")
+
+
+def _add_ray_options(parser: argparse.ArgumentParser) -> None:
+    parts = ["rate", "join", "kills"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: all")
+    parser.add_argument("--rounds", type=int, default=3, help="figures are medians of so many (default: 3)")
+    parser.add_argument("--kills", type=int, default=20, help="of nodes, not the head (default: 20)")
+    words = "for each run of the demo, each node that joins, all kills (default: 900)"
+    parser.add_argument("--limit-s", type=float, default=900.0, metavar="SECONDS", help=words)
 
 
 def _add_publication_options(parser: argparse.ArgumentParser) -> None:

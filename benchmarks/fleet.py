@@ -123,12 +123,13 @@ async def _joined(stage: Stage) -> dict[str, float]:
     async with aiohttp.ClientSession(address, headers=headers) as session:
         async with session.get("/server_info") as response:
             up = float((await response.json())["startup_time"])
-        await stage.until(_samples(session), _DEADLINE_S)
+        await stage.until(samples(session), _DEADLINE_S)
     sampled = time.time()
     return {"joined_process_up_s": up - began, "joined_first_token_after_up_s": sampled - up}
 
 
-async def _samples(session: aiohttp.ClientSession) -> None:
+async def samples(session: aiohttp.ClientSession) -> None:
+    """Return once a server has sampled a token, by its own count."""
     while True:
         async with session.get("/metrics") as response:
             lines = (await response.text()).splitlines()

@@ -103,6 +103,12 @@ _FLEET = {
     **{name: Goal(0, at_most=True) for name in ("failed", "doubled")},
     "joined_first_token_after_up_s": Goal(2, at_most=True),
 }
+_RAY = {
+    "ray_over_local": Goal(0.9),
+    "ray_reward_last_5_steps": Goal(0.9),
+    "joined_node_samples_s": Goal(15, at_most=True),
+    **{name: Goal(0, at_most=True) for name in ("lost", "twice", "other_violations")},
+}
 _GATEWAY = {
     "added_first_token_p50_ms": Goal(5, at_most=True),
     "added_first_token_p99_ms": Goal(15, at_most=True),
@@ -139,6 +145,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "learner": _LEARNER,
         "megatron": _MEGATRON,
         "fleet": _FLEET,
+        "ray": _RAY,
         "cost": _COST,
         "recovery": _RECOVERY,
         "history": _HISTORY,

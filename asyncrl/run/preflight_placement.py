@@ -21,17 +21,28 @@ from asyncrl.run.ray_host import installed
 from asyncrl.run.ray_placement import bundle_of, bundle_text, is_placed
 from asyncrl.run.sending import is_here, user_files
 
+_JOB_FOLDERS = "working_dir_files"  # where Ray keeps what `ray job submit --working-dir` sends
 _JOIN_S = 120.0  # to join a cluster, or to find none
 
 
 def check_placement(config: Config, base: Path) -> Iterator[Finding]:
     """Find what processes on other hosts would lack."""
+    yield from _job_folder(config)
     kind = config.placement.kind
     if kind not in PLACEMENTS:
         yield Finding(("placement.kind",), f'found "{kind}", expected one of {", ".join(PLACEMENTS)}')
     elif kind == "ray":
         found = [*_settings(config), *_files(config, base)]
         yield from found or _cluster(config)
+
+
+def _job_folder(config: Config) -> Iterator[Finding]:
+    wanted = Path(config.directory).resolve()
+    if _JOB_FOLDERS in wanted.parts:
+        message = (
+            f"{wanted} lies in the working folder of a submitted job, which Ray replaces when it is submitted again"
+        )
+        yield Finding(("directory",), f"{message}; name a folder that stays")
 
 
 def placed_actors(config: Config) -> list[str]:
@@ -137,7 +148,9 @@ def install_problems(nodes: list[Node]) -> Iterator[Finding]:
     """Every node runs actors as this machine does."""
     for node in nodes:
         if node.installed is None:
-            message = "did not say what is installed there; see the logs of Ray on it, or stop Ray there"
+            message = (
+                f"did not say what is installed there: {node.silence}; see the logs of Ray on it, or stop Ray there"
+            )
             yield Finding(("placement.kind",), f"node {node.address} ({node.id[:12]}) {message}")
         elif node.installed != installed():
             found = f"node {node.address} ({node.id[:12]}) has {node.installed}, this machine {installed()}"

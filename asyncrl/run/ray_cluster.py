@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import logging
 import os
 import secrets
@@ -23,6 +23,7 @@ from asyncrl.run.ray_host import Host, Installed
 _OPEN_S = 5.0  # for the head to take a connection
 _ASK_S = 60.0  # for nodes to start a worker and answer
 _ABSENT = "No module named 'asyncrl'"
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # where Ray tells a submitted job's programs its settings
 _SLICE_S = 1.0  # of a wait in a thread, which the end of the program waits for
 
 
@@ -49,6 +50,7 @@ class Node(msgspec.Struct, frozen=True):
     head: bool
     here: bool  # it is this machine
     installed: Installed | None = None  # where it was asked
+    silence: str = ""  # why it did not answer
 
 
 class RemoteHost(Host):
@@ -89,8 +91,7 @@ class Seat:
         except RayError as error:
             if _ABSENT in str(error):
                 raise HostFailed("its host has no asyncrl; install there what this machine has") from error
-            words = str(error).strip().splitlines() or [type(error).__name__]
-            raise HostLost(f"{type(error).__name__}: {words[-1].strip()}") from error
+            raise HostLost(_last_line(error)) from error
 
     def send(self, method: str, *arguments: Any) -> None:
         """Call a method without waiting for it."""
@@ -127,6 +128,7 @@ class RayCluster:
         name = "of this machine" if where == "auto" else f"at {where}"
         try:
             _check_open(where)
+            _leave_working_dir()
             ray.init(where, logging_level=logging.ERROR, log_to_driver=False)
         except OSError as error:  # ConnectionError is one
             raise NoCluster(
@@ -166,10 +168,13 @@ class RayCluster:
         done = set(ray.wait(asked, num_returns=len(asked), timeout=within_s)[0]) if asked else set()
         found = []
         for node, ref in zip(nodes, asked, strict=True):
-            answer = None
-            with contextlib.suppress(RayError):  # it left, or cannot start a worker
-                answer = Installed(*ray.get(ref)) if ref in done else None
-            found.append(msgspec.structs.replace(node, installed=answer))
+            answer, silence = None, f"no answer within {within_s:g} s"
+            if ref in done:
+                try:
+                    answer, silence = Installed(*ray.get(ref)), ""
+                except RayError as error:  # it left, or cannot start a worker
+                    silence = _last_line(error)
+            found.append(msgspec.structs.replace(node, installed=answer, silence=silence))
         return found
 
     async def answers(self) -> bool:
@@ -250,6 +255,22 @@ def _check_open(where: str) -> None:
     host, _, port = where.rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), timeout=_OPEN_S).close()
+
+
+def _leave_working_dir() -> None:
+    """Forget the working folder of the submitted job that this program belongs to: hosts are sent what they need.
+
+    Each node that is told of it fetches it afresh, a second one of this machine over the one that `asyncrl up` is in.
+    """
+    if job := os.environ.get(_JOB):
+        settings = json.loads(job)
+        settings.get("runtime_env", {}).pop("working_dir", None)
+        os.environ[_JOB] = json.dumps(settings)
+
+
+def _last_line(error: BaseException) -> str:
+    words = str(error).strip().splitlines() or [type(error).__name__]
+    return f"{type(error).__name__}: {words[-1].strip()}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -20,8 +20,8 @@ from asyncrl.run.preflight_placement import (
 from asyncrl.run.ray_cluster import Node
 from asyncrl.run.ray_host import Installed, installed
 from asyncrl.run.ray_placement import bundle_of
+from benchmarks.ray_nodes import ray_nodes
 from harness.configs import from_settings, problems
-from harness.ray_nodes import ray_nodes
 
 NO_CLUSTER = "127.0.0.1:9"
 RAY = ("placement.kind=ray", 'weights.store="stream"')
@@ -37,6 +37,10 @@ RAY = ("placement.kind=ray", 'weights.store="stream"')
         (('placement.roles=["learner"]',), "holds learner, whose checkpoints would lie on its host alone"),
         (("weights.direct=gloo",), "needs learner and engines on one host"),
         (('placement.files=["nowhere.py"]',), "nowhere.py is not there"),
+        (
+            ("placement.kind=local", "directory=/ray/runtime_resources/working_dir_files/pkg/runs"),
+            "pkg/runs lies in the working folder of a submitted job, which Ray replaces when it is submitted again",
+        ),
     ],
 )
 def test_settings_that_need_one_machine_are_refused(settings: tuple[str, ...], message: str):

@@ -12,8 +12,8 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last_of_each
+from benchmarks.ray_nodes import ray_nodes
 from harness.audited import audited_clean
-from harness.ray_nodes import ray_nodes
 from harness.runs import Run, address_of, command, two_steps_more, up
 from harness.stage import until
 from topics.engines import ENGINE_READY

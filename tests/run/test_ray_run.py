@@ -11,8 +11,8 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.bus.publish import read
+from benchmarks.ray_nodes import Nodes, ray_nodes
 from harness.audited import audited_clean
-from harness.ray_nodes import Nodes, ray_nodes
 from harness.runs import UNTRAINED, Run, address_of, command, resume_as_job, two_steps_more, up
 from harness.servers import Authority, serving, tls
 from harness.stage import until

@@ -14,8 +14,8 @@ import pytest
 
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.process import python
+from benchmarks.ray_nodes import ray_nodes
 from harness.audited import audited_clean, topics_left_by
-from harness.ray_nodes import ray_nodes
 from harness.runs import LIMIT_S, UNTRAINED, WITHOUT_MODEL, Run, command, two_steps_more, up
 from topics.actors import ActorStarted, ActorStopped, FleetScaled
 from topics.engines import EngineGone, EngineReady

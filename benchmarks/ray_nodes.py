@@ -1,5 +1,7 @@
 """A Ray cluster of simulated nodes on this machine, with nothing of it left behind."""
 
+from __future__ import annotations
+
 import contextlib
 import os
 import secrets
@@ -10,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from ray._common.utils import get_default_ray_temp_dir
 from ray.cluster_utils import Cluster
 
-_MARK = "ASYNCRL_TEST_RAY"  # environment variable that every process of a cluster inherits
+from benchmarks.stage import BenchError
+
+_MARK = "ASYNCRL_RAY_NODES"  # environment variable that every process of a cluster inherits
 _STORE = 80 << 20  # bytes of a node's object store: the least that Ray takes
 _TRIES = 4
 _GONE_S = 30.0  # for the processes of a cluster that were killed
@@ -23,13 +26,20 @@ _GONE_S = 30.0  # for the processes of a cluster that were killed
 class Nodes:
     """A head without room for actors, and nodes that come and go."""
 
-    def __init__(self, folder: Path, mark: str) -> None:
+    def __init__(self, folder: Path, mark: str, dashboard_port: int = 0) -> None:
+        """
+        Args:
+            folder: for sockets and logs; removed by its owner.
+            mark: tells the processes of this cluster from all others.
+            dashboard_port: of the server that takes jobs, which needs `ray[default]`; 0 for none.
+        """
         self._mark = mark
         self._nodes: dict[str, Any] = {}  # by name
         self._started = 0
         self._given = {
             "num_cpus": 0,
-            "include_dashboard": False,
+            "include_dashboard": dashboard_port > 0,
+            "dashboard_port": dashboard_port,
             "object_store_memory": _STORE,
             "temp_dir": str(folder),
         }
@@ -61,10 +71,13 @@ class Nodes:
 
     @contextlib.contextmanager
     def _marked(self, **environment: str) -> Iterator[None]:
-        with pytest.MonkeyPatch.context() as patch:
-            for name, value in {_MARK: self._mark, **environment}.items():
-                patch.setenv(name, value)
+        before = dict(os.environ)
+        os.environ.update({_MARK: self._mark, **environment})
+        try:
             yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
     def wait(self) -> None:
         """Wait until all nodes are known to the head."""
@@ -119,20 +132,22 @@ class Nodes:
         with contextlib.suppress(Exception):  # whatever is left is killed below
             self._cluster.shutdown()
         alive = self._kill(self.found())
-        assert not alive, f"processes of the cluster live on: {alive}"
+        if alive:
+            raise BenchError(f"processes of the Ray cluster live on: {alive}")
 
     def _kill(self, processes: list[psutil.Process]) -> list[psutil.Process]:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        return psutil.wait_procs(processes, timeout=_GONE_S)[1]
+        alive: list[psutil.Process] = psutil.wait_procs(processes, timeout=_GONE_S)[1]
+        return alive
 
 
 @contextlib.contextmanager
-def ray_nodes(*cpus: int) -> Iterator[Nodes]:
-    """A cluster with a head and a node for each number of CPUs."""
+def ray_nodes(*cpus: int, dashboard_port: int = 0) -> Iterator[Nodes]:
+    """A cluster with a head and a node for each number of CPUs; for the port see `Nodes`."""
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets may have 107 bytes
-    nodes = Nodes(folder, secrets.token_hex(8))
+    nodes = Nodes(folder, secrets.token_hex(8), dashboard_port)
     try:
         nodes.start()
         for count in cpus:
