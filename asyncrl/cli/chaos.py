@@ -157,7 +157,9 @@ async def inject_until_end(files: RunFiles, plan: Plan, report: Callable[[str], 
             waking += [asyncio.create_task(_wake(part, wake_s)) for part in chosen if target.kind == "wake"]
             await asyncio.sleep(plan.every_s)
         elif now_s - found_s > _FIND_S:
-            raise AsyncRLError(f"run {files.root.name}: no process lives of {', '.join(map(str, plan.targets))}")
+            found = f"run {files.root.name}: no process lives of {', '.join(map(str, plan.targets))}"
+            rule = "; the head of a Ray cluster is not killed, nor the last node beside it"
+            raise AsyncRLError(found + rule * any(target.role == NODE for target in plan.targets))
         else:
             await asyncio.sleep(_POLL_S)  # no event announces that one is there
     await asyncio.gather(*waking)

@@ -91,7 +91,7 @@ class Seat:
         except RayError as error:
             if _ABSENT in str(error):
                 raise HostFailed("its host has no asyncrl; install there what this machine has") from error
-            raise HostLost(_last_line(error)) from error
+            raise HostLost(_last_line(error).partition(". ")[0]) from error  # advice about Ray follows
 
     def send(self, method: str, *arguments: Any) -> None:
         """Call a method without waiting for it."""

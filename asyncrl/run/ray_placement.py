@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
@@ -23,8 +25,9 @@ from asyncrl.run.sending import USES_MODEL, Parcel, send_model
 from topics.roles import pool_of, role_of
 
 _ROOM_S = 5.0  # for a node to have room, before the process is reported as one that waits
-_START_S = 120.0  # for a host to start in its bundle
+_START_S = 120.0  # for a host to start in its bundle, and for each thing that it is sent
 _HEAD_S = 1.0  # between two looks at the head of the cluster
+_KEPT_S = 5.0  # beyond the pause of its actor, for a bundle to be taken again
 _KILL_S = 5.0  # for a host to report the end of a process that it was told to kill
 
 
@@ -184,19 +187,19 @@ class RayPlacement:
                 self._tasks.start(self._watch_head(self._cluster))
                 for number in (signal.SIGTERM, signal.SIGINT):  # Ray has put handlers of its own in their place
                     signal.signal(number, signal.getsignal(number))
-        seat = self._free.pop(job.name, None)
-        if seat is not None:
-            try:
-                return await self._start_in(seat, job)
-            except HostLost:
-                self._release(seat)  # it was lost between the two
-        seat = await self._reserved(self._cluster, job.name)
+        if kept := self._free.pop(job.name, None):
+            with contextlib.suppress(HostLost):  # it was lost between the two
+                return await self._start_or_release(kept, job)
+        try:
+            return await self._start_or_release(await self._reserved(self._cluster, job.name), job)
+        except HostLost as error:
+            raise NoRoom(f"it waits for a host, since one was lost as it started: {error}") from error
+
+    async def _start_or_release(self, seat: Seat, job: Job) -> RayProcess:
         try:
             return await self._start_in(seat, job)
-        except BaseException as error:
+        except BaseException:
             self._release(seat)
-            if isinstance(error, HostLost):
-                raise NoRoom(f"it waits for a host, since one was lost as it started: {error}") from error
             raise
 
     async def _reserved(self, cluster: RayCluster, actor_id: str) -> Seat:
@@ -212,23 +215,27 @@ class RayPlacement:
 
     async def _start_in(self, seat: Seat, job: Job) -> RayProcess:
         assert job.credentials is not None and self._cluster is not None
-        try:
-            async with asyncio.timeout(_START_S):
-                home, address, found = await seat.call("prepare")
-        except TimeoutError:
-            raise HostLost(f"it did not start within {_START_S:g} s") from None
+
+        async def call(method: str, *arguments: Any) -> Any:
+            try:
+                async with asyncio.timeout(_START_S):
+                    return await seat.call(method, *arguments)
+            except TimeoutError:
+                raise HostLost(f"it did not answer `{method}` within {_START_S:g} s") from None
+
+        home, address, found = await call("prepare")
         if found != installed():
             raise HostFailed(f"{address} has {found}, this machine {installed()}; install the same there")
         role, here = role_of(job.name), self._cluster.here
         parcel = Parcel(self._config, self._files, Path(home), here if address != here else "")
         for name, content in parcel.files(role, job.credentials).items():
-            await seat.call("keep", name, content)
+            await call("keep", name, content)
         words = [*job.words, "--host", address, "--credentials", f"{home}/{parcel.login_name(job.credentials)}"]
         if not self._config.placement.shared:
             words += ["--home", home]
             if role in USES_MODEL:
-                await send_model(seat.call, self._files.model_path(self._config.model), whole=role == "engine")
-        pid = await seat.call("start", job.module, words, dict(job.environment))
+                await send_model(call, self._files.model_path(self._config.model), whole=role == "engine")
+        pid = await call("start", job.module, words, dict(job.environment))
         return RayProcess(seat, pid, self.log(job.name), lambda process: self._over(job.name, process))
 
     def _over(self, name: str, process: RayProcess) -> None:
@@ -236,6 +243,13 @@ class RayPlacement:
             self._release(process.seat)
         else:
             self._free[name] = process.seat
+            kept_s = self._config.supervision.restart_pause_s + _KEPT_S
+            asyncio.get_running_loop().call_later(kept_s, self._give_back, name, process.seat)
+
+    def _give_back(self, name: str, seat: Seat) -> None:
+        """Release the bundle of a process that was not started again: its actor is not wanted any more."""
+        if self._free.get(name) is seat:
+            self._release(self._free.pop(name))
 
     def _release(self, seat: Seat) -> None:
         self._tasks.start(asyncio.to_thread(seat.release))

@@ -14,10 +14,10 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.config.settings import Config
 from asyncrl.process import living_processes
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.placement import LOST
+from asyncrl.run.placement import LOST, actor_job
 from asyncrl.run.ray_cluster import HostLost
 from asyncrl.run.ray_host import Host
-from asyncrl.run.ray_placement import RayProcess
+from asyncrl.run.ray_placement import RayPlacement, RayProcess
 from asyncrl.run.sending import Parcel, send_model
 from harness.stage import until
 
@@ -109,6 +109,55 @@ async def test_a_host_that_does_not_answer_a_kill_in_time_counts_as_lost(
     assert await asyncio.wait_for(process.wait(), 120) == LOST
     assert process.end_text == "its host is lost: no answer within 0.05 s"
     await seat.host.signal(signal.SIGKILL)
+
+
+class ClusterHere:
+    """A cluster whose bundles are all here."""
+
+    here = "127.0.0.1"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.seats: list[SeatHere] = []
+
+    async def answers(self) -> bool:
+        return True
+
+    async def reserve(self, _folder: str, run: str, actor_id: str, _bundle: Any, _within_s: float) -> SeatHere:
+        self.seats.append(SeatHere(Host(str(self.folder), run, "node", actor_id, self.here)))
+        return self.seats[-1]
+
+
+async def test_the_bundle_of_a_process_that_died_is_taken_again_or_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cluster = ClusterHere(tmp_path / "hosts")
+    monkeypatch.setattr("asyncrl.run.ray_placement.RayCluster", lambda _address: cluster)
+    monkeypatch.setattr("asyncrl.run.ray_placement._KEPT_S", 0.0)
+    files, login = RunFiles(tmp_path / "run", tmp_path), tmp_path / "reward.json"
+    files.logs.mkdir(parents=True)
+    BusAddress("nats://127.0.0.1:9").save(login)
+    placement = RayPlacement(msgspec.convert({"supervision": {"restart_pause_s": 3.0}}, Config), files)
+    job = actor_job(tmp_path, "demo", "reward", "reward-1")
+
+    first = await placement.start(job)
+    await cluster.seats[0].host.signal(signal.SIGKILL)  # as a crash there would
+    assert await asyncio.wait_for(first.wait(), 120) == -signal.SIGKILL
+    second = await placement.start(job)
+    assert len(cluster.seats) == 1
+
+    await cluster.seats[0].host.signal(signal.SIGKILL)
+    await asyncio.wait_for(second.wait(), 120)
+    login.unlink()
+    with pytest.raises(OSError, match=r"reward\.json"):
+        await placement.start(job)
+    await until(lambda: cluster.seats[0].released, "a bundle where it cannot be started is given back")
+
+    BusAddress("nats://127.0.0.1:9").save(login)
+    third = await placement.start(job)
+    await cluster.seats[1].host.signal(signal.SIGKILL)
+    await asyncio.wait_for(third.wait(), 120)
+    await until(lambda: cluster.seats[1].released, "a bundle of an actor that is not wanted any more, too")
 
 
 async def test_a_model_is_sent_once_to_a_machine_and_is_the_same_there(tmp_path: Path):

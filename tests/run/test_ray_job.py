@@ -35,14 +35,18 @@ async def job(url: str, *words: str) -> str:
     return said
 
 
-async def test_a_submitted_run_is_scaled_and_followed_from_outside_and_stopped_with_its_job(tmp_path: Path):
+async def test_a_submitted_run_is_scaled_and_followed_from_outside_and_stopped_with_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     sent = tmp_path / "sent"
     sent.mkdir()
-    (sent / "own.py").write_bytes(Path(paced).read_bytes())
+    slow = "    await asyncio.sleep(1.0)"
+    (sent / "own.py").write_text(Path(paced).read_text().replace(slow, f'    print("answers", flush=True)\n{slow}'))
     (sent / "own.toml").write_text(SHORT)
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with ray_nodes(2, 2, dashboard_port=port) as nodes:
+        monkeypatch.setenv("RAY_ADDRESS", nodes.address)  # there may be other clusters on this machine
         settings = [*WITHOUT_MODEL, 'weights.store="stream"', "learner.steps=20000", "task.rollout=own.py:rollout"]
         settings += ["placement.kind=ray", 'placement.files=["own.py"]', f"placement.folder={tmp_path}/hosts"]
         words = [word for one in (*settings, f"directory={tmp_path}/runs") for word in ("--set", one)]
@@ -53,14 +57,15 @@ async def test_a_submitted_run_is_scaled_and_followed_from_outside_and_stopped_w
         async def trains() -> bool:
             said = await job(url, "logs", "own")
             assert "failed" not in said, said
-            return "step 2 of" in said
+            return " of 20000 " in said
 
-        await until(trains, "it trains")
+        await until(trains, "it trains", LIMIT_S)
         code, said = await command(tmp_path, "scale", "short", "rollout=3")
         assert code == 0, said
         assert nodes.found("actors.main rollout rollout-3")
-        code, said = await command(tmp_path, "logs", "short", "rollout-3")
+        code, said = await command(tmp_path, "logs", "short", "rollout-1")
         assert code == 0, said
+        assert "answers" in said
         code, said = await command(tmp_path, "doctor", "short")
         assert code == 0, said
         code, said = await command(tmp_path, "chaos", "--run", "short", "--targets", "node", "--kills", "1")
