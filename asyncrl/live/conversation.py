@@ -25,6 +25,7 @@ from topics.wire import Int32Array
 _MARK = "\ufdd2"  # in the place of a reply; Unicode keeps it from ever standing for a character
 _QUESTION = {"role": "user", "content": "a"}
 _REPLY = {"role": "assistant", "content": _MARK}
+_ROLES = ("user", "tool", "system")  # whose messages may follow a reply
 _PROBES = (  # histories before a reply, which what follows it may not depend on
     [_QUESTION],
     [{"role": "system", "content": "a"}, _QUESTION],
@@ -87,6 +88,8 @@ class Seam:
                     "the chat template writes what follows a reply in another way when more stands before it; "
                     "a conversation cannot be continued without writing it anew: use another template"
                 )
+        firsts = {self._first(text) for role in _ROLES if (text := self._follows(role))}
+        self._openers = firsts if len(firsts) > 1 else set[str]()  # ends that begin the message of one role (GLM)
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Int32Array:
         """Return the tokens of a conversation of which nothing is known: [P] int32."""
@@ -101,10 +104,9 @@ class Seam:
             messages: at least one.
         """
         text, ids = self._behind(self._base, messages), history.ids
-        closed = self._ends.get(int(ids[-1]), "")
-        if closed:
-            # The end that was sampled may be another than the template writes.
-            written = next((end for end in self._ends.values() if text.startswith(end)), "")
+        ended, written = self._ends.get(int(ids[-1]), ""), self._first(text)
+        # The end that was sampled may be another than the template writes.
+        if ended and (ended == written or written not in self._openers):
             text = text[len(written) :]
         return np.concatenate([ids, self._quoted.encode(text)])
 
@@ -117,6 +119,17 @@ class Seam:
                 f"the chat template writes a reply {text.count(_MARK)} times, expected once: {before[-40:]!r}"
             )
         return behind
+
+    def _first(self, text: str) -> str:
+        """Return the end of sequence that a text begins with; "" where it begins with none."""
+        return next((end for end in self._ends.values() if text.startswith(end)), "")
+
+    def _follows(self, role: str) -> str:
+        """Return what stands behind a reply that a message of a role follows; "" where the template refuses it."""
+        try:
+            return self._behind(self._base, [{"role": role, "content": "a", "tool_call_id": "a"}])
+        except TokenizerError:
+            return ""
 
     def _takes(self, base: Sequence[Message]) -> bool:
         """Return whether the template takes such a history: some refuse a system message."""

@@ -1,8 +1,8 @@
 """What follows a reply, written by the package `renderers`, which has the templates of some families as programs.
 
 A program is told the tokens of prompt and reply, so it knows how a reply ended: it closes reasoning that was cut by
-length, and takes a role that the model itself opened (GLM) for the end that it is. Fine-tunes have names and templates
-of their own, so it is not by name that a model has a program, but where the two write some conversations alike.
+length. Fine-tunes have names and templates of their own, so it is not by name that a model has a program, but where the
+two write some conversations alike.
 """
 
 from __future__ import annotations

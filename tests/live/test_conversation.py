@@ -1,5 +1,6 @@
 """Prompts of conversations begin with the ids that were sent and sampled; replies are never encoded again."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,37 @@ def test_a_reply_cut_short_is_closed(tokenizer: TaskTokenizer, known: Conversati
     messages = [user("What?"), reply("is"), user("question")]
 
     assert tokenizer.decode_all(known.prompt(messages).ids.tolist()) == tokenizer.chat_text(messages)
+
+
+ROLES = ("[gMASK]", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>")
+GLM = """[gMASK]
+{%- for m in messages %}{{ '<|observation|>' if m.role == 'tool' else '<|' + m.role + '|>' }}{{ '\n' + m.content }}
+{%- endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"""
+
+
+@pytest.mark.parametrize(
+    ("end", "role", "behind"),
+    [
+        ("<|user|>", "user", "\na<|assistant|>"),
+        ("<|observation|>", "tool", "\na<|assistant|>"),
+        ("<|observation|>", "user", "<|user|>\na<|assistant|>"),
+        ("<|user|>", "system", "<|system|>\na<|assistant|>"),
+        ("<|endoftext|>", "user", "<|user|>\na<|assistant|>"),
+        ("", "user", "<|user|>\na<|assistant|>"),
+    ],
+)
+def test_a_role_that_the_model_opened_is_the_one_that_follows_or_another_is_opened(
+    tmp_path: Path, end: str, role: str, behind: str
+):
+    make_model(tmp_path, template=GLM, eos="<|endoftext|>", special=ROLES)
+    ends = [ROLES.index(token) for token in ("<|endoftext|>", "<|user|>", "<|observation|>")]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    tokenizer = TaskTokenizer.load(tmp_path)
+    ids = tokenizer.encode("[gMASK]<|user|>\nWhat?<|assistant|>is" + end)
+
+    found = Seam(tokenizer).after(History("t", ids, 9), [{"role": role, "content": "a"}])
+
+    assert tokenizer.decode_all(found.tolist()) == tokenizer.decode_all(ids.tolist()) + behind
 
 
 def test_the_longest_known_history_counts(tokenizer: TaskTokenizer, known: Conversations):
