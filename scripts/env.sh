@@ -1,6 +1,7 @@
 # Makes .venv with what running needs (and, with "dev", what testing needs). Quick when nothing changed.
 # Sourced by scripts/demo and scripts/test; $1 is "" or "dev". PYTHON names another interpreter.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+unset PYTHONDONTWRITEBYTECODE # each of a run's dozen processes would compile the program anew, a third of its start
 if [ ! -x .venv/bin/python ]; then
   for python in ${PYTHON:-python3.11 python3.12 python3}; do
     if "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then break; fi

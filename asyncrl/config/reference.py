@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import textwrap
@@ -178,9 +179,11 @@ def known_settings() -> list[str]:
     return [setting.key for table in documented_tables() for setting in table.settings]
 
 
-def text_settings() -> set[str]:
+@functools.cache
+def text_settings() -> frozenset[str]:
     """Dotted keys of the settings that are text."""
-    return {setting.key for table in documented_tables() for setting in table.settings if setting.type == "string"}
+    found = (setting for table in documented_tables() for setting in table.settings)
+    return frozenset(setting.key for setting in found if setting.type == "string")
 
 
 def settings_text(prefix: str = "", columns: int = 100) -> str:

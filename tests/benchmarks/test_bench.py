@@ -55,7 +55,7 @@ async def test_killed_keepers_of_a_real_run_decide_again(tmp_path: Path):
     times = await of_long_logs(tmp_path, 600, 1)
 
     assert times.keys() == {"prompter_s", "buffer_s"}
-    assert all(0 < seconds < 60 for [seconds] in times.values())
+    assert all(seconds > 0 for [seconds] in times.values())
 
 
 @pytest.mark.slow

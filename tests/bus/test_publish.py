@@ -112,10 +112,10 @@ async def test_publishes_and_readers_survive_a_killed_server_without_loss_repeat
         return sequence
 
     publishing = asyncio.gather(*(publish(number) for number in range(2000)))
-    await asyncio.wait_for(half.wait(), 10)
+    await asyncio.wait_for(half.wait(), 120)
     await kill(server)
     await server.start()
-    sequences = await asyncio.wait_for(publishing, 20)
+    sequences = await asyncio.wait_for(publishing, 120)
     await until(lambda: reader.last >= max(sequences), "the reader reaches the end")
     await reader.close()
 
@@ -140,7 +140,7 @@ async def test_a_publish_into_a_full_stream_waits_until_there_is_room(bus: Bus):
     assert not done
     await limit_bytes(bus, ACTORS, 100_000)
 
-    assert await asyncio.wait_for(waiting, 10) == 2
+    assert await asyncio.wait_for(waiting, 120) == 2
 
 
 async def test_a_publish_into_a_full_stream_fails_at_its_deadline_with_the_reason(bus: Bus, connect: Connect):
@@ -331,7 +331,7 @@ async def test_a_read_waits_for_a_server_that_comes_back(bus: Bus, server: Embed
 
     reading = asyncio.gather(read_last(bus, TRAJECTORIES, fence), read_message(bus, TRAJECTORIES, sequence))
     await server.start()
-    records = await asyncio.wait_for(reading, 15)
+    records = await asyncio.wait_for(reading, 120)
 
     assert [record.sequence for record in records if record is not None] == [sequence, sequence]
 

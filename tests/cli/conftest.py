@@ -28,7 +28,7 @@ class Terminal:
     async def type(self, *words: str) -> tuple[int | None, str, str]:
         """Run a command to its end; returns its exit code, output and messages."""
         process = await self.start(*words)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             out, err = await process.communicate()
         return process.returncode, out.decode(), err.decode()
 

@@ -308,7 +308,8 @@ def test_the_settings_page_is_fresh(capsys):
 
 def test_every_setting_and_table_has_a_sentence():
     assert all(table.doc and all(setting.doc for setting in table.settings) for table in documented_tables())
-    assert all(key in settings_text() and key in settings_markdown() for key in known_settings())
+    text, markdown = settings_text(), settings_markdown()
+    assert all(key in text and key in markdown for key in known_settings())
 
 
 def test_settings_are_shown_by_the_beginning_of_their_keys(capsys):

@@ -22,6 +22,11 @@ from topics.wire import Message
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(scope="module")
+def document():
+    return asyncapi()
+
+
 def references(value):
     if isinstance(value, dict):
         if "$ref" in value:
@@ -91,8 +96,7 @@ def test_the_asyncapi_document_holds_together():
 
 
 @pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
-def test_every_topic_is_a_channel_with_its_speakers_and_its_listeners(topic):
-    document = asyncapi()
+def test_every_topic_is_a_channel_with_its_speakers_and_its_listeners(topic, document):
     channel = document["channels"][topic.name]
     sends = {name for name, operation in document["operations"].items() if operation["action"] == "send"}
 

@@ -64,7 +64,7 @@ async def test_a_row_that_cannot_be_made_is_an_error_for_those_who_need_it(
         rows.want(range(5))
         for needed in (rows.row(2), wait_for_get(rows, 2)):
             with pytest.raises(DataError, match=words):
-                await asyncio.wait_for(needed, 20)
+                await asyncio.wait_for(needed, 120)
 
         assert (await rows.row(1)).prompt == "^1="
         assert (await rows.row(4)).prompt == "^4="

@@ -214,7 +214,7 @@ class Servers:
         return self.clients[address]
 
     async def generate(self, most: int = 20, **expected: Any) -> Answer:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             return await self.generator.generate(self.ids, SamplingParams(most), **expected)
 
 

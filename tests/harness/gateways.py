@@ -71,7 +71,7 @@ class Served:
 
     async def stop(self) -> None:
         self.context.stop.set()
-        await asyncio.wait_for(self._running, 30)
+        await asyncio.wait_for(self._running, 120)
 
     def count(self, name: str) -> float:
         return self.context.vitals.get(name, 0)

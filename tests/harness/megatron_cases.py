@@ -84,6 +84,8 @@ REPLAYED = ("glm4-moe", "deepseek-v3")
 FAMILIES = tuple(SMALL)
 FIGURES = ("loss", "grad_norm", "entropy", "reference_kl", "rows", "rows_skipped")
 SAVED_AT = 2  # steps
+ROWS = 12  # of a step: several micro-batches of each replica
+SCORED = 24  # rows that families are compared by
 EPS = 1e-3  # of AdamW: what is rounding in a gradient shall not move a weight as a gradient does
 
 
@@ -105,16 +107,17 @@ def objective(step):
     )
 
 
-def rows_of(step):
-    return policy_rows(np.random.default_rng(step), 24)
+def rows_of(step, count=ROWS):
+    return policy_rows(np.random.default_rng(step), count)
 
 
 def scored_rows(name):
     """Rows that a family is compared by; those of some mixtures were routed."""
+    rows = rows_of(0, SCORED)
     if name not in REPLAYED:
-        return rows_of(0)
+        return rows
     options = SMALL[name][1]
-    return routed_rows(rows_of(0), 0, options["n_routed_experts"], options["num_experts_per_tok"])
+    return routed_rows(rows, 0, options["n_routed_experts"], options["num_experts_per_tok"])
 
 
 def trained_rows(case, step):

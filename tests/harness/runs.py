@@ -21,7 +21,7 @@ from asyncrl.process import python
 LIMIT_S = 300.0  # no run of a test is longer; a loaded machine takes many times as long as an idle one
 _PROGRAM = ("-m", "asyncrl.cli.main")
 _MARK = "ASYNCRL_TEST_RUN"  # environment variable that every process of a run inherits
-_GONE_S = 10.0  # for the kernel to take processes whose parent was killed
+_GONE_S = 120.0  # for the kernel to take processes whose parent was killed
 
 SHORT = """
 run = "short"

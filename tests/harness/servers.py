@@ -23,7 +23,7 @@ async def serving(folder: Path, config: str) -> AsyncIterator[int]:
     )
     assert process.stderr is not None
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while b"Server is ready" not in (line := await process.stderr.readline()):
                 assert line, "the server ended before it was ready"
         reading = asyncio.create_task(process.stderr.read())

@@ -36,7 +36,7 @@ class Worker:
 
     async def stop(self) -> None:
         self.context.stop.set()
-        await asyncio.wait_for(self._running, 20)
+        await asyncio.wait_for(self._running, 120)
         for reader in self._readers:
             await reader.close()
 

@@ -139,7 +139,7 @@ async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(
     finally:
         supervisor._dismiss(child)
         assert child.task is not None
-        await asyncio.wait_for(child.task, 30)
+        await asyncio.wait_for(child.task, 120)
 
 
 class Sleepers(LocalProcesses):

@@ -27,6 +27,7 @@ from harness.megatron_cases import (
     OWN,
     REPLAYED,
     ROUNDED,
+    ROWS,
     SAVED_AT,
     SOURCES,
     WITH_ROLES,
@@ -139,11 +140,11 @@ def test_a_family_of_ones_own_takes_one_file(results, case):
         assert torch.equal(found[key], one), key
 
 
-def assert_close(found, figures, after, begun, rows=24):
+def assert_close(found, figures, after, begun):
     """The same steps: weights moved alike, and figures are the same but for the rows, which are those of a replica."""
     counted = torch.tensor([name not in ("rows", "rows_skipped") for name in FIGURES])
     assert torch.allclose(found["figures"][..., counted], figures[..., counted], rtol=1e-5, atol=1e-7)
-    assert bool((found["figures"][..., ~counted] <= rows).all())
+    assert bool((found["figures"][..., ~counted] <= ROWS).all())
     assert_moved_alike({name: found[f"after.{name}"] for name in after}, after, begun)
 
 

@@ -190,7 +190,7 @@ async def test_a_server_that_is_killed_in_a_transfer_holds_back_nobody(bus: Bus,
 
     assert ways(answers) == dict.fromkeys(range(3), "gloo")
     assert task.exception() is not None
-    assert waited_s < context.config.weights.direct_deadline_s + 5.0
+    assert waited_s < context.config.weights.direct_deadline_s + 20.0
     assert again[0] == again[1]
 
 
@@ -219,7 +219,7 @@ async def test_a_frozen_server_holds_the_learner_back_for_the_deadline_at_most_a
 
     assert 1 not in ways(answers, "engine-2") or ways(answers, "engine-2")[1] == ""
     assert ways(answers) == dict.fromkeys(range(3), context.config.weights.direct)
-    assert waited_s < 2.0 + 3.0
+    assert waited_s < 2.0 + 7.0  # less than by default
     assert both[0] == both[1]
 
 

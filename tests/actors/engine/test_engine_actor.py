@@ -164,7 +164,7 @@ async def test_the_newest_weights_refused_are_asked_for_once_more_and_then_end_t
     await player.publish(1, answers=refused.sequence)
 
     with pytest.raises(ActorDown, match=r"refused twice: .*no such shape"):
-        await asyncio.wait_for(player.running, 20)
+        await asyncio.wait_for(player.running, 120)
     assert not inference.paused  # its owner finds it as it was
 
 

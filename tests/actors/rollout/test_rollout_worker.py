@@ -115,7 +115,7 @@ async def received(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Recei
     working = asyncio.create_task(RolloutWorker(context).run())
     yield received
     context.stop.set()
-    await asyncio.wait_for(working, 10)
+    await asyncio.wait_for(working, 120)
     for reader in readers:
         await reader.close()
     assert not context.faults

@@ -238,7 +238,7 @@ class Play:
 
     async def trained(self) -> None:
         """Wait for the last step; any other actor that ends before is a failure."""
-        await asyncio.wait(self.tasks.values(), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(self.tasks.values(), timeout=120, return_when=asyncio.FIRST_COMPLETED)
         ended = {role: task.exception() for role, task in self.tasks.items() if task.done()}
         faults = {role: context.faults for role, context in self.contexts.items() if context.faults}
         vitals = {role: context.vitals for role, context in self.contexts.items()}
@@ -247,7 +247,7 @@ class Play:
     async def stop(self) -> None:
         for role in reversed(ROLES):
             self.contexts[role].stop.set()
-            await asyncio.wait({self.tasks[role]}, timeout=10)
+            await asyncio.wait({self.tasks[role]}, timeout=120)
             self.tasks[role].cancel()
 
     def summary(self) -> dict[str, Any]:

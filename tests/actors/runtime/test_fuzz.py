@@ -270,7 +270,7 @@ async def send_raw(address: str, raw: bytes) -> bytes:
     try:
         writer.write(raw)
         writer.write_eof()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             return await reader.read()
     except ConnectionError:
         return b""

@@ -157,7 +157,7 @@ async def test_a_keeper_survives_a_killed_server(opened: Open, server: EmbeddedS
     server.process.kill()
     await server.process.wait()
     await server.start()
-    await asyncio.wait_for(counting, 20)
+    await asyncio.wait_for(counting, 120)
 
     assert one.fold.value == 300
     assert not one.context.faults

@@ -71,7 +71,7 @@ async def playing(context: Context, main: Callable[[Context], object]) -> AsyncI
         yield
     finally:
         context.stop.set()
-        await asyncio.wait_for(running, 10)
+        await asyncio.wait_for(running, 120)
 
 
 def calls(tmp_path: Path, name: str = "calls") -> list[str]:

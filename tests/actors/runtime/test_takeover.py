@@ -19,7 +19,7 @@ async def test_the_newer_claim_wins_and_the_older_keeper_leaves_without_another_
     await until(lambda: older.fold.value > 10, "the older keeper is at work")
 
     await newer.keeper.start()
-    await asyncio.wait_for(counting, 10)
+    await asyncio.wait_for(counting, 120)
 
     assert older.context.stop.is_set()
     assert "another supervisor took over this log" in str(older.context.faults[0])
@@ -56,7 +56,7 @@ async def test_a_spare_takes_over_when_its_writer_is_silent_and_not_before(opene
             await asyncio.shield(standing_by)
 
     await killed(writer)
-    await asyncio.wait_for(standing_by, 10)
+    await asyncio.wait_for(standing_by, 120)
     await spare.count_to(5)
 
     assert spare.fold.value == 5
@@ -73,7 +73,7 @@ async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened:
     await first.keeper.start()
     taking_over = asyncio.create_task(spare.keeper.start())
     await killed(first)
-    await asyncio.wait_for(taking_over, 10)
+    await asyncio.wait_for(taking_over, 120)
     await spare.count_to(3)
 
     again = await opened()
@@ -87,7 +87,7 @@ async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened:
     assert not spare.context.faults
     assert await spare.keeper.append([spare.fold.next()])
     await killed(spare)
-    await asyncio.wait_for(standing_by, 10)
+    await asyncio.wait_for(standing_by, 120)
     assert await again.keeper.append([again.fold.next()])
 
 
@@ -118,7 +118,7 @@ async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opene
     assert begun == [0]  # one, and it had not claimed
     assert await claims(bus) == 0
     ready.set()
-    done, _ = await asyncio.wait(starting, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    done, _ = await asyncio.wait(starting, timeout=120, return_when=asyncio.FIRST_COMPLETED)
     assert [task.exception() for task in done] == [None]
     assert await claims(bus) == 1
     for one in several:

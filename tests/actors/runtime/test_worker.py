@@ -53,7 +53,7 @@ async def work(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Work]:
     yield begin
     for context, task in running:
         context.stop.set()
-        await asyncio.wait_for(task, 10)
+        await asyncio.wait_for(task, 120)
 
 
 async def queue(bus: Bus) -> tuple[int, int]:
@@ -158,7 +158,7 @@ async def test_a_handler_that_raises_ends_its_worker_aloud_and_the_work_stays(bu
     await issue(bus, 1)
     context, task = work(handle)
 
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 120)
 
     assert [str(fault) for fault in context.faults] == ["no rows"]
     assert await queue(bus) == (0, 1)
@@ -174,7 +174,7 @@ async def test_a_worker_that_cannot_publish_gives_its_work_back_and_leaves(bus: 
     await make_queue(bus, QUEUES["rollout"], 60)
     await issue(bus, 1)
     context, task = work(handle)
-    await asyncio.wait_for(task, 10)
+    await asyncio.wait_for(task, 120)
     assert [str(fault) for fault in context.faults] == ["no acknowledgement"]
 
     work(handle)
@@ -191,13 +191,13 @@ async def test_a_worker_that_is_asked_to_stop_gives_back_what_it_holds(bus: Bus,
             await asyncio.Event().wait()
         return []
 
-    await make_queue(bus, QUEUES["rollout"], 60)
+    await make_queue(bus, QUEUES["rollout"], 600)
     await issue(bus, 4)
     context, task = work(handle)
     await until(lambda: len(begun) == 4, "everything is held")
 
     context.stop.set()
-    await asyncio.wait_for(task, 30)  # half of the lease
+    await asyncio.wait_for(task, 120)  # a fifth of the lease
     work(handle)
 
     await until(lambda: nothing_is_left(bus), "another worker does it at once, though the lease is long")

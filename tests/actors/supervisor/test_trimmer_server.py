@@ -49,7 +49,7 @@ async def grade(bus, count):
 
     puller = Puller(bus, TRAJECTORIES.full_name(bus.run), "reward", take)
     await puller.start(count)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await done.wait()
     await puller.close()
 

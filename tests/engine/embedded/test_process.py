@@ -68,5 +68,5 @@ def test_sigterm_stops_the_server_cleanly(model, tmp_path):
         assert (tmp_path / "address").read_text().startswith("http://127.0.0.1:")
         process.terminate()
 
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=120) == 0
         assert process.stderr.read() == ""
