@@ -37,7 +37,7 @@ from topics.table import BY_NAME
 from topics.topic import BATCHES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, Topic
 from topics.trajectories import TRAJECTORY_GRADED, Reference, TrajectoryGraded, VersionCount
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
-from topics.wire import Message
+from topics.wire import Message, headers_of
 
 _TOKENS = 100
 _NONCE = "history"
@@ -191,7 +191,7 @@ class History:
 
     async def _store(self, fact: Fact, *, acknowledged: bool) -> int:
         topic, message, key = fact
-        headers = message.headers() if hasattr(message, "headers") else {}
+        headers = headers_of(message)
         body = pack(message, topic)
         headers |= {MESSAGE_ID: f"{topic.name}:{xxhash.xxh3_64_hexdigest(body)}", BY: "bench"}
         if topic.stream.keeper:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -11,7 +11,7 @@ from topics.ids import Stage
 from topics.prompts import NO_ESTIMATOR, ONLY_TASK, Attempt, Temperature
 from topics.topic import BATCHES, TRAINING, Topic
 from topics.trajectories import Metrics, Reference, TurnRewards
-from topics.wire import Count, Id, Message, Real, Sequence, Step
+from topics.wire import Count, Headers, Id, Message, Real, Sequence, Step
 
 
 class BatchMember(msgspec.Struct, omit_defaults=True):
@@ -117,11 +117,21 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
         return self.critic is None or not self.critic.alone
 
 
+class BatchPackedHeaders(Headers):
+    """What is shown of a batch while its run is watched."""
+
+    step: Step
+    stage: Stage
+    min_version: Step
+
+
 class BatchPacked(Message):
     """An end for every trajectory it names: batch `step` is applied to version step - 1 and makes version `step`.
 
     Warm-up batches carry the steps 1 - warmup.steps .. 0, so that the last of them makes version 0.
     """
+
+    HEADERS: ClassVar[type[Headers]] = BatchPackedHeaders
 
     step: Step
     stage: Stage
@@ -129,10 +139,6 @@ class BatchPacked(Message):
     min_version: Step  # step - 1 - max_lag: older tokens are masked by the learner
     objective: Objective = msgspec.field(default_factory=Objective)
     figures: dict[str, float] = msgspec.field(default_factory=dict)  # lengths, truncation, the reward's own metrics
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers that routing needs."""
-        return {"step": str(self.step), "stage": self.stage, "min-version": str(self.min_version)}
 
 
 class Carrier(msgspec.Struct):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from topics.ids import Stage, member_of
 from topics.topic import PROMPTS, Topic
-from topics.wire import Id, Message, SecretIds, Version
+from topics.wire import Headers, Id, MaybeId, Message, SecretIds, Version
 
 GroupSize: TypeAlias = Annotated[int, Meta(ge=1, le=65536)]
 Member: TypeAlias = Annotated[int, Meta(ge=0, lt=65536)]
@@ -30,8 +30,30 @@ class PromptRow(msgspec.Struct, omit_defaults=True):
     metadata: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
+class PromptIssuedHeaders(Headers):
+    """What folds need of a prompt, so that they never read the rows."""
+
+    trajectory_id: Id
+    attempt: Attempt
+    stage: Stage
+    group_size: GroupSize
+    min_version: Version
+    temperature: Temperature
+    task: Id = ONLY_TASK
+    estimator: str = NO_ESTIMATOR
+    origin: MaybeId = ""
+    tenant: str = ""
+    secrets: SecretIds = ""
+
+    def __post_init__(self) -> None:
+        if member_of(self.trajectory_id) >= self.group_size:
+            raise ValueError(f"{self.trajectory_id} is no member of a group of {self.group_size}")
+
+
 class PromptIssued(Message):
     """One trajectory is wanted: member `member` of the group of a prompt."""
+
+    HEADERS: ClassVar[type[Headers]] = PromptIssuedHeaders
 
     prompt_id: Id  # "p000042"; its letter names where it comes from (topics/ids.py)
     member: Member  # 0 .. group_size - 1
@@ -53,41 +75,10 @@ class PromptIssued(Message):
         """`p000042-3`."""
         return f"{self.prompt_id}-{self.member}"
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that folds need, so that they never read the rows."""
-        found = {
-            "trajectory": self.trajectory_id,
-            "attempt": str(self.attempt),
-            "stage": self.stage,
-            "group-size": str(self.group_size),
-            "min-version": str(self.min_version),
-            "temperature": f"{self.temperature:.12g}",
-        }
-        besides = {"task": self.task, "estimator": self.estimator, "origin": self.origin, "secrets": self.secrets}
-        if self.task == LIVE_TASK and self.rows:
-            besides["tenant"] = str(self.rows[0].metadata.get("tenant", ""))
-        defaults = (ONLY_TASK, NO_ESTIMATOR, "")
-        return found | {name: value for name, value in besides.items() if value not in defaults}
-
-
-class IssueHeads(msgspec.Struct, rename="kebab"):
-    """The headers of `prompt.issued` that folds rely on."""
-
-    trajectory: Id
-    attempt: Attempt
-    stage: Stage
-    group_size: GroupSize
-    min_version: Version
-    temperature: Temperature
-    task: Id = ONLY_TASK
-    estimator: str = NO_ESTIMATOR
-    origin: Id = ""
-    tenant: str = ""  # of a live turn
-    secrets: SecretIds = ""
-
-    def __post_init__(self) -> None:
-        if member_of(self.trajectory) >= self.group_size:
-            raise ValueError(f"{self.trajectory} is no member of a group of {self.group_size}")
+    @property
+    def tenant(self) -> str:
+        """Whose turn of live traffic it is; of other prompts ""."""
+        return str(self.rows[0].metadata.get("tenant", "")) if self.task == LIVE_TASK and self.rows else ""
 
 
 PROMPT_ISSUED = Topic(
@@ -97,7 +88,6 @@ PROMPT_ISSUED = Topic(
     publishers=("prompter",),
     subscribers=("rollout", "prompter", "buffer", "supervisor"),
     key="trajectory_id",
-    heads=IssueHeads,
     id=("trajectory_id", "attempt"),
     lane=True,
 )

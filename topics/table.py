@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from topics import (
     actors,
     batches,
@@ -27,7 +29,7 @@ from topics import (
 )
 from topics.roles import ROLE_NAMES, ROLES, Role, add_role
 from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
-from topics.wire import Message
+from topics.wire import Headers, Message
 
 _NOUNS = (
     *(prompts, trajectories, groups, batches, weights, promotions, engines, cards),
@@ -36,7 +38,14 @@ _NOUNS = (
 
 TOPICS = [topic for noun in _NOUNS for topic in vars(noun).values() if isinstance(topic, Topic)] + actors.KEEPER_TOPICS
 BY_NAME: dict[str, Topic[Any]] = {topic.name: topic for topic in TOPICS}
-_BY_TYPE = {topic.message: topic for topic in TOPICS if topic.message not in actors.SHARED_TYPES}
+
+
+def _by_type(topics: Sequence[Topic[Any]]) -> dict[type[msgspec.Struct], Topic[Any]]:
+    kinds = ((kind, topic) for topic in topics for kind in (topic.message, topic.message.HEADERS))
+    return {kind: topic for kind, topic in kinds if kind is not Headers}
+
+
+_BY_TYPE = _by_type([topic for topic in TOPICS if topic.message not in actors.SHARED_TYPES])
 
 
 class WorkQueue(NamedTuple):
@@ -85,8 +94,8 @@ def topic_for(message: Message) -> Topic[Any]:
     return topic_of_type(type(message))
 
 
-def topic_of_type(kind: type[Message]) -> Topic[Any]:
-    """The topic whose messages have a type.
+def topic_of_type(kind: type[msgspec.Struct]) -> Topic[Any]:
+    """The topic whose messages, or their headers, have a type.
 
     Raises:
         LookupError: there is none, or several share it.
@@ -148,7 +157,7 @@ def register(role: Role, topics: Sequence[Topic[Any]]) -> None:
     TOPICS.extend(added)
     BY_NAME.update((topic.name, topic) for topic in added)
     QUEUES.update(_queues(role))
-    _BY_TYPE.update((topic.message, topic) for topic in topics)
+    _BY_TYPE.update(_by_type(topics))
 
 
 def _problem(role: Role, streams: Sequence[Stream], added: Sequence[Topic[Any]]) -> str:

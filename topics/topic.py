@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
-import msgspec
-
 from topics.ids import stage_of
 from topics.wire import Message
 
@@ -65,7 +63,6 @@ class Topic(Generic[M]):
     ]  # besides the monitor and the supervisor, which may subscribe to everything, and the log's own keeper
     key: str = ""  # the field behind the participle: "trajectory_id"; "" for none
     json: bool = False  # JSON instead of MessagePack: read by other people's tools
-    heads: type[msgspec.Struct] | None = None  # the headers, where folds read nothing else
     replaced: bool = False  # the newest one takes the place of those before: what they have stored as blobs is purged
     id: tuple[str, ...] = ()  # fields that the message id has besides the digest of the content; none: the key
     fenced: bool = False  # each message of a key is appended only behind the newest that its worker knows of the noun

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
 from topics.wire import (
     Count,
     Float32Array,
+    Headers,
     Id,
     Int32Array,
     Message,
@@ -22,7 +23,6 @@ from topics.wire import (
     Sequence,
     UInt8Array,
     Version,
-    sealed_under,
 )
 
 FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged"]
@@ -142,27 +142,36 @@ class Holding(msgspec.Struct):
     until: Count  # no entry above counts: the delivery after it continued from here; 0: no bound
 
 
+class TrajectoryProgressedHeaders(Headers):
+    """What deciding and trimming need."""
+
+    trajectory_id: Id
+    attempt: Attempt
+    delivery: Count
+    offset: Count
+    log: Id
+    continued: Annotated[str, Meta(pattern=r"^([A-Za-z0-9_-]{1,128}:\d{1,19}(,|\Z))*\Z")] = msgspec.field(
+        default="", name="before"
+    )
+
+
 class TrajectoryProgressed(_OfTrajectory):
     """From here on a worker stores the progress of this trajectory in its log, and no other worker's counts.
 
     It lies inside the trajectory's fence, once for each delivery that stores progress.
     """
 
+    HEADERS: ClassVar[type[Headers]] = TrajectoryProgressedHeaders
+
     log: Id  # key of the worker's `progress.stored`
     offset: Count = 0  # tokens sampled before it
     before: list[Holding] = msgspec.field(default_factory=list)  # the progress that it continues, oldest first
     fruitless: Count = 0  # runs of its function that were begun since it last came further, this one among them
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that deciding and trimming need."""
-        return {
-            "trajectory": self.trajectory_id,
-            "attempt": str(self.attempt),
-            "delivery": str(self.delivery),
-            "offset": str(self.offset),
-            "log": self.log,
-            "before": ",".join(f"{holding.log}:{holding.since}" for holding in self.before),
-        }
+    @property
+    def continued(self) -> str:
+        """The progress that it continues, as its header has it."""
+        return ",".join(f"{holding.log}:{holding.since}" for holding in self.before)
 
 
 class ProgressEntry(_OfTrajectory):
@@ -175,18 +184,36 @@ class ProgressEntry(_OfTrajectory):
     follows: Count = 0  # entries of this attempt that it continues: where one of them is missing, it does not count
 
 
+class ProgressStoredHeaders(Headers):
+    """None: its subject names the log."""
+
+
 class ProgressStored(Message):
     """New progress of trajectories that one worker holds: one message for many of them, outside of their fences.
 
     An entry counts if the trajectory's newest `trajectory.progressed` names this log for the entry's delivery.
     """
 
+    HEADERS: ClassVar[type[Headers]] = ProgressStoredHeaders
+
     log: Id  # one for each start of a worker process
     entries: list[ProgressEntry]
 
 
+class TrajectoryGeneratedHeaders(Headers):
+    """What folds need of a result, so that they never read its tokens."""
+
+    trajectory_id: Id
+    attempt: Attempt
+    delivery: Count
+    by_version: Annotated[str, Meta(pattern=r"^((-?\d{1,10}:\d{1,18})(,|\Z))*\Z")] = msgspec.field(name="versions")
+    secret: SecretIds = ""
+
+
 class TrajectoryGenerated(_OfMember):
     """One finished execution of the policy on a prompt, not yet graded."""
+
+    HEADERS: ClassVar[type[Headers]] = TrajectoryGeneratedHeaders
 
     rows: list[PromptRow]
     segments: list[Segment]
@@ -201,14 +228,10 @@ class TrajectoryGenerated(_OfMember):
     hybrid: bool = False  # of an answer of it; no version reproduces such log-probs (`weights.update = "in_place"`)
     secret: SecretIds = ""  # data keys under which this is sealed, of a turn of live traffic and those before it
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that routing and deciding need."""
-        return {
-            "trajectory": self.trajectory_id,
-            "attempt": str(self.attempt),
-            "delivery": str(self.delivery),
-            "versions": ",".join(f"{count.version}:{count.tokens}" for count in self.versions),
-        } | sealed_under(self.secret)
+    @property
+    def by_version(self) -> str:
+        """`12:40,13:9`: its trainable tokens by version, as its header has them."""
+        return ",".join(f"{count.version}:{count.tokens}" for count in self.versions)
 
 
 class Reference(msgspec.Struct):
@@ -219,8 +242,18 @@ class Reference(msgspec.Struct):
     size: Count  # bytes
 
 
+class GradeHeaders(Headers):
+    """What finding a grade needs."""
+
+    trajectory_id: Id
+    attempt: Attempt
+    delivery: Count
+
+
 class _OfResult(_OfMember, kw_only=True):
     """Properties of a generated trajectory, and the names of its tokens."""
+
+    HEADERS: ClassVar[type[Headers]] = GradeHeaders
 
     payload: Reference
     versions: list[VersionCount]
@@ -243,10 +276,6 @@ class _OfResult(_OfMember, kw_only=True):
         """Trainable tokens."""
         return sum(count.tokens for count in self.versions)
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that routing needs."""
-        return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "delivery": str(self.delivery)}
-
 
 class TrajectorySubmitted(_OfResult):
     """A generated trajectory whose reward needs its whole group, which the buffer gathers."""
@@ -264,20 +293,28 @@ class TrajectoryGraded(_OfResult, kw_only=True):
         return self.reward if self.unshaped is None else self.unshaped
 
 
+class EndHeaders(Headers):
+    """What finding a failure, or the end of a trajectory, needs."""
+
+    trajectory_id: Id
+    attempt: Attempt
+    reason: FailureReason | DropReason
+
+
 class TrajectoryFailed(_OfMember):
     """A worker's claim that this trajectory cannot be finished. The buffer decides its end."""
+
+    HEADERS: ClassVar[type[Headers]] = EndHeaders
 
     reason: FailureReason
     detail: str
     tokens: Count = 0  # sampled for it, as far as this worker knows
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that routing needs."""
-        return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "reason": self.reason}
-
 
 class TrajectoryDropped(Message):
     """An end: this trajectory is never trained on."""
+
+    HEADERS: ClassVar[type[Headers]] = EndHeaders
 
     trajectory_id: Id
     attempt: Attempt
@@ -287,19 +324,6 @@ class TrajectoryDropped(Message):
     again: bool = False  # this attempt alone ends; the trajectory is to be issued again
     detail: str = ""
     task: Id = ONLY_TASK
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers that routing needs."""
-        return {"trajectory": self.trajectory_id, "attempt": str(self.attempt), "reason": self.reason}
-
-
-class ResultHeads(msgspec.Struct):
-    """The headers of `trajectory.generated` that folds rely on."""
-
-    trajectory: Id
-    attempt: Attempt
-    delivery: Count
-    versions: Annotated[str, Meta(pattern=r"^((-?\d{1,10}:\d{1,18})(,|\Z))*\Z")]
 
 
 def tokens_sampled(*results: TrajectoryGenerated | TrajectorySubmitted | TrajectoryGraded) -> int:
@@ -335,7 +359,6 @@ TRAJECTORY_GENERATED = Topic(
     publishers=("rollout",),
     subscribers=("reward", "groupreward", "rollout", "learner", "recorder", "supervisor"),
     key="trajectory_id",
-    heads=ResultHeads,
     id=("trajectory_id", "attempt", "delivery"),
     fenced=True,
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 from msgspec import Meta, field
 
 from topics.topic import SESSIONS, TURNS, Topic
-from topics.wire import Count, Float32Array, Id, Int32Array, Message, Real, SecretIds, sealed_under
+from topics.wire import Count, Float32Array, Headers, Id, Int32Array, MaybeId, Message, Real, SecretIds
 
 ShortDigest = Annotated[str, Meta(max_length=32)]  # hexadecimal, or ""
 
@@ -27,11 +27,27 @@ EarlySkip: TypeAlias = Literal["side", "greedy", "truncated", "constrained", "re
 LateSkip: TypeAlias = Literal["unjudged", "ungraded", "off", "garbage", "repeat", "behind", "surplus", "purged"]
 SkipReason: TypeAlias = EarlySkip | Literal["gone", "failed", "empty", "lost"] | LateSkip
 Mark: TypeAlias = Literal["invalid call", "question", "garbage", "redacted"]  # of a reply, see `asyncrl.live.marks`
-MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
+
+
+class TurnStartedHeaders(Headers):
+    """What deciding needs: whoever folds turns reads no tokens."""
+
+    turn_id: Id
+    session: Id
+    tenant: Id
+    temperature: LiveTemperature
+    parent: MaybeId = ""
+    skip: EarlySkip | None = None
+    continues: MaybeId = ""
+    secret: SecretIds = ""
+    older: SecretIds = ""
+    siblings: ShortDigest = ""
 
 
 class TurnStarted(Message):
     """A request is about to be answered."""
+
+    HEADERS: ClassVar[type[Headers]] = TurnStartedHeaders
 
     turn_id: Id
     session: Id  # of the tenant, who may hold several conversations in it
@@ -50,17 +66,17 @@ class TurnStarted(Message):
     older: SecretIds = ""  # other data keys, of the turns before it, that reading its whole prompt takes
     siblings: ShortDigest = ""  # equal for turns of one session with the same prompt and temperature
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that deciding needs: whoever folds turns reads no tokens."""
-        found = {"turn": self.turn_id, "session": self.session, "tenant": self.tenant}
-        optional = {"parent": self.parent, "skip": self.skip or "", "continues": self.continues, "older": self.older}
-        optional["siblings"] = self.siblings
-        found["temperature"] = f"{self.temperature:.12g}"
-        return found | {name: value for name, value in optional.items() if value} | sealed_under(self.secret)
+
+class SealedHeaders(Headers):
+    """What reading needs."""
+
+    secret: SecretIds = ""
 
 
 class TurnSampled(Message):
     """Tokens of a reply under way: what another gateway goes on from."""
+
+    HEADERS: ClassVar[type[Headers]] = SealedHeaders
 
     turn_id: Id
     start: Count  # tokens of the reply before these
@@ -69,13 +85,25 @@ class TurnSampled(Message):
     versions: Int32Array  # [T] of the weights of each token
     secret: SecretIds = ""  # of its turn
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that reading needs."""
-        return sealed_under(self.secret)
+
+class TurnFinishedHeaders(SealedHeaders, kw_only=True):
+    """What deciding needs."""
+
+    turn_id: Id
+    session: Id
+    finish: Finish
+    length: Count = field(name="tokens")
+    newest: int = 0
+    marked: str = field(default="", name="marks")
+    same: ShortDigest = ""
+    trial: Count = 0
+    canary: bool = False
 
 
 class TurnFinished(Message):
     """The reply of a turn has ended; a client gets its end after this is stored."""
+
+    HEADERS: ClassVar[type[Headers]] = TurnFinishedHeaders
 
     turn_id: Id
     session: Id
@@ -90,42 +118,60 @@ class TurnFinished(Message):
     canary: bool = False  # there: all its tokens are the canary's, and not those of the version that was live
     secret: SecretIds = ""  # of its turn
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that deciding needs."""
-        tokens = str(len(self.tokens))
-        found = {"turn": self.turn_id, "session": self.session, "finish": self.finish, "tokens": tokens}
-        newest = str(self.versions.max()) if len(self.versions) else ""
-        optional = {"newest": newest, "marks": ",".join(self.marks), "same": self.same}
-        optional |= {"trial": str(self.trial or ""), "canary": "1" if self.canary else ""}
-        return found | {name: value for name, value in optional.items() if value} | sealed_under(self.secret)
+    @property
+    def length(self) -> int:
+        """Tokens of the reply."""
+        return len(self.tokens)
+
+    @property
+    def newest(self) -> int:
+        """The newest version of its tokens; 0 where it has none."""
+        return int(self.versions.max()) if len(self.versions) else 0
+
+    @property
+    def marked(self) -> str:
+        """Its marks, as its header has them."""
+        return ",".join(self.marks)
 
 
 class TurnShadowed(Message):
     """The reply of another version to the prompt of a turn that has ended: nobody gets it, and it is never trained."""
+
+    HEADERS: ClassVar[type[Headers]] = SealedHeaders
 
     turn_id: Id
     trial: Count  # sequence of the weights.canaried whose version it is
     tokens: Int32Array  # [T] sampled
     secret: SecretIds = ""  # of its turn
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that reading needs."""
-        return sealed_under(self.secret)
+
+class SessionLeftHeaders(Headers):
+    """What deciding needs."""
+
+    session_id: Id
 
 
 class SessionLeft(Message):
     """A client ended its session (`DELETE /v1/sessions/ID`); the keeper of sessions closes it."""
 
+    HEADERS: ClassVar[type[Headers]] = SessionLeftHeaders
+
     session_id: Id
     tenant: Id
 
-    def headers(self) -> dict[str, str]:
-        """Return the headers that deciding needs."""
-        return {"session": self.session_id}
+
+class FeedbackGivenHeaders(SealedHeaders, kw_only=True):
+    """What deciding needs."""
+
+    turn_id: Id
+    tenant: Id
+    score: Score
 
 
 class FeedbackGiven(Message):
     """A user or a program judged a reply; this overrules a judge until the turn is admitted to training."""
+
+    HEADERS: ClassVar[type[Headers]] = FeedbackGivenHeaders
 
     feedback_id: Id
     turn_id: Id
@@ -133,11 +179,6 @@ class FeedbackGiven(Message):
     score: Score
     text: str = ""
     secret: SecretIds = ""  # of its turn
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers that deciding needs."""
-        found = {"turn": self.turn_id, "tenant": self.tenant, "score": f"{self.score:.9g}"}
-        return found | sealed_under(self.secret)
 
 
 class TurnReady(Message):
@@ -155,8 +196,20 @@ class TurnReady(Message):
     evidence: list[Id] = field(default_factory=list)  # turns that continue it; empty: its session ended
 
 
+class TurnJudgedHeaders(SealedHeaders, kw_only=True):
+    """What deciding needs."""
+
+    turn_id: Id
+    reward: Real | None = None
+    purged: bool = False
+    shadow: Real | None = None
+    trial: Count = 0
+
+
 class TurnJudged(Message):
     """The grade of a turn by a judge."""
+
+    HEADERS: ClassVar[type[Headers]] = TurnJudgedHeaders
 
     turn_id: Id
     reward: Real | None  # None: no valid vote
@@ -167,12 +220,6 @@ class TurnJudged(Message):
     secret: SecretIds = ""  # of its turn
     shadow: Real | None = None  # the reward of its shadow answer, by the same evidence; None: there is none
     trial: Count = 0  # of that answer
-
-    def headers(self) -> dict[str, str]:
-        """Return the headers that deciding needs."""
-        found = {"turn": self.turn_id} | ({} if self.reward is None else {"reward": f"{self.reward:.9g}"})
-        found |= {} if self.shadow is None else {"shadow": f"{self.shadow:.9g}", "trial": str(self.trial)}
-        return found | ({"purged": "1"} if self.purged else {}) | sealed_under(self.secret)
 
 
 class Sibling(msgspec.Struct):
@@ -244,63 +291,8 @@ class SessionClosed(Message):
     until: Count  # sequence in TURNS of the newest message about it; one that comes later opens it anew
 
 
-class StartHeads(msgspec.Struct):
-    """The headers of `turn.started` that folds rely on."""
-
-    turn: Id
-    session: Id
-    tenant: Id
-    temperature: LiveTemperature
-    parent: MaybeId = ""
-    skip: EarlySkip | None = None
-    continues: MaybeId = ""
-    secret: SecretIds = ""
-    older: SecretIds = ""
-    siblings: ShortDigest = ""
-
-
-class FinishHeads(msgspec.Struct):
-    """The headers of `turn.finished` that folds rely on."""
-
-    turn: Id
-    session: Id
-    finish: Finish
-    tokens: Count
-    newest: int = 0  # version of its tokens
-    marks: str = ""  # with commas between them
-    same: ShortDigest = ""
-    trial: Count = 0
-    canary: Literal["", "1"] = ""
-
-
-class JudgeHeads(msgspec.Struct):
-    """The headers of `turn.judged` that folds rely on."""
-
-    turn: Id
-    reward: Real | None = None
-    purged: Literal["", "1"] = ""
-    shadow: Real | None = None
-    trial: Count = 0
-
-
-class FeedbackHeads(msgspec.Struct):
-    """The headers of `feedback.given` that folds rely on."""
-
-    turn: Id
-    tenant: Id
-    score: Score
-
-
-class LeaveHeads(msgspec.Struct):
-    """The headers of `session.left` that folds rely on."""
-
-    session: Id
-
-
 _READERS = ("gateway", "sessions", "rollout", "judge", "monitor")
-TURN_STARTED = Topic(
-    "turn.started", TurnStarted, TURNS, publishers=("gateway",), subscribers=_READERS, key="turn_id", heads=StartHeads
-)
+TURN_STARTED = Topic("turn.started", TurnStarted, TURNS, publishers=("gateway",), subscribers=_READERS, key="turn_id")
 TURN_SAMPLED = Topic(
     "turn.sampled",
     TurnSampled,
@@ -317,7 +309,6 @@ TURN_FINISHED = Topic(
     publishers=("gateway",),
     subscribers=_READERS,
     key="turn_id",
-    heads=FinishHeads,
 )
 TURN_SHADOWED = Topic(
     "turn.shadowed",
@@ -334,7 +325,6 @@ SESSION_LEFT = Topic(
     publishers=("gateway",),
     subscribers=("sessions",),
     key="session_id",
-    heads=LeaveHeads,
     repeats=True,
 )
 FEEDBACK_GIVEN = Topic(
@@ -344,7 +334,6 @@ FEEDBACK_GIVEN = Topic(
     publishers=("gateway",),
     subscribers=("sessions", "recorder"),
     key="turn_id",
-    heads=FeedbackHeads,
     id=("feedback_id",),
 )
 TURN_JUDGED = Topic(
@@ -354,7 +343,6 @@ TURN_JUDGED = Topic(
     publishers=("judge",),
     subscribers=("sessions", "rollout", "recorder"),
     key="turn_id",
-    heads=JudgeHeads,
 )
 TURN_READY = Topic(
     "turn.ready", TurnReady, SESSIONS, publishers=("sessions",), subscribers=("sessions", "judge"), key="turn_id"

@@ -6,7 +6,7 @@ in the field's description (`<i4`, `<f4`, `u1`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -50,6 +50,7 @@ ID_PATTERN = r"^[A-Za-z0-9_-]{1,128}\Z"
 
 # Values are checked on arrival: nothing behind the decoder meets a NaN or a count below 0.
 Id: TypeAlias = Annotated[str, Meta(pattern=ID_PATTERN)]  # part of a subject
+MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
 SecretIds: TypeAlias = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_-]{1,128}(,|\Z)){0,64}\Z")]  # of data keys; "": none
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: supervised
@@ -64,15 +65,55 @@ class WireError(AsyncRLError, ValueError):
     """A message cannot be encoded or decoded as its type requires."""
 
 
+class Headers(msgspec.Struct, omit_defaults=True, rename=lambda name: name.removesuffix("_id").replace("_", "-")):
+    """What a message repeats as text in its headers, where those who fold it read no body.
+
+    Each field has the name of a field or property of the message: `trajectory_id` becomes the header `trajectory`.
+    """
+
+    @classmethod
+    def of(cls, message: msgspec.Struct) -> Self:
+        """Return those of a message."""
+        return cls(**{name: getattr(message, name) for name in cls.__struct_fields__})
+
+    @classmethod
+    def read(cls, headers: dict[str, str]) -> Self:
+        """Return those of a record.
+
+        Raises:
+            WireError: one is missing, or is not what it must be.
+        """
+        try:
+            return msgspec.convert(headers, cls, strict=False)
+        except (msgspec.ValidationError, ValueError) as error:
+            raise WireError(f"its headers: {error}") from error
+
+    def texts(self) -> dict[str, str]:
+        """Return the headers as they are stored."""
+        return {name: _text(value) for name, value in msgspec.to_builtins(self).items()}
+
+
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Base of all messages. Readers accept `v` and `v - 1` and ignore unknown fields."""
 
     V: ClassVar[int] = 1
+    HEADERS: ClassVar[type[Headers]] = Headers
 
     v: int = 0  # version of its type, filled in when it is encoded
 
 
 M = TypeVar("M", bound=msgspec.Struct)
+
+
+def headers_of(message: Message) -> dict[str, str]:
+    """Return the headers that a message has, as they are stored."""
+    return message.HEADERS.of(message).texts()
+
+
+def _text(value: str | float) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def _encode_array(value: Any) -> Any:
@@ -95,11 +136,6 @@ def _decode_array(kind: Any, value: Any) -> Any:
 
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {}
-
-
-def sealed_under(secret: str) -> dict[str, str]:
-    """Return the header of a message that is sealed under data keys; none where there are none."""
-    return {SEALED: secret} if secret else {}
 
 
 def encode(message: msgspec.Struct) -> bytes:

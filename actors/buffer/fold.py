@@ -8,17 +8,17 @@ from actors.buffer import groups
 from actors.buffer.state import BufferState, Group, Plan
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.lag import fresh_share
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.config.held_out import set_of
 from topics.actors import RunOpened
 from topics.batches import BatchPacked, BatchTrained, Objective
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped, group_of
-from topics.ids import LIVE, WARMUP, Stage, prompt_name, stage_of
-from topics.prompts import NO_ESTIMATOR, ONLY_TASK, PromptIssued
+from topics.ids import LIVE, WARMUP, Stage, member_of, prompt_name, prompt_of, stage_of
+from topics.prompts import ONLY_TASK, PromptIssuedHeaders
 from topics.secrets import PurgeRequested
-from topics.stages import StageBegan
+from topics.stages import StageBeganHeaders
 from topics.trajectories import (
     TrajectoryDropped,
     TrajectoryFailed,
@@ -148,34 +148,33 @@ class BufferFold(Fold):
         issued = (name for names in self.state.issued.values() for name in names)
         return len(self.state.groups.keys() | issued) - self.ready
 
-    @on_headers(StageBegan)
-    def _on_stage_began(self, record: Record) -> None:
-        self.state.stages.append(StageBegan.of(record.headers).name)
+    @on(StageBeganHeaders)
+    def _on_stage_began(self, headers: StageBeganHeaders, _record: Record) -> None:
+        self.state.stages.append(headers.name)
 
-    @on_headers(PromptIssued)
-    def _on_issued(self, record: Record) -> None:
-        headers = record.headers
-        prompt_id = headers["trajectory"].rsplit("-", 1)[0]
+    @on(PromptIssuedHeaders)
+    def _on_issued(self, headers: PromptIssuedHeaders, record: Record) -> None:
+        prompt_id, member = prompt_of(headers.trajectory_id), member_of(headers.trajectory_id)
         if prompt_id in self.state.closed:
             return
         stage = stage_of(prompt_id)
         group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
-        group.issued += headers["attempt"] == "0"
+        group.issued += headers.attempt == 0
         if stage == "eval":  # the deadline counts from the newest issue: all rows of an evaluation are made before
             self.state.issued[stage].pop(prompt_id, None)
         elif prompt_id in self.state.issued[stage]:
             return
         self.state.issued[stage][prompt_id] = record.time_ns
         group.stages = len(self.state.stages)
-        group.size, group.stage = int(headers["group-size"]), stage  # a failure that was read before may contradict it
-        group.task, group.estimator = headers.get("task", ONLY_TASK), headers.get("estimator", NO_ESTIMATOR)
+        group.size, group.stage = headers.group_size, stage  # a failure that was read before may contradict it
+        group.task, group.estimator = headers.task, headers.estimator
         if stage == "eval" and group.task != ONLY_TASK:
-            group.tasks[int(headers["trajectory"].rsplit("-", 1)[1])] = group.task
-        group.tenant = headers.get("tenant", "")
-        group.temperature, group.min_version = float(headers["temperature"]), int(headers["min-version"])
-        group.secrets = headers.get("secrets", "")
+            group.tasks[member] = group.task
+        group.tenant = headers.tenant
+        group.temperature, group.min_version = headers.temperature, headers.min_version
+        group.secrets = headers.secrets
         groups.purge_if_gone(self.state, group)
-        groups.gather(self.state, self._plan, group, int(headers["trajectory"].rsplit("-", 1)[1]))
+        groups.gather(self.state, self._plan, group, member)
         if group.complete:
             self._settle(group)
 

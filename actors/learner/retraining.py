@@ -14,7 +14,7 @@ from actors.learner.teacher import TeacherServer
 from asyncrl.algorithms.batches import GradedGroup, build_rows, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import read_log
 from asyncrl.config.settings import Config
@@ -27,7 +27,7 @@ from asyncrl.training.publisher import Publisher
 from asyncrl.weights.files import FileStore
 from topics.batches import BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES
-from topics.trajectories import TrajectoryGenerated
+from topics.trajectories import TrajectoryGeneratedHeaders
 from topics.weights import CheckpointSaved, WeightsPublished
 
 _PATIENCE_S = 60.0  # with a teacher that is a server
@@ -74,8 +74,8 @@ class TrainingLog(Fold):
     def _on_saved(self, message: CheckpointSaved, _record: Record) -> None:
         self.checkpoints.append(message)
 
-    @on_headers(TrajectoryGenerated)
-    def _on_generated(self, record: Record) -> None:
+    @on(TrajectoryGeneratedHeaders)
+    def _on_generated(self, _headers: TrajectoryGeneratedHeaders, record: Record) -> None:
         self.results.add(record.sequence)
 
     def refuse(self, record: Record, error: Exception) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from actors.prompter.sources import SOURCES, Group, PrompterState, PromptSource, mixed
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import Schedule
@@ -19,8 +19,8 @@ from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalRequested
 from topics.groups import GroupDropped
 from topics.ids import LIVE, REISSUE, TASK, Stage, prompt_name, stage_of
-from topics.prompts import PromptIssued
-from topics.stages import StageBegan, StageRequested
+from topics.prompts import PromptIssuedHeaders
+from topics.stages import StageBegan, StageBeganHeaders, StageRequested
 from topics.streams import AdmissionPaused, AdmissionResumed
 from topics.trajectories import TrajectoryDropped
 from topics.turns import TurnAdmitted
@@ -277,9 +277,8 @@ class PrompterFold(Fold):
         self._check_stage(request.name)
         self.state.stage_asked = (record.sequence, request.name)
 
-    @on_headers(StageBegan)
-    def _on_stage_began(self, record: Record) -> None:
-        began = StageBegan.of(record.headers)
+    @on(StageBeganHeaders)
+    def _on_stage_began(self, began: StageBeganHeaders, _record: Record) -> None:
         self._check_stage(began.name)
         self.state.stages.append((began.prompt, began.name))
         self.state.stage_answered = max(self.state.stage_answered, began.request)
@@ -304,9 +303,9 @@ class PrompterFold(Fold):
         begun = prompt_name(TASK, first) in self.state.members
         return [StageBegan(name=name, prompt=first + begun, request=request, after=after)]
 
-    @on_headers(PromptIssued)
-    def _on_issued(self, record: Record) -> None:
-        name, attempt = record.headers["trajectory"], int(record.headers["attempt"])
+    @on(PromptIssuedHeaders)
+    def _on_issued(self, headers: PromptIssuedHeaders, _record: Record) -> None:
+        name, attempt = headers.trajectory_id, headers.attempt
         prompt_id, stage = name.rsplit("-", 1)[0], stage_of(name)
         open_groups = self.state.open.get(stage, set())
         if attempt:
@@ -316,7 +315,7 @@ class PrompterFold(Fold):
                 self.state.again.pop(name, None)
             return
         count = self.state.members.pop(prompt_id, 0) + 1
-        if count != int(record.headers["group-size"]):
+        if count != headers.group_size:
             self.state.members[prompt_id] = count
         elif stage == "eval":
             self.state.requests.pop(int(prompt_id[1:]), None)

@@ -27,7 +27,7 @@ from asyncrl.telemetry.plot import draw_reward
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED
 from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
-from topics.wire import Message, WireError
+from topics.wire import Headers, Message, WireError
 
 _MB = 1_000_000
 _TOPICS: dict[Event, Topic[Any]] = {"step": BATCH_PACKED, "eval": EVAL_SCORED}
@@ -240,7 +240,7 @@ class Recorder:
         warmup = config.warmup.steps * (config.warmup.batch_rows // config.warmup.rows_per_trajectory)
         return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup - self.fold.state.evaluated)
 
-    def _take(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
+    def _take(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         self.fold.apply(topic, message, record)
         self._positions[record.stream.name] = record.sequence
         self._since += 1 + len(record.data) // _COUNTED_BYTES

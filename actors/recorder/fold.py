@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.live.agreement import Agreement
 from topics.actors import RunOpened
@@ -17,9 +17,9 @@ from topics.groups import GroupDropped
 from topics.ids import stage_of
 from topics.topic import Topic
 from topics.trajectories import TrajectoryDropped, TrajectoryFailed
-from topics.turns import FeedbackGiven, TurnJudged
+from topics.turns import FeedbackGivenHeaders, TurnJudgedHeaders
 from topics.weights import TrainingFinished, WeightsPublished
-from topics.wire import Message
+from topics.wire import Headers, Message
 
 _WINDOW = 5  # steps a reward is averaged over
 _UPDATES = 128  # newest updates of engines, for their median
@@ -99,7 +99,7 @@ class RecorderFold(Fold):
         self.state = RecorderState()
         self.issued = 0  # RL trajectories; the recorder asks the server, instead of reading every one
 
-    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
+    def apply(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         """Fold one message in."""
         state, time_ns = self.state, record.time_ns
         if time_ns:
@@ -272,14 +272,14 @@ class RecorderFold(Fold):
             }
             self.rows.append({"event": "weights", "time_s": self._seconds(record.time_ns), **row})
 
-    @on_headers(TurnJudged)
-    def _on_judged(self, record: Record) -> None:
-        if reward := record.headers.get("reward"):
-            self.state.agreement.judge(record.headers["turn"], float(reward))
+    @on(TurnJudgedHeaders)
+    def _on_judged(self, headers: TurnJudgedHeaders, _record: Record) -> None:
+        if headers.reward is not None:
+            self.state.agreement.judge(headers.turn_id, headers.reward)
 
-    @on_headers(FeedbackGiven)
-    def _on_feedback(self, record: Record) -> None:
-        self.state.agreement.user(record.headers["turn"], float(record.headers["score"]))
+    @on(FeedbackGivenHeaders)
+    def _on_feedback(self, headers: FeedbackGivenHeaders, _record: Record) -> None:
+        self.state.agreement.user(headers.turn_id, headers.score)
 
     @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:

@@ -24,7 +24,7 @@ from asyncrl.crash import crash_point
 from topics.actors import Activity, KeeperClaimed, KeeperHeartbeat, KeeperSnapshot
 from topics.table import BY_NAME, topic_for
 from topics.topic import Retention, Stream, Topic
-from topics.wire import Message, prepare
+from topics.wire import Headers, Message, prepare
 
 HEARTBEAT_S = 3.0
 _OWN_RECORDS: dict[type[Message], str] = {
@@ -199,7 +199,7 @@ class Keeper:
         take, refuse, headers_only = self._take, self._refuse, entry.headers_only
         return Listener(bus, stream, take, refuse, subjects=subjects, headers_only=headers_only, unread=unread)
 
-    def _take(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
+    def _take(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         self._check_claim(topic, record)
         if topic.message not in _OWN_RECORDS:
             self._fold.apply(topic, message, record)

@@ -13,7 +13,7 @@ from itertools import islice
 
 from actors.sessions.admission import Admission, Room
 from actors.sessions.state import OnWay, OpenSession, OpenTurn, SessionsState, Verdict
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.config.live_settings import LiveSettings
 from topics.batches import BatchPacked, BatchTrained
@@ -21,19 +21,19 @@ from topics.groups import GroupDropped
 from topics.ids import LIVE, member_of, prompt_name
 from topics.secrets import PurgeRequested
 from topics.turns import (
-    FeedbackGiven,
+    FeedbackGivenHeaders,
     SessionClosed,
-    SessionLeft,
+    SessionLeftHeaders,
     SkipReason,
     TurnAdmitted,
-    TurnFinished,
-    TurnJudged,
+    TurnFinishedHeaders,
+    TurnJudgedHeaders,
     TurnOverruled,
     TurnReady,
     TurnSkipped,
-    TurnStarted,
+    TurnStartedHeaders,
 )
-from topics.wire import SEALED, Message
+from topics.wire import Message
 
 _AT_ONCE = 256  # decisions of one append
 _UNTRAINED: dict[str, SkipReason] = {"gone": "gone", "failed": "failed"}  # ends of replies
@@ -48,24 +48,22 @@ class SessionsFold(Fold):
         self._idle_ns, self._judge_ns = int(settings.idle_s * 1e9), int(settings.judge_s * 1e9)
         self.state = SessionsState()
 
-    @on_headers(TurnStarted)
-    def _on_started(self, record: Record) -> None:
-        heads, state = record.headers, self.state
-        name, session, parent = heads["turn"], heads["session"], heads.get("parent", "")
-        skip: SkipReason | None = heads.get("skip")  # type: ignore[assignment]  # the listener has checked it
-        skip = None if skip in self._allowed else skip
+    @on(TurnStartedHeaders)
+    def _on_started(self, headers: TurnStartedHeaders, record: Record) -> None:
+        state, name, session, parent = self.state, headers.turn_id, headers.session, headers.parent
+        skip = None if headers.skip in self._allowed else headers.skip
         entry = self._active(session, record)
         before = state.turns.get(parent)
-        if before is not None and skip != "side" and heads.get("continues") not in before.evidence:  # else said already
+        if before is not None and skip != "side" and headers.continues not in before.evidence:  # else said already
             before.evidence.append(name)
             state.due[parent] = None
         if name in state.ended_early:
             state.ended_early.discard(name)
             return
-        secrets = ",".join(filter(None, (heads.get(SEALED), heads.get("older"))))
-        temperature = float(heads["temperature"]) or 1.0  # log-probs of greedy tokens are at temperature 1
-        turn = OpenTurn(session, heads["tenant"], temperature, skip=skip, secrets=secrets)
-        state.turns[name], turn.siblings = turn, heads.get("siblings", "")
+        secrets = ",".join(filter(None, (headers.secret, headers.older)))
+        temperature = headers.temperature or 1.0  # log-probs of greedy tokens are at temperature 1
+        turn = OpenTurn(session, headers.tenant, temperature, skip=skip, secrets=secrets)
+        state.turns[name], turn.siblings = turn, headers.siblings
         if turn.siblings:
             state.families.setdefault(turn.siblings, []).append(name)
         self._purge_if_gone(name)
@@ -75,27 +73,26 @@ class SessionsFold(Fold):
             entry.left = False  # the client goes on with it
             entry.turns.add(name)
 
-    @on_headers(TurnFinished)
-    def _on_finished(self, record: Record) -> None:
-        name, finish = record.headers["turn"], record.headers["finish"]
-        turn = self.state.turns.get(name)
-        self._active(record.headers["session"], record)
+    @on(TurnFinishedHeaders)
+    def _on_finished(self, headers: TurnFinishedHeaders, record: Record) -> None:
+        name, turn = headers.turn_id, self.state.turns.get(headers.turn_id)
+        self._active(headers.session, record)
         if turn is None or turn.finished:
             return
         turn.finished = True
-        tokens, marks = int(record.headers["tokens"]), record.headers.get("marks", "").split(",")
-        turn.skip = turn.skip or _UNTRAINED.get(finish) or ("empty" if not tokens else None)
+        marks = headers.marked.split(",")
+        turn.skip = turn.skip or _UNTRAINED.get(headers.finish) or ("empty" if not headers.length else None)
         turn.skip = turn.skip or ("redacted" if "redacted" in marks else None)
-        turn.newest, turn.same = int(record.headers.get("newest", 0)), record.headers.get("same", "")
-        turn.trial, turn.canary = int(record.headers.get("trial", 0)), "canary" in record.headers
+        turn.newest, turn.same = headers.newest, headers.same
+        turn.trial, turn.canary = headers.trial, headers.canary
         if turn.skip is None:
-            self.state.watched.reply(tokens, marks)
+            self.state.watched.reply(headers.length, marks)
             turn.skip = "garbage" if "garbage" in marks else None
         self._grade(name, turn, record)
 
-    @on_headers(SessionLeft)
-    def _on_left(self, record: Record) -> None:
-        name = record.headers["session"]
+    @on(SessionLeftHeaders)
+    def _on_left(self, headers: SessionLeftHeaders, record: Record) -> None:
+        name = headers.session_id
         if name not in self.state.sessions and name not in self.state.closed_early:
             return  # it ended before, or never was
         session = self._active(name, record)
@@ -105,21 +102,19 @@ class SessionsFold(Fold):
             if not session.turns:
                 self.state.emptied[name] = None
 
-    @on_headers(TurnJudged)
-    def _on_judged(self, record: Record) -> None:
-        reward = record.headers.get("reward")
-        turn = self.state.turns.get(record.headers["turn"])
-        if turn is not None and record.headers.get("purged"):
-            turn.skip, self.state.due[record.headers["turn"]] = "purged", None
+    @on(TurnJudgedHeaders)
+    def _on_judged(self, headers: TurnJudgedHeaders, record: Record) -> None:
+        name, reward, turn = headers.turn_id, headers.reward, self.state.turns.get(headers.turn_id)
+        if turn is not None and headers.purged:
+            turn.skip, self.state.due[name] = "purged", None
             return
         if turn is not None and reward is not None:
-            self.state.watched.agreement.judge(f"{turn.tenant} {record.headers['turn']}", float(reward))
+            self.state.watched.agreement.judge(f"{turn.tenant} {name}", reward)
         if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
-            turn.verdict = Verdict("judge", None if reward is None else float(reward))
-            if "shadow" in record.headers:
-                turn.verdict.shadow = self._admission.bounded(float(record.headers["shadow"]))
-                turn.verdict.trial = int(record.headers["trial"])
-            self._grade(record.headers["turn"], turn, record)
+            turn.verdict = Verdict("judge", reward)
+            if headers.shadow is not None:
+                turn.verdict.shadow, turn.verdict.trial = self._admission.bounded(headers.shadow), headers.trial
+            self._grade(name, turn, record)
 
     @on(PurgeRequested)
     def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
@@ -132,9 +127,9 @@ class SessionsFold(Fold):
         if not self.state.purged.isdisjoint(turn.secrets.split(",")):
             turn.skip, self.state.due[name] = "purged", None
 
-    @on_headers(FeedbackGiven)
-    def _on_feedback(self, record: Record) -> None:
-        name, tenant, score = record.headers["turn"], record.headers["tenant"], float(record.headers["score"])
+    @on(FeedbackGivenHeaders)
+    def _on_feedback(self, headers: FeedbackGivenHeaders, record: Record) -> None:
+        name, tenant, score = headers.turn_id, headers.tenant, headers.score
         turn, on_way = self.state.turns.get(name), self.state.on_way
         admitted = on_way.of(name)
         self.state.watched.agreement.user(f"{tenant} {name}", score)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from actors.supervisor.trimmer_fold import RoomState, TrimmerFold
-from asyncrl.bus.fold import on, on_headers
+from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
@@ -17,7 +17,7 @@ from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.evals import EvalRequested, EvalScored
 from topics.promotions import CanaryEnded, PromotionRefused, PromotionRequested, WeightsCanaried, WeightsPromoted
 from topics.roles import SCALABLE, role_of
-from topics.trajectories import TrajectoryGenerated
+from topics.trajectories import TrajectoryGeneratedHeaders
 from topics.turns import TurnAdmitted, TurnSkipped
 from topics.weights import TrainingFinished, WeightsRefused
 
@@ -153,9 +153,9 @@ class SupervisorFold(TrimmerFold):
         self.state.channel.divergence.trained(trained)
         self.achieved += 1
 
-    @on_headers(TrajectoryGenerated)
-    def _on_stored(self, record: Record) -> None:
-        super()._on_stored(record)
+    @on(TrajectoryGeneratedHeaders)
+    def _on_stored(self, headers: TrajectoryGeneratedHeaders, record: Record) -> None:
+        super()._on_stored(headers, record)
         self.achieved += 1
 
     @on(TrainingFinished)

@@ -34,10 +34,10 @@ from topics.streams import (
     StreamTrimmed,
     StreamTrimming,
 )
-from topics.table import QUEUES, topic_of
+from topics.table import QUEUES
 from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
-from topics.wire import Message
+from topics.wire import Headers, Message
 
 _POLL_S = 1.0  # between two looks at the streams' sizes, which nothing announces
 _TRIM_S = 5.0  # between two trims without a new checkpoint
@@ -104,17 +104,15 @@ class Trimmer:
         """Let `run` return."""
         self._ended.set()
 
-    def _take(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
+    def _take(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         self._received.set()
         self.fold.apply(topic, message, record)
 
     def _refuse(self, record: Record, _error: Exception) -> None:
         """Ignore it: its consumers reject it; here it only counts towards the size of the stream."""
         self._received.set()
-        topic = topic_of(record.subject)
-        if topic is not None:
-            with contextlib.suppress(LookupError, ValueError):  # no name, or no blob: it goes in its turn
-                self.fold.apply(topic, None, record)
+        with contextlib.suppress(LookupError, ValueError):  # no name, or no blob: it goes in its turn
+            self.fold.note(record)
 
     async def _look(self) -> None:
         fills = await self._fills()

@@ -5,7 +5,7 @@ Unread messages count as needed: an end or a checkpoint that is read late leaves
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,7 +13,7 @@ import msgspec
 
 from actors.runtime.checkpoints import CheckpointFold, CheckpointState
 from actors.supervisor.channel import Channel, Stored
-from asyncrl.bus.fold import on, on_headers
+from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BLOB, Blob, blob_named
 from asyncrl.config.settings import Config
@@ -23,7 +23,7 @@ from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import PromptIdSet, member_of, prompt_of
 from topics.streams import AdmissionPaused, AdmissionResumed
-from topics.trajectories import ProgressStored, TrajectoryGenerated, TrajectoryProgressed
+from topics.trajectories import ProgressStoredHeaders, TrajectoryGeneratedHeaders, TrajectoryProgressedHeaders
 from topics.weights import WeightsPublished
 
 
@@ -260,22 +260,33 @@ class TrimmerFold(CheckpointFold):
         newest = kept[-1]
         return Kept(frozenset(Path(saved.path).name for saved in kept), (newest.lineage, newest.step))
 
-    @on_headers(ProgressStored)
-    def _on_progress(self, record: Record) -> None:
+    @on(ProgressStoredHeaders)
+    def _on_progress(self, _headers: ProgressStoredHeaders, record: Record) -> None:
         log = record.key
         self._logs[log] = _Stretch(self._logs[log].first if log in self._logs else record.sequence, record.sequence)
         self._note_blob(record, log)
 
-    @on_headers(TrajectoryProgressed)
-    def _on_progressed(self, record: Record) -> None:
-        self._on_stored(record)
+    @on(TrajectoryProgressedHeaders)
+    def _on_progressed(self, headers: TrajectoryProgressedHeaders, record: Record) -> None:
+        self.note(record, [(headers.log, record.sequence), *_continued(headers)])
 
-    @on_headers(TrajectoryGenerated)
-    def _on_stored(self, record: Record) -> None:
+    @on(TrajectoryGeneratedHeaders)
+    def _on_stored(self, _headers: TrajectoryGeneratedHeaders, record: Record) -> None:
+        self.note(record)
+
+    def note(self, record: Record, continued: Iterable[tuple[str, int]] = ()) -> None:
+        """Note a message inside the fence of a trajectory, which may be unreadable.
+
+        Args:
+            continued: the progress logs that it names, and from where on it needs them.
+
+        Raises:
+            ValueError: its subject or blob has no name of ours.
+        """
         name = record.key
         self._newest[name] = record.sequence
         since = self._since[name] = {}
-        for log, at in _continued_by(record):
+        for log, at in continued:
             since[log] = min(at, since.get(log, at))  # a worker that held it twice is named twice
         self._note_blob(record, name)
         prompt_id = prompt_of(name)
@@ -303,10 +314,7 @@ class TrimmerFold(CheckpointFold):
         self._open.pop(prompt_id, None)
 
 
-def _continued_by(record: Record) -> Iterator[tuple[str, int]]:
-    """The progress logs that a `trajectory.progressed` names, and from where on it needs them; of a result none."""
-    if "log" in record.headers:
-        yield record.headers["log"], record.sequence
-    for named in filter(None, record.headers.get("before", "").split(",")):
+def _continued(headers: TrajectoryProgressedHeaders) -> Iterator[tuple[str, int]]:
+    for named in filter(None, headers.continued.split(",")):
         log, since = named.rsplit(":", 1)
         yield log, int(since)

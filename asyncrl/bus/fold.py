@@ -4,34 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+
+import msgspec
 
 from asyncrl.bus.log import Record
 from topics.table import topic_of_type
 from topics.topic import Stream, Topic
-from topics.wire import Message
+from topics.wire import Headers, Message
 
 F = TypeVar("F")
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=Message | Headers)
 _Method = Callable[[F, M, Record], None]
-_MARKED: dict[Callable[..., None], tuple[type[Message], bool]] = {}  # methods: what each folds, and whether by headers
+_Kind: TypeAlias = type[msgspec.Struct]
+_MARKED: dict[Callable[..., None], _Kind] = {}  # methods: what each folds
 
 
 def on(kind: type[M]) -> Callable[[_Method[F, M]], _Method[F, M]]:
-    """Mark the method that folds in the messages of a type."""
+    """Mark the method that folds in the messages of a type, or by their headers alone those that have such headers."""
 
     def mark(method: _Method[F, M]) -> _Method[F, M]:
-        _MARKED[method] = (kind, False)
-        return method
-
-    return mark
-
-
-def on_headers(kind: type[Message]) -> Callable[[Callable[[F, Record], None]], Callable[[F, Record], None]]:
-    """Mark the method that folds in the records of a type of message by their headers alone."""
-
-    def mark(method: Callable[[F, Record], None]) -> Callable[[F, Record], None]:
-        _MARKED[method] = (kind, True)
+        _MARKED[method] = kind
         return method
 
     return mark
@@ -47,22 +40,19 @@ class Input(NamedTuple):
 class Fold:
     """Base of folds: `apply` calls the method that is marked for the type; other types change nothing."""
 
-    _methods: ClassVar[dict[type[Message], tuple[Callable[..., None], bool]]] = {}
+    _methods: ClassVar[dict[type[Message], tuple[Callable[..., None], _Kind]]] = {}
 
     def __init_subclass__(cls) -> None:
-        marked = [
-            (member, *_MARKED[member])
-            for member in vars(cls).values()
-            if isinstance(member, FunctionType) and member in _MARKED
-        ]
-        cls._methods = cls._methods | {kind: (method, by_headers) for method, kind, by_headers in marked}
+        members = [one for one in vars(cls).values() if isinstance(one, FunctionType) and one in _MARKED]
+        marked = [(topic_of_type(_MARKED[member]).message, member, _MARKED[member]) for member in members]
+        cls._methods = cls._methods | {message: (method, kind) for message, method, kind in marked}
 
     @classmethod
     def inputs(cls) -> dict[Stream, Input]:
         """The logs that it reads; headers are enough of those of which all methods are marked so."""
         found: dict[Stream, Input] = {}
-        for kind, (_, by_headers) in cls._methods.items():
-            topic = topic_of_type(kind)
+        for _, kind in cls._methods.values():
+            topic, by_headers = topic_of_type(kind), issubclass(kind, Headers)
             known = found.get(topic.stream, Input([], headers_only=True))
             found[topic.stream] = Input([*known.topics, topic], known.headers_only and by_headers)
         return found
@@ -70,12 +60,9 @@ class Fold:
     def refuse(self, record: Record, error: Exception) -> None:
         """Take note of a message that cannot be read; here it is passed over, for the run has it as a dead letter."""
 
-    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
-        """Fold one message in; it is None where only headers are read."""
-        method, by_headers = self._methods.get(topic.message, (None, False))
-        if method is None:
-            return
-        if by_headers:
-            method(self, record)
-        else:
-            method(self, message, record)
+    def apply(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
+        """Fold one message in, or its headers where only these are read."""
+        method, kind = self._methods.get(topic.message, (None, Message))
+        if method is not None:
+            given = kind.of(message) if issubclass(kind, Headers) and isinstance(message, Message) else message
+            method(self, given, record)

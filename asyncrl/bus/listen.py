@@ -18,7 +18,7 @@ from topics.wire import SEALED, WireError
 
 _SILENT_S = 60.0  # without a message, of a log that is not read to its end
 
-Take: TypeAlias = Callable[[Topic[Any], Any, Record], None]  # the message is None where only headers are read
+Take: TypeAlias = Callable[[Topic[Any], Any, Record], None]  # the message, or its headers where only these are read
 Refuse: TypeAlias = Callable[[Record, Exception], None]
 
 

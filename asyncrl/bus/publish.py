@@ -20,7 +20,7 @@ from topics.actors import BLOB_KEPT, BLOB_STORED
 from topics.table import BY_NAME, topic_for, topic_of
 from topics.topic import BLOBS, LEDGER_BLOBS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
-from topics.wire import ID_PATTERN, INLINE_BYTES, SEALED, Message, WireError, decode, encode
+from topics.wire import ID_PATTERN, INLINE_BYTES, SEALED, Headers, Message, WireError, decode, encode, headers_of
 
 M = TypeVar("M", bound=Message)
 
@@ -116,7 +116,7 @@ async def send(bus: Bus, message: Message) -> None:
     topic = topic_for(message)
     if bus.client.is_connected:
         body = await _sealed(bus, topic, message)
-        await bus.send(topic.ingest(bus.run, topic.key_of(message)), body, _described(message) or None)
+        await bus.send(topic.ingest(bus.run, topic.key_of(message)), body, headers_of(message) or None)
 
 
 async def publish_if_latest(bus: Bus, message: Message, expected: int) -> int:
@@ -141,7 +141,7 @@ async def publish_if_latest(bus: Bus, message: Message, expected: int) -> int:
 
 def _headers(topic: Topic[Message], message: Message, body: bytes) -> dict[str, str]:
     content = time.time_ns() if topic.repeats else xxhash.xxh3_64_hexdigest(body)
-    return {MESSAGE_ID: f"{topic.id_of(message)}:{content}"} | _described(message)
+    return {MESSAGE_ID: f"{topic.id_of(message)}:{content}"} | headers_of(message)
 
 
 async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: dict[str, str]) -> int:
@@ -185,7 +185,7 @@ def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
     """The topic of a record of a log, and its message.
 
     Args:
-        body: None where the record is read by its headers alone; then the message is None.
+        body: None where the record is read by its headers alone; then these stand for the message.
 
     Raises:
         WireError: it is no such message, or not the one that its subject and its headers name.
@@ -193,8 +193,7 @@ def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
     topic = _topic_at(record)
     if body is not None:
         return topic, _decoded(topic, record, body)
-    _check_heads(topic, record)
-    return topic, None
+    return topic, _headers_at(topic, record)
 
 
 def _decoded(topic: Topic[Any], record: Record, body: bytes) -> Any:
@@ -217,15 +216,14 @@ def decode_body(topic: Topic[Any], body: bytes) -> Any:
         raise WireError(f"not a {topic.message.__name__}: {error}") from error
 
 
-def _check_heads(topic: Topic[Any], record: Record) -> None:
-    if topic.heads is not None:
-        named, header = record.key, topic.key.removesuffix("_id")
-        if not _pattern(topic).match(named) or record.headers.get(header) != named:
-            raise WireError(f"its subject names {named!r}, its headers {record.headers.get(header)!r}")
-        try:
-            msgspec.convert(record.headers, topic.heads, strict=False)
-        except (msgspec.ValidationError, ValueError) as error:
-            raise WireError(f"its headers: {error}") from error
+def _headers_at(topic: Topic[Any], record: Record) -> Headers:
+    kind: type[Headers] = topic.message.HEADERS
+    named = record.key
+    if topic.key in kind.__struct_fields__:
+        given = record.headers.get(topic.key.removesuffix("_id"))
+        if not _pattern(topic).match(named) or given != named:
+            raise WireError(f"its subject names {named!r}, its headers {given!r}")
+    return kind.read(record.headers)
 
 
 def _topic_at(record: Record) -> Topic[Any]:
@@ -248,7 +246,7 @@ def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
         member = getattr(message, "member", None)
         if member is not None and named != f"{getattr(message, 'prompt_id', '')}-{member}":
             raise WireError(f"{named!r} is not member {member} of its prompt {getattr(message, 'prompt_id', '')!r}")
-    for name, value in _described(message).items():
+    for name, value in headers_of(message).items():
         if record.headers.get(name) != value:
             raise WireError(f"its header {name} is {record.headers.get(name, '')[:80]!r}, its body has {value!r}")
 
@@ -256,12 +254,6 @@ def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
 def _pattern(topic: Topic[Any]) -> re.Pattern[str]:
     """Return the form of a topic's keys."""
     return _TRAJECTORY if topic.key == "trajectory_id" else _ID
-
-
-def _described(message: Message) -> dict[str, str]:
-    """The headers that a message asks for."""
-    describe = getattr(message, "headers", None)
-    return describe() if callable(describe) else {}  # a dead letter has a field of that name
 
 
 def attempt_of(record: Record) -> int | None:

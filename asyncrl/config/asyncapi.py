@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.fields import about, fields_of
-from asyncrl.config.topics_reference import ARRAYS, headers_of, parts_of
+from asyncrl.config.topics_reference import ARRAYS, header_names, parts_of
 from topics.actors import BlobStored
 from topics.table import TOPICS, subscribers_of
 from topics.topic import Topic
@@ -86,7 +86,7 @@ def _operation(topic: Topic[Any], role: str, action: str) -> dict[str, Any]:
 
 def _message(topic: Topic[Any]) -> dict[str, Any]:
     kind = topic.message
-    headers = ("Nats-Msg-Id", "blob", *headers_of(kind))
+    headers = ("Nats-Msg-Id", "blob", *header_names(kind))
     message: dict[str, Any] = {
         "name": kind.__name__,
         "title": kind.__name__,

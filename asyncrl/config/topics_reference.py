@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
-import textwrap
 from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,6 +11,7 @@ from asyncrl.config.fields import about, fields_of, markdown_table
 from topics.roles import ROLE_NAMES
 from topics.table import TOPICS, subscribers_of
 from topics.topic import EVALUATIONS, STREAMS, Retention, Topic
+from topics.wire import Message
 
 KEPT = {
     Retention.LEDGER: "for the whole run",
@@ -39,20 +37,9 @@ This page is printed by `asyncrl topics --markdown`, an AsyncAPI 3.0.0 document 
 """
 
 
-def headers_of(kind: type[msgspec.Struct]) -> tuple[str, ...]:
-    """Names of the headers that a message's `headers` method gives it."""
-    method = getattr(kind, "headers", None)
-    if not inspect.isfunction(method):  # a dead letter has a field of this name
-        return ()
-    tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
-    names = [
-        key.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Dict)
-        for key in node.keys
-        if isinstance(key, ast.Constant)
-    ]
-    return tuple(str(name) for name in names)
+def header_names(kind: type[Message]) -> tuple[str, ...]:
+    """Names of the headers that messages of a type may have."""
+    return tuple(field.encode_name for field in msgspec.structs.fields(kind.HEADERS))
 
 
 def parts_of(kind: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
@@ -104,7 +91,7 @@ def topic_section(topic: Topic[Any]) -> list[str]:
         f"- `{topic.message.__name__}`, published by {roles(topic.publishers)}; "
         f"subscribed to by {roles(subscribers_of(topic))}",
     ]
-    headers = headers_of(topic.message)
+    headers = header_names(topic.message)
     if headers:
         lines.append("- headers " + ", ".join(f"`{name}`" for name in headers))
     return [*lines, "", *_field_table(topic.message)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import read_log
 from asyncrl.bus.publish import BY
@@ -16,7 +16,7 @@ from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import prompt_of
-from topics.prompts import PromptIssued
+from topics.prompts import PromptIssued, PromptIssuedHeaders
 from topics.table import topic_of_type
 from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES
 from topics.trajectories import (
@@ -24,8 +24,10 @@ from topics.trajectories import (
     TrajectoryDropped,
     TrajectoryFailed,
     TrajectoryGenerated,
+    TrajectoryGeneratedHeaders,
     TrajectoryGraded,
     TrajectoryProgressed,
+    TrajectoryProgressedHeaders,
 )
 from topics.wire import Message
 
@@ -73,52 +75,49 @@ class TrajectoryHistory(Fold):
     def _on_opened(self, _: RunOpened, record: Record) -> None:
         self.began_ns = self.began_ns or record.time_ns
 
-    @on_headers(PromptIssued)
-    def _on_issued(self, record: Record) -> None:
-        headers = record.headers
-        again = f", the row of {headers['origin']} again" if "origin" in headers else ""
-        group = f"{headers['stage']}, group of {headers['group-size']}"
-        self._add(
-            record, f"attempt {headers['attempt']}, {group}, for version {headers['min-version']} or newer{again}"
-        )
+    @on(PromptIssuedHeaders)
+    def _on_issued(self, headers: PromptIssuedHeaders, record: Record) -> None:
+        again = f", the row of {headers.origin} again" if headers.origin else ""
+        group = f"{headers.stage}, group of {headers.group_size}"
+        self._add(record, f"attempt {headers.attempt}, {group}, for version {headers.min_version} or newer{again}")
 
-    @on_headers(TrajectoryProgressed)
-    def _on_progressed(self, record: Record) -> None:
-        headers, offset = record.headers, int(record.headers["offset"])
-        self.logs.add(headers["log"])
-        at = f"continued at {offset:,} tokens" if offset else "from its start"
-        self._add(record, f"{_attempt_text(record)}, {at}, stored in log {headers['log']}")
+    @on(TrajectoryProgressedHeaders)
+    def _on_progressed(self, headers: TrajectoryProgressedHeaders, record: Record) -> None:
+        self.logs.add(headers.log)
+        at = f"continued at {headers.offset:,} tokens" if headers.offset else "from its start"
+        self._add(record, f"{_attempt_text(headers.attempt, headers.delivery)}, {at}, stored in log {headers.log}")
 
     @on(ProgressStored)
     def _on_stored(self, message: ProgressStored, record: Record) -> None:
         found = [
-            f"attempt {entry.attempt}, delivery {entry.delivery}, {entry.offset:,} tokens so far"
+            f"{_attempt_text(entry.attempt, entry.delivery)}, {entry.offset:,} tokens so far"
             for entry in message.entries
             if entry.trajectory_id == self.trajectory_id
         ]
         if found:
             self._add(record, "; ".join(found))
 
-    @on_headers(TrajectoryGenerated)
-    def _on_generated(self, record: Record) -> None:
+    @on(TrajectoryGeneratedHeaders)
+    def _on_generated(self, headers: TrajectoryGeneratedHeaders, record: Record) -> None:
         self.result = record.sequence
-        counts = [count.split(":") for count in record.headers["versions"].split(",") if count]
+        counts = [count.split(":") for count in headers.by_version.split(",") if count]
         tokens = ", ".join(
             f"{int(tokens):,} tokens " + ("of a teacher" if version == "-1" else f"by version {version}")
             for version, tokens in counts
         )
-        self._add(record, f"{_attempt_text(record)}, {tokens or 'no trainable token'}")
+        self._add(record, f"{_attempt_text(headers.attempt, headers.delivery)}, {tokens or 'no trainable token'}")
 
     @on(TrajectoryGraded)
     def _on_graded(self, message: TrajectoryGraded, record: Record) -> None:
         of = f"for message {message.payload.sequence} of TRAJECTORIES"
-        self._add(record, f"{_attempt_text(record)}, {reward_text(message.reward, message.turn_rewards)}, {of}")
+        given = reward_text(message.reward, message.turn_rewards)
+        self._add(record, f"{_attempt_text(message.attempt, message.delivery)}, {given}, {of}")
 
     @on(TrajectoryFailed)
     def _on_failed(self, message: TrajectoryFailed, record: Record) -> None:
         who = "reward" if message.reason == "reward" else "rollout"
-        attempt = f"attempt {message.attempt}, delivery {message.delivery}"
-        self._add(record, f"{attempt}, claimed by a {who} worker, {message.reason}: {message.detail}")
+        about = f"claimed by a {who} worker, {message.reason}: {message.detail}"
+        self._add(record, f"{_attempt_text(message.attempt, message.delivery)}, {about}")
 
     @on(TrajectoryDropped)
     def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
@@ -183,5 +182,5 @@ async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
     return history
 
 
-def _attempt_text(record: Record) -> str:
-    return f"attempt {record.headers['attempt']}, delivery {record.headers['delivery']}"
+def _attempt_text(attempt: int, delivery: int) -> str:
+    return f"attempt {attempt}, delivery {delivery}"

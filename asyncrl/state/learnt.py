@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import read_log
 from asyncrl.live.owners import covers
 from topics.batches import BatchPacked, BatchTrained
 from topics.ids import prompt_of
-from topics.prompts import PromptIssued
+from topics.prompts import PromptIssuedHeaders
 from topics.topic import BATCHES, PROMPTS, TRAINING
 
 
@@ -42,11 +42,11 @@ class _Trained(Fold):
         self._prompts: set[str] = set()  # of the owner
         self._owner, self._before = owner, before
 
-    @on_headers(PromptIssued)
-    def _on_issued(self, record: Record) -> None:
-        secrets = filter(None, record.headers.get("secrets", "").split(","))
+    @on(PromptIssuedHeaders)
+    def _on_issued(self, headers: PromptIssuedHeaders, _record: Record) -> None:
+        secrets = filter(None, headers.secrets.split(","))
         if any(covers(secret, self._owner, self._before) for secret in secrets):
-            self._prompts.add(prompt_of(record.headers["trajectory"]))
+            self._prompts.add(prompt_of(headers.trajectory_id))
 
     @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, _record: Record) -> None:

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from asyncrl.bus.fold import on, on_headers
+from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Begun, first_stages
@@ -34,7 +34,7 @@ from topics.actors import (
     StopRequested,
     Vitals,
 )
-from topics.batches import BatchPacked, BatchTrained
+from topics.batches import BatchPackedHeaders, BatchTrained
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import TASK, prompt_name
@@ -44,7 +44,7 @@ from topics.streams import AdmissionPaused, AdmissionResumed, StreamTrimmed
 from topics.topic import STREAMS, Retention, Topic
 from topics.trajectories import TrajectoryFailed
 from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished, WeightsRejected, WeightsUnchanged
-from topics.wire import Message
+from topics.wire import Headers, Message
 
 Phase: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
 
@@ -97,16 +97,16 @@ class RunState(Roster):
         self.denied = ""  # topics that this user may not read
         self._events: deque[Event] = deque(maxlen=_EVENTS)
 
-    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
+    def apply(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         """Fold one message in; of `batch.packed` the headers are enough."""
         if topic.message is not Vitals:
             self.first_ns = min(self.first_ns or record.time_ns, record.time_ns)
             self.last_ns = max(self.last_ns, record.time_ns)
         super().apply(topic, message, record)
 
-    @on_headers(BatchPacked)
-    def _on_packed(self, record: Record) -> None:
-        self.packed, self.packed_ns, self.drops, self.failed.new = int(record.headers["step"]), record.time_ns, {}, {}
+    @on(BatchPackedHeaders)
+    def _on_packed(self, headers: BatchPackedHeaders, record: Record) -> None:
+        self.packed, self.packed_ns, self.drops, self.failed.new = headers.step, record.time_ns, {}, {}
 
     def on_gone(self) -> None:
         """Note that no process of the run is left, whatever its logs hold."""

@@ -26,7 +26,7 @@ from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import ACTORS, BATCHES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
-from topics.wire import encode
+from topics.wire import encode, headers_of
 
 SLOW = pytest.mark.slow
 
@@ -85,7 +85,7 @@ def test_each_request_is_a_group_of_its_own_on_the_row_of_the_first():
     messages = [decide(item, 1, [row]) for item in wanted]
     assert [message.rows for message in messages] == [[row], [row]]
     assert len({message.seed for message in messages}) == 2
-    assert messages[0].headers()["origin"] == "p000041"
+    assert headers_of(messages[0])["origin"] == "p000041"
 
 
 def test_only_prompts_of_rl_are_issued_again():

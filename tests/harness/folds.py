@@ -3,7 +3,7 @@
 from asyncrl.bus.log import Record
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.groups import GroupDropped
-from topics.prompts import ONLY_TASK, PROMPT_ISSUED, PromptIssued, PromptRow
+from topics.prompts import ONLY_TASK, PromptIssued, PromptRow
 from topics.table import topic_for
 from topics.trajectories import (
     Reference,
@@ -12,6 +12,7 @@ from topics.trajectories import (
     TrajectoryGraded,
     VersionCount,
 )
+from topics.wire import headers_of
 
 NO_PAYLOAD = Reference(1, "00", 1)
 
@@ -41,9 +42,8 @@ class Feed:
     def publish(self, message, *, at_s=0.0, headers=None):
         topic = topic_for(message)
         self.sequence += 1
-        describe = getattr(message, "headers", dict)
-        record = Record(topic.stream, self.sequence, "", headers or describe(), b"", int(at_s * 1e9))
-        self.fold.apply(topic, None if topic is PROMPT_ISSUED else message, record)
+        record = Record(topic.stream, self.sequence, "", headers or headers_of(message), b"", int(at_s * 1e9))
+        self.fold.apply(topic, message, record)
         return self
 
     def read_back(self, decisions, *, at_s=0.0):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -15,15 +15,25 @@ from harness.stage import Connect, Stage
 from topics.actors import KEEPER_TOPICS, FleetScaled, ScaleRequested, StopRequested
 from topics.table import topic_of
 from topics.topic import FLEET
+from topics.wire import Headers
 
 CLAIMED = next(topic for topic in KEEPER_TOPICS if topic.name == "supervisor.claimed")
+
+
+class Number(Headers):
+    """The number that it is."""
+
+    number: int
 
 
 class Counted(FleetScaled):
     """A number on the keeper's log."""
 
-    def headers(self) -> dict[str, str]:
-        return {"number": str(self.wanted["n"])}
+    HEADERS: ClassVar[type[Headers]] = Number
+
+    @property
+    def number(self) -> int:
+        return self.wanted["n"]
 
 
 class Counter(Fold):

@@ -34,7 +34,7 @@ from topics.topic import (
     Topic,
 )
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
-from topics.wire import Message, encode
+from topics.wire import Message, encode, headers_of
 
 FIRST = (ACTORS, FLEET, DEAD, TRAINING, ENGINES)  # read before the logs that grow with every trajectory
 LOGS = (*FIRST, TURNS, SESSIONS, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
@@ -95,7 +95,7 @@ class Recorded:
         if change is not None:
             change(message)
         message = msgspec.structs.replace(message, **fields)
-        headers = record.headers | (message.headers() if hasattr(message, "headers") else {})
+        headers = record.headers | (headers_of(message))
         key = getattr(message, topic.key) if topic.key else ""
         subject = topic.subject(self.run, key)
         self._log(topic)[at] = record._replace(data=encode(message), headers=headers, subject=subject)
@@ -121,7 +121,7 @@ class Recorded:
         """
         log = self.logs[topic.stream.name]
         pattern = log[-1 if at is None else at]
-        headers = dict(message.headers()) if callable(getattr(message, "headers", None)) else {}
+        headers = headers_of(message)
         if topic.stream.keeper:
             headers |= {"writer": writer or pattern.headers["writer"], "by": pattern.headers["by"]}
         key = getattr(message, topic.key) if topic.key else ""

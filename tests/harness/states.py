@@ -19,7 +19,7 @@ from topics.actors import (
     Vitals,
     Waiting,
 )
-from topics.batches import BATCH_PACKED, BatchTrained
+from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
 from topics.table import topic_for
 from topics.weights import WeightsPublished
@@ -62,10 +62,8 @@ class MadeState:
         self.vitals("prompter-1", open_groups=3)
 
     def publish(self, message, *, at_s=NOW_S - 1):
-        return self._apply(topic_for(message), message, at_s)
-
-    def _apply(self, topic, message, at_s, **headers):
-        self.state.apply(topic, message, Record(topic.stream, 1, "", headers, b"", int(at_s * 1e9)))
+        topic = topic_for(message)
+        self.state.apply(topic, message, Record(topic.stream, 1, "", {}, b"", int(at_s * 1e9)))
         return self
 
     def vitals(self, actor_id, *held, at_s=NOW_S - 1, clock_s=None, doing=IDLE, denied="", **values):
@@ -79,7 +77,7 @@ class MadeState:
         return self.publish(message, at_s=at_s)
 
     def packed(self, step, *, at_s=900.0):
-        return self._apply(BATCH_PACKED, None, at_s, step=str(step))
+        return self.publish(BatchPacked(step, "rl", [], 0), at_s=at_s)
 
     def queue(self, role, *, waiting=0, under_way=0, pulls=1):
         self.state.queues[role] = {"waiting": waiting, "under_way": under_way, "redelivered": 0, "pulls": pulls}

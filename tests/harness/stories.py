@@ -28,7 +28,7 @@ from topics.trajectories import (
     count_versions,
 )
 from topics.weights import WeightsPublished
-from topics.wire import encode
+from topics.wire import encode, headers_of
 
 FIRST = (ACTORS, FLEET, DEAD, TRAINING, ENGINES)  # read before the logs that grow with every trajectory
 LOGS = (*FIRST, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
@@ -74,13 +74,12 @@ class Story:
             for sequence, entry in enumerate(self.logs[stream.name], 1):
                 if entry is not None:
                     topic, message = entry
-                    headers = getattr(message, "headers", dict)
                     body = encode(message) if deep else b""
                     at = self.times.get((topic.name, counts[topic.name]), 0)
                     counts[topic.name] += 1
-                    record = Record(stream, sequence, "", (headers() if callable(headers) else {}) | writer, body, at)
+                    record = Record(stream, sequence, "", headers_of(message) | writer, body, at)
                     bodyless = topic is PROMPT_ISSUED or (topic is TRAJECTORY_GENERATED and not deep)
-                    ledger.apply(topic, None if bodyless else message, record)
+                    ledger.apply(topic, topic.message.HEADERS.of(message) if bodyless else message, record)
         ledger.legible.update(legible)
         ledger.ended.update(ended)
         return audit(ledger, queues or {})

@@ -23,6 +23,7 @@ from topics.turns import (
     TurnShadowed,
     TurnStarted,
 )
+from topics.wire import headers_of
 
 REPLY = np.array([7, 8], np.int32)
 LOGPROBS = np.array([-0.5, -1.5], np.float32)
@@ -88,7 +89,7 @@ def violations(*messages, late: bool = False) -> list[Violation]:
     ]
     for message in [*told, *messages]:
         topic = topic_for(message)
-        live.apply(topic, message, Record(topic.stream, 1, "", getattr(message, "headers", dict)(), b"", 0))
+        live.apply(topic, message, Record(topic.stream, 1, "", headers_of(message), b"", 0))
     return list(wrong)
 
 

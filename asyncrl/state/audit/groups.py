@@ -34,12 +34,13 @@ from topics.batches import BatchMember, BatchPacked
 from topics.evals import EvalScored
 from topics.groups import GroupCompleted, GroupDropped, GroupGraded, group_of
 from topics.ids import REISSUE, PromptIdSet, number_of, stage_of
-from topics.prompts import NO_ESTIMATOR, ONLY_TASK, PromptIssued, PromptRow
+from topics.prompts import PromptIssued, PromptIssuedHeaders, PromptRow
 from topics.trajectories import (
     Outcome,
     TrajectoryDropped,
     TrajectoryFailed,
     TrajectoryGenerated,
+    TrajectoryGeneratedHeaders,
     TrajectoryGraded,
     TrajectorySubmitted,
     count_versions,
@@ -90,7 +91,8 @@ class Groups(Fold):
 
     def on_torn(self, record: Record, error: Exception) -> None:
         """A result without all chunks of its body."""
-        key = _key_of(record)
+        headers = TrajectoryGeneratedHeaders.read(record.headers)
+        key = Key(headers.trajectory_id, headers.attempt)
         self._group(key.prompt_id).torn[record.sequence] = (key, str(error))
 
     def on_packed(self, message: BatchPacked, batch: Batch) -> None:
@@ -114,9 +116,9 @@ class Groups(Fold):
         return group
 
     @on(PromptIssued)
-    def _on_issued(self, message: PromptIssued | None, record: Record) -> None:
-        """An attempt at a trajectory; the message is None where only headers are read."""
-        key, headers = _key_of(record), record.headers
+    def _on_issued(self, message: PromptIssued | PromptIssuedHeaders, record: Record) -> None:
+        """An attempt at a trajectory."""
+        key = Key(message.trajectory_id, message.attempt)
         letter, number = key.prompt_id[0], number_of(key.prompt_id)
         if self._writers.owns(record):  # records that other actors put on the log have no order
             self.newest_issued[letter] = max(number, self.newest_issued.get(letter, number))
@@ -126,26 +128,25 @@ class Groups(Fold):
         group = self._group(key.prompt_id)
         if not group.issues:
             self.prompts += 1
-            group.size = int(headers["group-size"])
-            task, estimator = headers.get("task", ONLY_TASK), headers.get("estimator", NO_ESTIMATOR)
-            group.rules = Rules(task, float(headers["temperature"]), estimator)
-            self._check_origin(group, headers.get("origin", ""))
-            group.purged = not self._training.opening.purged.isdisjoint(headers.get("secrets", "").split(","))
+            group.size = message.group_size
+            group.rules = Rules(message.task, message.temperature, message.estimator)
+            self._check_origin(group, message.origin)
+            group.purged = not self._training.opening.purged.isdisjoint(message.secrets.split(","))
         if group.stage == "eval" or not group.issues:
             group.issued_ns = record.time_ns
-        if headers["stage"] != group.stage:
-            self._violations.add(
-                "wrong stage", key, f"issued for stage {headers['stage']}", f"{group.stage}, by its name"
-            )
+        if message.stage != group.stage:
+            self._violations.add("wrong stage", key, f"issued for stage {message.stage}", f"{group.stage}, by its name")
         if key in group.issues:
             found = f"messages {group.issues[key].sequence} and {record.sequence}"
             self._violations.add("issued twice", key, found, "one issue an attempt")
             return
         self.issued += 1
-        rows = digest_of(message.rows) if message is not None else None
-        if message is not None and rows is not None and self.on_issue is not None:
-            self.on_issue(message, rows)
-        group.issues[key] = Issue(record.sequence, int(headers["min-version"]), rows)
+        rows = None
+        if isinstance(message, PromptIssued):
+            rows = digest_of(message.rows)
+            if self.on_issue is not None:
+                self.on_issue(message, rows)
+        group.issues[key] = Issue(record.sequence, message.min_version, rows)
         self._fold_if_whole(group)
 
     def _on_issued_late(self, key: Key, record: Record) -> None:
@@ -172,9 +173,9 @@ class Groups(Fold):
             self._violations.add("wrong origin", group.prompt_id, f"issued again for {origin!r}", expected)
 
     @on(TrajectoryGenerated)
-    def _on_generated(self, message: TrajectoryGenerated | None, record: Record) -> None:
-        """A result; the message is None where only headers are read."""
-        key, versions = _key_of(record), record.headers["versions"]
+    def _on_generated(self, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, record: Record) -> None:
+        """A result."""
+        key = Key(message.trajectory_id, message.attempt)
         self.results += 1
         if key.prompt_id in self.closed:
             if key in self._owed:
@@ -185,7 +186,7 @@ class Groups(Fold):
         else:
             group = self._group(key.prompt_id)
             group.results.append(record.sequence)
-            self.stored[record.sequence] = _stored(key, versions, message, record)
+            self.stored[record.sequence] = _stored(key, message, record)
             before = group.generated.setdefault(key, record.sequence)
             if before != record.sequence:
                 found = f"messages {before} and {record.sequence}"
@@ -378,17 +379,14 @@ class Groups(Fold):
             self.needed[sequence] = Needed(key.trajectory_id, step, violation)
 
 
-def _key_of(record: Record) -> Key:
-    return Key(record.headers["trajectory"], int(record.headers["attempt"]))
-
-
 def digest_of(rows: Sequence[PromptRow]) -> str:
     """Identity of rows; "" for none."""
     return str(xxhash.xxh3_64_hexdigest(msgspec.msgpack.encode(rows))) if rows else ""
 
 
-def _stored(key: Key, versions: str, message: TrajectoryGenerated | None, record: Record) -> Stored:
-    if message is None:
+def _stored(key: Key, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, record: Record) -> Stored:
+    versions = message.by_version
+    if isinstance(message, TrajectoryGeneratedHeaders):
         return Stored(key, versions, "", 0)
     counted = versions_text(count_versions(message.segments))
     fault = f"tokens of versions {counted}" if counted != versions else ""

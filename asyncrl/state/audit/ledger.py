@@ -20,11 +20,9 @@ from asyncrl.state.audit.training import Batch, Training
 from asyncrl.state.audit.violations import Violation, Violations, Writers, place_of
 from topics.actors import DeadLetter
 from topics.batches import BatchPacked
-from topics.prompts import PROMPT_ISSUED
 from topics.streams import StreamTrimming
 from topics.topic import BATCHES, DEAD, PROMPTS, TRAJECTORIES, Topic
-from topics.trajectories import TRAJECTORY_GENERATED
-from topics.wire import SEALED, Message
+from topics.wire import SEALED, Headers, Message
 
 
 class Ledger(Fold):
@@ -61,14 +59,14 @@ class Ledger(Fold):
         self.on_message: Callable[[Message], None] | None = None  # takes each message of the batch log
         self._damaged: dict[tuple[str, int], Violation] = {}  # by stream and sequence
 
-    def apply(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
+    def apply(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         """Fold one message in.
 
-        Issues and results may be read by their headers alone (`message` is None); where a body is given as well it is
-        compared with what the headers and others have of it.
+        Issues and results may be read by their headers alone; where a body is given as well it is compared with what
+        the headers and others have of it.
 
         Raises:
-            LookupError, ValueError: headers that are not what they must be.
+            LookupError, ValueError: values that are not what they must be.
         """
         self.writers.check(topic, message, record)
         if record.stream is BATCHES:
@@ -76,7 +74,7 @@ class Ledger(Fold):
         for part in (self.opening, self.training, self.stages, self.groups, self.channel, self.live):
             part.apply(topic, message, record)
         super().apply(topic, message, record)
-        if record.stream is BATCHES and message is not None and self.on_message is not None:
+        if record.stream is BATCHES and isinstance(message, Message) and self.on_message is not None:
             self.on_message(message)
 
     def refuse(self, record: Record, error: Exception) -> None:
@@ -99,8 +97,7 @@ class Ledger(Fold):
             self.violations.add("unreadable record", place_of(record), str(error), expected)
         if record.stream is PROMPTS:  # the headers are enough for all that count on it
             with suppress(LookupError, ValueError):
-                if unpack(record, None)[0] is PROMPT_ISSUED:
-                    self.groups.apply(PROMPT_ISSUED, None, record)
+                self.groups.apply(*unpack(record, None), record)
 
     def _on_sealed(self, record: Record) -> None:
         """A message without a content: its headers are all that is compared."""
@@ -109,7 +106,7 @@ class Ledger(Fold):
         else:
             self.purged += 1
         if record.stream is TRAJECTORIES:
-            self.groups.apply(TRAJECTORY_GENERATED, None, record)
+            self.groups.apply(*unpack(record, None), record)
 
     def finish(self) -> None:
         """All was read: compare what is not folded away."""

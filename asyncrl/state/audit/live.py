@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.live.rows import live_rows
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violations
 from topics.batches import BatchPacked
 from topics.ids import LIVE, number_of
-from topics.prompts import PromptIssued
-from topics.trajectories import Segment, TrajectoryGenerated
+from topics.prompts import PromptIssued, PromptIssuedHeaders
+from topics.trajectories import Segment, TrajectoryGenerated, TrajectoryGeneratedHeaders
 from topics.turns import (
-    FeedbackGiven,
+    FeedbackGivenHeaders,
     Sibling,
     TurnAdmitted,
     TurnFinished,
-    TurnJudged,
+    TurnJudgedHeaders,
     TurnOverruled,
     TurnShadowed,
     TurnStarted,
@@ -90,15 +90,14 @@ class Live(Fold):
     def _on_shadowed(self, message: TurnShadowed, _record: Record) -> None:
         self._shadows[message.turn_id] = _digest(message.tokens)
 
-    @on_headers(TurnJudged)
-    def _on_judged(self, record: Record) -> None:
-        if (reward := record.headers.get("reward")) is not None:
-            self._grades.setdefault((record.headers["turn"], ""), []).append(float(reward))
+    @on(TurnJudgedHeaders)
+    def _on_judged(self, headers: TurnJudgedHeaders, _record: Record) -> None:
+        if headers.reward is not None:
+            self._grades.setdefault((headers.turn_id, ""), []).append(headers.reward)
 
-    @on_headers(FeedbackGiven)
-    def _on_feedback(self, record: Record) -> None:
-        heads = record.headers
-        self._grades.setdefault((heads["turn"], heads["tenant"]), []).append(float(heads["score"]))
+    @on(FeedbackGivenHeaders)
+    def _on_feedback(self, headers: FeedbackGivenHeaders, _record: Record) -> None:
+        self._grades.setdefault((headers.turn_id, headers.tenant), []).append(headers.score)
 
     def _check_grade(self, turn: str, tenant: str, reward: float, record: Record) -> None:
         """A reward is one that a judge (tenant "") or the turn's own tenant gave, within its bound."""
@@ -141,8 +140,8 @@ class Live(Fold):
                     self._violations.add("wrong rewards", member.trajectory_id, f"{member.reward:g}", expected)
 
     @on(PromptIssued)
-    def _on_issued(self, message: PromptIssued | None, _record: Record) -> None:
-        if message is None or not message.prompt_id.startswith(LIVE):
+    def _on_issued(self, message: PromptIssued | PromptIssuedHeaders, _record: Record) -> None:
+        if not isinstance(message, PromptIssued) or not message.prompt_id.startswith(LIVE):
             return
         admitted, _ = self._turn_of(message.prompt_id, message.member)
         rows = live_rows(admitted) if admitted is not None else []
@@ -153,8 +152,8 @@ class Live(Fold):
             self._violations.add("wrong row", message.trajectory_id, found, wanted)
 
     @on(TrajectoryGenerated)
-    def _on_generated(self, message: TrajectoryGenerated | None, _record: Record) -> None:
-        if message is None or not message.prompt_id.startswith(LIVE):
+    def _on_generated(self, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, _record: Record) -> None:
+        if not isinstance(message, TrajectoryGenerated) or not message.prompt_id.startswith(LIVE):
             return
         _, admitted = self._turn_of(message.prompt_id, message.member)
         turn = self._turns.get(admitted.turn_id) if admitted is not None else None

@@ -3,7 +3,7 @@ and which batches follow them."""
 
 from __future__ import annotations
 
-from asyncrl.bus.fold import Fold, on, on_headers
+from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import Ended, Schedule
@@ -14,9 +14,9 @@ from asyncrl.state.audit.violations import Violations
 from asyncrl.training.objective import given_by_stage
 from topics.batches import BatchPacked
 from topics.groups import GroupDropped
-from topics.ids import LIVE, REISSUE, TASK, number_of, prompt_name
-from topics.prompts import PromptIssued
-from topics.stages import StageBegan, StageRequested
+from topics.ids import LIVE, REISSUE, TASK, number_of, prompt_name, prompt_of
+from topics.prompts import PromptIssuedHeaders
+from topics.stages import StageBeganHeaders, StageRequested
 
 
 class Stages(Fold):
@@ -42,14 +42,14 @@ class Stages(Fold):
     def _on_requested(self, message: StageRequested, record: Record) -> None:
         self._requests[record.sequence] = message.name
 
-    @on_headers(StageBegan)
-    def _on_began(self, record: Record) -> None:
+    @on(StageBeganHeaders)
+    def _on_began(self, began: StageBeganHeaders, _record: Record) -> None:
         """Compare one with its request and the prompts before it.
 
         Raises:
-            LookupError, ValueError: headers that are not what they must be, or a stage that the run does not have.
+            LookupError: a stage that the run does not have.
         """
-        began, config = StageBegan.of(record.headers), self._opening.config
+        config = self._opening.config
         if config is not None and began.name not in config.stages:
             raise LookupError(f"{began.name!r} is no stage of the run")
         what = f"stage {began.name}"
@@ -67,15 +67,15 @@ class Stages(Fold):
         self._begun.append((began.prompt, began.name))
         self._due = self._schedule.due(self._ended, self.begun) if self._schedule else ""
 
-    def _check_condition(self, began: StageBegan) -> None:
+    def _check_condition(self, began: StageBeganHeaders) -> None:
         """Compare a stage that began by itself with the batches before it."""
         if self._due != began.name:
             found = f"by itself after batch {began.after}"
             self._violations.add("unasked stage", f"stage {began.name}", found, self._due or "no stage, by its batches")
 
-    @on_headers(PromptIssued)
-    def _on_issued(self, record: Record) -> None:
-        prompt_id = record.headers["trajectory"].rpartition("-")[0]
+    @on(PromptIssuedHeaders)
+    def _on_issued(self, headers: PromptIssuedHeaders, _record: Record) -> None:
+        prompt_id = prompt_of(headers.trajectory_id)
         if prompt_id.startswith((REISSUE, LIVE)):
             self._again.setdefault(prompt_id, len(self.begun))
 

@@ -9,7 +9,7 @@ from asyncrl.bus.publish import BY, WRITER
 from topics.actors import KeeperClaimed, KeeperHeartbeat
 from topics.cards import CardRequested
 from topics.topic import Topic
-from topics.wire import Message
+from topics.wire import Headers, Message
 
 Kind: TypeAlias = Literal[
     "issued twice",
@@ -92,10 +92,10 @@ class Writers:
         self._claimed: dict[str, str] = {}  # writer by log
         self.claimed_ns: dict[str, int] = {}  # server's clock at its claim, by log
 
-    def check(self, topic: Topic[Message], message: Message | None, record: Record) -> None:
+    def check(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         """Note a record of a keeper's log that is not by the writer that had claimed the log."""
         log, writer = record.stream.name, record.headers.get(WRITER, "")
-        by_headers = message is None and topic.message is KeeperClaimed
+        by_headers = isinstance(message, Headers) and topic.message is KeeperClaimed
         if by_headers or (isinstance(message, KeeperClaimed) and message.nonce == writer):
             self._claimed[log], self.claimed_ns[log] = writer, record.time_ns
         # A heartbeat decides nothing: it also keeps other standby processes away while one prepares to claim the log,

@@ -10,6 +10,7 @@ from harness.prompter_feed import config, feed, issue
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked, CriticStep, Objective
 from topics.stages import STAGE_BEGAN, STAGE_REQUESTED, StageBegan, StageRequested
 from topics.weights import TrainingFinished
+from topics.wire import headers_of
 
 STAGES = {
     "second": {"at_step": 2, "loss": "ppo"},
@@ -75,7 +76,7 @@ def audited(*, name="second", after=2, stage="second", **changed):
     ]
     for number, message in enumerate(messages, 1):
         topic = STAGE_BEGAN if isinstance(message, StageBegan) else BATCH_PACKED
-        ledger.stages.apply(topic, message, Record(topic.stream, number, "", message.headers(), b"", 0))
+        ledger.stages.apply(topic, message, Record(topic.stream, number, "", headers_of(message), b"", 0))
     return [(found.kind, found.id) for found in ledger.violations]
 
 

@@ -19,7 +19,7 @@ from topics.actors import ReissueRequested
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.stages import STAGE_BEGAN, STAGE_REQUESTED, StageBegan, StageRequested
 from topics.topic import PROMPTS
-from topics.wire import decode, encode
+from topics.wire import decode, encode, headers_of
 
 TASKS = {"words": {"source": "reverse", "options": {"letters": 3}, "share": 2}, "sums": {"source": "sum"}}
 STAGES = {"sums": {"shares": {"words": 0}, "group_size": 3}, "first": {}}
@@ -146,7 +146,7 @@ def audited(*, request=1, prompt=2, size=3, sampled=0.9):
     ledger.stages.apply(STAGE_REQUESTED, StageRequested(name="sums"), Record(STAGE_REQUESTED.stream, 1, "", {}, b"", 0))
     for number, message in enumerate(messages, 1):
         topic = STAGE_BEGAN if isinstance(message, StageBegan) else PROMPT_ISSUED
-        record = Record(PROMPTS, number, "", message.headers(), b"", 0)
+        record = Record(PROMPTS, number, "", headers_of(message), b"", 0)
         ledger.stages.apply(topic, message, record)
         ledger.groups.apply(topic, message, record)
     return [(found.kind, found.id) for found in ledger.violations], list(order.carried("task"))

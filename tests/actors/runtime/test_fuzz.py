@@ -54,7 +54,7 @@ from topics.topic import (
     Topic,
 )
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED, TrajectoryFailed
-from topics.wire import WireError, decode
+from topics.wire import WireError, decode, headers_of
 
 MESSAGES = 20_000
 LATE = 500
@@ -148,7 +148,7 @@ async def claims_that_come_late(bus: Bus) -> list[Wrong]:
             }
             failed = TrajectoryFailed(**fields, reason="rollout", detail="")
             subject = TRAJECTORY_FAILED.subject(bus.run, grade.trajectory_id)
-            late.append(Wrong("late", TRAJECTORY_FAILED, subject, failed.headers(), msgspec.msgpack.encode(failed)))
+            late.append(Wrong("late", TRAJECTORY_FAILED, subject, headers_of(failed), msgspec.msgpack.encode(failed)))
     return [late[number % len(late)] for number in range(LATE)]
 
 

@@ -18,7 +18,12 @@ from topics.engines import EngineReady, EngineUpdating
 from topics.evals import EvalRequested, EvalScored
 from topics.ids import EVALUATION, prompt_name
 from topics.streams import CheckpointRequested
-from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
+from topics.trajectories import (
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_PROGRESSED,
+    TrajectoryGeneratedHeaders,
+    TrajectoryProgressedHeaders,
+)
 from topics.weights import (
     CHECKPOINT_LOST,
     CheckpointLost,
@@ -133,16 +138,16 @@ def test_a_learner_remembers_what_may_be_trained_again():
 def test_what_the_payload_stream_holds_is_read_from_there_and_not_from_a_snapshot():
     """A trajectory of a group that ended before the snapshot is needed by nobody, one of an open group is."""
 
-    def stored(topic, name, at):
-        subject = f"asyncrl.run.{topic.name}.{name}"
-        return topic, None, Record(topic.stream, at, subject, {"first": "0"}, b"", 0)
+    def stored(topic, headers, at):
+        subject = f"asyncrl.run.{topic.name}.{headers.trajectory_id}"
+        return topic, headers, Record(topic.stream, at, subject, {}, b"", 0)
 
     before = Log().dropped("p000001").messages
     first = folded(FOLDS["supervisor"], before)
     second = FOLDS["supervisor"]()
     second.state = decode(type(first.state), encode(first.state))
-    for entry in (stored(TRAJECTORY_GENERATED, "p000001-0", 5), stored(TRAJECTORY_PROGRESSED, "p000002-0", 7)):
-        second.apply(*entry)
+    second.apply(*stored(TRAJECTORY_GENERATED, TrajectoryGeneratedHeaders("p000001-0", 0, 1, ""), 5))
+    second.apply(*stored(TRAJECTORY_PROGRESSED, TrajectoryProgressedHeaders("p000002-0", 0, 1, 0, "log"), 7))
 
     assert second.open == ["p000002-0"]
     assert second.floor(100) == 7

@@ -24,6 +24,7 @@ from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import QUEUES
 from topics.topic import ACTORS, GRADES, PROMPTS
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
+from topics.wire import headers_of
 
 Handle = Callable[[PromptIssued, Delivery[PromptIssued]], Awaitable[Any]]
 Work = Callable[..., Any]
@@ -132,7 +133,7 @@ async def test_an_unreadable_message_becomes_a_dead_letter_and_later_work_goes_o
     second = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-1"), wrong, {})
     third = await bus.store(PROMPT_ISSUED.subject(bus.run, "p1-2"), b"", {"blob": "gone:9:00:1"})
     other = PROMPT_ISSUED.subject(bus.run, "p000009-0")
-    fourth = await bus.store(other, pack(issued(8), PROMPT_ISSUED), issued(8).headers())
+    fourth = await bus.store(other, pack(issued(8), PROMPT_ISSUED), headers_of(issued(8)))
     await issue(bus, 1)
 
     await until(lambda: nothing_is_left(bus), "everything is acknowledged")

@@ -20,7 +20,10 @@ from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
+    ProgressStoredHeaders,
     Reference,
+    TrajectoryGeneratedHeaders,
+    TrajectoryProgressedHeaders,
 )
 from topics.weights import (
     CheckpointLost,
@@ -41,20 +44,31 @@ class Story:
     def publish(self, message):
         return self._append(topic_for(message), message)
 
-    def _append(self, topic, message=None, *, key="", at=0, headers=None):
+    def _append(self, topic, message, *, key="", at=0, blob=""):
         log = self.logs.setdefault(topic.stream.name, [])
         subject = f"asyncrl.run.{topic.name}.{key}"
-        log.append((topic, message, Record(topic.stream, at or len(log) + 1, subject, headers or {}, b"", 0)))
+        headers = {BLOB: blob} if blob else {}
+        log.append((topic, message, Record(topic.stream, at or len(log) + 1, subject, headers, b"", 0)))
         return self
 
     def progressed(self, name, at, log="first", before=""):
-        return self._append(TRAJECTORY_PROGRESSED, key=name, at=at, headers={"log": log, "before": before})
+        return self._append(
+            TRAJECTORY_PROGRESSED, TrajectoryProgressedHeaders(name, 0, 1, 0, log, before), key=name, at=at
+        )
 
     def stored(self, log, at, blob=""):
-        return self._append(PROGRESS_STORED, key=log, at=at, headers={BLOB: blob} if blob else {})
+        return self._append(
+            PROGRESS_STORED, ProgressStoredHeaders(), key=log, at=at, headers={BLOB: blob} if blob else {}
+        )
 
     def generated(self, name, at, blob=""):
-        return self._append(TRAJECTORY_GENERATED, key=name, at=at, headers={BLOB: blob} if blob else {})
+        return self._append(
+            TRAJECTORY_GENERATED,
+            TrajectoryGeneratedHeaders(name, 0, 1, ""),
+            key=name,
+            at=at,
+            headers={BLOB: blob} if blob else {},
+        )
 
     def packed(self, step, **sequences):
         groups = {}
