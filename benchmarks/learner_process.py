@@ -8,7 +8,7 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from asyncrl.algorithms.balance import balanced
-from asyncrl.algorithms.packing import padded_batches
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.training.ranks import join_ranks, work_of
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
@@ -100,7 +99,7 @@ class Bare:
     def step(self, rows: Sequence[TrainRow], _: Objective) -> dict[str, float]:
         """See `Steps`."""
         lengths = [len(row.tokens) for row in rows]
-        for batch in padded_batches(lengths, self._budget):
+        for batch in self._cut(lengths, self._budget):
             longest = max(lengths[index] for index in batch)
             tokens = np.zeros((len(batch), longest), np.int64)
             weights = np.zeros((len(batch), longest), np.float32)
@@ -117,6 +116,15 @@ class Bare:
             with torch.no_grad():
                 torch._foreach_copy_(self._rounded, self._moved)
         return {}
+
+    @staticmethod
+    def _cut(lengths: list[int], budget: int) -> Iterator[list[int]]:
+        """Micro-batches of rows of about one length, whose padded size stays within a budget."""
+        order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+        while order:
+            rows = max(budget // lengths[order[0]], 1)
+            yield order[:rows]
+            order = order[rows:]
 
     def _sum(self) -> None:
         """Add the gradients of a pass to those of the masters."""

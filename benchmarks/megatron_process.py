@@ -23,7 +23,7 @@ from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.packing import first_fit
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.training.layouts import LAYOUTS, trained_places
+from asyncrl.training.layouts import packed, trained_places
 from asyncrl.training.megatron.around import REPLICAS, around, join, optimizer_config, prepare
 from asyncrl.training.megatron.experts import Experts
 from asyncrl.training.megatron.families import read_family
@@ -83,7 +83,7 @@ class Bare:
         return {}
 
     def _backward(self, rows: list[TrainRow]) -> None:
-        share = self._policy.share(LAYOUTS["packed"].lay(rows, self._device))
+        share = self._policy.share(packed(rows, self._device))
         values = np.concatenate([row.weights * row.advantages for row in rows])[trained_places(rows)]
         weights = torch.from_numpy(values).to(self._device)
         hidden = self._policy.hidden(self._model, share).squeeze(1)[share.positions]

@@ -125,10 +125,10 @@ def _compare(
 ) -> dict[str, float]:
     device = torch.device(served.device)
     dtype = torch.float32 if served.dtype == "float32" else torch.bfloat16
-    passes = Passes(device, packing="packed", micro_batch_tokens=served.context)
+    passes = Passes(device, micro_batch_tokens=served.context)
     named = {"still": list[float](), "crossed": list[float](), "neighbour": list[float]()}
     for published in versions:
-        policy = load_policy(Path(published.location), Loading(device, dtype, packed=True, compiled=False))
+        policy = load_policy(Path(published.location), Loading(device, dtype, compiled=False))
         for kind, rows in (("still", still), ("crossed", moved)):
             found = passes.column(policy, rows)
             for row in rows:

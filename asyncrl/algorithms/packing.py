@@ -21,7 +21,8 @@ def first_fit(lengths: Sequence[int], budget: int) -> list[npt.NDArray[np.intp]]
     Returns:
         Row indices per micro-batch, longest first; together each row exactly once.
     """
-    _check(budget)
+    if budget < 1:
+        raise ValueError(f"micro_batch_tokens is {budget}; a micro-batch holds at least one token")
     sizes = np.asarray(lengths, dtype=np.int64)
     batches: list[list[int]] = []
     room = np.zeros(0, np.int64)  # of each micro-batch
@@ -34,34 +35,3 @@ def first_fit(lengths: Sequence[int], budget: int) -> list[npt.NDArray[np.intp]]
             batches.append([index])
             room = np.append(room, budget - sizes[index])
     return [np.array(batch, dtype=np.intp) for batch in batches]
-
-
-def padded_batches(lengths: Sequence[int], budget: int) -> list[npt.NDArray[np.intp]]:
-    """Cut rows into micro-batches whose padded size stays within a token budget.
-
-    Rows are sorted by length, longest first: so little is padded, and a batch that does not fit in memory
-    fails on its first micro-batch. Equal lengths keep their order, so the cut is deterministic.
-
-    Args:
-        lengths: [R] tokens of each row.
-        budget: largest rows x longest row. A single longer row gets a micro-batch of its own.
-
-    Returns:
-        Row indices per micro-batch; together each row exactly once.
-    """
-    _check(budget)
-    sizes = np.asarray(lengths, dtype=np.int64)
-    order = np.argsort(-sizes, kind="stable")
-    batches = []
-    start = 0
-    while start < len(order):
-        longest = max(int(sizes[order[start]]), 1)
-        rows = max(budget // longest, 1)
-        batches.append(order[start : start + rows])
-        start += rows
-    return batches
-
-
-def _check(budget: int) -> None:
-    if budget < 1:
-        raise ValueError(f"micro_batch_tokens is {budget}; a micro-batch holds at least one token")

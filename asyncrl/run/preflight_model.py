@@ -282,8 +282,6 @@ def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
     elif experts.chosen < 2:
         message = "a token of this model goes to one expert, whose record cannot be told from a lost one"
         yield Finding((key, "model.path"), f'{message}; set learner.routing = "own"')
-    if config.learner.packing != "packed":
-        yield Finding((key, "learner.packing"), f'routing is replayed in packed rows alone; set "packed", {own}')
     if wanted == "trainer":
         if all(column != "proximal" for _, column in needed_columns(config)):
             message = f"there is no pass before the update whose experts are replayed; let the loss have one, {own}"

@@ -1,8 +1,8 @@
-"""Rows of different lengths as the tensors of one forward pass: packed end to end, or padded to the longest."""
+"""Rows of different lengths as the tensors of one forward pass: packed end to end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ import numpy.typing as npt
 import torch
 
 from asyncrl.algorithms.lag import split_lags
-from asyncrl.algorithms.packing import first_fit, padded_batches
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.token_loss import Tokens
 from asyncrl.training.attention import Documents
@@ -21,13 +20,13 @@ _LONG = 2048  # tokens of several rows of one length from which on a kernel for 
 
 
 class Inputs(NamedTuple):
-    """Arguments of `Policy.forward`: S sequences of T tokens, of which N are scored."""
+    """Arguments of `Policy.forward`: a sequence of T tokens, of which N are scored."""
 
-    tokens: torch.Tensor  # [S, T]
-    positions: torch.Tensor  # [N] flat indices into [S * T] of the tokens before the scored ones
+    tokens: torch.Tensor  # [1, T]
+    positions: torch.Tensor  # [N] indices into [T] of the tokens before the scored ones
     targets: torch.Tensor  # [N] scored tokens
     temperatures: torch.Tensor  # [N] sampling temperature of each
-    documents: Documents | None = None  # of the one sequence, where rows are packed
+    documents: Documents  # the rows
 
 
 class MicroBatch(NamedTuple):
@@ -37,21 +36,10 @@ class MicroBatch(NamedTuple):
     tokens: Tokens  # [N] each
 
 
-class Layout(NamedTuple):
-    """A way to lay rows out."""
-
-    cut: Callable[[Sequence[int], int], list[npt.NDArray[np.intp]]]  # lengths and token budget into micro-batches
-    size: Callable[[Sequence[int]], int]  # lengths of a micro-batch into its tokens, padding among them
-    lay: Callable[[Sequence[TrainRow], torch.device], Inputs]
-
-
-def micro_batch(
-    layout: Layout, rows: Sequence[TrainRow], device: torch.device, columns: Sequence[str] = ()
-) -> MicroBatch:
+def micro_batch(rows: Sequence[TrainRow], device: torch.device, columns: Sequence[str] = ()) -> MicroBatch:
     """Lay rows out; the last token of a row predicts nothing and is only a target.
 
     Args:
-        layout: a row of `LAYOUTS`.
         rows: at least one, each with at least two tokens, and with these columns.
         device: where the tensors are put.
         columns: that the loss reads.
@@ -64,7 +52,7 @@ def micro_batch(
         return _put(np.concatenate(values)[flat], device)
 
     return MicroBatch(
-        layout.lay(rows, device),
+        packed(rows, device),
         Tokens(
             behaviour=of_tokens([row.logprobs for row in rows]),
             advantages=of_tokens([row.advantages for row in rows]),
@@ -92,19 +80,7 @@ def by_row(values: torch.Tensor, rows: Sequence[TrainRow]) -> list[npt.NDArray[n
     return np.split(column, np.cumsum([len(row.mask) for row in rows[:-1]]))
 
 
-def _padded(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
-    """A sequence for each row, padded on the right: attention is causal, so no token sees what is after it."""
-    lengths = np.array([len(row.tokens) for row in rows])
-    inside = np.arange(lengths.max()) < lengths[:, None]
-    tokens = np.zeros(inside.shape, np.int64)
-    tokens[inside] = np.concatenate([row.tokens for row in rows])
-    trained = np.zeros(inside.shape, np.bool_)
-    trained[inside] = trained_places(rows)
-    places = np.flatnonzero(trained[:, 1:])
-    return _inputs(np.ascontiguousarray(tokens[:, :-1]), places, rows, device)
-
-
-def _packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
+def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
     """One sequence of all rows, each without its last token; on GPUs nothing fills it up, as a document of its own.
 
     Rows that are alike are filled up one by one, each as one document: no token sees what follows it.
@@ -130,7 +106,17 @@ def _packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
         alike=alike,
         routing=_routing(rows, bounds, device),
     )
-    return _inputs(tokens[None], np.concatenate(places), rows, device)._replace(documents=laid)
+    flat = trained_places(rows)
+    targets = np.concatenate([row.tokens for row in rows])[flat].astype(np.int64)
+    temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
+    temperatures = temperatures.astype(np.float32)
+    return Inputs(
+        _put(tokens[None], device),
+        _put(np.concatenate(places), device),
+        _put(targets, device),
+        _put(temperatures, device),
+        laid,
+    )
 
 
 def _routing(rows: Sequence[TrainRow], bounds: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor | None:
@@ -144,23 +130,5 @@ def _routing(rows: Sequence[TrainRow], bounds: npt.NDArray[np.int32], device: to
     return _put(found, device)
 
 
-def _inputs(
-    tokens: npt.NDArray[np.int64], places: npt.NDArray[np.intp], rows: Sequence[TrainRow], device: torch.device
-) -> Inputs:
-    flat = trained_places(rows)
-    targets = np.concatenate([row.tokens for row in rows])[flat].astype(np.int64)
-    temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
-    return Inputs(
-        _put(tokens, device), _put(places, device), _put(targets, device), _put(temperatures.astype(np.float32), device)
-    )
-
-
 def _put(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
     return torch.from_numpy(array).to(device, non_blocking=True)
-
-
-LAYOUTS = {
-    "packed": Layout(first_fit, sum, _packed),
-    "padded": Layout(padded_batches, lambda lengths: len(lengths) * max(lengths), _padded),
-}
-"""By their name in `learner.packing`."""

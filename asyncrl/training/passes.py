@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 
+from asyncrl.algorithms.packing import first_fit
 from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums, merge_sums
-from asyncrl.training.layouts import LAYOUTS, MicroBatch, by_row, micro_batch
+from asyncrl.training.layouts import MicroBatch, by_row, micro_batch
 
 T = TypeVar("T")
 
@@ -27,33 +28,24 @@ class Passes:
         self,
         device: torch.device,
         *,
-        packing: str,
         micro_batch_tokens: int,
         group: dist.ProcessGroup | None = None,
     ) -> None:
         """
         Args:
             device: of the model.
-            packing: name of a layout in `LAYOUTS`.
             micro_batch_tokens: of one pass.
             group: of the ranks that have different rows, where they are not all.
         """
         self._device = device
-        self._layout, self._budget = LAYOUTS[packing], micro_batch_tokens
-        self._group = group
+        self._budget, self._group = micro_batch_tokens, group
         self.ranks = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
 
     def cut(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
         """Micro-batches."""
-        cut = self._layout.cut([len(row.tokens) for row in rows], self._budget)
-        return [[rows[index] for index in batch] for batch in cut]
-
-    def padding_share(self, batches: Sequence[Sequence[TrainRow]]) -> float:
-        """Share of the tokens of these micro-batches that is padding, in [0, 1); 0.0 where there is nothing."""
-        lengths = [[len(row.tokens) for row in batch] for batch in batches]
-        padded = sum(map(self._layout.size, lengths))
-        return 1.0 - sum(map(sum, lengths)) / padded if padded else 0.0
+        batches = first_fit([len(row.tokens) for row in rows], self._budget)
+        return [[rows[index] for index in batch] for batch in batches]
 
     def even(self, batches: list[list[TrainRow]], columns: Sequence[str] = ()) -> list[list[TrainRow]]:
         """As many on every rank, for FSDP2 gathers parameters in step; the surplus ones weigh nothing."""
@@ -65,7 +57,7 @@ class Passes:
 
     def lay(self, rows: Sequence[TrainRow], columns: Sequence[str] = ()) -> MicroBatch:
         """Rows as tensors."""
-        return micro_batch(self._layout, rows, self._device, columns)
+        return micro_batch(rows, self._device, columns)
 
     def column(
         self, scorer: Scorer, rows: Sequence[TrainRow], after: Callable[[list[TrainRow]], None] | None = None

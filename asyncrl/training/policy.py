@@ -70,20 +70,17 @@ class Policy(nn.Module):
         positions: torch.Tensor,
         targets: torch.Tensor,
         temperatures: torch.Tensor,
-        documents: Documents | None = None,
+        documents: Documents,
         wanted: torch.Tensor | Top | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Score one micro-batch.
 
-        Rows are padded on the right. Attention is causal, so no token sees the padding after it and no
-        attention mask is needed.
-
         Args:
-            tokens: [S, T] rows; or one sequence of them.
-            positions: [N] flat indices into [S * T] of the tokens before the scored ones.
+            tokens: [1, T] rows, end to end.
+            positions: [N] indices into [T] of the tokens before the scored ones.
             targets: [N] scored tokens.
             temperatures: [N] sampling temperature of each.
-            documents: the rows of the one sequence, where they are packed.
+            documents: the rows.
             wanted: ids [N, K], of which the log-probs of the outcomes are wanted besides; or the most probable tokens,
                 which are wanted instead, without gradient.
 
@@ -102,19 +99,16 @@ class Policy(nn.Module):
             return (most_probable(chosen, head, temperatures, self._kernels, wanted),)
         return chosen_logprobs(chosen, head, (targets, temperatures), self._kernels, wanted)
 
-    def chosen(self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents | None) -> torch.Tensor:
+    def chosen(self, tokens: torch.Tensor, positions: torch.Tensor, documents: Documents) -> torch.Tensor:
         """Last hidden states, [N, H], at some positions; see `forward`."""
-        options: dict[str, Any] = {}
-        if documents is not None:
-            options = {"documents": documents._replace(routing=None), "position_ids": documents.positions}
+        options = {"documents": documents._replace(routing=None), "position_ids": documents.positions}
         if self._routers:
             self._record_routing(documents)
         hidden = self.model.base_model(input_ids=tokens, use_cache=False, **options).last_hidden_state
         return torch.index_select(hidden.flatten(0, 1), 0, positions)
 
-    def _record_routing(self, documents: Documents | None) -> None:
-        routing = None if documents is None else documents.routing
-        mixture = self.mixture
+    def _record_routing(self, documents: Documents) -> None:
+        routing, mixture = documents.routing, self.mixture
         every = None if routing is None or mixture is None else recorded(routing, mixture.layers, mixture.experts)
         for number, router in self._routers.items():  # they keep it for a recomputation in the backward pass
             router.recorded = None if every is None else every[:, number]
@@ -126,7 +120,6 @@ class Loading:
 
     device: torch.device  # where this process computes
     dtype: torch.dtype  # of the matrix products; float32 or bfloat16
-    packed: bool  # rows come as the documents of one sequence, not padded
     compiled: bool
     """Compile each layer at the first pass. Kernels are kept for later starts where torch keeps them:
     `TORCHINDUCTOR_CACHE_DIR`, or a folder of the user among the temporary files."""
@@ -144,7 +137,7 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     Where torch.distributed is initialised, parameters are sharded with FSDP2 over all ranks.
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # it would be drawn into logs and reports
-    options = {"dtype": torch.float32, "attn_implementation": DOCUMENTS if how.packed else "sdpa"}
+    options = {"dtype": torch.float32, "attn_implementation": DOCUMENTS}
     # The trainer's probabilities must be those of the policy that sampled.
     config = AutoConfig.from_pretrained(directory, local_files_only=True, attention_dropout=0.0)
     if read_quantisation(directory) is None:

@@ -183,7 +183,6 @@ class Steps:
             "loss": total,
             "grad_norm": norm,
             "learning_rate": objective.learning_rate,
-            "padding_share": self._passes.padding_share(batches),
             **metrics(sums | self._passes.sums([self._row_sums(used, objective)])),
         }
 

@@ -36,7 +36,6 @@ from asyncrl.training.steps import STATE, WEIGHTS, Steps
 class TorchSettings(TrainerSettings):
     """The settings of a `TorchTrainer`."""
 
-    packing: Literal["packed", "padded"] = "packed"
     activations: float = 1.0  # share of what compiled layers would keep for the backward pass
     moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
     lora: Lora | None = None  # adapters that are trained instead of all weights
@@ -61,19 +60,14 @@ class TorchTrainer(Steps):
                 torch.cuda.set_device(self.device)
             self.device = torch.device("cuda", torch.cuda.current_device())
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
-        packed, activations = self.settings.packing == "packed", self.settings.activations
-        frozen = Loading(self.device, self._dtype, packed, self.settings.compiled, activations=activations)
+        frozen = Loading(self.device, self._dtype, self.settings.compiled, activations=self.settings.activations)
         own = replace(frozen, lora=lora)
         self._policy = load_policy(directory, replace(own, recompute=self.settings.recompute, trained=True))
         self._mixture, self._further = self._policy.mixture, FurtherTensors(directory, WEIGHTS)
         self.replays, self.records = self.settings.replays, self.settings.records
         if self.replays or self.records:
             self._policy.replay()
-        self._passes = Passes(
-            self.device,
-            packing=self.settings.packing,
-            micro_batch_tokens=self.settings.micro_batch_tokens,
-        )
+        self._passes = Passes(self.device, micro_batch_tokens=self.settings.micro_batch_tokens)
         kept: dict[str, Any] = {"eps": self.settings.eps, "moments": getattr(torch, self.settings.moments)}
         self._own = Optimized(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)
         self._resting, self._frozen = Resting(), list[torch.Tensor]()

@@ -39,7 +39,6 @@ def _torch(config: Config, model: Path, base: Path) -> Trainer:
     lora = settings.lora
     own = TorchSettings(
         **_common(config, model, base),
-        packing=settings.packing,
         activations=settings.activations,
         moments=settings.moments,
         lora=Lora(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None,

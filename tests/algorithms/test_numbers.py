@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from asyncrl.algorithms.aggregation import token_weights
-from asyncrl.algorithms.packing import first_fit, padded_batches
+from asyncrl.algorithms.packing import first_fit
 from asyncrl.algorithms.schedules import learning_rate_factor
 
 COUNTS = [[2, 6], [0, 4, 8]]
@@ -43,22 +43,15 @@ def test_packed_micro_batches_are_filled_by_first_fit():
     assert first_fit([], 10) == []
 
 
-def test_padded_micro_batches_are_cut_from_rows_sorted_by_length():
-    assert [rows.tolist() for rows in padded_batches([3, 9, 4, 9, 1, 2], 12)] == [[1], [3], [2, 0, 5], [4]]
-    assert [rows.tolist() for rows in padded_batches([5, 50, 5], 10)] == [[1], [0, 2]]
-    assert padded_batches([], 10) == []
-
-
-@pytest.mark.parametrize(("cut", "size"), [(first_fit, sum), (padded_batches, lambda sizes: len(sizes) * max(sizes))])
-def test_micro_batches_hold_every_row_once_within_the_budget(cut, size):
+def test_micro_batches_hold_every_row_once_within_the_budget():
     rng = np.random.default_rng(0)
     for _ in range(50):
         lengths = np.exp(rng.normal(4, 1.5, rng.integers(1, 60))).astype(int) + 1
-        batches = cut(lengths.tolist(), 600)
+        batches = first_fit(lengths.tolist(), 600)
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
-        assert all(size(lengths[batch].tolist()) <= 600 or len(batch) == 1 for batch in batches)
+        assert all(lengths[batch].sum() <= 600 or len(batch) == 1 for batch in batches)
     with pytest.raises(ValueError, match="micro_batch_tokens is 0"):
-        cut([1], 0)
+        first_fit([1], 0)
 
 
 def test_warm_up_climbs_to_the_full_rate():

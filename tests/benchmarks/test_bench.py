@@ -138,7 +138,7 @@ def test_the_trainer_is_compared_with_a_bare_loop_and_a_failure_costs_its_own_fi
     how = {"shape": "tiny", "device": "cpu", "rows": ["mixed"], "kinds": ["bare", "masters", "asyncrl"]}
 
     figures = bench_learner(**sizes, **how, options=[])
-    failed = bench_learner(**sizes, **how, options=["packing=no_such"])
+    failed = bench_learner(**sizes, **how, options=["moments=no_such"])
 
     assert {"tiny_asyncrl_mixed_mfu", "tiny_bare_mixed_first_step_s", "tiny_mixed_share_of_bare"} <= figures.keys()
     assert {"tiny_mixed_share_of_masters", "tiny_mixed_2_ranks_over_one"} <= figures.keys()

@@ -65,7 +65,7 @@ def test_the_figures_of_a_step_by_lag_take_no_more_than_is_counted(max_lag: int)
     logprobs, tokens = some_tokens(np.random.default_rng(0), LOSSES["ppo"](), rows=300)
     lags = tokens.rows % (max_lag + 1)
     _, sums = LOSSES["ppo"]()(logprobs, tokens._replace(in_queue=lags, in_flight=lags))
-    trainers = ("loss", "grad_norm", "learning_rate", "rows", "rows_skipped", "padding_share", "entropy", "train_s")
+    trainers = ("loss", "grad_norm", "learning_rate", "rows", "rows_skipped", "entropy", "train_s")
     figures = metrics(sums) | dict.fromkeys(trainers, 0.1)
     message = BatchTrained(9, 0, "rl", figures, dict.fromkeys(range(9), 10**6), 0, [0.5, 0.1], 512, 10**6)
 

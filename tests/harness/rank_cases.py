@@ -8,7 +8,6 @@ import dataclasses
 import faulthandler
 import sys
 from datetime import timedelta
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.algorithms.whitening import whitened
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.training.torch_trainer import TorchTrainer
 from tests.harness.training import copies, host_tensor, policy, save
 from topics.batches import Distillation, Objective
 from topics.trajectories import Segment
@@ -110,12 +109,12 @@ def run(rank, ranks, model, folder):
     store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=290))
     found = {}
-    for packing, fanned_out in product(("packed", "padded"), (False, True)):
-        trainer = TorchTrainer(model, TorchSettings(packing=packing))
+    for fanned_out in (False, True):
+        trainer = TorchTrainer(model)
         assert all(isinstance(parameter, DTensor) for parameter in trainer._policy.parameters())
         own = share(rows_of(fanned_out), rank, ranks)
         for count in MICRO_BATCHES:
-            case = f"{ranks}-{packing}-{count}-{'fanned' if fanned_out else 'merged'}"
+            case = f"{ranks}-{count}-{'fanned' if fanned_out else 'merged'}"
             found |= {f"{case}/{name}": one for name, one in gradient(trainer, own, count).items()}
     states = {}
     own, saved = share(rows_of(False), rank, ranks), folder / "saved"

@@ -29,7 +29,6 @@ def words(folder, changed, *settings):
         ({}, [RECORD], 'found "trainer", but the model'),
         (MIXTURE, [RECORD, "learner.loss=reinforce"], "there is no pass before the update"),
         (MIXTURE | {"num_experts_per_tok": 1}, [], "goes to one expert"),
-        (MIXTURE, ["learner.packing=padded"], "in packed rows alone"),
         (MIXTURE, ["engine.kind=sglang"], "returns no experts without --enable-return-routed-experts"),
         (MIXTURE, ["engine.kind=sglang", "engine.router.count=1"], "sglang-router drops the request for experts"),
     ],

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.algorithms.packing import first_fit
 from asyncrl.training.attention import document_attention
-from asyncrl.training.layouts import LAYOUTS, by_row, micro_batch
+from asyncrl.training.layouts import by_row, micro_batch, packed
 from benchmarks.learner_process import train_row
 from harness.training import policy_rows
 
@@ -13,8 +14,8 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("window", [None, 3, 100])
 def test_documents_attend_to_themselves_alone(window):
     rows = policy_rows(np.random.default_rng(0), 9)
-    rows = [rows[index] for index in LAYOUTS["packed"].cut([len(row.tokens) for row in rows], 1000)[0]]
-    documents = LAYOUTS["packed"].lay(rows, CPU).documents
+    rows = [rows[index] for index in first_fit([len(row.tokens) for row in rows], 1000)[0]]
+    documents = packed(rows, CPU).documents
     total = documents.bounds[-1]
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, total, 6) for heads in (4, 2, 2))
@@ -34,7 +35,7 @@ def test_documents_attend_to_themselves_alone(window):
 @pytest.mark.parametrize("window", [None, 3])
 def test_long_documents_of_one_length_are_attended_to_at_once_and_alone(window):
     rows = [train_row(number, 2049, 50) for number in range(2)]
-    documents = LAYOUTS["packed"].lay(rows, CPU).documents
+    documents = packed(rows, CPU).documents
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, heads, 2 * 2048, 4) for heads in (2, 1, 1))
 
@@ -48,11 +49,10 @@ def test_long_documents_of_one_length_are_attended_to_at_once_and_alone(window):
         torch.testing.assert_close(found[:, place], expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("packing", LAYOUTS)
-def test_each_scored_token_keeps_its_place_temperature_and_row(packing):
+def test_each_scored_token_keeps_its_place_temperature_and_row():
     rows = policy_rows(np.random.default_rng(1), 5)
 
-    batch = micro_batch(LAYOUTS[packing], rows, CPU)
+    batch = micro_batch(rows, CPU)
 
     trained = [np.flatnonzero(row.mask) for row in rows]
     assert batch.inputs.targets.tolist() == np.concatenate([row.tokens[row.mask == 1] for row in rows]).tolist()

@@ -101,9 +101,8 @@ def whole_logprobs(directory, row):
     return (logits[row.mask[1:] == 1] / row.temperature).log_softmax(-1)
 
 
-@pytest.mark.parametrize("packing", ["packed", "padded"])
-def test_a_teacher_names_its_most_probable_tokens(models, packing):
-    trainer = TorchTrainer(models / "policy", TorchSettings(teacher=models / "teacher", packing=packing))
+def test_a_teacher_names_its_most_probable_tokens(models):
+    trainer = TorchTrainer(models / "policy", TorchSettings(teacher=models / "teacher"))
     rows = policy_rows(np.random.default_rng(1), 9)
 
     made = prepared_by(trainer, rows, distilling(5))

@@ -107,13 +107,12 @@ def test_the_gradient_of_the_entropy_is_that_of_the_whole_distribution(model, tr
     assert trainer.step(rows, Objective(loss="ppo"))["rows_skipped"] == 6
 
 
-@pytest.mark.parametrize("packing", ["packed", "padded"])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 64, 4096])
-def test_the_gradient_does_not_depend_on_micro_batches_or_skipped_rows(model, micro_batch_tokens, packing):
+def test_the_gradient_does_not_depend_on_micro_batches_or_skipped_rows(model, micro_batch_tokens):
     rows = policy_rows(np.random.default_rng(2), 24)
     expected = reference_gradient(model, rows)
     norm = float(torch.nn.utils.get_total_norm(expected.values()))
-    trainer = TorchTrainer(model, TorchSettings(micro_batch_tokens=micro_batch_tokens, packing=packing))
+    trainer = TorchTrainer(model, TorchSettings(micro_batch_tokens=micro_batch_tokens))
 
     found = trainer.step(rows, policy(0.0))
 
@@ -306,13 +305,12 @@ def test_bfloat16_publishes_rounded_weights_of_float32_masters(model, trainer):
         assert torch.equal(off, least), name
 
 
-@pytest.mark.parametrize("packing", ["packed", "padded"])
-def test_dropout_of_a_model_is_never_applied(model, tmp_path, packing):
+def test_dropout_of_a_model_is_never_applied(model, tmp_path):
     shutil.copytree(model, tmp_path / "model")
     config = json.loads((model / "config.json").read_text()) | {"attention_dropout": 0.5}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
     rows = policy_rows(np.random.default_rng(8), 9)
-    plain, dropping = (TorchTrainer(path, TorchSettings(packing=packing)) for path in (model, tmp_path / "model"))
+    plain, dropping = (TorchTrainer(path) for path in (model, tmp_path / "model"))
 
     expected, found = plain.step(rows, policy()), dropping.step(rows, policy())
 

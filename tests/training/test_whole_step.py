@@ -75,11 +75,10 @@ def loss_by_hand(policy, groups, aggregation):
 
 
 @pytest.mark.parametrize(("seed", "aggregation"), enumerate(["token", "trajectory", "group", "constant"]))
-@pytest.mark.parametrize("packing", ["packed", "padded"])
-def test_a_step_has_the_gradient_of_a_loop_over_its_tokens(model, packing, seed, aggregation):
+def test_a_step_has_the_gradient_of_a_loop_over_its_tokens(model, seed, aggregation):
     groups = list(groups_of(np.random.default_rng(seed)))
     objective = Objective(loss="ppo", aggregation=aggregation, constant_tokens=CONSTANT)
-    trainer = TorchTrainer(model, TorchSettings(packing=packing, micro_batch_tokens=40))
+    trainer = TorchTrainer(model, TorchSettings(micro_batch_tokens=40))
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
 
     rows, _ = build_rows(groups, objective, step=STEP, min_version=MIN_VERSION)

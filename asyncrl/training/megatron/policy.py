@@ -12,7 +12,6 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import nn
 
-from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
 from asyncrl.training.layouts import Inputs
@@ -96,7 +95,7 @@ class MegatronPolicy:
         positions: torch.Tensor,
         targets: torch.Tensor,
         temperatures: torch.Tensor,
-        documents: Documents | None = None,
+        documents: Documents,
         wanted: torch.Tensor | Top | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Score one micro-batch, without gradient: see `Policy.forward`. Every rank of the replica has the result."""
@@ -158,8 +157,6 @@ class MegatronPolicy:
 
     def share(self, inputs: Inputs) -> Share:
         """Return what this rank has of a micro-batch."""
-        if inputs.documents is None:
-            raise AlgorithmError('the trainer "megatron" takes packed rows alone; set learner.packing = "packed"')
         documents = inputs.documents if self.replays else inputs.documents._replace(routing=None)
         share = share_of(inputs, documents, self._layout)
         routing = share.packed.documents.routing

@@ -72,7 +72,6 @@ class MegatronTrainer(Steps):
         )
         self._passes = Passes(
             self.device,
-            packing="packed",
             micro_batch_tokens=self.settings.micro_batch_tokens,
             group=parallel_state.get_data_parallel_group(),
         )

@@ -62,13 +62,8 @@ class Story:
         )
 
     def generated(self, name, at, blob=""):
-        return self._append(
-            TRAJECTORY_GENERATED,
-            TrajectoryGeneratedHeaders(name, 0, 1, ""),
-            key=name,
-            at=at,
-            headers={BLOB: blob} if blob else {},
-        )
+        headers = TrajectoryGeneratedHeaders(name, 0, 1, "")
+        return self._append(TRAJECTORY_GENERATED, headers, key=name, at=at, blob=blob)
 
     def packed(self, step, **sequences):
         groups = {}
