@@ -118,7 +118,7 @@ class Objective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchPackedHeaders(Headers):
-    """What is shown of a batch while its run is watched."""
+    """Headers of a batch that are shown while its run is watched."""
 
     step: Step
     stage: Stage

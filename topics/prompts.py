@@ -31,7 +31,7 @@ class PromptRow(msgspec.Struct, omit_defaults=True):
 
 
 class PromptIssuedHeaders(Headers):
-    """What folds need of a prompt, so that they never read the rows."""
+    """Headers that folds need of a prompt, so that they never read the rows."""
 
     trajectory_id: Id
     attempt: Attempt

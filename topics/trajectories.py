@@ -143,7 +143,7 @@ class Holding(msgspec.Struct):
 
 
 class TrajectoryProgressedHeaders(Headers):
-    """What deciding and trimming need."""
+    """Headers that deciding and trimming need."""
 
     trajectory_id: Id
     attempt: Attempt
@@ -201,7 +201,7 @@ class ProgressStored(Message):
 
 
 class TrajectoryGeneratedHeaders(Headers):
-    """What folds need of a result, so that they never read its tokens."""
+    """Headers that folds need of a result, so that they never read its tokens."""
 
     trajectory_id: Id
     attempt: Attempt
@@ -243,7 +243,7 @@ class Reference(msgspec.Struct):
 
 
 class GradeHeaders(Headers):
-    """What finding a grade needs."""
+    """Headers that finding a grade needs."""
 
     trajectory_id: Id
     attempt: Attempt
@@ -294,7 +294,7 @@ class TrajectoryGraded(_OfResult, kw_only=True):
 
 
 class EndHeaders(Headers):
-    """What finding a failure, or the end of a trajectory, needs."""
+    """Headers that finding a failure, or the end of a trajectory, needs."""
 
     trajectory_id: Id
     attempt: Attempt

@@ -30,7 +30,7 @@ Mark: TypeAlias = Literal["invalid call", "question", "garbage", "redacted"]  # 
 
 
 class TurnStartedHeaders(Headers):
-    """What deciding needs: whoever folds turns reads no tokens."""
+    """Headers that deciding needs: a fold of turns reads no tokens."""
 
     turn_id: Id
     session: Id
@@ -68,7 +68,7 @@ class TurnStarted(Message):
 
 
 class SealedHeaders(Headers):
-    """What reading needs."""
+    """Headers that reading needs."""
 
     secret: SecretIds = ""
 
@@ -87,7 +87,7 @@ class TurnSampled(Message):
 
 
 class TurnFinishedHeaders(SealedHeaders, kw_only=True):
-    """What deciding needs."""
+    """Headers that deciding needs."""
 
     turn_id: Id
     session: Id
@@ -146,7 +146,7 @@ class TurnShadowed(Message):
 
 
 class SessionLeftHeaders(Headers):
-    """What deciding needs."""
+    """Headers that deciding needs."""
 
     session_id: Id
 
@@ -161,7 +161,7 @@ class SessionLeft(Message):
 
 
 class FeedbackGivenHeaders(SealedHeaders, kw_only=True):
-    """What deciding needs."""
+    """Headers that deciding needs."""
 
     turn_id: Id
     tenant: Id
@@ -197,7 +197,7 @@ class TurnReady(Message):
 
 
 class TurnJudgedHeaders(SealedHeaders, kw_only=True):
-    """What deciding needs."""
+    """Headers that deciding needs."""
 
     turn_id: Id
     reward: Real | None = None

@@ -66,7 +66,7 @@ class WireError(AsyncRLError, ValueError):
 
 
 class Headers(msgspec.Struct, omit_defaults=True, rename=lambda name: name.removesuffix("_id").replace("_", "-")):
-    """What a message repeats as text in its headers, where those who fold it read no body.
+    """Values that a message repeats as text in its headers, for those who fold it without its body.
 
     Each field has the name of a field or property of the message: `trajectory_id` becomes the header `trajectory`.
     """

@@ -183,7 +183,7 @@ async def test_a_killed_prompter_leaves_a_switch_that_holds_once(
         return [record for record in log if record.subject.startswith(prefix)]
 
     def began():
-        return [StageBegan.of(record.headers) for record in log if record.subject == STAGE_BEGAN.subject(bus.run)]
+        return [decode(StageBegan, record.data) for record in log if record.subject == STAGE_BEGAN.subject(bus.run)]
 
     made = stage(tasks=TASKS, stages=STAGES, rollout={"group_size": 2}, buffer={"batch_groups": 2, "max_lag": 1})
     first = await made.start("prompter")

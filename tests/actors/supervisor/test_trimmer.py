@@ -57,9 +57,7 @@ class Story:
         )
 
     def stored(self, log, at, blob=""):
-        return self._append(
-            PROGRESS_STORED, ProgressStoredHeaders(), key=log, at=at, headers={BLOB: blob} if blob else {}
-        )
+        return self._append(PROGRESS_STORED, ProgressStoredHeaders(), key=log, at=at, blob=blob)
 
     def generated(self, name, at, blob=""):
         headers = TrajectoryGeneratedHeaders(name, 0, 1, "")
