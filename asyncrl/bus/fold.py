@@ -40,18 +40,17 @@ class Input(NamedTuple):
 class Fold:
     """Base of folds: `apply` calls the method that is marked for the type; other types change nothing."""
 
-    _methods: ClassVar[dict[type[Message], tuple[Callable[..., None], _Kind]]] = {}
+    _methods: ClassVar[dict[_Kind, Callable[..., None]]] = {}  # by the type of the message, or of its headers
 
     def __init_subclass__(cls) -> None:
         members = [one for one in vars(cls).values() if isinstance(one, FunctionType) and one in _MARKED]
-        marked = [(topic_of_type(_MARKED[member]).message, member, _MARKED[member]) for member in members]
-        cls._methods = cls._methods | {message: (method, kind) for message, method, kind in marked}
+        cls._methods = cls._methods | {_MARKED[member]: member for member in members}
 
     @classmethod
     def inputs(cls) -> dict[Stream, Input]:
         """The logs that it reads; headers are enough of those of which all methods are marked so."""
         found: dict[Stream, Input] = {}
-        for _, kind in cls._methods.values():
+        for kind in cls._methods:
             topic, by_headers = topic_of_type(kind), issubclass(kind, Headers)
             known = found.get(topic.stream, Input([], headers_only=True))
             found[topic.stream] = Input([*known.topics, topic], known.headers_only and by_headers)
@@ -62,7 +61,7 @@ class Fold:
 
     def apply(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         """Fold one message in, or its headers where only these are read."""
-        method, kind = self._methods.get(topic.message, (None, Message))
-        if method is not None:
-            given = kind.of(message) if issubclass(kind, Headers) and isinstance(message, Message) else message
-            method(self, given, record)
+        if (method := self._methods.get(topic.message)) is not None:
+            method(self, message, record)
+        elif (method := self._methods.get(kind := topic.message.HEADERS)) is not None:
+            method(self, kind.of(message) if isinstance(message, Message) else message, record)
