@@ -34,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_directory(parser)
     add_server(parser)
+    about = "seconds for runs to be there at the beginning (default: 60)"
+    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=about)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not arguments.window > 0:
         raise WrongUsage(f"--window {arguments.window:g}: expected seconds above 0")
-    sharing = Sharing(read_weights(arguments.weights), _counts(arguments.fleet), arguments.window)
+    sharing = Sharing(read_weights(arguments.weights), _counts(arguments.fleet), arguments.window, arguments.wait)
     began = time.monotonic()
 
     def find(name: str) -> FoundRun:

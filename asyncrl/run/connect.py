@@ -32,6 +32,10 @@ class RunNotFound(AsyncRLError):
     """No such run, or it cannot be reached."""
 
 
+class NoSuchRun(RunNotFound):
+    """Nothing has this name."""
+
+
 class FoundRun(NamedTuple):
     """A run that a command is about: its name, its directory, and how its topics are reached."""
 
@@ -104,7 +108,7 @@ def _directory(name: str, folder: Path, *, live: bool) -> Path:
         root = named_directory(name, folder)
         if root is None:
             known = ", ".join(sorted(root.name for root in roots)) or "none"
-            raise RunNotFound(f"no run called {name} under {folder.absolute()}; runs there: {known}")
+            raise NoSuchRun(f"no run called {name} under {folder.absolute()}; runs there: {known}")
         return root
     living = [root for root in roots if is_locked(root)]
     if len(living) > 1:
@@ -139,7 +143,7 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
         raise RunNotFound(f"run {found.run} cannot be reached: {error}") from error
     try:
         if not await is_provisioned(bus):
-            raise RunNotFound(f"the server at {address.url} holds no run called {found.run}")
+            raise NoSuchRun(f"the server at {address.url} holds no run called {found.run}")
         if not over_is_fine and await is_over(bus):
             raise RunNotFound(f"run {found.run} is over")
         if found.root is not None:  # code that a run of another user names is not imported here

@@ -22,7 +22,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import lent_pools
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.run.connect import FoundRun, RunNotFound, connected, run_ended
+from asyncrl.run.connect import FoundRun, NoSuchRun, RunNotFound, connected, run_ended
 from asyncrl.run.directory import take
 from asyncrl.state.apportion import Apportionment, Held, granted
 from asyncrl.state.loads import MEASURED, pool_loads
@@ -43,6 +43,7 @@ class Sharing(NamedTuple):
     weights: Mapping[str, Fraction]  # by run, as the user names it
     pools: Mapping[str, int]  # processes, by pool
     window_s: float  # seconds over which the shares hold
+    wait_s: float  # seconds for runs to be there at the beginning
 
 
 class _Member:
@@ -54,6 +55,7 @@ class _Member:
         self.state: RunState | None = None
         self.seen = False  # it has shared before
         self.absent = ""  # why it is not
+        self.unknown = False  # nothing has its name
         self._asked: dict[str, int] = {}
         self._asked_after = -1  # decision that the newest request rests on
         self._worked_s = 0.0  # when it had work last
@@ -120,16 +122,18 @@ class Sharer:
 
         Raises:
             WrongUsage: a run does not share these pools.
-            AsyncRLError: another process shares it.
+            AsyncRLError: another process shares it, or it has not come to be there.
         """
         faults: list[BaseException] = []
         tasks = BackgroundTasks(faults.append)
         for member in self._members:
             tasks.start(self._follow(member))
-        reported_s = time.monotonic()
+        began_s = reported_s = time.monotonic()
         try:
             while not (faults or self._over):
                 await asyncio.sleep(_POLL_S)
+                if time.monotonic() - began_s > self._sharing.wait_s:
+                    self._check_there()
                 await self._look(time.monotonic())
                 if time.monotonic() - reported_s >= self._sharing.window_s:
                     reported_s = time.monotonic()
@@ -148,6 +152,18 @@ class Sharer:
     def _there(self) -> list[_Member]:
         return [member for member in self._members if member.state is not None]
 
+    def _check_there(self) -> None:
+        """Give up where no run was ever there, or one of them has no run's name.
+
+        Raises:
+            AsyncRLError: which, and why.
+        """
+        seen = any(member.seen for member in self._members)
+        missing = [member for member in self._members if not member.seen and (member.unknown or not seen)]
+        if missing:
+            words = "; ".join(dict.fromkeys(member.absent or f"{member.name} does not answer" for member in missing))
+            raise AsyncRLError(f"nothing to share with after {self._sharing.wait_s:g} s: {words}")
+
     async def _follow(self, member: _Member) -> None:
         """Follow a run whenever it is there."""
         while True:
@@ -159,6 +175,7 @@ class Sharer:
                     self._report(f"{member.name} shares")
                     await _ended(found, bus, watch)
             except (RunNotFound, BusError) as error:
+                member.unknown = isinstance(error, NoSuchRun)
                 if str(error) != member.absent and member.state is None:
                     member.absent = str(error)
                     self._report(f"{member.name} is not there: {error}")
@@ -264,8 +281,8 @@ def why_not(state: RunState, pool: str, count: int) -> str:
     group = config.engine.pools.get(pool)
     if group is not None and count > group.most:
         return f"its config has cards or addresses for {group.most} of {count}; name all {count} there"
-    if group is not None and _cards(group) and pool not in lent_pools(config):
-        return "it would start on cards of other runs; put engine into its placement.lent"
+    if pool not in lent_pools(config):
+        return f"its config keeps it; put {role_of(pool)} into its placement.lent"
     return ""
 
 

@@ -1,6 +1,7 @@
 """What `asyncrl share` is told."""
 
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -47,3 +48,14 @@ def test_weights_that_mean_nothing_are_refused(words: list[str], message: str):
 def test_a_fleet_that_cannot_be_shared_is_refused(words: list[str], message: str, capsys):
     assert run(["share", "a=0.7", "b=0.3", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_name_that_no_run_has_ends_the_command_with_the_names_that_there_are(tmp_path: Path, capsys):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").touch()
+
+    assert run(["share", "bse=1", "tools=1", *FLEET, "--directory", str(tmp_path), "--wait", "0"]) == 1
+
+    where = f"under {tmp_path}; runs there: base"
+    error = f"nothing to share with after 0 s: no run called bse {where}; no run called tools {where}\n"
+    assert capsys.readouterr().err == error

@@ -12,7 +12,7 @@ from topics.actors import FleetScaled
 
 def made(**tables: object) -> RunState:
     case = MadeState()
-    case.state.config = msgspec.convert(tables, Config)
+    case.state.config = msgspec.convert({"placement": {"lent": ["engine", "rollout"]}} | tables, Config)
     return case.publish(FleetScaled(dict.fromkeys(case.state.config.engine.pools, 0))).state
 
 
@@ -28,7 +28,8 @@ def on_cards(*gpus: int, lent: tuple[str, ...] = ("engine",)) -> RunState:
         (made(), "learner", "it has no pool of that name"),
         (made(autoscale={"pools": {"rollout": {}}}), "rollout", "its config has autoscale.pools.rollout"),
         (on_cards(0, 1, 2), "engine", "its config has cards or addresses for 3 of 4; name all 4 there"),
-        (on_cards(0, 1, 2, 3, lent=()), "engine", "put engine into its placement.lent"),
+        (on_cards(0, 1, 2, 3, lent=()), "engine", "its config keeps it; put engine into its placement.lent"),
+        (made(), "reward", "put reward into its placement.lent"),
     ],
 )
 def test_a_run_that_cannot_share_is_refused_with_what_to_do(state: RunState, pool: str, words: str):
