@@ -10,7 +10,7 @@ import msgspec
 
 from asyncrl.bus.publish import publish
 from asyncrl.cli.output import add_json, show
-from asyncrl.cli.target import add_run, add_wait, live_run, watched
+from asyncrl.cli.target import action_of, add_action, add_wait, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import write_private
 from asyncrl.run.connect import FoundRun
@@ -19,7 +19,7 @@ from asyncrl.state.run_state import RunState
 from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name
 from topics.roles import pool_of
 
-_VERBS = ("add", "remove")
+_TAKES = {"list": "", "add": "URL", "remove": "NAME"}
 
 
 class ListedEngine(msgspec.Struct):
@@ -36,10 +36,7 @@ class ListedEngine(msgspec.Struct):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    add_run(parser)
-    parser.add_argument(
-        "words", nargs="*", metavar="add URL | remove NAME", help="add or remove a server (default: list them)"
-    )
+    add_action(parser, "list | add URL | remove NAME", "list servers, add or remove one (default: list)")
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="with add: file that holds the server's API key")
     parser.add_argument(
         "--max-running",
@@ -54,19 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List, or request and wait until it is done."""
-    words = arguments.words
-    if arguments.run_id in _VERBS:  # where no run is named
-        words, arguments.run_id = [arguments.run_id, *words], ""
-    if words and (words[0] not in _VERBS or len(words) != 2):
-        raise WrongUsage("expected `asyncrl engines`, `asyncrl engines add URL` or `asyncrl engines remove NAME`")
+    action, name = action_of(arguments, _TAKES)
     found = live_run(arguments)
-    if not words:
+    if action == "list":
         listed = asyncio.run(_listed(found))
         show(arguments, listed, lambda: engines_text(listed))
-    elif words[0] == "add":
-        print(asyncio.run(_add(found, words[1], arguments)))
+    elif action == "add":
+        print(asyncio.run(_add(found, name, arguments)))
     else:
-        print(asyncio.run(_remove(found, words[1], arguments.wait)))
+        print(asyncio.run(_remove(found, name, arguments.wait)))
     return 0
 
 

@@ -6,19 +6,25 @@ import argparse
 import re
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
 from asyncrl.bus.merged import read_each
-from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, live_run, read_topics
+from asyncrl.bus.publish import publish, read
+from asyncrl.cli.target import action_of, add_action, any_run, live_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.live.keys import Keys, make_key
+from topics.actors import RUN_OPENED, RunOpened
 from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
+from topics.topic import ACTORS
 from topics.wire import ID_PATTERN
+
+_TAKES = {"list": "", "add": "", "revoke": ""}
+_NONE = "its config has gateway.count = 0 (`asyncrl up --set gateway.count=1` starts a run with one)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("action", choices=("add", "list", "revoke"), help="action to take")
-    add_run(parser)
+    about = "list keys, add or revoke one (default: list)"
+    add_action(parser, "list | add --tenant NAME | revoke --key ID", about)
     parser.add_argument("--tenant", default="", help="with add: tenant that owns the key")
     parser.add_argument(
         "--requests-per-minute", type=int, default=0, metavar="N", help="with add: limit of the tenant; 0 for none"
@@ -36,20 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Add, list or revoke keys; a new key is printed once and stored nowhere."""
-    name = {"add": arguments.tenant, "revoke": arguments.key, "list": "-"}[arguments.action]
+    action, _ = action_of(arguments, _TAKES)
+    name = {"add": arguments.tenant, "revoke": arguments.key, "list": "-"}[action]
     if not re.match(ID_PATTERN, name):
-        option = {"add": "--tenant NAME", "revoke": "--key ID"}[arguments.action]
-        raise WrongUsage(f"asyncrl keys {arguments.action} needs {option}: letters, digits, _ and -; found {name!r}")
+        option = {"add": "--tenant NAME", "revoke": "--key ID"}[action]
+        raise WrongUsage(f"asyncrl keys {action} needs {option}: letters, digits, _ and -; found {name!r}")
     limits = {"requests_per_minute": arguments.requests_per_minute, "tokens_per_day": arguments.tokens_per_day}
     if min(limits.values()) < 0:
         raise WrongUsage(f"a limit of a key is a whole number from 0; found {min(limits.values())}")
     made = make_key(name, **limits, private=arguments.private)
-    print(read_topics(live_run(arguments), "keys", lambda bus: _done(bus, arguments.action, name, made)))
+    found = any_run(arguments) if action == "list" else live_run(arguments)
+    print(read_topics(found, "keys", lambda bus: _done(bus, action, name, made)))
     return 0
 
 
 async def _done(bus: Bus, action: str, name: str, made: tuple[str, KeyAdded]) -> str:
+    serves = await _serves(bus)
     if action == "add":
+        if not serves:
+            raise WrongUsage(f"run {bus.run} has no gateway that would take a key: {_NONE}")
         key, added = made
         await publish(bus, added)
         return key
@@ -60,7 +71,13 @@ async def _done(bus: Bus, action: str, name: str, made: tuple[str, KeyAdded]) ->
         await publish(bus, KeyRevoked(key_id=name))
         return f"key {name} is revoked"
     rows = [f"{one.key_id}  {one.tenant}{_limits(one)}" for one in keys.valid.values()]
-    return "\n".join(rows) or f"run {bus.run} has no keys"
+    return "\n".join(rows) or f"run {bus.run} has no keys{'' if serves else f': {_NONE}'}"
+
+
+async def _serves(bus: Bus) -> bool:
+    """Return whether the run was opened with a gateway."""
+    record = await read_last(bus, ACTORS, RUN_OPENED.subject(bus.run))
+    return record is not None and bool((await read(bus, RunOpened, record)).settings["gateway"]["count"])
 
 
 def _limits(key: KeyAdded) -> str:

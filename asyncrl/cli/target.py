@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -13,7 +13,7 @@ import msgspec
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, RunNotFound, connected, find_run, opened
 from asyncrl.run.user_actors import load_actors
 from asyncrl.state.run_state import RunState
@@ -47,6 +47,31 @@ def add_run(parser: argparse.ArgumentParser, default: str = "the live one", *, r
     add_directory(parser)
     if remote:
         add_server(parser)
+
+
+def add_action(parser: argparse.ArgumentParser, metavar: str, about: str) -> None:
+    """Declare a run, and behind it what to do with it; `action_of` reads it."""
+    add_run(parser)
+    parser.add_argument("words", nargs="*", metavar=metavar, help=about)
+
+
+def action_of(arguments: argparse.Namespace, takes: Mapping[str, str]) -> tuple[str, str]:
+    """Return the action behind the run, and what it takes.
+
+    Args:
+        takes: what each action takes, such as `URL`; "" for nothing. The first is meant where none is named.
+
+    Raises:
+        WrongUsage: there is none of this name, or it takes something else.
+    """
+    words = arguments.words
+    if arguments.run_id in takes:  # where no run is named
+        words, arguments.run_id = [arguments.run_id, *words], ""
+    action, *rest = words or [next(iter(takes))]
+    if action not in takes or len(rest) != bool(takes[action]):
+        forms = [f"`{arguments.parser.prog} [RUN] {f'{name} {what}'.strip()}`" for name, what in takes.items()]
+        raise WrongUsage(f"expected {', '.join(forms)}; found {' '.join(words)!r}")
+    return action, "".join(rest)
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:

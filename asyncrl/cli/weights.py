@@ -15,7 +15,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import publish
 from asyncrl.cli.output import add_json, show
-from asyncrl.cli.target import add_directory, add_server, any_run, live_run, read_topics
+from asyncrl.cli.target import action_of, add_action, any_run, live_run, read_topics
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.live.owners import owner_of, tenant_digest
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
@@ -35,16 +35,14 @@ from topics.turns import TURN_ADMITTED, TURN_SKIPPED, TurnAdmitted, TurnSkipped
 from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_STORED, WeightsPublished
 
 _Answer: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
+_TAKES = {"list": "", "promote": "VERSION", "rollback": ""}
 _NEWEST = 64  # versions that are looked for in the store, besides those that were promoted or canaries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("action", choices=("list", "promote", "rollback"), help="action to take")
-    parser.add_argument("version", nargs="?", type=int, metavar="VERSION", help="version to promote")
-    parser.add_argument(
-        "--run-id", default="", metavar="RUN", help="id or directory of the run (default: the live one)"
-    )
+    about = "list versions, promote one, or go back to the one before (default: list)"
+    add_action(parser, "list | promote VERSION | rollback", about)
     parser.add_argument(
         "--canary",
         type=float,
@@ -60,8 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tenant", default="", metavar="NAME", help="canary, shadow: of this tenant's sessions alone")
     parser.add_argument("--client", default="", metavar="NAME", help="both: of this user of the tenant alone")
     parser.add_argument("--force", action="store_true", help="promote: also beyond live.safety.kl_bound")
-    add_directory(parser)
-    add_server(parser)
     add_json(parser, "as one JSON array")
     parser.add_argument(
         "--wait", type=float, default=30.0, metavar="SECONDS", help="seconds to wait for an answer (default: 30)"
@@ -70,10 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List, or move and report."""
-    if (arguments.action == "promote") != (arguments.version is not None) or (arguments.version or 0) < 0:
-        raise WrongUsage("asyncrl weights promote VERSION names a version; list and rollback name none")
-    request = _request(arguments)
-    if arguments.action == "list":
+    action, word = action_of(arguments, _TAKES)
+    if action == "promote" and not word.isdecimal():
+        raise WrongUsage(f"asyncrl weights promote VERSION: expected a whole number from 0; found {word!r}")
+    request = _request(arguments, action, int(word) if word else None)
+    if action == "list":
         found = any_run(arguments)
         versions = read_topics(found, "weights", lambda bus: _versions(bus, found))
         show(arguments, versions, lambda: _table(versions))
@@ -82,12 +79,12 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _request(arguments: argparse.Namespace) -> PromotionRequested:
+def _request(arguments: argparse.Namespace, action: str, version: int | None) -> PromotionRequested:
     shadow, tenant, user = arguments.shadow is not None, arguments.tenant, arguments.client
     if shadow and arguments.canary is not None:
         raise WrongUsage("--canary and --shadow: users get the answers of the one, nobody those of the other; name one")
     share, name = (arguments.shadow, "--shadow") if shadow else (arguments.canary, "--canary")
-    if share is not None and (arguments.action != "promote" or not 0 < share <= 1):
+    if share is not None and (action != "promote" or not 0 < share <= 1):
         raise WrongUsage(f"{name} {share:g}: promote takes a share of the sessions above 0 and up to 1")
     if share == 1 and not (tenant or shadow):
         raise WrongUsage("--canary 1 leaves no other sessions to compare with; name a smaller share, or a --tenant")
@@ -95,9 +92,9 @@ def _request(arguments: argparse.Namespace) -> PromotionRequested:
         words = "--tenant names whose sessions a --canary or --shadow has, and --client one of that tenant's users"
         raise WrongUsage(words)
     owner = owner_of(tenant, user) if user else tenant_digest(tenant) if tenant else ""
-    if arguments.force and arguments.action != "promote":
+    if arguments.force and action != "promote":
         raise WrongUsage("--force is of promote: list and rollback are refused by no bound")
-    return PromotionRequested(arguments.version, share or 0.0, owner, force=arguments.force, shadow=shadow)
+    return PromotionRequested(version, share or 0.0, owner, force=arguments.force, shadow=shadow)
 
 
 async def _move(found: FoundRun, request: PromotionRequested, wait_s: float) -> str:

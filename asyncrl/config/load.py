@@ -51,6 +51,7 @@ _RENAMED = {
 }  # names of earlier versions, or looked for in the wrong table, and the right ones
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
+_NEAR = 0.76  # likeness of two names of which one may be meant by the other: a letter is wrong, missing or too many
 _CHECKS: list[Callable[[Config], Iterable[Finding]]] = [
     contradictions,
     check_learner.role_contradictions,
@@ -183,6 +184,9 @@ def _located(finding: Finding, lines: dict[str, int], overrides: Sequence[str]) 
     for key in finding.keys:
         if _within(key, overrides):
             return Problem(None, f"--set {key}", finding.message)
+    below = [override for override in overrides if _within(override, finding.keys[:1])]
+    if below and finding.keys[0] not in lines:
+        return Problem(None, f"--set {below[0]}", finding.message)
     key = next((key for key in finding.keys if key in lines), finding.keys[0])
     return Problem(lines.get(key), key, finding.message)
 
@@ -341,12 +345,16 @@ def _unknown(key: str, siblings: list[str]) -> Finding:
     if key in _RENAMED:
         return Finding((key,), f"unknown setting; its name is {_RENAMED[key]}")
     prefix, _, name = key.rpartition(".")
-    near = [join_key(prefix, sibling) for sibling in difflib.get_close_matches(name, siblings, n=1)]
+    close = difflib.get_close_matches(name, siblings, n=1, cutoff=_NEAR) or [
+        sibling for sibling in siblings if sibling.startswith(name)
+    ]
+    near = [join_key(prefix, sibling) for sibling in close]
     if not near:
         # What a stage changes is meant where the run has it.
         names = {known: known.rpartition(".")[2] for known in known_settings() if not known.startswith("stages.")}
-        nearest = difflib.get_close_matches(name, names.values(), n=1)
-        near = [known for known, last in names.items() if [last] == nearest]
+        nearest = difflib.get_close_matches(name, names.values(), n=1, cutoff=_NEAR)
+        elsewhere = [known for known, last in names.items() if [last] == nearest]
+        near = elsewhere if len(elsewhere) == 1 or not prefix else []  # one of several tables is a guess
     if near:
         return Finding((key, *near), f"unknown setting; did you mean {' or '.join(near)}?")
     return Finding((key,), f"unknown setting; expected one of {', '.join(siblings)}")

@@ -272,7 +272,9 @@ def draw_satisfaction(story: Story, path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
     axes.plot(story.seconds, [story.satisfaction(end + 1) for end in range(len(story.pleased))], color="#1f4e8c")
-    axes.axhline(GOAL, color="#b0562c", linewidth=1, linestyle="--")
+    axes.axhline(GOAL, color="#b0562c", linewidth=1, linestyle="--", label=f"goal {GOAL:g}")
+    axes.set_title(f"run {path.parent.name}: turns that please the simulated users")
+    axes.legend(loc="lower right", frameon=False)
     axes.set(xlabel="seconds", ylabel=f"pleased, mean of {WINDOW} turns", ylim=(0.0, 1.02))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

@@ -119,7 +119,7 @@ def _directory(name: str, folder: Path, *, live: bool) -> Path:
     if live or not roots:
         raise RunNotFound(
             f"no {'live ' if live else ''}run under {folder.absolute()}; start one with `asyncrl up`, change to the "
-            "folder it was started in, or give --url and RUN"
+            "folder it was started in or name its runs by --directory, or give --url and RUN"
         )
     return roots[0]
 

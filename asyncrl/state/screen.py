@@ -7,9 +7,10 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
@@ -28,6 +29,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _BAR = 14  # cells of a bar
 _SPARK = 24  # cells of a curve: with its label and its figures a line fits into 80
 _SILENT_S = 10.0  # an actor without vital signs for this long is shown as silent
+_GAP = "   "  # between two pieces of a line
 _ENGINES = 6  # that are shown one by one
 _STATES = {
     "starting": "yellow",
@@ -41,14 +43,35 @@ _STATES = {
 _OVER = ("finished", "stopped", "failed", "crashed")
 
 
+class _Pieces:
+    """Pieces of markup, on as many lines as they take; one is broken only where it is longer than a line."""
+
+    def __init__(self, pieces: Sequence[str]) -> None:
+        self._pieces = [Text.from_markup(piece, overflow="fold") for piece in pieces]
+
+    def __rich_measure__(self, _console: Console, options: ConsoleOptions) -> Measurement:
+        widths = [piece.cell_len for piece in self._pieces]
+        return Measurement(max(widths), sum(widths) + len(_GAP) * (len(widths) - 1)).with_maximum(options.max_width)
+
+    def __rich_console__(self, _console: Console, options: ConsoleOptions) -> RenderResult:
+        line = self._pieces[0].copy()
+        for piece in self._pieces[1:]:
+            if line.cell_len + len(_GAP) + piece.cell_len > options.max_width:
+                yield line
+                line = piece.copy()
+            else:
+                line.append(_GAP).append_text(piece)
+        yield line
+
+
 def render(status: RunStatus, width: int | None = None) -> RenderableType:
     """A panel with everything that is known of a run, `width` cells wide."""
     facts = Table.grid(padding=(0, 2))
     facts.add_column(justify="right", style="dim", no_wrap=True, min_width=8)  # labels stay whole
-    facts.add_column(no_wrap=True, overflow="ellipsis")
-    for name, markup in _facts(status).items():
-        if markup:
-            facts.add_row(name, Text.from_markup(markup))
+    facts.add_column()
+    for name, pieces in _facts(status).items():
+        if pieces:
+            facts.add_row(name, _Pieces(pieces))
     parts: list[RenderableType] = [facts]
     if status.actors and status.state not in _OVER:
         parts += ["", _fleet(status)]
@@ -60,7 +83,7 @@ def render(status: RunStatus, width: int | None = None) -> RenderableType:
     warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in status.stalls]
     warnings += [f"autoscale.function: {status.autoscale_fault}"] if status.autoscale_fault else []
     warnings += [status.failure] if status.failure else []
-    parts += [Text(f"▲ {warning}", style="yellow", overflow="ellipsis", no_wrap=True) for warning in warnings]
+    parts += [Text(f"▲ {warning}", style="yellow", overflow="fold") for warning in warnings]
     return Panel(
         Padding(Group(*parts), (1, 1)),
         title=f"[dim] asyncrl [/][bold]{status.run} [/]",
@@ -94,8 +117,8 @@ def bar(share: float, width: int) -> str:
     return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).strip()
 
 
-def _facts(status: RunStatus) -> dict[str, str]:
-    """Return what is known by its label, as markup; empty where it is not known."""
+def _facts(status: RunStatus) -> dict[str, list[str]]:
+    """Return what is known by its label, as pieces of markup; none where it is not known."""
     metrics, groups = status.metrics, {"open": status.open_groups, "ready": status.ready_groups}
     answers = {}
     if "response_tokens_mean" in metrics:
@@ -116,19 +139,19 @@ def _facts(status: RunStatus) -> dict[str, str]:
     }
     return {
         "step": _progress(status),
-        "reward": "" if status.reward is None else f"{_curve(status.rewards)}  [bold]{status.reward:.3f}[/]",
+        "reward": [] if status.reward is None else [f"{_curve(status.rewards)}  [bold]{status.reward:.3f}[/]"],
         "accuracy": _evals(status),
         "answers": _cells(answers),
         "metrics": _cells({name.removeprefix("reward/"): f"{value:.3f}" for name, value in own_metrics(metrics)}),
-        "judges": "" if status.judge_agreement is None else f"[bold]{status.judge_agreement:.0%}[/] agree with users",
+        "judges": [] if status.judge_agreement is None else [f"[bold]{status.judge_agreement:.0%}[/] agree with users"],
         "lag": _lag(status),
         "speed": _cells({what: _rounded(value) for what, value in speed.items() if value is not None}),
         "learner": _cells({what: _rounded(value) for what, value in spent.items() if value is not None}),
-        "queues": "   ".join(
-            f"[dim]{role}[/] {_cells({'waiting': str(queue['waiting']), 'under way': str(queue['under_way'])}, ' ')}"
+        "queues": [
+            f"[dim]{role}[/] [bold]{queue['waiting']}[/] waiting [bold]{queue['under_way']}[/] under way"
             for role, queue in status.queues.items()
             if role in ("rollout", "reward")
-        ),
+        ],
         "groups": _cells({what: f"{value:,.0f}" for what, value in groups.items() if value is not None}),
         "streams": _streams(status),
         "engines": _engines(status),
@@ -136,8 +159,8 @@ def _facts(status: RunStatus) -> dict[str, str]:
     }
 
 
-def _cells(values: dict[str, str], gap: str = "   ") -> str:
-    return gap.join(f"[bold]{value}[/] {escape(what)}" for what, value in values.items())
+def _cells(values: dict[str, str]) -> list[str]:
+    return [f"[bold]{value}[/] {escape(what)}" for what, value in values.items()]
 
 
 def _rounded(value: float) -> str:
@@ -148,34 +171,34 @@ def _curve(values: Sequence[float]) -> str:
     return f"[cyan]{sparkline(values, _SPARK):{_SPARK}}[/]"
 
 
-def _progress(status: RunStatus) -> str:
+def _progress(status: RunStatus) -> list[str]:
     if status.step is None:
-        return "[dim]no step yet[/]"
+        return ["[dim]no step yet[/]"]
     warm = status.stage == "warmup"
     done, total = (status.step + status.warmup_steps, status.warmup_steps) if warm else (status.step, status.steps)
     text = f"[cyan]{bar(done / total, _SPARK):{_SPARK}}[/]  " if total else ""
-    text += f"[bold]{done:,}[/]" + (f" of {total:,}" if total else "") + (" of warm-up" if warm else "")
+    pieces = [f"{text}[bold]{done:,}[/]" + (f" of {total:,}" if total else "") + (" of warm-up" if warm else "")]
     if status.version is not None:
         lineage = f" of lineage {status.lineage}" if status.lineage else ""
-        text += f"   [dim]version {status.version}{lineage}[/]"
-    return text if status.checkpoint_step is None else f"{text}   [dim]checkpoint {status.checkpoint_step}[/]"
+        pieces.append(f"[dim]version {status.version}{lineage}[/]")
+    return pieces if status.checkpoint_step is None else [*pieces, f"[dim]checkpoint {status.checkpoint_step}[/]"]
 
 
-def _evals(status: RunStatus) -> str:
+def _evals(status: RunStatus) -> list[str]:
     shown = [f"[dim]v{scored.version}[/] [bold]{scored.accuracy:.3f}[/]" for scored in status.evals]
-    return "   ".join(shown if len(shown) <= 4 else [f"{shown[0]} …", *shown[-3:]])
+    return shown if len(shown) <= 4 else [f"{shown[0]} …", *shown[-3:]]
 
 
-def _lag(status: RunStatus) -> str:
+def _lag(status: RunStatus) -> list[str]:
     if status.mean_lag_versions is None:
-        return ""
+        return []
     lags = status.recent_tokens_by_lag
     shares = {lag: tokens / sum(lags.values()) for lag, tokens in list(lags.items())[:6]}
-    bars = [f"   [dim]{lag}[/] [cyan]{bar(share, _BAR)}[/] {100 * share:.0f} %" for lag, share in shares.items()]
-    return f"[bold]{status.mean_lag_versions:.2f}[/] [dim]mean[/]{''.join(bars)}"
+    bars = [f"[dim]{lag}[/] [cyan]{bar(share, _BAR)}[/] {100 * share:.0f} %" for lag, share in shares.items()]
+    return [f"[bold]{status.mean_lag_versions:.2f}[/] [dim]mean[/]", *bars]
 
 
-def _streams(status: RunStatus) -> str:
+def _streams(status: RunStatus) -> list[str]:
     shown = []
     for name, fill in status.streams.items():
         style = "yellow" if fill.share > CHECKPOINT_SHARE else "default"
@@ -185,19 +208,19 @@ def _streams(status: RunStatus) -> str:
         shown.append(f"[bold]{status.trimmed_bytes / 1e6:,.1f} MB[/] trimmed in {status.trims:,}")
     if status.admission_paused:
         shown.append("[yellow]admission paused[/]")
-    return "   ".join(shown)
+    return shown
 
 
-def _engines(status: RunStatus) -> str:
+def _engines(status: RunStatus) -> list[str]:
     shown = []
     for engine in status.engines[:_ENGINES]:
         colour, state = ("green", "") if engine.state == "ready" else ("yellow", f" {engine.state}")
         shown.append(f"[{colour}]●[/] [dim]{engine.engine_id}[/] [bold]v{engine.version}[/]{state}")
     more = len(status.engines) - _ENGINES
-    return "   ".join([*shown, f"[dim]and {more} more[/]"] if more > 0 else shown)
+    return [*shown, f"[dim]and {more} more[/]"] if more > 0 else shown
 
 
-def _scaled(scaled: ScalingStatus, now_s: float) -> str:
+def _scaled(scaled: ScalingStatus, now_s: float) -> list[str]:
     """`2 to 4 by autoscale 0:42 ago: 130 wait for 512 places`, and why the rule leaves it as it is."""
     shown = []
     if scaled.at_s is not None:
@@ -206,16 +229,16 @@ def _scaled(scaled: ScalingStatus, now_s: float) -> str:
             f"[bold]{scaled.before} to {scaled.after}[/] by {scaled.by} {duration(now_s - scaled.at_s)} ago{why}"
         )
     shown += [f"[dim]{escape(scaled.held)}[/]"] if scaled.held else []
-    return "   ".join(shown)
+    return shown
 
 
 def _fleet(status: RunStatus) -> Table:
     """One row per pool of processes: how many live, of how many wanted, how busy, how often started again."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=False)
-    table.add_column("actors")
-    table.add_column("live", justify="right")
-    table.add_column("cores", justify="right")
-    table.add_column("", no_wrap=True)
+    table.add_column("actors", no_wrap=True)
+    table.add_column("live", justify="right", no_wrap=True)
+    table.add_column("cores", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
     way = ROLE_NAMES  # of a trajectory
     pools = {*status.wanted, *(pool_of(actor.actor_id) for actor in status.actors)}
     for pool in sorted(pools, key=lambda pool: (way.index(role_of(pool)) if role_of(pool) in way else len(way), pool)):

@@ -31,11 +31,30 @@ def summary_panel(summary: dict[str, Any]) -> RenderableType:
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and figures, the most wanted first."""
+    return [
+        *summary.get("reports", {}).items(),
+        *(_of_rl(summary) if summary["steps"] else _before_rl(summary)),
+        ("metrics", summary["metrics"]),
+        *((("plot", summary["plot"]),) if "plot" in summary else ()),
+        ("model", summary["exported_model"] or "not exported: the run did not finish"),
+    ]
+
+
+def _before_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what there is of a run that ended before its first step of RL."""
+    warm, accuracy, issued = summary["warmup_steps"], summary["greedy_accuracy_before"], summary["trajectories_issued"]
+    steps = f"the run ended after {warm} steps of warm-up" if warm else "the run ended before its first step"
+    rows = [("steps", f"none of RL: {steps}")]
+    rows += [("accuracy", _number(accuracy))] if accuracy is not None else []
+    rows += [("trajectories", f"{issued:,} issued, {summary['trajectories_failed']:,} failed")] if issued else []
+    return [*rows, ("wall time", f"{summary['wall_s']} s")]
+
+
+def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
     lags = summary["trained_tokens_by_lag"]
     total = sum(lags.values()) or 1
     histogram = "   ".join(f"{lag}: {100 * count / total:.0f} % ({count:,})" for lag, count in lags.items())
     return [
-        *summary.get("reports", {}).items(),
         ("sampled reward", _change(summary["sampled_reward_first_step"], summary["sampled_reward_last_5_steps"])),
         *_remarks(summary),
         ("accuracy", _change(summary["greedy_accuracy_before"], summary["greedy_accuracy_after"])),
@@ -54,9 +73,6 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("learner", f"{summary['learner_train_s']} s training, {summary['learner_wait_s']} s waiting for batches"),
         *_seconds_to_grade(summary.get("last_batch", {})),
         ("wall time", f"{summary['wall_s']} s, of which RL {summary['rl_wall_s'] or 0} s"),
-        ("metrics", summary["metrics"]),
-        ("plot", summary.get("plot", "none")),
-        ("model", summary["exported_model"] or "not exported: the run did not finish"),
     ]
 
 

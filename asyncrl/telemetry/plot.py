@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_PANELS = 3  # in a row
+_PANELS = 3  # in a row at least: so many that the picture is wider than it is high
 
 
 def draw_reward(
@@ -49,7 +49,7 @@ def draw_reward(
 
 
 def draw_comparison(path: Path, title: str, columns: Mapping[str, Sequence[tuple[int, float, float]]]) -> None:
-    """Draw metrics over steps, one panel each: recorded and replayed.
+    """Draw metrics over steps, one panel each: recorded and replayed. Where any differ, those alone.
 
     Args:
         path: the PNG to write.
@@ -60,8 +60,12 @@ def draw_comparison(path: Path, title: str, columns: Mapping[str, Sequence[tuple
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    rows = math.ceil(len(columns) / _PANELS)
-    figure, panels = pyplot.subplots(rows, _PANELS, figsize=(11, 2 * rows), squeeze=False, layout="constrained")
+    other = {name: column for name, column in columns.items() if any(was != now for _, was, now in column)}
+    columns = other or columns
+    across = max(_PANELS, math.ceil(math.sqrt(len(columns))))
+    rows = math.ceil(len(columns) / across)
+    size = (2.8 * across, 1.8 * rows + 1.0)
+    figure, panels = pyplot.subplots(rows, across, figsize=size, squeeze=False, layout="constrained")
     for axes in panels.flat[len(columns) :]:
         axes.remove()
     for axes, (name, column) in zip(panels.flat, columns.items(), strict=False):

@@ -1,14 +1,21 @@
 """Commands from another terminal, against a real server with hand-said messages."""
 
+import io
 import json
 
 import msgspec
 import pytest
+from rich.console import Console
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
+from asyncrl.cli.main import parser_for
+from asyncrl.cli.target import action_of
+from asyncrl.config.settings import Config
+from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import SUPERVISOR, FoundRun, RunNotFound, connected
+from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import read_state
 from harness.published_messages import publish_started, publish_stopped, trained
@@ -22,7 +29,9 @@ from topics.actors import (
     ScaleRequested,
 )
 from topics.batches import BATCH_TRAINED, BatchPacked
+from topics.runs import StreamStatus
 from topics.stages import STAGE_REQUESTED, StageBegan, StageRequested
+from topics.stalls import StallFound
 from topics.topic import ACTORS
 from topics.wire import decode
 
@@ -216,3 +225,56 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
 
 async def _is_published(bus: Bus, subject: str) -> bool:
     return await read_last(bus, ACTORS, subject) is not None
+
+
+@pytest.mark.parametrize(
+    ("words", "run", "action"),
+    [
+        ([], "", ("list", "")),
+        (["demo"], "demo", ("list", "")),
+        (["promote", "4"], "", ("promote", "4")),
+        (["demo", "promote", "4"], "demo", ("promote", "4")),
+    ],
+)
+def test_an_action_stands_behind_the_run(words: list[str], run: str, action: tuple[str, str]):
+    arguments = parser_for(["weights"]).parse_args(["weights", *words])
+
+    assert (action_of(arguments, {"list": "", "promote": "VERSION"}), arguments.run_id) == (action, run)
+
+
+@pytest.mark.parametrize("words", [["list", "demo"], ["promote"], ["demo", "promoted", "4"]])
+def test_an_action_that_is_none_is_refused_with_those_that_are(words: list[str]):
+    arguments = parser_for(["weights"]).parse_args(["weights", *words])
+
+    with pytest.raises(WrongUsage, match=r"`asyncrl weights \[RUN\] promote VERSION`; found '"):
+        action_of(arguments, {"list": "", "promote": "VERSION"})
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+async def test_status_cuts_no_figure_at_any_width(bus, width: int):
+    await publish_started(bus, SUPERVISOR)
+    state = await read_state(bus)
+    queue = {"waiting": 123_456, "under_way": 654_321}
+    fills = {name: StreamStatus(123_456_789, 987_654_321, 0.125) for name in ("TRAJECTORIES", "BLOBS", "WEIGHTS")}
+    stall = StallFound("learner behind", "learner-1", "batch 12 " * 12 + "waits", "")
+    status = msgspec.structs.replace(
+        run_status(state, state.last_ns), queues={"rollout": queue, "reward": queue}, streams=fills, stalls=[stall]
+    )
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+
+    console.print(render(status))
+
+    lines = console.file.getvalue().splitlines()
+    shown = " ".join(" ".join(lines).replace("│", " ").split())
+    assert {len(line) for line in lines} == {width} and "…" not in shown
+    assert shown.count("123456 waiting 654321 under way") == 2
+    assert shown.count("123.5 of 988 MB 12 %") == 3 and "batch 12 waits" in shown
+
+
+async def test_keys_of_a_run_without_a_gateway_are_refused_and_its_list_says_why(bus, terminal):
+    await publish(bus, RunOpened(4, 0, msgspec.to_builtins(Config())))
+
+    code, _, said = await terminal.type("keys", "add", "--tenant", "anna")
+    assert (code, "has no gateway that would take a key: its config has gateway.count = 0" in said) == (2, True)
+    code, shown, _ = await terminal.type("keys", bus.run)
+    assert (code, shown.startswith(f"run {bus.run} has no keys: its config has gateway.count = 0")) == (0, True)

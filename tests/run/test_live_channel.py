@@ -99,6 +99,6 @@ async def test_what_is_live_outlives_the_supervisor_and_the_run_and_goes_back_in
     [row] = [row for row in await versions(tmp_path) if row["live"]]
     assert (row["version"], row["promoted"]) == (second, "rollback")
     assert (Path(row["location"]) / "model.safetensors").exists()
-    code, output = await command(tmp_path, "weights", "promote", "1", "--run-id", "short")
+    code, output = await command(tmp_path, "weights", "short", "promote", "1")
     assert (code, "run short is over" in output) == (1, True), output
     await audited_clean(tmp_path)

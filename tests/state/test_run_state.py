@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from actors.recorder.fold import RecorderFold
 from asyncrl.bus.log import Record
 from asyncrl.state.parts import evaluation_text, one_line
 from asyncrl.state.run_state import RunState
@@ -124,7 +125,8 @@ def test_the_panel_shows_step_reward_lag_speed_and_fleet():
     assert max(map(len, panel.splitlines())) <= 100
     narrow = whole_run().panel(10, width=60)
     assert all(f" {label}  " in narrow for label in ("step", "reward", "accuracy", "lag", "speed", "engines"))
-    assert len(narrow.splitlines()) == len(panel.splitlines())  # what does not fit is cut, not wrapped
+    for words in ("2 of 4", "checkpoint 2", "200 tokens/s trained", "4.00 trajectories/s"):
+        assert words in narrow  # what does not fit is on the next line
 
 
 def test_the_panel_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80_cells():
@@ -349,21 +351,17 @@ def test_curves_and_bars_stay_in_their_width():
     assert (duration(42), duration(3723)) == ("0:42", "1:02:03")
 
 
-def test_a_summary_of_a_run_without_steps_can_be_read():
-    nothing = dict.fromkeys(
-        ["sampled_reward_first_step", "sampled_reward_last_5_steps", "greedy_accuracy_before", "greedy_accuracy_after"]
-    )
-    counts = dict.fromkeys(
-        ["steps", "warmup_steps", "trajectories_trained", "trajectories_issued", "trajectories_failed"], 0
-    )
-    rest = {"trained_tokens": 0, "sampled_tokens": 0, "trained_tokens_by_lag": {}, "wasted_token_share": None}
-    rest |= {"rl_trained_tokens_per_s": None, "learner_train_s": 0.0, "learner_wait_s": 0.0}
-    ends = {"wall_s": 0.0, "rl_wall_s": None, "metrics": "metrics.jsonl", "exported_model": "", "run": "demo"}
+@pytest.mark.parametrize(
+    ("warmup_steps", "steps"),
+    [(0, "the run ended before its first step"), (7, "the run ended after 7 steps of warm-up")],
+)
+def test_the_summary_of_a_run_without_steps_says_so_and_has_no_empty_figures(warmup_steps: int, steps: str):
+    summary = RecorderFold().summary("demo", []) | {"warmup_steps": warmup_steps, "metrics": "m"}
 
-    text = summary_text({**nothing, **counts, **rest, **ends})
+    rows = dict(line.strip().split("  ", 1) for line in summary_text(summary).splitlines())
 
-    assert "not measured before → not measured after" in text
-    assert "no trained token" in text
+    assert list(rows) == ["steps", "wall time", "metrics", "model"]
+    assert rows["steps"] == f"none of RL: {steps}"
 
 
 def test_a_traceback_is_shown_by_its_last_line():
