@@ -164,9 +164,12 @@ async def _kills(kills: int, limit_s: float) -> dict[str, float]:
                     await asyncio.wait({killing}, timeout=_POLL_S)  # nothing announces that a node is dead
             finally:
                 killing.cancel()
-            report(killing.result())
+            said = killing.result()
+            report(said)
+            if f"node:kill {kills}\n" not in said:
+                raise BenchError(f"fewer than {kills} nodes were killed within {limit_s:g} s")
             await _two_steps_more(folder, limit_s)
-        return await _audited(folder / "runs/demo")
+        return {"kills": float(kills), **await _audited(folder / "runs/demo")}
 
 
 async def _audited(root: Path) -> dict[str, float]:

@@ -97,6 +97,7 @@ async def nodes_are_lost(run: Run, nodes: Nodes) -> None:
     code, said = await command(run.folder, "chaos", "--run", "short", *words)
     assert code == 0, said
     assert "1 injections: node:kill 1" in said
+    assert "raylet" not in said, "what Ray prints about a node that died"
     assert len(nodes.swept()) == 1
     await run.reaches(lambda: supervisor_events(run, "actor waits for room"), "one waits, as two CPUs are left")
     (died, *_) = supervisor_events(run, "actor died")
