@@ -76,10 +76,8 @@ QWEN3 = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
-QWEN3_TOKENS = (
-    *("<|endoftext|>", "<|im_start|>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-    *("<think>", "</think>", "<|im_end|>"),
-)
+QWEN3_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+QWEN3_SAID = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 # In the shape of Llama 3's: one text for any number of messages.
 LLAMA3 = """
 {{- bos_token }}
@@ -99,8 +97,9 @@ def make_model(
     bos: bool = False,
     eos: Any = "<|im_end|>",
     special: tuple[str, ...] = _SPECIAL,
+    said: tuple[str, ...] = (),
 ) -> Path:
-    """A byte-level tokenizer trained on a few words, saved as transformers saves one."""
+    """A byte-level tokenizer trained on a few words, saved as transformers saves one; tokens `said` are not special."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -111,6 +110,7 @@ def make_model(
         show_progress=False,
     )
     tokenizer.train_from_iterator(["What is the answer to this question? It is brief.\n\n"] * 50, trainer)
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in said])
     if bos:
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<|im_start|> $A", special_tokens=[("<|im_start|>", 0)]
