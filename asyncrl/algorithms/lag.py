@@ -18,37 +18,39 @@ SUPERVISED = -1
 """The version of a token that no policy sampled."""
 
 
-def token_lags(versions: Int32Array, *, step: int) -> npt.NDArray[np.int32]:
+def token_lags(versions: Int32Array, *, step: int | npt.NDArray[np.int_]) -> npt.NDArray[np.int32]:
     """Lag of every token in batch `step`.
 
     Args:
         versions: [T] version that sampled each token, -1 where none did.
-        step: number of the batch, from 1.
+        step: number of the batch, from 1; or [T] that of each token.
 
     Returns:
         [T] lags in versions, never below 0 (a token of an older lineage may carry a larger version); 0 where
         the version is -1.
     """
-    lags: npt.NDArray[np.int32] = np.maximum(step - 1 - versions, 0)
+    lags: npt.NDArray[np.int32] = np.maximum(step - 1 - versions, 0).astype(np.int32, copy=False)
     lags[versions == SUPERVISED] = 0
     return lags
 
 
-def split_lags(versions: Int32Array, *, step: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Lags of the tokens of one row, in their two parts.
+def split_lags(
+    versions: Int32Array, lengths: npt.NDArray[np.int_], *, steps: npt.NDArray[np.int_]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Lags of the tokens of rows, in their two parts.
 
     Args:
-        versions: [T] version that sampled each token, -1 where none did.
-        step: number of the batch, from 1.
+        versions: [T] version that sampled each token of all rows end to end, -1 where none did.
+        lengths: [R] tokens of each row, at least 1.
+        steps: [R] number of the batch of each row, from 1.
 
     Returns:
         [T] lag in the queue, the one of the newest token: since then the whole row waited; and [T] lag in flight,
         by which a token is behind the newest one. Both add up to `token_lags`.
     """
-    lags = token_lags(versions, step=step)
-    sampled = versions != SUPERVISED
-    in_queue = lags * 0
-    in_queue[sampled] = lags[sampled].min(initial=np.iinfo(np.int32).max)
+    lags, sampled = token_lags(versions, step=np.repeat(steps, lengths)), versions != SUPERVISED
+    least = np.minimum.reduceat(np.where(sampled, lags, np.iinfo(np.int32).max), np.cumsum(lengths) - lengths)
+    in_queue = np.where(sampled, np.repeat(least, lengths), 0).astype(np.int32, copy=False)
     return in_queue, lags - in_queue
 
 

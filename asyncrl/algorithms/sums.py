@@ -15,6 +15,8 @@ Sums: TypeAlias = dict[str, torch.Tensor]
 
 def merge_sums(parts: list[Sums]) -> Sums:
     """Add the sums of micro-batches or ranks; `*_max` takes the largest."""
+    if len(parts) == 1:
+        return {name: value.float() for name, value in parts[0].items()}
     merged: Sums = {}
     for name in parts[0] if parts else ():
         values = torch.stack([part[name].float() for part in parts])
@@ -34,9 +36,10 @@ def metrics(sums: Sums) -> dict[str, float]:
         (sum r)^2 / (N sum r^2), as in PipelineRL, arXiv 2509.19128.
     """
     parts: dict[str, dict[str, float]] = {}
-    for name, total in sums.items():
+    totals = torch.stack([total.float() for total in sums.values()]).tolist() if sums else []  # waits for a GPU once
+    for name, total in zip(sums, totals, strict=True):
         figure, _, part = name.partition("/")
-        parts.setdefault(part, {})[figure] = float(total)
+        parts.setdefault(part, {})[figure] = total
     tokens = parts.get("", {}).get("tokens", 0.0)
     found = _figures(parts.pop("", {}))
     for part, values in parts.items():

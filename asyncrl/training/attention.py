@@ -71,7 +71,7 @@ def document_attention(
         mask = _band(length, window, query.device) if 0 < window < length else None
         parts.append(_attended(own, count, mask, scale))
         start = stop
-    return torch.cat(parts).unsqueeze(0), None
+    return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0), None
 
 
 def _attended(

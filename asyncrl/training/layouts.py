@@ -44,9 +44,9 @@ def micro_batch(rows: Sequence[TrainRow], device: torch.device, columns: Sequenc
         device: where the tensors are put.
         columns: that the loss reads.
     """
-    flat = trained_places(rows)
-    owner = np.repeat(np.arange(len(rows)), [len(row.mask) for row in rows])[flat]
-    lags = [split_lags(row.versions, step=row.step) for row in rows]
+    flat, lengths = trained_places(rows), np.array([len(row.tokens) for row in rows])
+    versions, steps = np.concatenate([row.versions for row in rows]), np.array([row.step for row in rows])
+    in_queue, in_flight = split_lags(versions, lengths, steps=steps)
 
     def of_tokens(values: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
         return _put(np.concatenate(values)[flat], device)
@@ -57,9 +57,9 @@ def micro_batch(rows: Sequence[TrainRow], device: torch.device, columns: Sequenc
             behaviour=of_tokens([row.logprobs for row in rows]),
             advantages=of_tokens([row.advantages for row in rows]),
             weights=of_tokens([row.weights for row in rows]),
-            rows=_put(owner, device),
-            in_queue=_put(np.concatenate([in_queue for in_queue, _ in lags])[flat], device),
-            in_flight=_put(np.concatenate([in_flight for _, in_flight in lags])[flat], device),
+            rows=_put(np.repeat(np.arange(len(rows)), lengths)[flat], device),
+            in_queue=_put(in_queue[flat], device),
+            in_flight=_put(in_flight[flat], device),
             columns={name: of_tokens([row.columns[name] for row in rows]) for name in columns},
         ),
     )
@@ -85,7 +85,7 @@ def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
 
     Rows that are alike are filled up one by one, each as one document: no token sees what follows it.
     """
-    lengths = [len(row.tokens) - 1 for row in rows]
+    flat, lengths = trained_places(rows), [len(row.tokens) - 1 for row in rows]
     multiple = _MULTIPLE if device.type == "cuda" else 1
     alike = len(rows) if len(rows) == 1 or min(lengths) == max(lengths) >= _LONG else 0
     if alike:
@@ -93,10 +93,13 @@ def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
     else:
         documents = lengths + [-sum(lengths) % multiple] * (multiple > 1)
     bounds = np.cumsum([0, *documents], dtype=np.int32)
+    kept = np.ones(len(flat), np.bool_)
+    kept[np.cumsum(lengths) + np.arange(len(rows))] = False  # the last token of each row
+    at = np.arange(sum(lengths)) + np.repeat(bounds[: len(rows)] - np.cumsum([0, *lengths[:-1]]), lengths)
     tokens = np.zeros(bounds[-1], np.int64)
-    for row, start in zip(rows, bounds, strict=False):
-        tokens[start : start + len(row.tokens) - 1] = row.tokens[:-1]
-    places = [start + np.flatnonzero(row.mask[1:]) for row, start in zip(rows, bounds, strict=False)]
+    given = np.concatenate([row.tokens for row in rows])
+    tokens[at] = given[kept]
+    places = at[np.append(flat[1:], False)[kept]]
     positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], documents)
     laid = Documents(
         positions=_put(positions[None], device),
@@ -106,13 +109,12 @@ def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
         alike=alike,
         routing=_routing(rows, bounds, device),
     )
-    flat = trained_places(rows)
-    targets = np.concatenate([row.tokens for row in rows])[flat].astype(np.int64)
+    targets = given[flat].astype(np.int64)
     temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
     temperatures = temperatures.astype(np.float32)
     return Inputs(
         _put(tokens[None], device),
-        _put(np.concatenate(places), device),
+        _put(places, device),
         _put(targets, device),
         _put(temperatures, device),
         laid,

@@ -57,8 +57,9 @@ def _slope(
     )
     logprobs = logits.float() / temperatures[:, None] - total[:, None]
     probabilities = logprobs.exp()
-    slope = torch.zeros_like(logprobs)
-    if of_logprob is not None:
+    if of_logprob is None:
+        slope = torch.zeros_like(logprobs)
+    else:
         chosen = torch.arange(logits.shape[-1], device=logits.device) == targets[:, None]
         slope = (chosen.float() - probabilities) * (of_logprob / temperatures)[:, None]
     if of_entropy is not None:

@@ -17,12 +17,14 @@ def test_a_batch_sampled_by_the_weights_it_updates_has_no_lag():
 
 
 def test_lag_in_the_queue_is_that_of_the_newest_token_and_the_rest_was_in_flight():
-    in_queue, in_flight = split_lags(np.array([-1, 2, 3, 5], np.int32), step=8)  # applied to version 7
+    rows = [[-1, 2, 3, 5], [-1, -1], [4]]  # batch 8 is applied to version 7
+    versions, lengths = np.array([one for row in rows for one in row], np.int32), np.array([len(row) for row in rows])
+    in_queue, in_flight = split_lags(versions, lengths, steps=np.array([8, 8, 6]))
 
-    assert in_queue.tolist() == [0, 2, 2, 2]
-    assert in_flight.tolist() == [0, 3, 2, 0]
-    for versions in (VERSIONS, VERSIONS[:1], VERSIONS[:0]):
-        assert sum(split_lags(versions, step=6)).tolist() == token_lags(versions, step=6).tolist()
+    assert in_queue.tolist() == [0, 2, 2, 2, 0, 0, 1]
+    assert in_flight.tolist() == [0, 3, 2, 0, 0, 0, 0]
+    whole = split_lags(VERSIONS, np.array([3, 4]), steps=np.array([6, 6]))
+    assert sum(whole).tolist() == token_lags(VERSIONS, step=6).tolist()
 
 
 def test_older_tokens_lose_their_mask_and_supervised_ones_keep_it():

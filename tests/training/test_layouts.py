@@ -49,6 +49,21 @@ def test_long_documents_of_one_length_are_attended_to_at_once_and_alone(window):
         torch.testing.assert_close(found[:, place], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("lengths", [(2060, 2060), (130, 5, 400)])
+def test_rows_that_are_filled_up_on_a_gpu_keep_their_tokens_and_places(lengths, monkeypatch):
+    monkeypatch.setattr("asyncrl.training.layouts._put", lambda array, _device: torch.from_numpy(array))
+    rows = [train_row(number, length, 50) for number, length in enumerate(lengths)]
+
+    inputs = packed(rows, torch.device("cuda"))
+
+    tokens, bounds = inputs.tokens[0].tolist(), inputs.documents.bounds.tolist()
+    assert bounds[-1] % 128 == 0
+    for row, start, stop in zip(rows, bounds, bounds[1:], strict=False):
+        assert tokens[start:stop] == [*row.tokens[:-1], *[0] * (stop - start - len(row.tokens) + 1)]
+    places = [start + at for row, start in zip(rows, bounds, strict=False) for at in range(len(row.tokens) - 1)]
+    assert inputs.positions.tolist() == places
+
+
 def test_each_scored_token_keeps_its_place_temperature_and_row():
     rows = policy_rows(np.random.default_rng(1), 5)
 
