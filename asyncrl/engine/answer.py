@@ -15,6 +15,7 @@ from asyncrl.engine.errors import EngineError, EngineRefused, RequestFailed, fau
 from topics.wire import Float32Array, Int32Array
 
 FinishType = Literal["stop", "length", "abort"]
+_NO_TOKEN = 2**31  # ids are int32
 _NEVER_STARTED = 499  # status of a request that was aborted before it began
 
 
@@ -183,6 +184,8 @@ class Member:
         # A stream aborted in the queue carries only its last token: the ones before it cannot be known; it is left out.
         if 0 < fresh <= len(ids) and fresh <= len(logprobs):
             new_ids, new_logprobs = ids[-fresh:], _known([triple[0] for triple in logprobs[-fresh:]], have)
+            if not 0 <= min(new_ids) <= max(new_ids) < _NO_TOKEN:
+                raise RequestFailed(f"tokens {min(new_ids)} to {max(new_ids)} came; no vocabulary has all of these")
             self._tokens += new_ids
             self._logprobs += new_logprobs
             if self.top:

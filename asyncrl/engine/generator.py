@@ -181,7 +181,8 @@ class Generator:
         if engine.client.apart:
             labels.stands = lambda: engine.messages == messages or engine.has(key)
         had = len(answer.tokens)
-        intake = _Intake(answer, labels, sampling.stop, self._decode, watch)
+        intake = _Intake(answer, labels, sampling, self._decode, watch)
+        intake.vocabulary = self._model.vocab_size
         # Without a stream an answer has one label, that of its end.
         streamed = self._in_place or sampling.max_new_tokens > self.quiet_tokens
         watch.requested(engine.engine_id)
@@ -194,21 +195,21 @@ class Generator:
                 stream_interval=self.chunk_tokens,
                 alone=faults.any,
             )
+            if not streamed:
+                for span in generation.weight_versions:
+                    part = slice(span.start, span.end)
+                    likeliest = generation.likeliest[part]
+                    intake.on_tokens(
+                        Chunk(generation.token_ids[part], generation.logprobs[part], span.version, likeliest=likeliest)
+                    )
         except (EngineUnavailable, RequestFailed, EngineOverloaded) as error:
             self._failed(engine, error, faults)
             return "abort"
-        if not streamed:
-            for span in generation.weight_versions:
-                part = slice(span.start, span.end)
-                likeliest = generation.likeliest[part]
-                intake.on_tokens(
-                    Chunk(generation.token_ids[part], generation.logprobs[part], span.version, likeliest=likeliest)
-                )
         if generation.passes:
             watch.on_verified(len(generation.token_ids), generation.passes)
         # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.
         complete = generation.finish_reason != "abort" or (generation.routed is not None and len(generation.token_ids))
-        if self._routed and complete and not labels.wrong:
+        if self._routed and complete and not labels.wrong and not intake.cut:
             fed = len(ids) + had + len(generation.token_ids) - 1
             routed = np.empty(0, np.int32) if generation.routed is None else generation.routed
             keep_routing(answer, routed, prompt=len(ids), had=had, fed=fed, wide=self._model.experts > 256)
@@ -218,7 +219,7 @@ class Generator:
                 words = f"{engine.engine_id} sampled with weights {labels.wrong!r}, expected {key!r}"
                 faults.add(words, engine, its=True, messages=messages)
                 self._fleet.suspect(engine, mislabelled=True)
-        return "stop" if intake.stopped else "abort" if labels.wrong else generation.finish_reason
+        return "stop" if intake.stopped else "abort" if labels.wrong or intake.cut else generation.finish_reason
 
     def _failed(self, engine: Engine, error: EngineError, faults: _Faults) -> None:
         """Distinguish a request that failed by itself from an engine that is overloaded, not well, or gone."""
@@ -344,10 +345,15 @@ def _follows(label: str, key: str) -> bool:
 class _Intake:
     """Takes tokens over into an answer, up to one from other weights than asked for, or to the end of a stop string."""
 
-    def __init__(self, answer: Answer, labels: _Labels, stop: list[str], decode: Decode, watch: Watch) -> None:
+    vocabulary: int  # of the model
+
+    def __init__(self, answer: Answer, labels: _Labels, sampling: SamplingParams, decode: Decode, watch: Watch) -> None:
+        stop = sampling.stop
         self.refused = 0  # tokens from other weights
         self.stopped = False  # a stop string is complete
+        self.cut = False  # more came than was asked for
         self._answer = answer
+        self._most = len(answer.tokens) + sampling.max_new_tokens
         self._labels = labels
         self._stop = stop
         self._decode = decode
@@ -357,8 +363,14 @@ class _Intake:
         self._seam_end = len(answer.tokens) + reach_of(stop) if stop and len(answer.tokens) else 0
 
     def on_tokens(self, chunk: Chunk) -> bool:
-        """Take a chunk over; False where it, or what follows, is not wanted."""
+        """Take a chunk over; False where it, or what follows, is not wanted.
+
+        Raises:
+            RequestFailed: the model has no such token.
+        """
         tokens, label = chunk.token_ids, self._labels.read(chunk)
+        if len(tokens) and tokens.max() >= self.vocabulary:
+            raise RequestFailed(f"token {tokens.max()} came, outside of the vocabulary of {self.vocabulary}")
         if self._labels.wrong:
             self.refused += len(tokens)
         if self._labels.wrong or self.stopped:
@@ -371,7 +383,7 @@ class _Intake:
         if chunk.likeliest:
             self._watch.on_likeliest(chunk.likeliest[:wanted])
         self._watch.on_tokens(wanted, len(tokens) - wanted, lineage)
-        return not self.stopped
+        return not (self.stopped or self.cut)
 
     def _wanted(self, tokens: Int32Array) -> int:
         """Return how many of the new tokens belong to the answer: those up to the one that completes a stop string."""
@@ -382,4 +394,5 @@ class _Intake:
                 if stop_string(known[:end], self._stop, self._decode):
                     self.stopped = True
                     return end - had
-        return len(tokens)
+        self.cut = had + len(tokens) > self._most
+        return min(len(tokens), self._most - had)
