@@ -16,6 +16,7 @@ from topics.wire import Float32Array, Int32Array
 
 FinishType = Literal["stop", "length", "abort"]
 _NO_TOKEN = 2**31  # ids are int32
+_NO_LOGPROB = 1e38
 _NEVER_STARTED = 499  # status of a request that was aborted before it began
 
 
@@ -231,10 +232,15 @@ def _likeliest(meta: _Meta, fresh: int) -> list[Likeliest]:
 
 
 def _known(logprobs: list[float | None], have: int) -> list[float]:
-    """Log-probs of the tokens behind the first `have`: JSON spells a number that is not finite as null."""
-    known = [logprob for logprob in logprobs if logprob is not None]
+    """Log-probs of the tokens behind the first `have`: JSON spells a number that is not finite as null.
+
+    Raises:
+        RequestFailed: one is not finite, or would not be in float32.
+    """
+    known = [logprob for logprob in logprobs if logprob is not None and abs(logprob) < _NO_LOGPROB]
     if len(known) < len(logprobs):
-        raise RequestFailed(f"token {have + logprobs.index(None)} came with no log-prob (null: not a finite number)")
+        place = next(at for at, one in enumerate(logprobs) if one is None or abs(one) >= _NO_LOGPROB)
+        raise RequestFailed(f"token {have + place} came with no log-prob ({logprobs[place]}: not a finite number)")
     return known
 
 

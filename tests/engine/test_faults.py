@@ -66,14 +66,14 @@ async def test_a_server_without_room_is_overloaded_and_is_not_sent_the_same_at_o
     assert server.http_requests == 1
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_a_log_prob_that_is_null_is_an_error_of_that_answer(
-    server: LikeSGLang, client: EngineClient, streamed: bool
+@pytest.mark.parametrize(("streamed", "given"), [(False, None), (True, None), (True, -1e39)])
+async def test_a_log_prob_that_is_no_number_is_an_error_of_that_answer(
+    server: LikeSGLang, client: EngineClient, streamed: bool, given: float | None
 ):
     async def serve(asked: Asked) -> dict[str, Any]:
         answer = await server.whole(asked)
         if POISON in asked.ids:
-            answer["meta_info"]["output_token_logprobs"][2][0] = None
+            answer["meta_info"]["output_token_logprobs"][2][0] = given
         return answer
 
     server.serve = serve
