@@ -70,6 +70,7 @@ async def test_answers_of_an_engine_that_leaves_go_on_at_the_other_with_all_thei
 
     assert_consistent(run, steps=3, warmup_steps=0)
     assert run.summary["trajectories_failed"] == 0
+    assert "it is gone: " not in run.out, "an engine that leaves as it was asked, also at the end, is no finding"
     code, output = await command(tmp_path, "audit", "short", "--deep")
     assert (code, ": clean\n" in output) == (0, True), output
 
