@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,9 @@ from asyncrl.engine.answer import Chunk, Generation, OnTokens, VersionSpan
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.errors import EngineRefused, EngineUnavailable, RequestFailed, VersionAbsent
 from asyncrl.engine.fleet import Fleet, Wanted
-from asyncrl.engine.generator import TRIES, Generator, Manner, Watch
+from asyncrl.engine.generator import TRIES, Generator, Watch
 from benchmarks.engine import served
 from harness.models import make_endless_model
-from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from harness.stage import until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.trajectories import Answer
@@ -370,45 +368,6 @@ async def test_a_request_that_failed_goes_to_another_engine_of_its_group():
 
     assert len((await servers.generate(wanted=Wanted(group="p000001"))).tokens) == 20
     assert (len(first.asked), len(other.asked)) == (1, 1)
-
-
-@pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
-@pytest.mark.parametrize("wrong", [64, -1, 2**31, 2**70])
-async def test_a_token_that_the_model_has_not_is_in_no_answer_and_in_no_further_request(wrong: int, portion: int):
-    async with like_sglang() as one, sampled_from(one, portion) as generator:
-
-        async def serve(asked: Asked) -> dict[str, Any]:
-            first = len(one.asked) == 1
-            return one.answer(asked, [7, wrong, 9, 9] if first else asked.tokens())
-
-        one.serve = serve
-        answer = await generator.generate(np.array([5], np.int32), SamplingParams(4))
-
-    assert answer.tokens.tolist() == [9, 10, 11, 12]
-    assert [asked.ids for asked in one.asked] == [[5], [5]]
-
-
-@pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
-async def test_tokens_beyond_those_that_were_asked_for_are_in_no_answer(portion: int):
-    async with like_sglang() as one, sampled_from(one, portion) as generator:
-
-        async def serve(asked: Asked) -> dict[str, Any]:
-            return one.answer(asked, asked.tokens(200), "stop")
-
-        one.serve = serve
-        answer = await generator.generate(np.array([5], np.int32), SamplingParams(4))
-
-    assert (answer.tokens.tolist(), answer.finish, len(one.asked)) == ([9, 10, 11, 12], "length", 1)
-
-
-@asynccontextmanager
-async def sampled_from(server: LikeSGLang, portion: int) -> AsyncIterator[Generator]:
-    """A generator on one server, which streams what is longer than a portion."""
-    server.weight_version = KEY
-    fleet = Fleet(lambda _, address: EngineClient(address, generate_timeout_s=20), counts={}, fail=never)
-    fleet.apply(ready(server.address))
-    yield Generator(fleet, ModelInfo("any", 64, CONTEXT), str, counts={}, manner=Manner(portion=portion))
-    await fleet.close()
 
 
 async def test_a_prefix_is_cached_under_a_key_of_its_own_each_time_the_weights_were_loaded():

@@ -1,0 +1,58 @@
+"""A server that answers what its request and its model have no answer for: nothing of it is in a trajectory."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.fleet import Fleet
+from asyncrl.engine.generator import Generator, Manner
+from harness.sglang_like import Asked, LikeSGLang, like_sglang
+from topics.engines import EngineReady
+
+
+def never(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
+@pytest.mark.parametrize("wrong", [64, -1, 2**31, 2**70])
+async def test_a_token_that_the_model_has_not_is_in_no_answer_and_in_no_further_request(wrong: int, portion: int):
+    async with like_sglang() as one, sampled_from(one, portion) as generator:
+
+        async def serve(asked: Asked) -> dict[str, Any]:
+            first = len(one.asked) == 1
+            return one.answer(asked, [7, wrong, 9, 9] if first else asked.tokens())
+
+        one.serve = serve
+        answer = await generator.generate(np.array([5], np.int32), SamplingParams(4))
+
+    assert answer.tokens.tolist() == [9, 10, 11, 12]
+    assert [asked.ids for asked in one.asked] == [[5], [5]]
+
+
+@pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
+async def test_tokens_beyond_those_that_were_asked_for_are_in_no_answer(portion: int):
+    async with like_sglang() as one, sampled_from(one, portion) as generator:
+
+        async def serve(asked: Asked) -> dict[str, Any]:
+            return one.answer(asked, asked.tokens(200), "stop")
+
+        one.serve = serve
+        answer = await generator.generate(np.array([5], np.int32), SamplingParams(4))
+
+    assert (answer.tokens.tolist(), answer.finish, len(one.asked)) == ([9, 10, 11, 12], "length", 1)
+
+
+@asynccontextmanager
+async def sampled_from(server: LikeSGLang, portion: int) -> AsyncIterator[Generator]:
+    """A generator on one server, which streams what is longer than a portion."""
+    server.weight_version = "0:0:made"
+    fleet = Fleet(lambda _, address: EngineClient(address, generate_timeout_s=20), counts={}, fail=never)
+    fleet.apply(EngineReady("engine-1", server.address, 0, 0, "made", 32))
+    yield Generator(fleet, ModelInfo("any", 64, 128), str, counts={}, manner=Manner(portion=portion))
+    await fleet.close()
