@@ -177,6 +177,8 @@ class Member:
         meta, wanted = answer.meta_info, True
         self._passes = max(self._passes, meta.spec_verify_ct)
         if meta.routed_experts is not None:
+            if len(meta.routed_experts) % 4:
+                raise RequestFailed(f"{len(meta.routed_experts)} bytes of experts came; expected int32 numbers")
             self._routed = np.frombuffer(meta.routed_experts, "<i4")
         have, ids = len(self._tokens), answer.output_ids
         total = len(ids) if meta.completion_tokens is None else meta.completion_tokens

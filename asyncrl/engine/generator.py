@@ -181,8 +181,9 @@ class Generator:
         if engine.client.apart:
             labels.stands = lambda: engine.messages == messages or engine.has(key)
         had = len(answer.tokens)
-        intake = _Intake(answer, labels, sampling, self._decode, watch)
-        intake.vocabulary = self._model.vocab_size
+        intake = _Intake(answer, labels, sampling.stop, self._decode, watch)
+        if engine.client.exact:  # a scripted engine has no model, and no limit
+            intake.vocabulary, intake.most = self._model.vocab_size, had + sampling.max_new_tokens
         # Without a stream an answer has one label, that of its end.
         streamed = self._in_place or sampling.max_new_tokens > self.quiet_tokens
         watch.requested(engine.engine_id)
@@ -345,15 +346,13 @@ def _follows(label: str, key: str) -> bool:
 class _Intake:
     """Takes tokens over into an answer, up to one from other weights than asked for, or to the end of a stop string."""
 
-    vocabulary: int  # of the model
+    vocabulary = most = 2**31  # ids of the model's tokens are below this; tokens of the whole answer
 
-    def __init__(self, answer: Answer, labels: _Labels, sampling: SamplingParams, decode: Decode, watch: Watch) -> None:
-        stop = sampling.stop
+    def __init__(self, answer: Answer, labels: _Labels, stop: list[str], decode: Decode, watch: Watch) -> None:
         self.refused = 0  # tokens from other weights
         self.stopped = False  # a stop string is complete
         self.cut = False  # more came than was asked for
         self._answer = answer
-        self._most = len(answer.tokens) + sampling.max_new_tokens
         self._labels = labels
         self._stop = stop
         self._decode = decode
@@ -394,5 +393,5 @@ class _Intake:
                 if stop_string(known[:end], self._stop, self._decode):
                     self.stopped = True
                     return end - had
-        self.cut = had + len(tokens) > self._most
-        return min(len(tokens), self._most - had)
+        self.cut = had + len(tokens) > self.most
+        return min(len(tokens), self.most - had)

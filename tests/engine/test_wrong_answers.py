@@ -35,6 +35,18 @@ async def test_a_token_that_the_model_has_not_is_in_no_answer_and_in_no_further_
     assert [asked.ids for asked in one.asked] == [[5], [5]]
 
 
+async def test_experts_that_are_no_numbers_are_a_fault_of_that_request():
+    async with like_sglang() as one, sampled_from(one, 100) as generator:
+
+        async def serve(asked: Asked) -> dict[str, Any]:
+            return one.answer(asked, asked.tokens(), **({"routed_experts": "AAAA"} if len(one.asked) == 1 else {}))
+
+        one.serve = serve
+        answer = await generator.generate(np.array([5], np.int32), SamplingParams(4))
+
+    assert (answer.tokens.tolist(), len(one.asked)) == ([9, 10, 11, 12], 2)
+
+
 @pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
 async def test_tokens_beyond_those_that_were_asked_for_are_in_no_answer(portion: int):
     async with like_sglang() as one, sampled_from(one, portion) as generator:
