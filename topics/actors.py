@@ -71,7 +71,7 @@ ScaledBy: TypeAlias = Literal[
     "command",  # a user, `asyncrl scale`
     "autoscale",  # the rule of `[autoscale]`
     "share",  # `asyncrl share`, by the weights of several runs
-    "",  # an older release, which did not record it
+    "",  # nothing has changed it
 ]
 
 

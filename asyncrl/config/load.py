@@ -41,14 +41,6 @@ _PATHS = {
     *("nats.password_file", "nats.nkey_file", "nats.credentials", "nats.tls_ca", "nats.tls_cert", "nats.tls_key"),
     *("engine.api_key_file", "learner.teacher.api_key_file", "learner.teacher.model", "learner.critic.model"),
 }  # may begin with `~`
-_RENAMED = {
-    "buffer.filters": "learner.filters",
-    "task.reward": "reward.function",
-    "rollout.lease_s": "workers.lease_s",
-    "rollout.stall_s": "workers.stall_s",
-    "rollout.poison_after": "workers.poison_after",
-    "keepers": "supervision (silence_s instead of lease_s, spares, snapshot_every)",
-}  # names of earlier versions, or looked for in the wrong table, and the right ones
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 _NEAR = 0.76  # likeness of two names of which one may be meant by the other: a letter is wrong, missing or too many
@@ -341,9 +333,7 @@ def _wrong(key: str, value: Any, expected: str) -> Finding:
 
 
 def _unknown(key: str, siblings: list[str]) -> Finding:
-    """An unknown key, with its new name, or the nearest known one: in its own table first, then anywhere."""
-    if key in _RENAMED:
-        return Finding((key,), f"unknown setting; its name is {_RENAMED[key]}")
+    """An unknown key, with the nearest known one: in its own table first, then anywhere."""
     prefix, _, name = key.rpartition(".")
     close = difflib.get_close_matches(name, siblings, n=1, cutoff=_NEAR) or [
         sibling for sibling in siblings if sibling.startswith(name)

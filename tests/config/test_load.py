@@ -146,7 +146,6 @@ def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, tex
         ("engine.model", "expected one of kind, "),  # three other tables have one
         ("learner.lrate", "expected one of trainer, "),
         ("recorder.zzzzzz", "expected one of plot, samples, samples_mb"),
-        ("task.reward", "its name is reward.function"),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_nearest_known_one(written, key, meant):
@@ -323,23 +322,6 @@ def test_settings_are_shown_by_the_beginning_of_their_keys(capsys):
     assert "buffer.max_lag" not in shown
     assert run_command(["settings", "learnr"]) == 2
     assert "no setting begins with 'learnr'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("key", "new"),
-    [("rollout.lease_s", "workers.lease_s"), ("rollout.poison_after", "workers.poison_after")],
-)
-def test_a_setting_that_was_renamed_is_refused_with_its_new_name(key: str, new: str, written):
-    assert the_problem(written(SOUND + f"{key} = 3\n")).message == f"unknown setting; its name is {new}"
-
-
-def test_a_table_that_was_renamed_is_refused_with_its_new_name(written):
-    found = the_problem(written(SOUND + "[keepers]\nlease_s = 3.0\n"))
-
-    assert found.message == (
-        "unknown setting; its name is supervision (silence_s instead of lease_s, spares, snapshot_every)"
-    )
-    assert (found.line, found.key) == (2, "keepers")
 
 
 def test_settings_of_benchmarks_can_be_set_and_are_in_no_reference(written):

@@ -70,7 +70,6 @@ class Engine:
         self._held: deque[Request] | None = None  # arrivals while an update waits for the engine to drain
         self._updating = asyncio.Lock()
         self._young: set[Request] = set()  # must not stop yet
-        self._admitted: list[Request] = []  # in this step
         self._patience = 0
         self._rows = Rows(max_running)
         self._random = np.random.default_rng(seed)
@@ -267,8 +266,7 @@ class Engine:
                 request.top_logprobs.append(self._rows.likeliest(sampled, request.row, request.top))
             if token in request.stops or len(request.tokens) >= request.check_at:
                 touched.append(request)
-        self.counters.stepped(count, self._admitted)
-        self._admitted.clear()
+        self.counters.stepped(count)
         for request in touched[::-1]:
             self._review(request)
 
@@ -328,7 +326,6 @@ class Engine:
                 self._young.add(request)
             self._place(request)
         self.running += batch
-        self._admitted = batch
         return block
 
     def _is_patient(self, free: int) -> bool:

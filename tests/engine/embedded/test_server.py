@@ -183,7 +183,7 @@ async def test_information_endpoints_answer_what_a_router_reads(http):
 
     assert {"tp_size", "dp_size", "served_model_name", "disaggregation_mode", "load_balance_method"} <= server.keys()
     assert served_model["architectures"] == ["Qwen3ForCausalLM"] and served_model["is_generation"]
-    for name in ("num_running_reqs", "generation_tokens_total", "e2e_request_latency_seconds_count"):
+    for name in ("num_running_reqs", "generation_tokens_total", "num_requests_total"):
         assert f'sglang:{name}{{model_name="' in metrics
 
 
