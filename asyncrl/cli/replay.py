@@ -196,8 +196,8 @@ def _replay(arguments: argparse.Namespace) -> Replay:
 
 async def _train(replay: Replay, retraining: Retraining, output: TextIO) -> None:
     """All steps, with a line about the newest now and then."""
-    again = f"steps {replay.origin + 1} to {replay.last}" if replay.origin < replay.last else "no step to train again"
-    print(f"run {replay.run}: from {replay.began}, {again}", file=output, flush=True)
+    again = f", steps {replay.origin + 1} to {replay.last}" if replay.origin < replay.last else ""
+    print(f"run {replay.run}: from {replay.began}{again}", file=output, flush=True)
     printed_at = 0.0
     async for step in retraining.steps(replay.last):
         replay.steps.append(step)

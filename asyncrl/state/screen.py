@@ -177,7 +177,7 @@ def _progress(status: RunStatus) -> list[str]:
     warm = status.stage == "warmup"
     done, total = (status.step + status.warmup_steps, status.warmup_steps) if warm else (status.step, status.steps)
     text = f"[cyan]{bar(done / total, _SPARK):{_SPARK}}[/]  " if total else ""
-    pieces = [f"{text}[bold]{done:,}[/]" + (f" of {total:,}" if total else "") + (" of warm-up" if warm else "")]
+    pieces = [f"{text}[bold]{done:,}[/]" + (f" of {total:,}" if total else ""), *(["of warm-up"] if warm else [])]
     if status.version is not None:
         lineage = f" of lineage {status.lineage}" if status.lineage else ""
         pieces.append(f"[dim]version {status.version}{lineage}[/]")
