@@ -1,10 +1,14 @@
 """Real parts for tests: a NATS server, a provisioned run on it, actor processes that are stopped whatever happens."""
 
 import asyncio
+import contextlib
 import gc
+import os
 import secrets
 import shutil
-from collections.abc import AsyncIterator, Callable
+import time
+import warnings
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -15,6 +19,8 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from harness.servers import Authority
 from harness.stage import LEASE_S, Connect, Stage, Unretrieved, provision_leased
+
+_ENDING_S = 5.0  # for processes that were told to end
 
 gc.disable()  # until all tests are imported: passes of the collector over what that makes are a third of its time
 
@@ -29,6 +35,34 @@ def pytest_collection_finish() -> None:
     """Collect garbage again, but not among what was imported."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Reap and name the processes that a file leaves behind: its neighbours would find them among theirs."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        until_s = time.monotonic() + _ENDING_S
+        while (left := left_processes()) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        if left:
+            warnings.warn(f"tests of {item.path.name} left processes behind: {left}", stacklevel=1)
+
+
+def left_processes() -> list[str]:
+    """Command lines of the children that live, but for those that serve all files; the dead are reaped.
+
+    Those that serve all are the ranks' server (`harness/ranks.py`), and what the standard library and torch start once.
+    """
+    lasting = ("harness.ranks", "multiprocessing", "torch_shm_manager")
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ChildProcessError, FileNotFoundError):  # it ended in this moment
+            for pid in map(int, (thread / "children").read_text().split()):
+                if os.waitpid(pid, os.WNOHANG) == (0, 0):
+                    line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    found += [line] if not any(name in line for name in lasting) else []
+    return found
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from benchmarks.chaos.report import violations_by_sense
 from benchmarks.chaos.targets import all_targets, each_point
 from benchmarks.chaos.witness import Samples, missing
 from harness.audited import messages_on
-from harness.runs import SHORT, command
+from harness.runs import PACED, SHORT, command
 from harness.scripted import FLAT, SCRIPTED
 from harness.stage import until
 from harness.stories import Story
@@ -29,8 +29,9 @@ from topics.batches import BATCH_TRAINED
 from topics.topic import TRAINING
 
 SLOW = pytest.mark.slow
+STEPS = 120
 SETTINGS = {
-    "learner.steps": 250,
+    "learner.steps": STEPS,
     "learner.checkpoint_every": 5,
     "rollout.progress_tokens": 2,
     "workers.lease_s": 1.0,
@@ -44,12 +45,12 @@ async def chaos(folder: Path, *words: str) -> dict[str, Any]:
     """Run `asyncrl chaos` on the short config; returns its report, once nothing is wrong with it."""
     (folder / "short.toml").write_text(SHORT)
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    settings += ["--stall", "200"]  # a rank that is frozen while it starts is given up after 120 s
+    settings += ["--set", PACED, "--stall", "200"]  # a rank that is frozen while it starts is given up after 120 s
     code, output = await command(folder, "chaos", "short.toml", *settings, *words, limit_s=500)
     assert code == 0, output
     report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
     assert report["finished"]
-    assert sorted(report["rewards"], key=int) == [str(step) for step in range(1, SETTINGS["learner.steps"] + 1)]
+    assert sorted(report["rewards"], key=int) == [str(step) for step in range(1, STEPS + 1)]
     assert (folder / "runs" / "short" / "chaos.png").exists()
     return report
 
@@ -71,7 +72,7 @@ async def test_three_leaders_of_a_cluster_are_killed_and_training_goes_on_withou
     killed = report["injections"]
     assert len(killed) == 3
     assert all(injection["works_again_s"] for injection in killed)
-    assert 0 < killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < SETTINGS["learner.steps"]
+    assert 0 < killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < STEPS
 
 
 # --- runs that stand still

@@ -1,5 +1,6 @@
 """Runs beside each other, runs that are over, and runs without a terminal: as a user meets them in one folder."""
 
+import contextlib
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.runs import runs_in
 from asyncrl.run.directory import is_locked
-from harness.runs import SHORT, UNTRAINED, command, up
+from harness.runs import SHORT, UNTRAINED, all_processes, command, up
 from harness.stage import until
 from topics.actors import ActorStopped
 
@@ -192,14 +193,8 @@ async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
 async def ended(root: Path) -> None:
     """Have a run in the background end, whatever failed before."""
     if is_locked(root):
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdecimal() and str(root.name) in _line(folder) and "asyncrl.cli.main" in _line(folder):
-                os.kill(int(folder.name), signal.SIGKILL)
+        for pid, line, _ in all_processes():
+            with contextlib.suppress(OSError):  # it ended in this moment
+                if "asyncrl.cli.main" in line and Path(f"/proc/{pid}/cwd").readlink() == root.parent.parent:
+                    os.kill(pid, signal.SIGKILL)
     await until(lambda: not is_locked(root), "the run in the background has ended")
-
-
-def _line(folder: Path) -> str:
-    try:
-        return (folder / "cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""

@@ -34,7 +34,7 @@ from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
 from harness.prompter_feed import config as small_config
 from harness.prompter_feed import issue
-from harness.runs import Run, command, fork, kill, resume, topics_left_in, up
+from harness.runs import PACED, Run, command, fork, kill, resume, topics_left_in, up
 from harness.stage import Stage
 from harness.stories import result
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
@@ -368,14 +368,15 @@ async def test_a_run_is_forked_at_a_checkpoint_with_other_settings(killed: Run):
 
 @SLOW
 async def test_a_run_is_forked_between_checkpoints_and_the_fork_resumed(killed: Run):
-    async with fork(killed.folder, "short", "between", "--at", "6", "--set", "learner.steps=60") as new:
+    words = ["--at", "6", "--set", "learner.steps=24", "--set", PACED]
+    async with fork(killed.folder, "short", "between", *words) as new:
         await new.reaches(lambda: len(new.steps()) > 2, "its third step")
         new.interrupt()
         assert await new.ended() == 0, new.story
     async with resume(killed.folder, "between") as again:
         assert await again.ended() == 0, again.story
 
-    await assert_goes_on(killed, again, 6, 60)
+    await assert_goes_on(killed, again, 6, 24)
     code, output = await command(killed.folder, "fork", "short", "--at", "12", "nobody")
     assert (code, output.count("\n")) == (1, 1)
     assert output.startswith("--at 12: run short can be forked at its steps 0 to 9; its checkpoints are at 8, 9\n")

@@ -121,8 +121,15 @@ class Run:
 
     def processes(self) -> dict[int, str]:
         """Command lines of the living processes that came from this run, by process id."""
+        return {pid: line for pid, line, _ in self._living()}
+
+    def visible(self) -> list[bytes]:
+        """Command lines and environments of them, as a process list shows them."""
+        return [text for _, line, environment in self._living() for text in (line.encode(), environment)]
+
+    def _living(self) -> list[tuple[int, str, bytes]]:
         marked = f"{_MARK}={self._mark}".encode()
-        return {pid: line for pid, line, environment in all_processes() if marked in environment}
+        return [process for process in all_processes() if marked in process[2]]
 
     def server(self) -> int | None:
         """Process id of its NATS server, where it lives."""

@@ -46,8 +46,11 @@ async def outcomes(grader: Grader, completions: list[str]) -> list[Any]:
 
 def is_alive(pid: float) -> bool:
     """Return whether the process runs; one that has ended may still wait for its parent to notice."""
-    stat = Path(f"/proc/{int(pid)}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] not in "ZX"
+    try:
+        stat = Path(f"/proc/{int(pid)}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
 def ends(pid: int) -> bool:
@@ -57,7 +60,7 @@ def ends(pid: int) -> bool:
     except ProcessLookupError:
         return True
     with os.fdopen(process):
-        return bool(select.select([process], [], [], 30)[0])
+        return bool(select.select([process], [], [], 120)[0])
 
 
 PARENT = """
