@@ -17,9 +17,10 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import MESSAGE_ID, publish
+from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.trajectories import Segment, TrajectoryGenerated, VersionCount

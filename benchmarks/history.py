@@ -17,10 +17,11 @@ import msgspec
 import xxhash
 
 from actors.prompter.actor import sampling_seed
+from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision, stream_states
-from asyncrl.bus.publish import BY, MESSAGE_ID, WRITER, pack, publish
+from asyncrl.bus.publish import BY, WRITER, pack, publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source

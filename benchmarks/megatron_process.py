@@ -139,7 +139,8 @@ def _routed(row: TrainRow, shape: ModelConfig) -> TrainRow:
     count, chosen = shape.experts.count, shape.experts.chosen
     drawn = np.random.default_rng(len(row.tokens)).random((len(row.tokens), shape.layers, count), np.float32)
     routing = np.argpartition(drawn, chosen, -1)[..., :chosen].astype(np.uint8)
-    return dataclasses.replace(row, routing=routing.reshape(len(row.tokens), -1))
+    known = np.ones(len(row.tokens), np.bool_)
+    return dataclasses.replace(row, routing=routing.reshape(len(row.tokens), -1), routed=known)
 
 
 def _steps(model: Path, given: Case, layout: Layout) -> Steps:

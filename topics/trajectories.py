@@ -40,9 +40,6 @@ class Segment(msgspec.Struct, omit_defaults=True):
     turns: list[tuple[Count, Count]] = []
     # Of a live turn with hints: its prompt with each of them, [P] ids; what was sampled follows as in `tokens`.
     hinted: list[Int32Array] = []
-    # [T, B], where engines return it: the experts that each token went to, [layers, experts of a token] of a byte each,
-    # of two where there are more than 256. Zeros where it is not known, as of the last token.
-    routing: bytes = b""
 
     def __post_init__(self) -> None:
         length = len(self.tokens)
@@ -88,7 +85,9 @@ class Answer(msgspec.Struct, omit_defaults=True):
     finish: str = ""  # "stop" or "length" once done
     start: Count = 0  # tokens published in the messages before; those here follow them
     hybrid: bool = False  # some tokens were sampled by newer weights than those that filled the cache before them
-    routing: bytes = b""  # once done: as in `Segment`, of the prompt's tokens and of those here
+    # Once done, where engines return it: experts of the prompt's tokens and of those here, [layers, experts of a token]
+    # of a byte each, of two where there are more than 256. Zeros where they are not known, as of the last token.
+    routing: bytes = b""
     route_bytes: Count = 0  # of a token in it
 
 
@@ -200,6 +199,23 @@ class ProgressStored(Message):
     entries: list[ProgressEntry]
 
 
+ROUTING = "routing"  # header, and field, with what lies in a blob beside the message: name:size:xxh3:chunks
+
+
+class Routing(msgspec.Struct):
+    """The blob with the experts that tokens went to, as in `Answer`; a chunk has some layers of some tokens.
+
+    The chunks of the first tokens come first, the first layers first.
+    """
+
+    blob: str  # name:size:xxh3:chunks
+    width: Count  # bytes of a token in one layer
+    layers: list[Count]  # bounds of the layers of a chunk: 0, ..., all that the model has
+    tokens: list[Count]  # bounds of the tokens of a chunk, of all segments end to end: 0, ..., all
+    digests: list[str]  # xxh3_64 of each chunk as it is stored, hex
+    known: bytes  # a bit for each token, the first one in the highest: 1 where its experts were recorded
+
+
 class TrajectoryGeneratedHeaders(Headers):
     """Headers that folds need of a result, so that they never read its tokens."""
 
@@ -208,6 +224,7 @@ class TrajectoryGeneratedHeaders(Headers):
     delivery: Count
     by_version: Annotated[str, Meta(pattern=r"^((-?\d{1,10}:\d{1,18})(,|\Z))*\Z")] = msgspec.field(name="versions")
     secret: SecretIds = ""
+    routing_blob: str = msgspec.field(name=ROUTING, default="")
 
 
 class TrajectoryGenerated(_OfMember):
@@ -227,11 +244,17 @@ class TrajectoryGenerated(_OfMember):
     outcome: Outcome | None = None  # where the rollout function gave one
     hybrid: bool = False  # of an answer of it; no version reproduces such log-probs (`weights.update = "in_place"`)
     secret: SecretIds = ""  # data keys under which this is sealed, of a turn of live traffic and those before it
+    routing: Routing | None = None  # where engines told experts
 
     @property
     def by_version(self) -> str:
         """`12:40,13:9`: its trainable tokens by version, as its header has them."""
         return ",".join(f"{count.version}:{count.tokens}" for count in self.versions)
+
+    @property
+    def routing_blob(self) -> str:
+        """The blob of the experts of its tokens; "" where there is none."""
+        return self.routing.blob if self.routing is not None else ""
 
 
 class Reference(msgspec.Struct):

@@ -18,8 +18,9 @@ from actors.engine.home import home_of
 from actors.engine.pointed import Announced, Versions, versions_of
 from actors.engine.watching import announced, watch_load
 from actors.runtime.actor import VITALS_S, ActorDown, Context
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import BlobMissing, publish, read
+from asyncrl.bus.publish import publish, read
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import CONTROLS

@@ -11,12 +11,13 @@ import msgspec
 
 from actors.learner.coming import fetch_once_packed, gathered
 from actors.learner.elastic import ElasticGroup
+from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
 from actors.learner.group import GroupLost, new_group
 from actors.learner.offers import Offers
 from actors.learner.outbox import Outbox, step_record
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
-from actors.learner.rank import Load, Rest, Step, StepResult, read_batch
+from actors.learner.rank import Load, Rest, Step, StepResult
 from actors.learner.teacher import TeacherFault
 from actors.learner.turns import OnCard, Stopping, Turns
 from actors.runtime.actor import ActorDown, ActorFault, Context

@@ -16,15 +16,12 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import msgspec
 
+from actors.learner.fetching import fetch_trajectories, read_batch
 from actors.learner.teacher import TeacherServer
-from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.balance import Work
-from asyncrl.algorithms.batches import BatchStats, GradedGroup, GradedTrajectory, build_rows
+from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
 from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import read_message
-from asyncrl.bus.publish import BlobMissing, read, read_result
-from asyncrl.bus.vault import SecretGone
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
@@ -34,17 +31,14 @@ from asyncrl.training.publisher import Member, Publisher
 from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_card, work_of
 from asyncrl.training.trainers import layout_of, open_trainer
 from asyncrl.weights.store import STORES, StorePlace
-from topics.batches import Anomaly, BatchMember, BatchPacked
-from topics.topic import BATCHES
+from topics.batches import Anomaly, BatchPacked
 from topics.trajectories import TrajectoryGenerated
 from topics.weights import WEIGHTS_STORED
-from topics.wire import WireError, prepare
+from topics.wire import prepare
 
 T = TypeVar("T")
 
 _ROWS = ("rows", "rows_skipped")  # figures that are counts
-_AT_ONCE = 64  # payloads asked for at once
-_SHOWN = 3  # doubles that an error names
 
 
 class StepResult(NamedTuple):
@@ -83,6 +77,7 @@ class Rank:
         self.take_card = partial(take_card, config.learner.device, rank, ranks)
         layout = layout_of(config)
         self._replica, self._replicas = layout.replica(rank, ranks), ranks // layout.model
+        self._part = layout.place(rank, ranks) if config.learner.routing == "replay" else None
         self.counts = layout.is_first(rank, ranks)  # the rows of its replica
         self._fetches: dict[int, asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]] = {}  # by sequence of the batch
         self._teacher = TeacherServer(config, files) if config.learner.teacher.url else None
@@ -139,7 +134,7 @@ class Rank:
     async def _fetch(self, sequence: int) -> tuple[BatchPacked, list[GradedGroup]]:
         packed = await read_batch(self._bus, sequence)
         owners = shares(packed, self._work, self._replicas) if self._work else None
-        groups = await fetch_trajectories(self._bus, packed, self._replica, owners)
+        groups = await fetch_trajectories(self._bus, packed, self._replica, owners, self._part)
         return packed, groups if self._teacher is None else await self._teacher.fill(packed.objective, groups)
 
     async def fetched(self, sequence: int) -> tuple[BatchPacked, list[GradedGroup]]:
@@ -153,95 +148,6 @@ def _noted(task: asyncio.Task[Any]) -> None:
     """Take note of a fault: the step whose rows these are may never come."""
     if not task.cancelled():
         task.exception()
-
-
-async def read_batch(bus: Bus, sequence: int) -> BatchPacked:
-    """Read a batch by its sequence in the batch log.
-
-    Raises:
-        ActorFault: it is gone, or cannot be read.
-    """
-    record = await read_message(bus, BATCHES, sequence)
-    if record is None:
-        raise ActorFault(f"message {sequence} of {BATCHES.name}, a batch, is gone")
-    try:
-        return await read(bus, BatchPacked, record)
-    except (BlobMissing, WireError) as error:
-        raise ActorFault(f"message {sequence} of {BATCHES.name}, a batch: {error}") from error
-
-
-class PayloadGone(ActorFault):
-    """Tokens of a batch that are not stored any more."""
-
-
-async def fetch_trajectories(
-    bus: Bus, packed: BatchPacked, rank: int = 0, owners: Sequence[int] | None = None
-) -> list[GradedGroup]:
-    """The groups of a batch, in the order it names them; of a member that was purged since, the counts alone are known.
-
-    Args:
-        rank: number of the rank whose share of the batch is fetched; of all others only the counts are known.
-        owners: the rank of each trajectory, in the order the batch names them; this one has all where left out.
-
-    Raises:
-        PayloadGone: tokens are trimmed.
-        ActorFault: tokens are not those that were graded.
-    """
-    _check_doubles(packed)
-    limit = asyncio.Semaphore(_AT_ONCE)
-
-    async def fetch(member: BatchMember, owner: int) -> GradedTrajectory:
-        elsewhere = GradedTrajectory(
-            member.trajectory_id, (), member.reward, member.tokens, turn_rewards=member.turn_rewards
-        )
-        if owner != rank:
-            return elsewhere
-        async with limit:
-            try:
-                result = await _result(bus, packed.step, member)
-            except SecretGone:  # as if another rank had it: what is purged has no gradient, and changes no other's
-                return elsewhere
-        segments = result.segments
-        if member.overruled:  # by a user, who speaks against the judge that gave the hints
-            segments = [msgspec.structs.replace(segment, hinted=[]) for segment in segments]
-        return GradedTrajectory(member.trajectory_id, segments, member.reward, turn_rewards=member.turn_rewards)
-
-    named = [member for group in packed.groups for member in group.members]
-    fetched = iter(await asyncio.gather(*map(fetch, named, owners or [rank] * len(named))))
-    return [
-        GradedGroup([next(fetched) for _ in group.members], group.estimator, group.temperature)
-        for group in packed.groups
-    ]
-
-
-async def _result(bus: Bus, step: int, member: BatchMember) -> TrajectoryGenerated:
-    try:
-        result = await read_result(bus, member.payload)
-    except BlobMissing as error:
-        raise PayloadGone(f"batch {step}, {member.trajectory_id}: {error}") from error
-    except WireError as error:
-        raise ActorFault(f"batch {step}, {member.trajectory_id}: {error}") from error
-    if (result.trajectory_id, result.attempt) != (member.trajectory_id, member.attempt):
-        raise ActorFault(
-            f"batch {step}: message {member.payload.sequence} holds {result.trajectory_id} (attempt "
-            f"{result.attempt}), and the batch names it as {member.trajectory_id} (attempt {member.attempt})"
-        )
-    return result
-
-
-def _check_doubles(packed: BatchPacked) -> None:
-    """Refuse a batch that would train a trajectory or its tokens twice.
-
-    Raises:
-        ActorFault: it would.
-    """
-    members = [member for group in packed.groups for member in group.members]
-    names = Counter(member.trajectory_id for member in members)
-    messages = Counter(member.payload.sequence for member in members)
-    found = [f"{name} is {count} of its members" for name, count in names.items() if count > 1]
-    found += [f"message {at} holds the tokens of {count} members" for at, count in messages.items() if count > 1]
-    if found:
-        raise ActorFault(f"batch {packed.step}: {'; '.join(found[:_SHOWN])}; a batch trains every trajectory once")
 
 
 class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):

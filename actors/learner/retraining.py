@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from actors.learner.rank import fetch_trajectories
+from actors.learner.fetching import fetch_trajectories
 from actors.learner.teacher import TeacherServer
 from asyncrl.algorithms.batches import GradedGroup, build_rows, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError

@@ -16,10 +16,11 @@ from actors.recorder.fold import RecorderFold, RecorderState, StepRow
 from actors.runtime.actor import Context
 from actors.runtime.snapshots import check_positions, format_of
 from asyncrl.background import first_of
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, read_next, stream_info
 from asyncrl.bus.merged import Part, read_merged
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from asyncrl.bus.vault import SecretGone
 from asyncrl.files import write_json
 from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, seal_sample

@@ -14,7 +14,8 @@ from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import WorkFailed
 from actors.runtime.worker import WorkerLoop
 from asyncrl.algorithms.filters import QUALITY
-from asyncrl.bus.publish import BlobMissing, body_of, read, read_result
+from asyncrl.bus.blobs import BlobMissing
+from asyncrl.bus.publish import body_of, read, read_result
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import Task, largest_group

@@ -9,7 +9,7 @@ from typing import Any
 
 from actors.rollout.tools import Tools
 from actors.runtime.actor import Context
-from actors.runtime.delivery import Delivery
+from actors.runtime.delivery import PUBLISHING, Delivery
 from actors.runtime.engines import follow_fleet
 from actors.runtime.isolation import WorkFailed
 from actors.runtime.worker import Produced, WorkerLoop
@@ -44,7 +44,7 @@ from topics.trajectories import (
     count_versions,
     member_fields,
 )
-from topics.wire import Int32Array, WireError
+from topics.wire import Int32Array, UInt8Array, WireError
 
 EVERY = 1 << 31  # more than any attempt: a group ends with all of them
 _MOST = 16_384  # ends that are kept; the log has the others
@@ -112,6 +112,7 @@ class Execution(Watch):
         exact = evaluates and bool(tools.context.config.eval.engines)
         self._wanted = Wanted(issued.min_version, exact=exact, group=issued.prompt_id)
         self._progress = self._tools.open_progress(self._issued, self._delivery)
+        self._routing: list[UInt8Array] = []  # experts of the tokens of each segment
 
     async def run(self, *, look: bool) -> Produced:
         """Run the rollout function and return its outcome.
@@ -164,6 +165,9 @@ class Execution(Watch):
         finally:
             self._tools.under_way.discard(self._progress)
         await self._progress.finish()
+        if self._routing:  # the last before its message: what no message names goes after a while
+            with self.waiting(PUBLISHING):
+                await self._tools.store_routing(result, self._routing)
         return result
 
     async def _came_to(self) -> int:
@@ -261,7 +265,7 @@ class Execution(Watch):
             raise WorkFailed("rollout", last_lines(error)) from error
         finally:
             self._progress.journal.end(token)
-        segments = rollout.segments()
+        segments, self._routing = rollout.segments(), rollout.routing()
         if not segments:
             raise WorkFailed("rollout", "the rollout function ended without a generate; there is nothing to train on")
         return self._result(

@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from actors.runtime.actor import Context
 from actors.runtime.delivery import PUBLISHING, Delivery
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_next
-from asyncrl.bus.publish import BlobMissing, Fenced, attempt_of, publish, read
+from asyncrl.bus.publish import Fenced, attempt_of, publish, read
 from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
 from topics.prompts import PromptIssued

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from actors.rollout.progress import Progress, ProgressLog, ProgressReader
@@ -10,6 +11,7 @@ from actors.runtime.delivery import Delivery
 from actors.runtime.engines import open_fleet
 from actors.runtime.isolation import Isolation
 from asyncrl.bus.group_rows import GroupRows
+from asyncrl.bus.routing import Cut, store_routing
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.tasks import turns_of
 from asyncrl.data.model_dir import model_info
@@ -19,8 +21,10 @@ from asyncrl.functions import load_rollout
 from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader
 from asyncrl.rollout.context import RolloutFunction, single_turn
+from asyncrl.training.megatron.layout import Layout
 from topics.prompts import PromptIssued, PromptRow
-from topics.trajectories import Segment
+from topics.trajectories import Segment, TrajectoryGenerated
+from topics.wire import UInt8Array
 
 
 class Tools:
@@ -54,6 +58,7 @@ class Tools:
         if config.eval.engines:  # what one version began no other goes on with
             self.eval_fleet, manner = open_fleet(context), manner._replace(in_place=False)
             self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
+        self._layout = Layout(**msgspec.structs.asdict(config.learner.layout))
         self.rows = GroupRows(context.bus)
         self.turns = TurnReader(context.bus)
         self.hints = self._hint_reader(context)
@@ -70,6 +75,12 @@ class Tools:
     def open_progress(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> Progress:
         """Return the progress of a trajectory, of which nothing is read yet."""
         return Progress(self.context, issued, delivery, self.log, self.reader)
+
+    async def store_routing(self, result: TrajectoryGenerated, rows: list[UInt8Array]) -> None:
+        """Store the experts of a result's tokens where the ranks of the learner find their own, and name them in it."""
+        layout = self._layout
+        cut = Cut(layout.bounds(self.served.layers), layout.context)
+        result.routing = await store_routing(self.context.bus, result, rows, cut)
 
     def supervised(self, rows: list[PromptRow]) -> list[Segment]:
         """Each row becomes a segment, or some: mask 1 on what is trained, version -1, log-prob 0."""

@@ -21,11 +21,12 @@ import msgspec
 
 from asyncrl.background import BackgroundTasks
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import EXPECT_SUBJECT, BlobMissing, publish, read, send
+from asyncrl.bus.publish import EXPECT_SUBJECT, publish, read, send
 from asyncrl.bus.pull import Source
 from asyncrl.config.pools import serves_clients
 from asyncrl.config.settings import Config

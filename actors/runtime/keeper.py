@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from actors.runtime.actor import ActorDown, Context
 from actors.runtime.snapshots import Snapshots
+from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.fold import Fold, Input
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_message, read_newest
-from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, MESSAGE_ID, TIME_TO_LIVE, publish
+from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, TIME_TO_LIVE, publish
 from asyncrl.bus.publish import WRITER as NONCE
 from asyncrl.crash import crash_point
 from topics.actors import Activity, KeeperClaimed, KeeperHeartbeat, KeeperSnapshot

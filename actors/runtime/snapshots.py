@@ -9,8 +9,9 @@ import msgspec
 import xxhash
 
 from actors.runtime.actor import Context
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, last_sequence, read_last
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from topics.actors import KeeperSnapshot
 from topics.table import BY_NAME
 from topics.topic import Stream

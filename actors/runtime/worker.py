@@ -16,9 +16,10 @@ from nats.errors import Error as NatsError
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery, purged_claim
 from actors.runtime.isolation import Isolation, WorkFailed
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.errors import BusError, Disconnected
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BlobMissing, Fenced, read
+from asyncrl.bus.publish import Fenced, read
 from asyncrl.bus.pull import Puller, Source, position
 from asyncrl.bus.vault import SecretGone
 from asyncrl.crash import crash_point

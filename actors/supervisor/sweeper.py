@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from actors.runtime.actor import Context
+from asyncrl.bus.blobs import CHUNKS, Blob, blob_owner, blobs_of
 from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message, retry_until_deadline, stream_info
 from asyncrl.bus.merged import Part, read_merged
-from asyncrl.bus.publish import BLOB, CHUNKS, Blob, blob_named, blob_owner
 from topics.topic import BLOBS, LEDGER_BLOBS, WEIGHTS, Stream, Topic
 from topics.weights import WEIGHTS_STORED
 from topics.wire import WireError
@@ -107,9 +107,9 @@ class Sweeper:
         )
 
     def _note(self, topic: Topic[Any], record: Record) -> None:
-        """Note the blob that a message of a topic names."""
-        with contextlib.suppress(WireError):  # it names none
-            self._named[topic.blobs].add(blob_named(record.headers.get(BLOB, "")).name)
+        """Note the blobs that a message of a topic names."""
+        with contextlib.suppress(WireError):  # a header names none
+            self._named[topic.blobs].update(blob.name for blob in blobs_of(record))
 
     async def _listed(self, stream: Stream) -> dict[str, list[str]]:
         """Keys of the chunks that lie in a blob stream, by the name of their blob."""

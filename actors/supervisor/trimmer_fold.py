@@ -13,9 +13,9 @@ import msgspec
 
 from actors.runtime.checkpoints import CheckpointFold, CheckpointState
 from actors.supervisor.channel import Channel, Stored
+from asyncrl.bus.blobs import Blob, blobs_of
 from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BLOB, Blob, blob_named
 from asyncrl.config.settings import Config
 from topics.batches import BatchPacked
 from topics.engines import EngineGone, EngineReady, EngineUpdating, version_of
@@ -55,7 +55,7 @@ class Kept(NamedTuple):
 
 
 class _Named(NamedTuple):
-    blob: Blob
+    blobs: list[Blob]
     owner: str  # a trajectory, or a progress log
 
     def goes(self, at: int, gone: Needless) -> bool:
@@ -111,7 +111,7 @@ class TrimmerFold(CheckpointFold):
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
         self._since: dict[str, dict[str, int]] = {}  # by trajectory and progress log: no entry that it needs lies below
         self._logs: dict[str, _Stretch] = {}
-        self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names it
+        self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names them
 
     @on(GroupDropped)
     def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
@@ -179,7 +179,7 @@ class TrimmerFold(CheckpointFold):
             above = {name: newest for name, newest in self._newest.items() if newest >= gone.below}
             gone.logs.update(self._needless_logs(end))
             gone.ended.update((name, at + 1) for name, at in above.items() if at < end and name not in needed)
-        gone.blobs.extend(named.blob for at, named in self._blobs.items() if named.goes(at, gone))
+        gone.blobs.extend(blob for at, named in self._blobs.items() if named.goes(at, gone) for blob in named.blobs)
         return gone
 
     def _needless_logs(self, end: int) -> Iterator[tuple[str, int]]:
@@ -294,8 +294,8 @@ class TrimmerFold(CheckpointFold):
             self._open.setdefault(prompt_id, set()).add(name)
 
     def _note_blob(self, record: Record, owner: str) -> None:
-        if BLOB in record.headers:
-            self._blobs[record.sequence] = _Named(blob_named(record.headers[BLOB]), owner)
+        if blobs := list(blobs_of(record)):
+            self._blobs[record.sequence] = _Named(blobs, owner)
 
     @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:

@@ -15,7 +15,7 @@ from asyncrl.algorithms.aggregation import token_weights
 from asyncrl.algorithms.lag import fresh_mask, lag_histogram
 from asyncrl.algorithms.named import named
 from asyncrl.algorithms.own_columns import with_columns
-from asyncrl.algorithms.rows import TrainRow
+from asyncrl.algorithms.rows import Routed, TrainRow
 from asyncrl.algorithms.turn_returns import of_tokens
 from topics.batches import BatchPacked, Objective
 from topics.prompts import NO_ESTIMATOR
@@ -32,6 +32,7 @@ class GradedTrajectory(NamedTuple):
     elsewhere: int = 0  # trainable tokens of segments that another rank has
     columns: Sequence[Mapping[str, Float32Array]] = ()  # further ones of each segment, as in `TrainRow`; or none
     turn_rewards: Sequence[float] = ()  # of each turn; none: the last one has the reward
+    routing: Sequence[Routed] = ()  # of each segment; or none
 
 
 class GradedGroup(NamedTuple):
@@ -76,6 +77,9 @@ def build_rows(
     rules = [group for group in groups for _ in group.members]
     segments = [segment for trajectory in trajectories for segment in trajectory.segments]
     columns = [found for one in trajectories for found in one.columns or [{}] * len(one.segments)]
+    routing: list[Routed | None] = []
+    for one in trajectories:
+        routing += one.routing or [None] * len(one.segments)
     owner = np.repeat(np.arange(len(trajectories)), [len(trajectory.segments) for trajectory in trajectories])
     ends = np.cumsum([len(segment.tokens) for segment in segments], dtype=np.int64)
     mask, versions = _joined(segments, ends)
@@ -100,22 +104,15 @@ def build_rows(
             estimator=rules[index].estimator,
             columns=dict(further),
             hinted=segment.hinted,
-            routing=_routing(segment),
+            routing=routed.rows if routed is not None else None,
+            routed=routed.known if routed is not None else None,
         )
-        for segment, index, row_mask, further in zip(
-            segments, owner.tolist(), np.split(fresh, ends[:-1]), columns, strict=False
+        for segment, index, row_mask, further, routed in zip(
+            segments, owner.tolist(), np.split(fresh, ends[:-1]), columns, routing, strict=False
         )
     ]
     rows = with_columns(rows, objective.columns)
     return rows, _stats([trajectory.reward for trajectory in trajectories], (mask, fresh, versions), step=step)
-
-
-def _routing(segment: Segment) -> UInt8Array | None:
-    """Bytes of routing by token; as one row where they are not as many for each, which the trainer refuses."""
-    if not segment.routing:
-        return None
-    rows = len(segment.tokens) if len(segment.routing) % len(segment.tokens) == 0 else 1
-    return np.frombuffer(segment.routing, np.uint8).reshape(rows, -1)
 
 
 def _advantages(groups: Sequence[GradedGroup], objective: Objective) -> list[Values]:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+MULTIPLE = 128  # tokens to which a packed sequence is filled up on GPUs: fewer shapes, whole tiles of the kernels
+
 
 def first_fit(lengths: Sequence[int], budget: int) -> list[npt.NDArray[np.intp]]:
     """Cut rows into micro-batches whose tokens stay within a budget: first fit decreasing.

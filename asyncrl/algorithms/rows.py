@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from topics.prompts import NO_ESTIMATOR
 from topics.wire import Float32Array, Int32Array, UInt8Array
 
 TOP = "teacher_top"
 """Column [T, K, 2] of the tokens that a teacher finds most probable at each place: id and log-prob."""
+
+
+class Routed(NamedTuple):
+    """The experts of a segment's tokens, as far as this rank has them."""
+
+    rows: UInt8Array  # [T, B]; see `Answer.routing`; zeros where they are not known or not this rank's
+    known: npt.NDArray[np.bool_]  # [T] whether they were recorded, whoever has them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,13 +41,14 @@ class TrainRow:
         default_factory=dict
     )  # [T] each, but for `TOP`: what the objective needs besides
     hinted: Sequence[Int32Array] = ()  # other prompts of its reply, [P] each; see `Segment`
-    routing: UInt8Array | None = None  # [T, B] experts that each token went to where it was sampled; see `Segment`
+    routing: UInt8Array | None = None  # [T, B] experts that each token went to where it was sampled; see `Routed`
+    routed: npt.NDArray[np.bool_] | None = None  # [T] whether they were recorded; see `Routed`
 
     @property
     def unrouted(self) -> int:
         """Return the number of trained tokens that were sampled and whose experts are not known."""
         trained = (self.mask[1:] != 0) & (self.versions[1:] >= 0)
-        return int(trained.sum() if self.routing is None else (trained & ~self.routing[:-1].any(1)).sum())
+        return int(trained.sum() if self.routed is None else (trained & ~self.routed[:-1]).sum())
 
 
 def weightless(columns: Sequence[str] = ()) -> TrainRow:

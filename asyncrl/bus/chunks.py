@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from asyncrl.bus.answers import Ack
+from asyncrl.bus.answers import MESSAGE_ID, Ack
+from asyncrl.bus.blobs import HEADER_ROOM
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
-from asyncrl.bus.publish import HEADER_ROOM, MESSAGE_ID
 from asyncrl.errors import AsyncRLError
 from topics.topic import Topic
 

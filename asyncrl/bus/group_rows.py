@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_next
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from asyncrl.errors import AsyncRLError
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import PROMPTS

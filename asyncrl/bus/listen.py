@@ -7,9 +7,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeAlias
 
+from asyncrl.bus.blobs import BLOB, BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import BLOB, BlobMissing, body_of, unpack
+from asyncrl.bus.publish import body_of, unpack
 from asyncrl.bus.sealing import open_body
 from asyncrl.bus.vault import SecretGone
 from topics.table import topic_of

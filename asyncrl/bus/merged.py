@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, TypeVar
 
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.listen import Refuse, Take
 from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import BlobMissing, body_of, unpack
+from asyncrl.bus.publish import body_of, check_beside, unpack
 from asyncrl.bus.sealing import open_body
 from asyncrl.bus.vault import SecretGone
 from topics.table import topic_of
@@ -32,6 +33,7 @@ class Part(NamedTuple):
     headers_only: bool = False
     unread: Collection[str] = ()  # subjects of which only headers are read
     after: int = 0  # sequence behind which reading begins
+    beside: bool = False  # what messages name beside their bodies is looked at, too
 
     @property
     def ahead(self) -> int:
@@ -60,6 +62,8 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
                 record = earliest.pop()
                 try:
                     body = None if earliest.by_headers(record) else await body_of(bus, record)
+                    if earliest.beside:
+                        await check_beside(bus, record)
                     topic = topic_of(record.subject)
                     plain = body if body is None or topic is None else await open_body(bus, topic, record, body)
                     take(*unpack(record, plain), record if body is None else record._replace(data=body))
@@ -115,6 +119,7 @@ class _Source(LogReader):
         )
         self.waiting: deque[Record] = deque()
         self._part = part
+        self.beside = part.beside
         self._over = False  # the end was read
         self._popped = 0
 

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import secrets
 import time
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import xxhash
 
+from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.blobs import BLOB, BlobMissing, chunk_bytes, fetch_blob, store_blob
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.bus.sealing import open_body, seal_body
-from asyncrl.crash import crash_point
-from topics.actors import BLOB_KEPT, BLOB_STORED
 from topics.table import BY_NAME, topic_for, topic_of
-from topics.topic import BLOBS, LEDGER_BLOBS, TRAJECTORIES, Stream, Topic
-from topics.trajectories import TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
-from topics.wire import ID_PATTERN, INLINE_BYTES, SEALED, Headers, Message, WireError, decode, encode, headers_of
+from topics.topic import BLOBS, TRAJECTORIES, Topic
+from topics.trajectories import ROUTING, TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
+from topics.wire import ID_PATTERN, SEALED, Headers, Message, WireError, decode, encode, headers_of
 
 M = TypeVar("M", bound=Message)
 
-HEADER_ROOM = 16 * 1024
-_CHUNKS_AT_ONCE = 8
 _ID = re.compile(ID_PATTERN)
 _TRAJECTORY = re.compile(r"^[a-z]\d{1,12}-\d{1,5}\Z")
-_REFERENCE = re.compile(
-    r"^(?P<blob>\w{1,64}):(?P<size>\d{1,12}):(?P<digest>[0-9a-f]{2,32}):(?P<chunks>\d{1,7})\Z", re.ASCII
-)
-_BLOB_NAME = re.compile(r"(?P<topic>[a-z]+_[a-z]+)_(?P<sequence>\d{1,19})_[0-9a-f]{16}\Z")
 EXPECT_LAST = "Nats-Expected-Last-Sequence"
 EXPECT_MESSAGE = "Nats-Expected-Last-Msg-Id"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
 EXPECT_FILTER = "Nats-Expected-Last-Subject-Sequence-Subject"
-MESSAGE_ID = "Nats-Msg-Id"
 TIME_TO_LIVE = "Nats-TTL"
 WRITER = "writer"  # header with the writer that appended a record to a keeper's log
 BY = "by"  # header with the publisher: "rollout-2"
-BLOB = "blob"  # header of a record whose body lies in a blob stream: id:size:xxh3:chunks
-CHUNKS = {BLOBS: BLOB_STORED, LEDGER_BLOBS: BLOB_KEPT}  # topic of the chunks in each blob stream
 
 
 class Fenced(BusError):
@@ -52,10 +41,6 @@ class TwoContents(BusError):
     """Two different contents were published under one message id."""
 
 
-class BlobMissing(BusError):
-    """A message, or chunks of a blob, are missing, or the chunks differ from what the record states."""
-
-
 class Prepared(msgspec.Struct):
     """A message as it is stored: sealed, with its headers. It may wait, and be published again."""
 
@@ -63,15 +48,6 @@ class Prepared(msgspec.Struct):
     key: str
     body: bytes
     headers: dict[str, str]
-
-
-class Blob(NamedTuple):
-    """A body that lies in a blob stream."""
-
-    name: str
-    size: int  # bytes
-    digest: str  # xxh3_64 of the body
-    chunks: int
 
 
 def pack(message: Message, topic: Topic[Any]) -> bytes:
@@ -151,9 +127,11 @@ async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: di
         TwoContents: another content is stored under this message id.
     """
     stored = body
-    if len(body) > min(INLINE_BYTES, bus.max_payload - HEADER_ROOM):
+    if len(body) > chunk_bytes(bus):
         sequence = int(headers[EXPECT_LAST]) + 1 if EXPECT_LAST in headers else 0
-        headers[BLOB] = await _store_blob(bus, topic, body, sequence)
+        size = chunk_bytes(bus)
+        chunks = [body[start : start + size] for start in range(0, len(body), size)]
+        headers[BLOB] = await store_blob(bus, topic, chunks, sequence)
         stored = b""
     if bus.name:
         headers[BY] = bus.name
@@ -274,7 +252,18 @@ async def body_of(bus: Bus, record: Record) -> bytes:
     if reference is None:
         return record.data
     topic = topic_of(record.subject)
-    return await _fetch_blob(bus, BLOBS if topic is None else topic.blobs, reference)
+    return await fetch_blob(bus, BLOBS if topic is None else topic.blobs, reference)
+
+
+async def check_beside(bus: Bus, record: Record) -> None:
+    """Refuse a record whose blob beside the message is gone or damaged.
+
+    Raises:
+        WireError: its header is no reference to one.
+        BlobMissing: chunks are gone, or differ.
+    """
+    if ROUTING in record.headers:
+        await fetch_blob(bus, BLOBS, record.headers[ROUTING])
 
 
 async def read_result(bus: Bus, payload: Reference) -> TrajectoryGenerated:
@@ -292,78 +281,3 @@ async def read_result(bus: Bus, payload: Reference) -> TrajectoryGenerated:
     if (digest := xxhash.xxh3_64_hexdigest(body)) != payload.digest:
         raise WireError(f"the tokens in message {payload.sequence} have digest {digest}, {payload.digest} was graded")
     return decode(TrajectoryGenerated, await open_body(bus, TRAJECTORY_GENERATED, record, body))
-
-
-async def _store_blob(bus: Bus, topic: Topic[Any], body: bytes, sequence: int) -> str:
-    """Store a body in chunks, all acknowledged, and return the reference that names it.
-
-    Args:
-        sequence: that the message which names it has on a keeper's log, if it is not refused; 0 elsewhere.
-    """
-    blob, stored = f"{topic.name.replace('.', '_')}_{sequence}_{secrets.token_hex(8)}", CHUNKS[topic.blobs]
-    size = min(INLINE_BYTES, bus.max_payload - HEADER_ROOM)
-    chunks = [body[start : start + size] for start in range(0, len(body), size)]
-
-    async def store(number: int, chunk: bytes) -> None:
-        key = f"{blob}-{number}"
-        await bus.store(stored.subject(bus.run, key), chunk, {MESSAGE_ID: f"{stored.name}:{key}"})
-        crash_point("blob.inside")
-
-    limit = asyncio.Semaphore(_CHUNKS_AT_ONCE)
-
-    async def bounded(number: int, chunk: bytes) -> None:
-        async with limit:
-            await store(number, chunk)
-
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for number, chunk in enumerate(chunks):
-                tasks.create_task(bounded(number, chunk))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # callers distinguish faults of the bus from others
-    crash_point("blob.stored")
-    return f"{blob}:{len(body)}:{xxhash.xxh3_64_hexdigest(body)}:{len(chunks)}"
-
-
-class BlobOwner(NamedTuple):
-    """The message that a blob was stored for."""
-
-    topic: Topic[Any]
-    sequence: int  # on a keeper's log, if it was not refused; 0 elsewhere
-
-
-def blob_owner(name: str) -> BlobOwner | None:
-    """Parse the name of a blob; None for one that is not of our making."""
-    parts = _BLOB_NAME.match(name)
-    topic = BY_NAME.get(parts["topic"].replace("_", ".")) if parts is not None else None
-    return BlobOwner(topic, int(parts["sequence"])) if parts is not None and topic is not None else None
-
-
-def blob_named(reference: str) -> Blob:
-    """Parse the blob reference in the header of a record.
-
-    Raises:
-        WireError: it is no such reference.
-    """
-    parts = _REFERENCE.match(reference)
-    if parts is None:
-        raise WireError(f"not a blob reference: {reference[:80]!r}")
-    return Blob(parts["blob"], int(parts["size"]), parts["digest"], int(parts["chunks"]))
-
-
-async def _fetch_blob(bus: Bus, stream: Stream, reference: str) -> bytes:
-    blob, expected, digest, chunks = blob_named(reference)
-    body = bytearray()
-    for start in range(0, chunks, _CHUNKS_AT_ONCE):
-        numbers = range(start, min(chunks, start + _CHUNKS_AT_ONCE))
-        subjects = [CHUNKS[stream].subject(bus.run, f"{blob}-{number}") for number in numbers]
-        found = await asyncio.gather(*(read_last(bus, stream, subject, stored=True) for subject in subjects))
-        missing = [subject for subject, record in zip(subjects, found, strict=True) if record is None]
-        if missing:
-            raise BlobMissing(f"blob {blob}: chunk {missing[0].rsplit('-', 1)[1]} of {chunks} is gone")
-        body += b"".join(record.data for record in found if record is not None)
-        if len(body) > expected:
-            break  # a later message cannot make it true
-    if len(body) != expected or xxhash.xxh3_64_hexdigest(body) != digest:
-        raise BlobMissing(f"blob {blob}: {len(body)} bytes found, {expected} expected, or their digest differs")
-    return bytes(body)

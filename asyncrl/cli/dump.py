@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from actors.learner.rank import PayloadGone, fetch_trajectories
+from actors.learner.fetching import PayloadGone, fetch_trajectories
 from actors.learner.retraining import read_training
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.target import add_run, any_run, read_topics

@@ -6,6 +6,7 @@ Bytes are those that the server counts: subject, headers, body, and what it adds
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncrl.algorithms.policy_sums import LAG_EDGES
@@ -126,7 +127,7 @@ def payload_room(config: Config, row_bytes: float) -> Room:
     Args:
         row_bytes: of a row of the data, on average.
     """
-    rollout, groups = config.rollout, config.buffer.batch_groups
+    rollout = config.rollout
     gives = any(task.rollout != "single_turn" for task in tasks_of(config).values())
     tokens, outcome = _longest(config), _OUTCOME if gives else 0
     result = math.ceil(tokens * (_TOKEN + _TEXT) + row_bytes + _RESULT) + outcome
@@ -135,9 +136,14 @@ def payload_room(config: Config, row_bytes: float) -> Room:
     sampled, limit = min(tokens, most), rollout.progress_limit
     entries = 2 * sampled // limit if most > limit else 0
     trajectory = result + (sampled * _PROGRESS_TOKEN + entries * _ENTRY + _PROGRESS + outcome if entries else 0)
-    batch = groups * largest_group(config) * result
-    open_work = ((config.buffer.max_lag + 1) * groups * largest_group(config) + _answers(config)) * trajectory
-    kept = config.learner.kept_steps
+    return _room(config, trajectory, result)
+
+
+def _room(config: Config, trajectory: int, result: int) -> Room:
+    """Return what trajectories take of so many bytes each, of which those of the result stay until they are trained."""
+    members = config.buffer.batch_groups * largest_group(config)
+    open_work = ((config.buffer.max_lag + 1) * members + _answers(config)) * trajectory
+    batch, kept = members * result, config.learner.kept_steps
     return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
 
@@ -146,12 +152,13 @@ def _trained(max_lag: int) -> int:
     return _TRAINED + _FIGURES + _FIGURES_OF_LAG * sum(edge <= max_lag for edge in LAG_EDGES)
 
 
-def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Need]:
+def needs(config: Config, row_bytes: float, parameters: int = 0, route_bytes: int = 0) -> dict[str, Need]:
     """Return what every stream has to hold, by name.
 
     Args:
         row_bytes: of a row of the data, on average.
         parameters: of the model.
+        route_bytes: of the experts of a token, where engines return them.
     """
     groups, warmup, learner = config.buffer.batch_groups, config.warmup, config.learner
     members, rows = groups * largest_group(config), warmup.batch_rows // warmup.rows_per_trajectory
@@ -187,7 +194,7 @@ def needs(config: Config, row_bytes: float, parameters: int = 0) -> dict[str, Ne
         _ledger(config, stream, step + snapshots.get(stream, 0), warm + warm_snapshots.get(stream, 0))
         for stream, (step, warm) in per_step.items()
     ]
-    found += _payload(config, row_bytes)
+    found += _payload(config, row_bytes, route_bytes)
     found.append(_versions(config, parameters))
     turned = config.gateway.turns_mb * MB if config.gateway.count else MB
     keys = _KEYS if config.gateway.count else MB
@@ -316,25 +323,28 @@ def _logged(config: Config, members: int) -> dict[Stream, float]:
     }
 
 
-def _payload(config: Config, row_bytes: float) -> tuple[Need, Need]:
-    """Tokens, and the blobs of what is too large for one message."""
+def _payload(config: Config, row_bytes: float, route_bytes: int) -> tuple[Need, Need]:
+    """Tokens, and the blobs of their experts and of what is too large for one message."""
     room = payload_room(config, row_bytes)
     longest = room.batch // (config.buffer.batch_groups * largest_group(config))
     warm = config.warmup.batch_rows * (row_bytes * (_TOKEN + _TEXT) + _RESULT) if config.warmup.steps else 0.0
-    least = max(room.least, math.ceil((config.buffer.max_lag + 3) * warm))
-    whole = room.least + config.learner.steps * room.batch
-    most = max(least, room.full if config.nats.keep == "checkpoint" else whole)
+    room = room._replace(least=max(room.least, math.ceil((config.buffer.max_lag + 3) * warm)))
     inline = min(1.0, INLINE_BYTES / longest)  # a longer result lies in the blob stream, a shorter one never does
-    kept = room.batch if config.nats.keep == "run" else 0
+    keeps = config.nats.keep == "run"
 
-    def need(stream: Stream, share: float, besides: int) -> Need:
-        ample = math.ceil(share * most / CHECKPOINT_SHARE) + besides + _SPARE
-        return Need(stream, math.ceil(share * least / PAUSE_SHARE) + besides, ample, 0, math.ceil(share * kept))
+    def need(stream: Stream, held: Sequence[tuple[float, Room]], besides: int) -> Need:
+        least = sum(share * one.least for share, one in held)
+        ends = [(share, one.least + config.learner.steps * one.batch if keeps else one.full) for share, one in held]
+        ample = math.ceil(max(least, sum(share * end for share, end in ends)) / CHECKPOINT_SHARE) + besides + _SPARE
+        step = math.ceil(sum(share * one.batch for share, one in held)) if keeps else 0
+        return Need(stream, math.ceil(least / PAUSE_SHARE) + besides, ample, 0, step)
 
+    experts = _longest(config) * route_bytes
     snapshots = _SNAPSHOTS * sum(size for size in _snapshot_bytes(config).values() if size > INLINE_BYTES)
     # Snapshots alone must not count as pressure, which would ask for checkpoints that make no room.
-    blobs = need(BLOBS, float(inline < 1), max(MB, math.ceil(snapshots / TRIM_SHARE)))
-    return need(TRAJECTORIES, inline, 0), blobs
+    large = [(float(inline < 1), room), (1.0, _room(config, experts, experts))]
+    blobs = need(BLOBS, large, max(MB, math.ceil(snapshots / TRIM_SHARE)))
+    return need(TRAJECTORIES, [(inline, room)], 0), blobs
 
 
 def _longest(config: Config) -> int:

@@ -41,6 +41,13 @@ class ModelInfo(NamedTuple):
     vocab_size: int
     context: int  # largest number of tokens
     experts: int = 0  # of a layer
+    layers: int = 1
+    chosen: int = 0  # experts of a token
+
+    @property
+    def route_bytes(self) -> int:
+        """Bytes of the experts of a token."""
+        return self.layers * self.chosen * (1 if self.experts <= 256 else 2)
 
 
 def check_model_directory(path: Path) -> ModelInfo:
@@ -78,7 +85,8 @@ def model_info(path: Path) -> ModelInfo:
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json; copy the model's tokenizer files there")
     experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 0
-    return ModelInfo(architectures[0], vocab_size, context, experts)
+    layers, chosen = config.get("num_hidden_layers", 1), config.get("num_experts_per_tok", 0)
+    return ModelInfo(architectures[0], vocab_size, context, experts, layers, chosen)
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

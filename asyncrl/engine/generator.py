@@ -213,7 +213,7 @@ class Generator:
         if self._routed and complete and not labels.wrong and not intake.cut:
             fed = len(ids) + had + len(generation.token_ids) - 1
             routed = np.empty(0, np.int32) if generation.routed is None else generation.routed
-            keep_routing(answer, routed, prompt=len(ids), had=had, fed=fed, wide=self._model.experts > 256)
+            keep_routing(answer, routed, prompt=len(ids), had=had, fed=fed, model=self._model)
         if labels.wrong:
             self._count("mislabelled_tokens", intake.refused)
             if engine.messages == messages:  # else the request was merely late for an update

@@ -9,11 +9,14 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.errors import EngineRefused
 from topics.trajectories import Answer
 
 
-def keep_routing(answer: Answer, routed: npt.NDArray[np.int32], *, prompt: int, had: int, fed: int, wide: bool) -> None:
+def keep_routing(
+    answer: Answer, routed: npt.NDArray[np.int32], *, prompt: int, had: int, fed: int, model: ModelInfo
+) -> None:
     """Take over the rows of a request that ended.
 
     Tokens that were known before it, and have no row, were sampled by a request that told none: its rows are lost, and
@@ -25,17 +28,22 @@ def keep_routing(answer: Answer, routed: npt.NDArray[np.int32], *, prompt: int, 
         prompt: tokens before the answer.
         had: tokens of the answer before the request.
         fed: tokens that have a row.
-        wide: an expert takes two bytes.
+        model: that is trained; an expert takes two bytes where it has more than 256.
 
     Raises:
-        EngineRefused: there is not a row for each token that was fed.
+        EngineRefused: there is not a row for each token that was fed, or not of this model.
     """
     if not fed or not len(routed) or len(routed) % fed:
         raise EngineRefused(
             f"an engine returned {len(routed)} routed experts for {fed} tokens, expected as many for each; start "
             "SGLang with --enable-return-routed-experts, or set learner.routing to own"
         )
-    rows = routed.reshape(fed, -1).astype("<u2" if wide else "u1").view(np.uint8)
+    if (experts := len(routed) // fed) % model.layers:
+        raise EngineRefused(
+            f"an engine returned {experts} experts of a token, expected as many for each of {model.layers} layers; "
+            "it serves another model than is trained"
+        )
+    rows = routed.reshape(fed, -1).astype("<u2" if model.experts > 256 else "u1").view(np.uint8)
     tokens = prompt + len(answer.tokens)
     kept = np.zeros((tokens, rows.shape[1]), np.uint8)
     known = rows_of(answer, rows.shape[1])

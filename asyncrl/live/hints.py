@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.quoted import Quoted
 from asyncrl.live.stored import StoredTurn

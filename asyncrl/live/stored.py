@@ -8,9 +8,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from asyncrl.errors import AsyncRLError
 from topics.topic import TURNS, Topic
 from topics.trajectories import Segment

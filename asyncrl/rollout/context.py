@@ -24,7 +24,7 @@ from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
 from topics.actors import Waiting
 from topics.prompts import PromptRow
 from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, TURNS, Answer, Outcome, Segment
-from topics.wire import Int32Array
+from topics.wire import Int32Array, UInt8Array
 
 Replay: TypeAlias = Literal["journal", "rerun"]
 RolloutFunction: TypeAlias = Callable[[PromptRow, "RolloutContext"], Awaitable[None]]
@@ -256,6 +256,15 @@ class RolloutContext:
         A generation whose input continues a row extends that row; another input (a rewritten or compacted history, a
         second branch) begins a new one.
         """
+        rewarded = any(outcome.turn_rewards for outcome in self._outcomes.values())
+        return [row.segment(rewarded=rewarded) for row in self._rows()]
+
+    def routing(self) -> list[UInt8Array]:
+        """Experts of the tokens of each segment, [T, B]; none where no engine told any. See `Answer.routing`."""
+        width = max((call.answer.route_bytes for call in self._calls.values()), default=0)
+        return [row.routing(width) for row in self._rows()] if width else []
+
+    def _rows(self) -> list[_Row]:
         rows: list[_Row] = []
         for turn, call in enumerate(self._in_order()):
             row = next((row for row in reversed(rows) if row.continues(call.ids)), None)
@@ -264,8 +273,7 @@ class RolloutContext:
                 rows.append(row)
             row.observe(call.ids)
             row.sampled(call.answer, turn)
-        rewarded = any(outcome.turn_rewards for outcome in self._outcomes.values())
-        return [row.segment(rewarded=rewarded) for row in rows]
+        return rows
 
     def sampled_text(self) -> str:
         """The text of everything the policy sampled, or what the function put in its place."""
@@ -354,15 +362,10 @@ class _Row:
             versions[start:end] = answer.versions
         counts = [len(answer.tokens) for _, answer in self._sampled]
         turns = list(zip(self._turns, counts, strict=True)) if rewarded else []
-        return Segment(
-            tokens=self._tokens, mask=mask, logprobs=logprobs, versions=versions, turns=turns, routing=self._routing()
-        )
+        return Segment(tokens=self._tokens, mask=mask, logprobs=logprobs, versions=versions, turns=turns)
 
-    def _routing(self) -> bytes:
+    def routing(self, width: int) -> UInt8Array:
         """The first row that was recorded for each token; what sampled a token and is lost stays unknown."""
-        width = max((answer.route_bytes for _, answer in self._sampled), default=0)
-        if not width:
-            return b""
         rows, open_ = np.zeros((len(self._tokens), width), np.uint8), np.ones(len(self._tokens), np.bool_)
         for start, answer in self._sampled:
             given = rows_of(answer, width)
@@ -370,7 +373,7 @@ class _Row:
             rows[taken] = given[taken]
             open_[taken] = False
             open_[max(start - 1, 0) : start - 1 + len(answer.tokens)] = False
-        return rows.tobytes()
+        return rows
 
 
 async def single_turn(row: PromptRow, context: RolloutContext) -> None:

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from asyncrl.background import first_of
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import LogReader, read_last, read_last_of_each
 from asyncrl.bus.provision import is_provisioned, settled
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from asyncrl.bus.server import server_left_in
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import READING, RunFiles, is_locked, made_at, take

@@ -35,7 +35,7 @@ from asyncrl.config.room import (
 )
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.tasks import largest_group, rows_of, warmup_rows
-from asyncrl.data.model_dir import ModelError, count_parameters
+from asyncrl.data.model_dir import ModelError, count_parameters, model_info
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
@@ -227,7 +227,7 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
     setups = [rows_of(config, base), warmup_rows(config, base)]
     row_bytes = max(_row_bytes(msgspec.json.encode(one), config.task.row_limit_s) for one in setups if one is not None)
     parameters = _parameters(config.model, base)
-    needed = needs(config, row_bytes, parameters)
+    needed = needs(config, row_bytes, parameters, _route_bytes(config, base))
     if progress is not None:
         needed = needs_of_the_rest(needed, progress)
     wanted, files = Path(config.directory).resolve(), files_bytes(config, parameters)
@@ -241,6 +241,16 @@ def _disk(nats: NatsSettings, directory: Path, root: Path | None, files: int) ->
     free = shutil.disk_usage(folder).free + (taken_bytes(root) if root is not None else 0)
     room = min(nats.disk_max_mb * MB or free, free - RESERVE_MB * MB - files)
     return Disk(folder, free, files, math.floor(max(0, room) / _ON_DISK / nats.servers))
+
+
+def _route_bytes(config: Config, base: Path) -> int:
+    """Bytes of the experts of a token, where they are stored; a model that is made has none."""
+    if config.learner.routing != "replay" or not config.model.path:
+        return 0
+    try:
+        return model_info(base / config.model.path).route_bytes
+    except ModelError:
+        return 0  # as below
 
 
 def _parameters(model: ModelSettings, base: Path) -> int:

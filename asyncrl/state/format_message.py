@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BLOB, decode_body
+from asyncrl.bus.publish import decode_body
 from topics.actors import BlobStored
 from topics.table import topic_of
 from topics.weights import WeightsStored

@@ -11,10 +11,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message
 from asyncrl.bus.merged import read_each
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from asyncrl.bus.sealing import open_under, seal_under
 from asyncrl.bus.vault import SecretGone
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError

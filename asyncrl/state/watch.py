@@ -13,12 +13,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import nats.errors
 
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, BusRefused
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message, server_time_ns
 from asyncrl.bus.provision import NO_STREAM, queue_states, stream_states
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from asyncrl.config.tasks import largest_group
 from asyncrl.process import state_of
 from asyncrl.run.connect import SUPERVISOR

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 from asyncrl.algorithms.lag import split_lags
+from asyncrl.algorithms.packing import MULTIPLE
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.token_loss import Tokens
 from asyncrl.training.attention import Documents
 
-_MULTIPLE = 128  # tokens to which a packed sequence is filled up on GPUs: fewer shapes, whole tiles of the kernels
 _LONG = 2048  # tokens of several rows of one length from which on a kernel for them pays for its compilation
 
 
@@ -86,7 +86,7 @@ def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
     Rows that are alike are filled up one by one, each as one document: no token sees what follows it.
     """
     flat, lengths = trained_places(rows), [len(row.tokens) - 1 for row in rows]
-    multiple = _MULTIPLE if device.type == "cuda" else 1
+    multiple = MULTIPLE if device.type == "cuda" else 1
     alike = len(rows) if len(rows) == 1 or min(lengths) == max(lengths) >= _LONG else 0
     if alike:
         documents = [length + -length % multiple for length in lengths]

@@ -19,7 +19,8 @@ class Mixture(NamedTuple):
     layers: int
     chosen: int  # of each token
     experts: int
-    routed: tuple[int, ...]  # numbers of the layers that have experts
+    routed: tuple[int, ...]  # numbers of the layers that have experts, of those of this rank
+    tokens: Callable[[int], Sequence[range]] = lambda length: [range(length)]  # those of this rank, of so many
 
 
 def recorded(routing: torch.Tensor, layers: int, experts: int) -> torch.Tensor:
@@ -77,7 +78,7 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
     Raises:
         RowError: naming what was found and what was expected.
     """
-    if row.routing is None:
+    if row.routing is None or row.routed is None:
         return
     experts = mixture.experts
     width = mixture.layers * mixture.chosen * (1 if experts <= 256 else 2)
@@ -94,7 +95,10 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
         )
     chosen = numbers.reshape(len(row.tokens), mixture.layers, -1)[:, list(mixture.routed)]
     routed = (chosen != chosen[..., :1]).any(-1)  # [tokens, layers]
-    if (torn := routed.any(1) & ~routed.all(1)).any():
+    own = np.zeros(len(row.tokens), np.bool_)
+    for part in mixture.tokens(len(row.tokens)):
+        own[part.start : part.stop] = True
+    if (torn := own & row.routed & ~routed.all(1)).any():
         token = int(torn.argmax())
         layer = mixture.routed[int(routed[token].argmin())]
         raise RowError(

@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import pytest
 
+from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.merged import Part, read_merged
-from asyncrl.bus.publish import BLOB, publish
+from asyncrl.bus.publish import publish
 from harness.logs import read_all
 from harness.stage import Stage
 from topics.batches import BatchGroup, BatchMember, BatchPacked

@@ -2,11 +2,12 @@
 
 import pytest
 
+from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader
 from asyncrl.bus.merged import Part, read_merged
-from asyncrl.bus.publish import BLOB, WRITER, publish
+from asyncrl.bus.publish import WRITER, publish
 from harness.stories import result
 from topics.groups import GroupDropped
 from topics.topic import BATCHES, TRAJECTORIES
@@ -74,7 +75,7 @@ async def test_no_more_of_a_log_is_held_than_its_share(bus: Bus, monkeypatch):
 
 
 async def test_bodies_in_blobs_are_fetched_and_what_cannot_be_read_is_refused_in_its_turn(bus: Bus, monkeypatch):
-    monkeypatch.setattr("asyncrl.bus.publish.INLINE_BYTES", 100)
+    monkeypatch.setattr("asyncrl.bus.blobs.INLINE_BYTES", 100)
     await publish(bus, result("p000000-0", (0,) * 50))
     monkeypatch.undo()
     await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000001-0"), b"garbage", {})

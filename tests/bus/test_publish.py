@@ -9,23 +9,13 @@ from typing import Any
 import msgpack
 import pytest
 
+from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.blobs import BLOB, BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
 from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each, read_message
 from asyncrl.bus.provision import stream_states
-from asyncrl.bus.publish import (
-    BLOB,
-    EXPECT_LAST,
-    MESSAGE_ID,
-    BlobMissing,
-    Fenced,
-    TwoContents,
-    body_of,
-    pack,
-    publish,
-    publish_if_latest,
-    read,
-)
+from asyncrl.bus.publish import EXPECT_LAST, Fenced, TwoContents, body_of, pack, publish, publish_if_latest, read
 from asyncrl.bus.server import EmbeddedServer
 from harness.examples import unsealed
 from harness.stage import DEADLINE_S, Connect, until

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from actors.learner.rank import fetch_trajectories
+from actors.learner.fetching import fetch_trajectories
 from actors.learner.retraining import ReplayedStep, ReplayError, TrainingLog, first_difference, medians
 from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault

@@ -5,10 +5,10 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import Part, read_merged
-from asyncrl.bus.publish import BlobMissing
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.vault import SecretGone
 from harness.runs import Run, command

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import msgpack
 import msgspec
 
-from asyncrl.bus.publish import BLOB, WRITER, pack
+from asyncrl.bus.blobs import BLOB
+from asyncrl.bus.publish import WRITER, pack
 from harness.examples import unsealed
 from topics.actors import REISSUE_REQUESTED, STOP_REQUESTED
 from topics.prompts import PROMPT_ISSUED

@@ -120,5 +120,6 @@ def routed_rows(rows, seed, experts=MIXTURE["num_experts"], chosen_of_each=MIXTU
         shape = len(row.tokens), SHAPE["num_hidden_layers"], experts
         chosen = rng.random(shape).argsort(-1)[..., :chosen_of_each].astype(np.uint8)
         chosen[rng.random(len(row.tokens)) < 0.2] = 0
-        found.append(dataclasses.replace(row, routing=chosen.reshape(len(row.tokens), -1)))
+        routing = chosen.reshape(len(row.tokens), -1)
+        found.append(dataclasses.replace(row, routing=routing, routed=routing.any(1)))
     return found

@@ -15,10 +15,11 @@ import aiohttp
 import msgspec
 import pytest
 
+from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import MESSAGE_ID, publish, read
+from asyncrl.bus.publish import publish, read
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose

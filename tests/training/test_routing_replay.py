@@ -4,11 +4,16 @@ import asyncio
 import dataclasses
 from contextlib import asynccontextmanager
 
+import msgspec
 import numpy as np
 import pytest
 import torch
+import xxhash
 
-from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
+from actors.learner.fetching import fetch_trajectories
+from asyncrl.algorithms.batches import build_rows
+from asyncrl.bus.publish import publish
+from asyncrl.bus.routing import Cut, store_routing
 from asyncrl.data.model_dir import ModelInfo, check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.answer import Generation, VersionSpan
@@ -26,10 +31,14 @@ from asyncrl.training.protocol import RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.mixtures import MIXTURE, routed_rows, write_transformers_model
 from harness.planted_errors import apart, unsteady
+from harness.stories import result
 from harness.training import policy, policy_rows
+from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.engines import EngineReady
-from topics.trajectories import Answer
+from topics.trajectories import Answer, Reference
+from topics.wire import encode
 
+SHAPE = ModelInfo("any", 64, 128, experts=4)
 KEY, TOKENS = "0:0:made", 24
 NOISE = 2.0  # added to or taken from logits that choose experts, at most
 
@@ -85,11 +94,11 @@ class Host:
 
 
 async def sampled(model, *, noise):
-    """Segments of two turns each, and those of one whose first request lost its rows."""
+    """Segments of two turns each, and their experts."""
     engine = Engine(model, max_running=8, weight_version=KEY, seed=0)
     if noise:
         disturb(engine)
-    tokenizer, segments = TaskTokenizer.load(model), []
+    tokenizer, found = TaskTokenizer.load(model), []
     async with serving(engine) as address:
         fleet = Fleet(lambda _, address: EngineClient(address), counts={}, fail=lambda error: None)
         fleet.apply(EngineReady("engine-1", address, 0, 0, "made", 32))
@@ -102,14 +111,21 @@ async def sampled(model, *, noise):
             first = await context.generate([3 + number, 4, 5])
             await context.generate([3 + number, 4, 5, *first.tokens, 6, 7])
             journal.end(token)
-            segments += context.segments()
+            found.append((context.segments(), context.routing()))
         await fleet.close()
-    return segments
+    return found
 
 
-def rows_of(segments):
-    groups = [GradedGroup([GradedTrajectory(str(n), [one], float(n % 2))]) for n, one in enumerate(segments)]
-    return build_rows(groups, policy(), step=1, min_version=0)[0]
+async def rows_of(bus, prompt_id, found):
+    """Rows of a batch as a rank of the learner makes them of what a rollout worker stored."""
+    members = []
+    for number, (segments, routing) in enumerate(found):
+        message = msgspec.structs.replace(result(f"{prompt_id}-{number}", (0, 0)), segments=segments)
+        message.routing = await store_routing(bus, message, routing, Cut([0, 2, 4], 1))
+        reference = Reference(await publish(bus, message), xxhash.xxh3_64_hexdigest(encode(message)), 1)
+        members.append(BatchMember(message.trajectory_id, 0, reference, number % 2, 1))
+    packed = BatchPacked(1, "rl", [BatchGroup(prompt_id, members)], 0)
+    return build_rows(await fetch_trajectories(bus, packed), policy(), step=1, min_version=0)[0]
 
 
 def gap(model, rows, *, replays):
@@ -121,8 +137,9 @@ def gap(model, rows, *, replays):
     return float(np.concatenate(apart).mean())
 
 
-async def test_a_disturbed_router_leaves_no_gap_where_its_choice_is_replayed(model):
-    plain, noisy = rows_of(await sampled(model, noise=False)), rows_of(await sampled(model, noise=True))
+async def test_a_disturbed_router_leaves_no_gap_where_its_choice_is_replayed(model, bus):
+    plain = await rows_of(bus, "p000000", await sampled(model, noise=False))
+    noisy = await rows_of(bus, "p000001", await sampled(model, noise=True))
 
     assert [row.unrouted for row in plain + noisy] == [0] * 8
     assert all(len(row.tokens) == 3 + TOKENS + 2 for row in plain + noisy)
@@ -134,12 +151,12 @@ async def test_a_disturbed_router_leaves_no_gap_where_its_choice_is_replayed(mod
 def test_rows_that_are_lost_train_on_the_own_routing_and_are_counted(model):
     answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))  # three of them of a worker that died
     routed = np.tile(np.array([1, 2] * 4, np.int32), (8, 1))
-    keep_routing(answer, routed.ravel(), prompt=4, had=3, fed=8, wide=False)
+    keep_routing(answer, routed.ravel(), prompt=4, had=3, fed=8, model=SHAPE)
     rows = np.frombuffer(answer.routing, np.uint8).reshape(9, -1)
     assert rows.any(1).tolist() == [True] * 3 + [False] * 3 + [True] * 2 + [False]
 
     [row] = routed_rows(policy_rows(np.random.default_rng(1), 2)[1:], 0)
-    row.routing[:] = 0
+    row = dataclasses.replace(row, routing=np.zeros_like(row.routing), routed=np.zeros_like(row.routed))
     trainer = TorchTrainer(model, TorchSettings(replays=True))
     assert trainer.step([row], policy())["routed_anew"] == 1.0
     assert dataclasses.replace(row, versions=np.full_like(row.versions, -1)).unrouted == 0  # nobody sampled them
@@ -169,7 +186,9 @@ def test_a_token_whose_experts_of_one_layer_are_missing_is_refused(model):
 def test_an_engine_that_returns_no_row_for_each_token_is_refused(recorded):
     with pytest.raises(EngineRefused, match=f"{recorded} routed experts for 8 tokens.*--enable-return-routed-experts"):
         answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))
-        keep_routing(answer, np.zeros(recorded, np.int32), prompt=4, had=0, fed=8, wide=False)
+        keep_routing(
+            answer, np.zeros(recorded, np.int32), prompt=4, had=0, fed=8, model=ModelInfo("any", 64, 128, experts=4)
+        )
 
 
 class Recorded:

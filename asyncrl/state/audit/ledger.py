@@ -7,9 +7,10 @@ from contextlib import suppress
 
 import msgspec
 
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BlobMissing, unpack
+from asyncrl.bus.publish import unpack
 from asyncrl.bus.vault import SecretGone
 from asyncrl.state.audit.channel import Channel
 from asyncrl.state.audit.groups import WHOLE, Groups

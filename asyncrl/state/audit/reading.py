@@ -8,11 +8,12 @@ from typing import Any, NamedTuple, Protocol
 
 from asyncrl.algorithms.filters import FILTERS
 from asyncrl.algorithms.named import AlgorithmError
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, last_sequence, read_message
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.provision import queue_info, stream_states
-from asyncrl.bus.publish import BlobMissing, read
+from asyncrl.bus.publish import read
 from asyncrl.bus.vault import SecretGone
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
@@ -117,7 +118,7 @@ async def audit_run(
     rows = check_rows(ledger, config) if check_rows is not None and config is not None else None
     parts = [
         Part(PROMPTS, ends[PROMPTS], headers_only=not deep, unread=unread),
-        Part(TRAJECTORIES, ends[TRAJECTORIES], [TRAJECTORY_GENERATED.pattern(run)], headers_only=not deep),
+        Part(TRAJECTORIES, ends[TRAJECTORIES], [TRAJECTORY_GENERATED.pattern(run)], not deep, beside=deep),
         Part(GRADES, ends[GRADES]),
         Part(BATCHES, ends[BATCHES], unread=unread),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from asyncrl.algorithms.packing import MULTIPLE
 from asyncrl.data.model_dir import ModelError
 from asyncrl.engine.embedded.config import ModelConfig
 
@@ -42,6 +43,15 @@ class Layout(NamedTuple):
             for chunk in range(self.chunks)
             if layer in (own := self.layers_of(chunk, layers))
         )
+
+    def bounds(self, layers: int) -> list[int]:
+        """Return where chunks begin, of those that have layers, and the number of all layers."""
+        own = [self.layers_of(chunk, layers) for chunk in range(self.chunks)]
+        return [*(one.start for one in own if one), layers]
+
+    def place(self, rank: int, ranks: int) -> Place:
+        """Return what a rank has of the layers and of the tokens of its replica."""
+        return Place(self, rank // (ranks // self.pipeline), rank // self.tensor % self.context)
 
     def replica(self, rank: int, ranks: int) -> int:
         """Number of the replica that a rank belongs to, from 0; all its ranks train the same rows."""
@@ -85,3 +95,28 @@ class Layout(NamedTuple):
         if (self.tensor - 1) * -(-shape.vocab_size // self.tensor) >= shape.vocab_size:
             return f"tensor = {self.tensor} leaves ranks without any of the model's {shape.vocab_size} tokens; lower it"
         return ""
+
+
+class Place(NamedTuple):
+    """The place of a rank among those that hold one model together: its layers, and its tokens of each document."""
+
+    layout: Layout
+    stage: int
+    part: int  # among the ranks that share the tokens of a document
+
+    def layers(self, count: int) -> list[range]:
+        """Return those of so many layers."""
+        chunks = range(self.stage, self.layout.chunks, self.layout.pipeline)
+        return [self.layout.layers_of(chunk, count) for chunk in chunks]
+
+    def tokens(self, length: int) -> list[range]:
+        """Return the tokens of a segment of so many; some more where GPUs fill it up (`asyncrl.training.layouts`)."""
+        fed, ranks = length - 1, self.layout.context
+        if ranks == 1:
+            return [range(fed)]
+        found = []
+        for filled in (fed, fed + -fed % MULTIPLE):
+            chunk = -(-filled // (2 * ranks))
+            starts = (self.part * chunk, (2 * ranks - 1 - self.part) * chunk)
+            found += [range(start, min(start + chunk, fed)) for start in starts if start < fed]
+        return found

@@ -19,7 +19,7 @@ from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
 from asyncrl.training.megatron.experts import ExpertLayer
 from asyncrl.training.megatron.families import ahead_problem, read_family
 from asyncrl.training.megatron.layers import Layer
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.layout import Layout, Place
 from asyncrl.training.megatron.modules import build
 from asyncrl.training.megatron.parts import Parts, is_no_head
 from asyncrl.training.megatron.vocabulary import kernels_of
@@ -79,8 +79,13 @@ class MegatronPolicy:
             for layer in (layer for layer in self.model.modules() if isinstance(layer, Layer)):
                 layer.compile()
         experts = shape.experts
-        routed = tuple(range(experts.dense_first, shape.layers)) if experts else ()
-        self.mixture = Mixture(shape.layers, experts.chosen, experts.count, routed) if experts else None
+        stage, part = parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_context_parallel_rank()
+        place = Place(layout, stage, part)
+        self.mixture = None
+        if experts:
+            held = (layer for layers in place.layers(shape.layers) for layer in layers)
+            routed = tuple(layer for layer in held if layer >= experts.dense_first)
+            self.mixture = Mixture(shape.layers, experts.chosen, experts.count, routed, place.tokens)
         self.replays = False  # tokens go to the experts that their documents name
         self._last = parallel_state.is_pipeline_last_stage()
         self._stages = parallel_state.get_pipeline_model_parallel_group()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import xxhash
 
-from actors.learner.rank import fetch_trajectories
+from actors.learner.fetching import fetch_trajectories
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.batches import build_rows
 from asyncrl.bus.connection import Bus

@@ -51,7 +51,7 @@ class Unreadable(OneAnswer):
 async def test_progress_whose_chunks_cannot_be_stored_ends_the_worker_with_that_error(
     bus: Bus, connect: Connect, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("asyncrl.bus.publish.INLINE_BYTES", 100)
+    monkeypatch.setattr("asyncrl.bus.blobs.INLINE_BYTES", 100)
     await bus.api(f"STREAM.DELETE.{BLOBS.full_name(bus.run)}")
     context = stage().context("rollout", await connect(bus.run, publish_deadline_s=0.5))
 

@@ -15,11 +15,12 @@ import pytest
 
 from actors.runtime.actor import Context
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable, ProvisionError
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import equal_sizes, provision, stream_states
-from asyncrl.bus.publish import MESSAGE_ID, pack, publish
+from asyncrl.bus.publish import pack, publish
 from asyncrl.bus.server import EmbeddedServer, find_server
 from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config

@@ -13,10 +13,11 @@ import msgspec
 import pytest
 from yarl import URL
 
+from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import equal_sizes, provision
-from asyncrl.bus.publish import BLOB, publish, unpack
+from asyncrl.bus.publish import publish, unpack
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.state.audit.reading import audit_run

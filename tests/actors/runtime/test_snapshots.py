@@ -14,10 +14,12 @@ from actors.buffer.state import Plan
 from actors.prompter.fold import PrompterFold
 from actors.recorder.actor import main as record
 from actors.runtime.keeper import Keeper
+from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.provision import stream_states
-from asyncrl.bus.publish import BLOB, MESSAGE_ID, WRITER, publish
+from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.settings import Config
 from benchmarks.history import History
 from harness.folds import Feed
@@ -298,7 +300,7 @@ async def test_a_snapshot_that_cannot_be_used_costs_time_and_nothing_else(opened
 
 
 async def test_a_snapshot_in_a_blob_is_restored_and_troubles_no_one(opened: Open, bus: Bus, monkeypatch, capfd):
-    monkeypatch.setattr("asyncrl.bus.publish.INLINE_BYTES", 100)
+    monkeypatch.setattr("asyncrl.bus.blobs.INLINE_BYTES", 100)
     first = await opened()
     newest = await lead(first, bus, 20)
     await leave(first)

@@ -8,12 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.blobs import BLOB, CHUNKS
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import stream_states
-from asyncrl.bus.publish import BLOB, CHUNKS, EXPECT_LAST, MESSAGE_ID, WRITER, body_of, publish
+from asyncrl.bus.publish import EXPECT_LAST, WRITER, body_of, check_beside, publish
+from asyncrl.bus.routing import Cut, store_routing
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.process import python
 from harness.audited import audited_clean, topics_left_by
@@ -35,7 +39,7 @@ SNAPSHOT = BY_NAME["buffer.snapshot"]
 
 @pytest.fixture
 def small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("asyncrl.bus.publish.INLINE_BYTES", 100)
+    monkeypatch.setattr("asyncrl.bus.blobs.INLINE_BYTES", 100)
 
 
 async def chunks_in(bus: Bus, stream: Stream) -> int:
@@ -120,9 +124,12 @@ import asyncio
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
+from asyncrl.bus.routing import Cut, store_routing
 from asyncrl.crash import set_role
 from topics.table import BY_NAME
 from topics.wire import decode
@@ -131,26 +138,42 @@ async def main(address, run, topic, message):
     set_role("rollout")
     bus = await Bus.connect(BusAddress.read(Path(address)), run)
     message = decode(BY_NAME[topic].message, Path(message).read_bytes())
+    if topic == "trajectory.generated":
+        message.routing = await store_routing(bus, message, [np.ones((200_000, 4), np.uint8)], Cut([0, 2], 1))
     await publish(bus, message)
 
 asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("topic", [TRAJECTORY_FAILED, TRAJECTORY_GENERATED])
-async def test_chunks_of_a_publisher_killed_between_two_go_where_no_keeper_owns_the_log(
-    bus: Bus, stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: Topic[Any]
+@pytest.mark.parametrize(
+    ("topic", "point"),
+    [
+        (TRAJECTORY_FAILED, "blob.inside"),
+        (TRAJECTORY_GENERATED, "blob.inside"),
+        (TRAJECTORY_GENERATED, "blob.stored"),  # the experts of a result are, and the result is not
+    ],
+)
+async def test_chunks_of_a_publisher_killed_before_its_message_go_and_those_of_others_stay(
+    bus: Bus,
+    stage: Callable[..., Stage],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    topic: Topic[Any],
+    point: str,
 ):
     monkeypatch.setattr("actors.supervisor.sweeper._EVERY_S", {BLOBS: 0.05, LEDGER_BLOBS: 0.05})
     play = stage(nats={"publish_deadline_s": 0.5, "keep": "run"})
     message: Any = result("p000000-0", (0,) * 200_000)
     if topic is TRAJECTORY_FAILED:
         message = failure("p000000-0", size=1, detail="x" * 2_000_000)
+    else:
+        message.routing = await store_routing(bus, message, [np.ones((200_000, 4), np.uint8)], Cut([0, 2], 1))
     await publish(bus, message, topic=topic)
     whole = await chunks_in(bus, topic.blobs)
     assert whole > 1
     (tmp_path / "message").write_bytes(encode(message))
-    arm(tmp_path / "points", "blob.inside", "rollout")
+    arm(tmp_path / "points", point, "rollout")
 
     words = [str(play.files.address), bus.run, topic.name, str(tmp_path / "message")]
     environment = {**os.environ, CRASH_FOLDER: str(tmp_path / "points")}
@@ -166,6 +189,7 @@ async def test_chunks_of_a_publisher_killed_between_two_go_where_no_keeper_owns_
     record = await read_last(bus, topic.stream, topic.pattern(bus.run))
     assert record is not None
     assert await body_of(bus, record) == encode(message)
+    await check_beside(bus, record)
 
 
 BIG = """

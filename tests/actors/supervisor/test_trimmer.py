@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from actors.supervisor.trimmer_fold import TrimmerFold
+from asyncrl.bus.blobs import BLOB, Blob
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import BLOB, Blob
 from asyncrl.config.settings import Config
 from asyncrl.training.checkpoint import prune_checkpoints
 from asyncrl.weights.files import FileStore

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 from actors.supervisor.trimmer import Trimmer
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import read_message
 from asyncrl.bus.provision import stream_states
-from asyncrl.bus.publish import BlobMissing, body_of
+from asyncrl.bus.publish import body_of
 from asyncrl.bus.pull import Puller, position
+from asyncrl.bus.routing import Cut, Whole, read_routing, store_routing
 from harness.stage import DEADLINE_S, until
 from harness.stories import result
 from harness.trimming import Owner, announce, keeping, trimming
@@ -63,7 +65,10 @@ async def issue(bus, *names):
 async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_reward_worker_needs_them(bus, stage):
     names = [f"p00000{prompt}-{member}" for prompt in range(3) for member in range(2)]
     await issue(bus, *names)
-    at = {name: await announce(bus, result(name, (0,) * 80_000)) for name in names}
+    results = {name: result(name, (0,) * 80_000) for name in names}
+    for message in results.values():
+        message.routing = await store_routing(bus, message, [np.ones((80_000, 4), np.uint8)], Cut([0, 1, 2], 1))
+    at = {name: await announce(bus, message) for name, message in results.items()}
     for step in (1, 2):
         pair = names[2 * step - 2 : 2 * step]
         members = [BatchMember(name, 0, Reference(at[name], "00", 1), 1.0, 3) for name in pair]
@@ -71,7 +76,7 @@ async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_re
     for step in (1, 2, 3):
         await announce(bus, CheckpointSaved(0, step, "00", f"/there/step00000{step}-lineage0-00", 1))
     records = {name: await read_message(bus, TRAJECTORIES, at[name]) for name in names}
-    assert (await stream_states(bus))["BLOBS"]["messages"] == 2 * len(names)
+    assert (await stream_states(bus))["BLOBS"]["messages"] == (2 + 2) * len(names)  # tokens, and their experts
 
     await grade(bus, 2)
     async with trimming(stage(), bus) as owner:
@@ -85,13 +90,16 @@ async def test_messages_go_with_their_blobs_once_checkpoints_have_them_and_no_re
         await until(lambda: below()[1:] == [at["p000002-0"]], "what is trained is trimmed, and nothing else")
 
     output = [message for topic, message in owner.messages if topic is STREAM_TRIMMED]
-    assert [(trim.messages, trim.chunks) for trim in output] == [(2, 4), (2, 4)]
+    assert [(trim.messages, trim.chunks) for trim in output] == [(2, 8), (2, 8)]
     assert sum(trim.bytes for trim in output) > 4 * 80_000 * 13
     states = await stream_states(bus)
-    assert (states["TRAJECTORIES"]["first_seq"], states["BLOBS"]["messages"]) == (at["p000002-0"], 4)
+    assert (states["TRAJECTORIES"]["first_seq"], states["BLOBS"]["messages"]) == (at["p000002-0"], 8)
     assert decode(TrajectoryGenerated, await body_of(bus, records["p000002-1"])).trajectory_id == "p000002-1"
+    await read_routing(bus, results["p000002-1"], Whole())
     with pytest.raises(BlobMissing):
         await body_of(bus, records["p000000-0"])
+    with pytest.raises(BlobMissing):
+        await read_routing(bus, results["p000000-0"], Whole())
 
 
 async def narrow(bus):
