@@ -6,6 +6,7 @@ Groups of two, four and one ranks follow one another in the same processes.
 
 import dataclasses
 import faulthandler
+import itertools
 import json
 import sys
 from datetime import timedelta
@@ -28,7 +29,7 @@ from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.steps import WEIGHTS
 from asyncrl.weights.tensors import manifest_of_records, tensor_records
 from tests.harness import own_family
-from tests.harness.mixtures import SMALL, routed_rows
+from tests.harness.mixtures import SHAPE, SMALL, routed_rows
 from tests.harness.training import policy_rows, save
 from topics.batches import CriticStep, Distillation, Objective, Penalty
 
@@ -125,11 +126,25 @@ def trained_rows(case, step):
     return routed_rows(rows_of(step), step) if model_of(case) == EXPERTS else rows_of(step)
 
 
+def held(row, place):
+    """A row as a rank has it that fetched its layers and positions."""
+    if row.routing is None:
+        return row
+    layers = SHAPE["num_hidden_layers"]
+    whole = row.routing.reshape(len(row.tokens), layers, -1)
+    found = np.zeros_like(whole)
+    for tokens, own in itertools.product(place.tokens(len(row.tokens)), place.layers(layers)):
+        area = np.s_[tokens.start : tokens.stop, own.start : own.stop]
+        found[area] = whole[area]
+    return dataclasses.replace(row, routing=found.reshape(row.routing.shape))
+
+
 def share(rows, layout, rank, ranks):
-    """Rows of the replica of a rank."""
+    """Rows of the replica of a rank, with the experts that it fetches alone."""
     owners = balanced([float(len(row.tokens)) for row in rows], ranks // layout.model)
     replica = layout.replica(rank, ranks)
-    return [row for row, owner in zip(rows, owners, strict=True) if owner == replica]
+    place = layout.place(rank, ranks)
+    return [held(row, place) for row, owner in zip(rows, owners, strict=True) if owner == replica]
 
 
 def opened(folder, name, case, **further):
