@@ -182,6 +182,12 @@ def test_a_token_whose_experts_of_one_layer_are_missing_is_refused(model):
         TorchTrainer(model, TorchSettings(replays=True)).step([row], policy())
 
 
+def test_experts_of_other_layers_than_the_trained_model_has_are_refused():
+    answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))
+    with pytest.raises(EngineRefused, match="6 experts of a token, expected as many for each of 4 layers"):
+        keep_routing(answer, np.zeros(48, np.int32), prompt=4, had=0, fed=8, model=SHAPE._replace(layers=4))
+
+
 @pytest.mark.parametrize("recorded", [0, 7])
 def test_an_engine_that_returns_no_row_for_each_token_is_refused(recorded):
     with pytest.raises(EngineRefused, match=f"{recorded} routed experts for 8 tokens.*--enable-return-routed-experts"):
