@@ -128,14 +128,21 @@ class Sweeper:
 
 async def purge_blobs(bus: Bus, stream: Stream, blobs: Iterable[Blob]) -> int:
     """Purge the chunks of blobs; returns how many there were."""
+    left, total = list(blobs), 0
+    while left:
+        some, left = left[:_AT_ONCE], left[_AT_ONCE:]
+        total += sum(await asyncio.gather(*(_purge_blob(bus, stream, blob) for blob in some)))
+    return total
+
+
+async def _purge_blob(bus: Bus, stream: Stream, blob: Blob) -> int:
     total = 0
-    for blob in blobs:
-        for start in range(0, blob.chunks, _AT_ONCE):
-            numbers = range(start, min(start + _AT_ONCE, blob.chunks))
-            purged = await purge(bus, stream, [_chunk(bus, stream, f"{blob.name}-{number}") for number in numbers])
-            total += purged
-            if not purged:
-                break  # a header may claim any number of chunks
+    for start in range(0, blob.chunks, _AT_ONCE):
+        numbers = range(start, min(start + _AT_ONCE, blob.chunks))
+        purged = await purge(bus, stream, [_chunk(bus, stream, f"{blob.name}-{number}") for number in numbers])
+        total += purged
+        if not purged:
+            break  # a header may claim any number of chunks
     return total
 
 

@@ -81,8 +81,9 @@ async def store_routing(bus: Bus, result: TrajectoryGenerated, rows: Sequence[UI
         return None
     width = whole.shape[1] // layers[-1]
     largest = max(last - first for first, last in pairwise(layers)) * width
-    # Several chunks for what one reader has of a long segment: what it fetches and does not need is a part of that.
-    step = max(1, chunk_bytes(bus) // (4 * cut.readers) // largest)
+    # Where tokens are shared, a reader fetches the whole chunks in which its own begin and end: these are smaller.
+    most = chunk_bytes(bus) // (4 * cut.readers if cut.readers > 1 else 1)
+    step = max(1, most // largest)
     tokens = [*range(0, len(whole), step), len(whole)]
     shaped = whole.reshape(len(whole), layers[-1], width)
     chunks = [_bytes_of(shaped, one) for one in _chunks(tokens, layers)]

@@ -158,5 +158,6 @@ async def test_a_result_is_smaller_by_its_experts(bus, monkeypatch):
     await read_routing(bus, message, layout.place(1, 4))
     blob = blob_named(message.routing.blob)
     sizes = len(encode(message)), blob.size, blob.chunks, sum(map(len, read))
-    print("message {:,}, blob {:,} in {} chunks, read by a stage {:,}".format(*sizes))
+    before = len(encode(msgspec.structs.replace(message, routing=None))) + rows.size
+    print("before {:,}; message {:,}, blob {:,} in {} chunks, read by a stage {:,}".format(before, *sizes))
     assert sizes[0] < 15 * tokens and 4 * sizes[3] == sizes[1] == rows.size
