@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from topics.ids import Stage
+from topics.places import ROUTING, Holding, Routing
 from topics.prompts import ONLY_TASK, Attempt, GroupSize, Member, PromptIssued, PromptRow
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
 from topics.wire import (
@@ -132,15 +133,6 @@ def member_fields(work: PromptIssued | _OfMember, delivery: int) -> dict[str, An
     return {"delivery": delivery} | {name: getattr(work, name) for name in names}
 
 
-class Holding(msgspec.Struct):
-    """The progress that one delivery of a trajectory stored: entries in a worker's progress log."""
-
-    log: Id
-    delivery: Count
-    since: Sequence  # no entry lies below
-    until: Count  # no entry above counts: the delivery after it continued from here; 0: no bound
-
-
 class TrajectoryProgressedHeaders(Headers):
     """Headers that deciding and trimming need."""
 
@@ -197,23 +189,6 @@ class ProgressStored(Message):
 
     log: Id  # one for each start of a worker process
     entries: list[ProgressEntry]
-
-
-ROUTING = "routing"  # header, and field, with what lies in a blob beside the message: name:size:xxh3:chunks
-
-
-class Routing(msgspec.Struct):
-    """The blob with the experts that tokens went to, as in `Answer`; a chunk has some layers of some tokens.
-
-    The chunks of the first tokens come first, the first layers first.
-    """
-
-    blob: str  # name:size:xxh3:chunks
-    width: Count  # bytes of a token in one layer
-    layers: list[Count]  # bounds of the layers of a chunk: 0, ..., all that the model has
-    tokens: list[Count]  # bounds of the tokens of a chunk, of all segments end to end: 0, ..., all
-    digests: list[str]  # xxh3_64 of each chunk as it is stored, hex
-    known: bytes  # a bit for each token, the first one in the highest: 1 where its experts were recorded
 
 
 class TrajectoryGeneratedHeaders(Headers):

@@ -22,6 +22,7 @@ from asyncrl.bus.log import Record, read_next
 from asyncrl.bus.publish import Fenced, attempt_of, publish, read
 from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
+from topics.places import Holding
 from topics.prompts import PromptIssued
 from topics.table import topic_of
 from topics.topic import TRAJECTORIES
@@ -29,7 +30,6 @@ from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
-    Holding,
     ProgressEntry,
     ProgressStored,
     TrajectoryProgressed,

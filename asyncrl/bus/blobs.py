@@ -16,9 +16,9 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_last
 from asyncrl.crash import crash_point
 from topics.actors import BLOB_KEPT, BLOB_STORED
+from topics.places import ROUTING
 from topics.table import BY_NAME
 from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
-from topics.trajectories import ROUTING
 from topics.wire import INLINE_BYTES, WireError
 
 HEADER_ROOM = 16 * 1024

@@ -15,9 +15,10 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_last, read_message
 from asyncrl.bus.sealing import open_body, seal_body
+from topics.places import ROUTING
 from topics.table import BY_NAME, topic_for, topic_of
 from topics.topic import BLOBS, TRAJECTORIES, Topic
-from topics.trajectories import ROUTING, TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
+from topics.trajectories import TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
 from topics.wire import ID_PATTERN, SEALED, Headers, Message, WireError, decode, encode, headers_of
 
 M = TypeVar("M", bound=Message)

@@ -15,8 +15,9 @@ from asyncrl.algorithms.rows import Routed
 from asyncrl.bus.blobs import Blob, BlobMissing, blob_named, chunk_bytes, fetch_chunk, store_blob
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.sealing import open_under, seal_under
+from topics.places import Routing
 from topics.topic import BLOBS
-from topics.trajectories import TRAJECTORY_GENERATED, Routing, TrajectoryGenerated
+from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
 from topics.wire import UInt8Array, WireError
 
 _TAG = 40  # bytes that sealing adds to a chunk
@@ -24,7 +25,7 @@ _AT_ONCE = 8
 
 
 class Part(Protocol):
-    """What a reader has of a model and of its documents."""
+    """The layers of a model and the tokens of its documents that a reader has."""
 
     def layers(self, count: int) -> Sequence[range]:
         """Return those of so many layers."""
@@ -48,7 +49,7 @@ class Whole:
 
 
 class Cut(NamedTuple):
-    """How experts are cut into chunks, so that each reader finds its own."""
+    """A cut of experts into chunks, so that each reader finds its own."""
 
     layers: Sequence[int]  # bounds of the layers of a chunk: 0, ..., all that the model has
     readers: int  # that share the tokens of a segment

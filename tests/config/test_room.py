@@ -23,16 +23,7 @@ from asyncrl.bus.provision import equal_sizes, held_bytes, provision, stream_sta
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import find_server
 from asyncrl.config.load import load_config
-from asyncrl.config.room import (
-    CHECKPOINT_SHARE,
-    MB,
-    PAUSE_SHARE,
-    Progress,
-    files_bytes,
-    needs,
-    needs_of_the_rest,
-    payload_room,
-)
+from asyncrl.config.room import MB, Progress, files_bytes, needs, needs_of_the_rest, payload_room
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.errors import LaunchError
 from asyncrl.ports import free_port
@@ -67,16 +58,6 @@ def test_payload_follows_from_the_longest_trajectory():
     assert room.batch == 64 * 8 * room.trajectory
     assert room.least == 5 * room.batch  # 3 open with max_lag = 2, 2 between checkpoints
     assert room.full == (3 + 2 * 20) * room.batch
-
-
-def test_experts_of_tokens_have_room_in_the_blob_stream():
-    config = config_of(rollout={"max_new_tokens": 64}, model={"create": {"context": 100}})
-    before, after = (needs(config, 300, route_bytes=size) for size in (0, 384))
-
-    batch = 64 * 8 * 100 * 384
-    assert after["BLOBS"].least - before["BLOBS"].least == math.ceil(5 * batch / PAUSE_SHARE)
-    assert after["BLOBS"].ample - before["BLOBS"].ample == math.ceil((3 + 2 * 20) * batch / CHECKPOINT_SHARE)
-    assert {name: need for name, need in after.items() if name != "BLOBS"}.items() <= before.items()
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 5, 100])
