@@ -86,7 +86,8 @@ class Ledger(Fold):
         self.unreadable += 1
         lost_chunks = isinstance(error, BlobMissing)
         if lost_chunks and record.stream is TRAJECTORIES:
-            self.groups.on_torn(record, error)
+            with suppress(LookupError, ValueError):  # headers that no result has
+                self.groups.on_torn(record, error)
         elif lost_chunks and record.stream is not DEAD:
             found = Violation("damaged payload", place_of(record), str(error), WHOLE)
             if record.stream.keeper:
@@ -107,7 +108,8 @@ class Ledger(Fold):
         else:
             self.purged += 1
         if record.stream is TRAJECTORIES:
-            self.groups.apply(*unpack(record, None), record)
+            with suppress(LookupError, ValueError):
+                self.groups.apply(*unpack(record, None), record)
 
     def finish(self) -> None:
         """All was read: compare what is not folded away."""
