@@ -26,16 +26,29 @@ class Starts:
         Args:
             again: it died, and others may wait for what it does.
         """
-        self._free -= 1
-        if self._free < 0:
-            mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            (self._again if again else self._new).append(mine)
-            await mine
+        if self._free:
+            self._free -= 1
+        else:
+            await self._given(self._again if again else self._new)
         try:
             yield
         finally:
-            self._free += 1
-            while waiting := self._again or self._new:
-                if not (one := waiting.popleft()).done():  # one that was cancelled is
-                    one.set_result(None)
-                    break
+            self._give()
+
+    async def _given(self, waiting: deque[asyncio.Future[None]]) -> None:
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(mine)
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if not mine.cancelled():  # it had just been given one
+                self._give()
+            raise
+
+    def _give(self) -> None:
+        """Pass a turn on to the next that waits."""
+        while waiting := self._again or self._new:
+            if not (one := waiting.popleft()).done():  # one that was cancelled is
+                one.set_result(None)
+                return
+        self._free += 1

@@ -25,7 +25,7 @@ from asyncrl.bus.server import EmbeddedServer, find_server
 from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
 from asyncrl.errors import LaunchError
-from asyncrl.ports import free_port
+from asyncrl.ports import Listen, free_port
 from asyncrl.run.launch import Launch
 from harness.examples import unsealed
 from harness.stage import DEADLINE_S, Connect, Stage, provision_leased, until
@@ -97,8 +97,8 @@ async def test_a_server_without_jetstream_is_named_with_the_remedy():
 
 
 async def test_a_server_whose_port_is_taken_does_not_start_and_names_the_port(tmp_path: Path):
-    server = EmbeddedServer(tmp_path)
-    port = int(server.address.url.rsplit(":", 1)[1])
+    port = free_port()
+    server = EmbeddedServer(tmp_path, listen=Listen("127.0.0.1", port))  # one that nobody named would be another
     with socket.socket() as other:
         other.bind(("127.0.0.1", port))
         other.listen()
