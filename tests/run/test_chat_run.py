@@ -38,7 +38,7 @@ async def test_a_model_is_served_to_both_sdks_and_the_address_and_a_key_are_prin
 
 
 def test_a_gateway_without_a_model_and_a_template_is_refused_before_the_start():
-    assert "set it to a model directory" in the_problem("chat", files=True).message
+    assert "set model.path or model.create.template" in the_problem("chat", files=True).message
 
 
 def test_a_gateway_whose_turns_shall_be_learnt_needs_a_learner(tmp_path: Path):
