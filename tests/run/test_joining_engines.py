@@ -119,7 +119,7 @@ def test_the_name_of_an_announced_server_follows_from_its_address(address: str, 
 @pytest.mark.parametrize("words", [["engines", "add"], ["engines", "run", "list", "it"]])
 def test_words_that_engines_does_not_know_are_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert run_command(words) == 2
-    assert "expected `asyncrl engines`" in capsys.readouterr().err
+    assert "expected `asyncrl engines [RUN] list`" in capsys.readouterr().err
 
 
 def test_what_is_no_address_of_an_engine_is_refused():
