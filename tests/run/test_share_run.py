@@ -111,7 +111,7 @@ async def test_two_runs_share_by_weight_though_the_command_is_killed_and_then_a_
             assert "another `asyncrl share` moves processes of run" in said
             _, status = await command(tmp_path, "status", "a")
             assert "by share" in status
-            assert " of 0.70 in the last 30 s" in status
+            assert " of 0.70 in the last 30" in status
 
             killed_s = time.time()
             a.process.kill()

@@ -43,7 +43,7 @@ def test_the_demo_model_has_its_104k_parameters_and_its_vocabulary(model):
     assert tokenizer.decode([*tokens, tokenizer.eos_token_id], skip_special_tokens=True) == text
     assert (tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 1, 2)
     assert network.generation_config.eos_token_id == 2
-    assert check_model_directory(model) == ("Qwen3ForCausalLM", 43, 64, 0)
+    assert check_model_directory(model) == ("Qwen3ForCausalLM", 43, 64, 0, 2, 0)
 
 
 def test_a_character_outside_the_alphabet_is_an_error(model):

@@ -287,7 +287,7 @@ def test_an_exported_directory_is_a_model(model, tmp_path):
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert_same_bits(copies(trainer), loaded.state_dict())
     assert AutoTokenizer.from_pretrained(tmp_path / "out").decode([3, 4, 29]) == "ab="
-    assert check_model_directory(tmp_path / "out") == ("Qwen3ForCausalLM", 30, 32, 0)
+    assert check_model_directory(tmp_path / "out") == ("Qwen3ForCausalLM", 30, 32, 0, 2, 0)
 
 
 def test_bfloat16_publishes_rounded_weights_of_float32_masters(model, trainer):
