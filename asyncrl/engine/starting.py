@@ -10,6 +10,7 @@ from asyncrl.ports import Listen, free_port, listen_problem
 from asyncrl.process import ChildProcess
 
 _TRIES = 5
+_TAKEN = "address already in use"  # in the output of a server, of whichever of its ports
 
 
 class EngineFailed(AsyncRLError):
@@ -23,11 +24,11 @@ async def start_at_free_port(
     answers: Callable[[], Awaitable[bool]],
     deadline_s: float,
 ) -> None:
-    """Start a server, and return when it answers: at another port where the one that was free is taken meanwhile.
+    """Start a server, and return when it answers: at other ports where one that was free is taken meanwhile.
 
     Args:
         place: the port was free.
-        launch: starts the process, which will listen on a port of that host.
+        launch: starts the process, which will listen on a port of that host, and chooses others that it has anew.
         deadline_s: for each start.
 
     Raises:
@@ -39,8 +40,9 @@ async def start_at_free_port(
         process = await launch(place.port)
         try:
             await wait_for_answer(name, process, answers, deadline_s)
-        except EngineFailed:
-            if not more or process.returncode is None or not listen_problem(*place):
+        except EngineFailed as error:
+            taken = _TAKEN in str(error).lower() or listen_problem(*place)
+            if not more or process.returncode is None or not taken:
                 raise
         else:
             return
@@ -59,16 +61,22 @@ async def wait_for_answer(
     Raises:
         EngineFailed: it ended, or did not answer within the deadline.
     """
-    ended = asyncio.create_task(end_of(process))
+    ended, answering = asyncio.create_task(end_of(process)), asyncio.create_task(_until(answers))
     try:
         async with asyncio.timeout(deadline_s):
-            # A server does not announce that it is up; asking its port is the only way to know.
-            while not await answers():
-                if ended.done():
-                    raise EngineFailed(f"the {name} ended: {ended.result()}")
-                await asyncio.wait({ended}, timeout=0.05)
+            # Who has its port may take the question and never answer it.
+            await asyncio.wait({ended, answering}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            raise EngineFailed(f"the {name} ended: {ended.result()}")
+        await answering
     except TimeoutError:
         words = f"the {name} did not answer within {deadline_s:.0f} s: {process.last_lines}"
         raise EngineFailed(words) from None
     finally:
         ended.cancel()
+        answering.cancel()
+
+
+async def _until(answers: Callable[[], Awaitable[bool]]) -> None:
+    while not await answers():  # noqa: ASYNC110 - a server does not announce that it is up
+        await asyncio.sleep(0.05)
