@@ -220,7 +220,9 @@ class Generator:
                 words = f"{engine.engine_id} sampled with weights {labels.wrong!r}, expected {key!r}"
                 faults.add(words, engine, its=True, messages=messages)
                 self._fleet.suspect(engine, mislabelled=True)
-        return "stop" if intake.stopped else "abort" if labels.wrong or intake.cut else generation.finish_reason
+        if labels.wrong and not intake.stopped:
+            return "abort"
+        return "stop" if intake.stopped else "length" if intake.cut else generation.finish_reason
 
     def _failed(self, engine: Engine, error: EngineError, faults: _Faults) -> None:
         """Distinguish a request that failed by itself from an engine that is overloaded, not well, or gone."""

@@ -2,6 +2,7 @@
 is killed on its way, and the run goes on."""
 
 import asyncio
+import os
 import re
 import signal
 from pathlib import Path
@@ -67,11 +68,12 @@ class Client:
 def files_with(root: Path, needles: dict[str, bytes]) -> dict[str, list[str]]:
     """Return the files of a run that have something, by its name."""
     found: dict[str, list[str]] = {name: [] for name in needles}
-    for path in root.rglob("*"):
+    # The run goes on: folders and files go while they are looked for, which walk() passes over.
+    for path in [Path(folder, name) for folder, _, names in os.walk(root) for name in names]:
         try:
             content = path.read_bytes() if path.is_file() else b""
         except FileNotFoundError:
-            continue  # the run goes on
+            continue
         for name, needle in needles.items():
             if needle in content:
                 found[name].append(str(path.relative_to(root)))
