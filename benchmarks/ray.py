@@ -18,14 +18,13 @@ import aiohttp
 from actors.prompter.data_order import DataOrder
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.engine.control import read_key
-from asyncrl.process import python, with_parent
 from asyncrl.run.connect import FoundRun, opened
 from asyncrl.run.directory import RunFiles
 from asyncrl.state.audit.reading import audit_run
 from benchmarks.chaos.report import violations_by_sense
 from benchmarks.fleet import samples
 from benchmarks.ray_nodes import Nodes, ray_nodes
-from benchmarks.stage import BenchError, cpu_s, report
+from benchmarks.stage import BenchError, cpu_s, report, start_asyncrl
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES
 from topics.wire import decode
@@ -246,15 +245,7 @@ async def _asyncrl(folder: Path, *words: str, limit_s: float | None, code: int =
     Raises:
         BenchError: another exit code than expected, or it took too long.
     """
-    process = await asyncio.create_subprocess_exec(
-        *python("-m", "asyncrl.cli.main", *words),
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        preexec_fn=with_parent(),
-    )
+    process = await start_asyncrl(folder, *words)
     said, command = "", f"asyncrl {' '.join(words[:2])}"
     try:
         async with asyncio.timeout(limit_s):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
-from asyncrl.process import ChildProcess
+from asyncrl.process import ChildProcess, python, with_parent
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.gateway_port import held_gateway
 from asyncrl.run.launch import run_opened
@@ -224,6 +225,19 @@ def bench_config(run: str, *, learner: dict[str, Any], **tables: Any) -> Config:
     """
     fixed = {"run": run, "learner": {"trainer": "scripted", **learner}, "recorder": {"plot": False}}
     return msgspec.convert({**tables, **fixed}, Config)
+
+
+async def start_asyncrl(folder: Path | str, *words: str) -> asyncio.subprocess.Process:
+    """Start `asyncrl WORDS` in a folder; what it prints goes to its `stdout`, and it dies with this process."""
+    return await asyncio.create_subprocess_exec(
+        *python("-m", "asyncrl.cli.main", *words),
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        preexec_fn=with_parent(),
+    )
 
 
 def report(line: str) -> None:

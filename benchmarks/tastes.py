@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -12,8 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from asyncrl.examples.live_users import GOAL, Story
-from asyncrl.process import python, with_parent
-from benchmarks.stage import BenchError
+from benchmarks.stage import BenchError, start_asyncrl
 
 _YEAR_S = 3.2e7
 _SHOWN = 2000  # characters of a run's output that an error repeats
@@ -85,15 +83,7 @@ async def _run(series: Series, method: str, seed: int) -> Story:
     given = [*(f"{key}={value}" for key, value in settings.items()), *series.set]
     words = [word for one in given for word in ("--set", one)]
     with tempfile.TemporaryDirectory(prefix="asyncrl-tastes-", ignore_cleanup_errors=True) as folder:
-        process = await asyncio.create_subprocess_exec(
-            *python("-m", "asyncrl.cli.main", "up", "live-demo", *words),
-            cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            preexec_fn=with_parent(),
-        )
+        process = await start_asyncrl(folder, "up", "live-demo", *words)
         ending = asyncio.get_running_loop().call_later(series.limit_s or _YEAR_S, process.terminate)
         output = (await process.communicate())[0].decode(errors="replace")
         ending.cancel()

@@ -18,7 +18,7 @@ from topics.actors import ReissueRequested
 from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalRequested
 from topics.groups import GroupDropped
-from topics.ids import LIVE, REISSUE, TASK, Stage, prompt_name, stage_of
+from topics.ids import LIVE, REISSUE, TASK, Stage, prompt_name, prompt_of, stage_of
 from topics.prompts import PromptIssuedHeaders
 from topics.stages import StageBegan, StageBeganHeaders, StageRequested
 from topics.streams import AdmissionPaused, AdmissionResumed
@@ -306,7 +306,7 @@ class PrompterFold(Fold):
     @on(PromptIssuedHeaders)
     def _on_issued(self, headers: PromptIssuedHeaders, _record: Record) -> None:
         name, attempt = headers.trajectory_id, headers.attempt
-        prompt_id, stage = name.rsplit("-", 1)[0], stage_of(name)
+        prompt_id, stage = prompt_of(name), stage_of(name)
         open_groups = self.state.open.get(stage, set())
         if attempt:
             if prompt_id in open_groups:  # else its end was read before, and nothing is issued again
