@@ -34,7 +34,7 @@ from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
 from harness.prompter_feed import config as small_config
 from harness.prompter_feed import issue
-from harness.runs import PACED, Run, command, fork, kill, resume, topics_left_in, up
+from harness.runs import PACED, Run, command, fork, resume, topics_left_in, up
 from harness.stage import Stage
 from harness.stories import result
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
@@ -219,7 +219,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
         async with up(folder, *settings) as run:
             for step in (1, 3, 6):
                 await run.reaches(lambda step=step: step in run.steps(), f"step {step}")
-                kill(run.actor("learner-1"))
+                await run.kill("learner-1")
             assert await run.ended() == 0, run.story
         return run
 

@@ -140,6 +140,14 @@ class Run:
         mine = self.processes().items()
         return next((pid for pid, line in mine if "actors.main" in line and f" {actor_id} " in line), None)
 
+    async def kill(self, actor_id: str) -> None:
+        """End an actor as a crash of its machine would, as soon as it is there: it may just be restarting."""
+        await self.reaches(lambda: self._killed(actor_id), f"{actor_id} is there to be killed")
+
+    def _killed(self, actor_id: str) -> bool:
+        pid = self.actor(actor_id)
+        return pid is not None and _kill(pid)
+
     async def gone(self) -> None:
         """Kill what still lives; an assertion error when `up` had ended and something lived on."""
         ended = self.process.returncode is not None
@@ -273,11 +281,12 @@ def kill(pid: int | None) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def _kill(pid: int) -> None:
+def _kill(pid: int) -> bool:
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # it ended by itself in this moment
+        return False  # it ended by itself in this moment
+    return True
 
 
 def all_processes() -> Iterator[tuple[int, str, bytes]]:

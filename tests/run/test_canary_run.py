@@ -15,7 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.data.tokenizer import TaskTokenizer
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
-from harness.runs import UNTRAINED, address_of, command, kill, up
+from harness.runs import UNTRAINED, address_of, command, up
 from harness.sdks import openai, sdks
 from harness.stage import until
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
@@ -102,9 +102,9 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
         await run.reaches(lambda: len(run.steps()) >= 2, "training moves on")
 
         bad = await moved(tmp_path, "promote", str(await newest(tmp_path)), "--canary", "0.5")
-        kill(run.actor("supervisor-1"))  # its decision is on the log, and nothing has followed from it
+        await run.kill("supervisor-1")  # its decision is on the log, and nothing has followed from it
         await users.until_decided(CANARY_ENDED, 1, lambda turn: -1.0 if turn.canary else 1.0)
-        kill(run.actor("supervisor-1"))
+        await run.kill("supervisor-1")
         _, finished = await turns_of(bus)
         compared = [turn for turn in finished.values() if turn.trial]
         assert {turn.canary: {*turn.versions.tolist()} for turn in compared} == {True: {bad}, False: {first}}
@@ -119,7 +119,7 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
         await until(is_back, "everybody has what is live", 180)
         good = await moved(tmp_path, "promote", str(await newest(tmp_path)), "--canary", "0.5", "--wait", "120")
         await users.until_decided(WEIGHTS_PROMOTED, 2, lambda _: 1.0)
-        kill(run.actor("supervisor-1"))
+        await run.kill("supervisor-1")
         await until(lambda: answered(users, {good}), "everybody has the canary that was promoted", 180)
         fleet = await messages_on(bus, FLEET)
         assert [one.version for one in fleet.on(WEIGHTS_CANARIED)] == [bad, good]

@@ -8,7 +8,7 @@ from test_gateway_run import turns_of
 
 from asyncrl.bus.connection import Bus
 from harness.live_runs import new_key, with_gateway
-from harness.runs import PACED, address_of, command, kill, up
+from harness.runs import PACED, address_of, command, up
 from harness.sdks import openai, sdks
 from harness.stage import until
 
@@ -66,8 +66,8 @@ async def test_the_gateway_answers_from_the_channel_while_training_moves_on_and_
 
         promoted = await moved(tmp_path, "promote", str(await newest(tmp_path)))
         await until(lambda: is_answered_by(client, {promoted}), "the engine has what was promoted")
-        kill(run.actor("engine-served-1"))
-        kill(run.actor("supervisor-1"))
+        await run.kill("engine-served-1")
+        await run.kill("supervisor-1")
         await until(lambda: is_answered_by(client, {promoted}), "its successor has it, too", 180)
 
         assert {await moved(tmp_path, "rollback")} == first

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from harness.gateways import stored_turns
 from harness.live_runs import answers, new_key, with_gateway
-from harness.runs import PACED, command, kill, topics_left_in, two_steps_more, up
+from harness.runs import PACED, command, topics_left_in, two_steps_more, up
 from harness.sdks import anthropic, openai, sdks
 from harness.stage import until
 from topics.turns import TurnFinished, TurnStarted
@@ -71,7 +71,7 @@ async def test_people_talk_to_the_policy_over_updates_and_deaths(tmp_path: Path)
         talkers = [Talker(address, key) for _ in range(2)]
         talking = [asyncio.create_task(talker.talk()) for talker in talkers]
         await run.reaches(lambda: len(run.steps()) >= 2, "the first steps")
-        kill(run.actor("engine-1"))
+        await run.kill("engine-1")
         await two_steps_more(run, "steps after the death of an engine")
         for talker in talkers:
             talker.stop()
@@ -90,7 +90,7 @@ async def test_people_talk_to_the_policy_over_updates_and_deaths(tmp_path: Path)
                 await second.models.list()
         assert (counted.input_tokens, models) == (4, ["short"])
 
-        kill(run.actor("gateway-1"))
+        await run.kill("gateway-1")
         await until(lambda: answers(address), "a new gateway listens")
         async with sdks(address, key) as (first, _):
             again = await first.responses.create(model="any", input="abc", max_output_tokens=3)

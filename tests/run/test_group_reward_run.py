@@ -6,7 +6,7 @@ import pytest
 
 from harness.audited import messages_on
 from harness.recorded import Recorded
-from harness.runs import command, kill, topics_left_in, up
+from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_COMPLETED, GROUP_GRADED
@@ -33,7 +33,7 @@ async def test_groups_are_graded_by_one_call_each_and_all_adds_up(tmp_path: Path
     own = [f"reward.function={tmp_path / 'ranked.py'}:reward", "reward.scope=group", "learner.steps=4"]
     async with up(tmp_path, *own, *FAST, *EVALUATED) as run:
         await run.reaches(lambda: 1 in run.steps(), "its first step")
-        kill(run.actor("groupreward-1"))
+        await run.kill("groupreward-1")
         assert await run.ended() == 0, run.story
         name = run.root.name
 
@@ -77,7 +77,7 @@ async def test_a_tournament_goes_on_over_kills_of_its_workers(tmp_path: Path):
     async with up(tmp_path, *own, *FAST, "eval.prompts=0", "learner.scripted_step_s=0.2") as run:
         for kills in range(1, 5):
             await run.reaches(lambda kills=kills: kills in run.steps(), f"step {kills}")
-            kill(run.actor(f"groupreward-{1 + kills % 2}"))
+            await run.kill(f"groupreward-{1 + kills % 2}")
         assert await run.ended() == 0, run.story
         name = run.root.name
 

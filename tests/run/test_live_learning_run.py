@@ -10,7 +10,7 @@ from asyncrl.bus.connection import Bus
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
 from harness.recorded import Recorded
-from harness.runs import PACED, Run, address_of, command, kill, topics_left_in, up
+from harness.runs import PACED, Run, address_of, command, topics_left_in, up
 from harness.sdks import sdks
 from harness.stage import until
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
@@ -87,7 +87,7 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
         assert [niceness(run.actor(name)) for name in names] == [0, 0, 0, 1]
         for role in ("judge-1", "sessions-1", "prompter-1", "rollout-1"):
             await more_trained(run, bus, f"turns are trained before {role} dies")
-            kill(run.actor(role))
+            await run.kill(role)
         await more_trained(run, bus, "turns are trained after that")
         pairs = await siblings_are_one_group(bus, address, key)
         teacher.stop()

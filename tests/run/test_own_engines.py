@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.audited import audited_clean, messages_on, topics_left_by
-from harness.runs import kill, up
+from harness.runs import up
 from harness.user_code import HOLD
 from topics.evals import EVAL_SCORED
 from topics.topic import BATCHES
@@ -42,9 +42,9 @@ async def test_an_evaluation_stays_at_its_version_while_training_moves_on_and_wh
     async with up(tmp_path, *SETTINGS, *own) as run:
         await run.reaches(lambda: len(list(tmp_path.glob("called-*"))) == PROMPTS, "all of version 0 wait")
         await run.reaches(lambda: len(run.steps()) >= 6, "training moves on, and version 0 is none of the newest")
-        kill(run.actor("engine-held-1"))
-        kill(run.actor("rollout-1"))
-        kill(run.actor("recorder-1"))
+        await run.kill("engine-held-1")
+        await run.kill("rollout-1")
+        await run.kill("recorder-1")
         (tmp_path / "answer").touch()
         assert await run.ended() == 0, run.story
     await audited_clean(tmp_path)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.runs import command, kill, up
+from harness.runs import command, up
 
 pytestmark = pytest.mark.slow
 PPO = ("advantage=gae", "loss=ppo", "lora.rank=4", "critic.warmup_steps=2", "critic.lr=1e-3", "reference.kl_coef=0.01")
@@ -14,7 +14,7 @@ async def test_ppo_goes_on_after_a_kill_and_is_replayed_bit_for_bit(tmp_path: Pa
     settings = ["learner.steps=6", "learner.checkpoint_every=3", "nats.keep=run", *(f"learner.{one}" for one in PPO)]
     async with up(tmp_path, *settings) as run:
         await run.reaches(lambda: 4 in run.steps(), "step 4")
-        kill(run.actor("learner-1"))
+        await run.kill("learner-1")
         assert await run.ended() == 0, run.story
 
     rows = {row["step"]: row for row in run.rows() if row["step"] > 0}

@@ -151,12 +151,12 @@ async def test_what_is_planted_stands_in_no_file_and_a_purge_leaves_nothing_that
         clients = [Client(address, keys[0], PLANTED, user) for user in (USER, f"{USER}-2")]
         clients.append(Client(address, keys[1], "abc", USER))
         async with asyncio.TaskGroup() as talks:
-            for client in clients:
-                talks.create_task(client.talk())
+            talking = [talks.create_task(client.talk()) for client in clients]
             await more_trained(run, bus, "anna", "turns are trained")
             waiting = await clients[0].ask_once()
             for client in clients[:2]:
                 client.stop()
+            await asyncio.wait(talking[:2], timeout=120)  # a purged reply takes no feedback
             before = await data_keys(bus)
             own = {name: key for name, key in before.items() if name.startswith(tenant_digest("anna"))}
             assert len(own) == 2 and len(before) == 3

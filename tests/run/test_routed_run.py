@@ -9,7 +9,7 @@ from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.training.create import write_tokenizer
 from harness.audited import assert_consistent, audited_clean, messages_on, topics_left_by
 from harness.mixtures import MIXTURE, write_transformers_model
-from harness.runs import kill, up
+from harness.runs import up
 from topics.topic import TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
 
@@ -25,7 +25,7 @@ async def test_experts_outlive_their_workers_and_engines(tmp_path: Path, monkeyp
     async with up(tmp_path, *settings) as run:
         await run.reaches(lambda: not any(point.exists() for point in points), "a death at each point")
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
-        kill(run.actor("engine-1"))
+        await run.kill("engine-1")
         assert await run.ended() == 0, run.story
 
     assert_consistent(run, steps=3, warmup_steps=4)

@@ -15,7 +15,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.load import PACKAGE
 from harness.audited import Messages, assert_audited, assert_consistent, assert_within_lag, messages_on
 from harness.models import made_model
-from harness.runs import WITHOUT_MODEL, Run, address_of, at_server, command, kill, up
+from harness.runs import WITHOUT_MODEL, Run, address_of, at_server, command, up
 from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, TRAINING
 
@@ -200,8 +200,7 @@ async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server
     settings = ["learner.steps=24", "learner.checkpoint_every=4"]
     async with outliving(server, tmp_path, *settings) as (run, bus):
         await run.reaches(lambda: len(run.steps()) >= 6, "the sixth step")
-        killed = run.actor("learner-1")
-        kill(killed)
+        await run.kill("learner-1")
         at = run.steps()[-1]
         assert await run.ended() == 0, run.story
 
@@ -220,7 +219,7 @@ async def test_every_other_actor_killed_one_after_another_costs_no_batch(server:
         for victim in victims:
             before = len(run.steps())
             await run.reaches(lambda before=before: len(run.steps()) > before, f"a step before {victim} is killed")
-            kill(run.actor(victim))
+            await run.kill(victim)
         assert await run.ended() == 0, run.story
 
         batches = await messages_on(bus, BATCHES)

@@ -70,7 +70,7 @@ async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(
         kill(run.server())
         await two_steps_more(run, "two steps on the second server")
         await until(lambda: has_vitals(tmp_path), "vital signs, which live in the server's memory, are there again")
-        kill(run.actor("supervisor-1"))
+        await run.kill("supervisor-1")
         await until(lambda: not run.actor("learner-1"), "the actors went with their supervisor")
         await two_steps_more(run, "two steps under the second supervisor")
         kill(run.server())

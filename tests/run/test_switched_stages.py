@@ -9,7 +9,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.training.objective import objective_of
 from harness.audited import messages_on
 from harness.configs import TWO_TASKS
-from harness.runs import command, kill, topics_left_in, up
+from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.stages import STAGE_BEGAN
@@ -56,7 +56,7 @@ async def test_a_stage_is_switched_without_a_restart_and_audited(tmp_path: Path)
         await run.reaches(lambda: any(row.get("objective_stage") for row in run.rows()), "a step of a stage")
         code, output = await command(tmp_path, "stage", "short", "last")
         assert (code, output.startswith("stage last from prompt p0")) == (0, True), output
-        kill(run.actor("prompter-1"))
+        await run.kill("prompter-1")
         seen = len(run.steps())
         await run.reaches(lambda: len(run.steps()) > seen + 3, "steps of the stage")
         run.interrupt()

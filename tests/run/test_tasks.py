@@ -9,7 +9,7 @@ from asyncrl.config.tasks import Mixture
 from asyncrl.run.directory import RunFiles
 from harness.audited import messages_on
 from harness.configs import TWO_TASKS
-from harness.runs import command, kill, topics_left_in, up
+from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import BATCHES, GRADES, PROMPTS, TRAJECTORIES
@@ -61,7 +61,7 @@ async def test_two_tasks_with_rules_of_their_own_are_mixed_trained_and_accounted
     (tmp_path / "own.py").write_text(OWN)
     async with up(tmp_path, config=CONFIG) as run:
         await run.reaches(lambda: 2 in run.steps(), "its second step")
-        kill(run.actor("prompter-1"))
+        await run.kill("prompter-1")
         assert await run.ended() == 0, run.story
 
     for words, end in (

@@ -8,7 +8,7 @@ import pytest
 
 from harness.audited import messages_on
 from harness.recorded import Recorded
-from harness.runs import command, kill, topics_left_in, up
+from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
@@ -35,7 +35,7 @@ async def test_rewards_of_turns_reach_the_batches_and_a_replay_is_bit_equal(tmp_
     own += ["learner.offload_idle=true"]  # which changes no bit: the replay never rests
     async with up(tmp_path, *own) as run:
         await run.reaches(lambda: 1 in run.steps(), "its first step")
-        kill(run.actor("rollout-1"))
+        await run.kill("rollout-1")
         assert await run.ended() == 0, run.story
         name = run.root.name
         moved = [
