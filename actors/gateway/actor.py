@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 from aiohttp import web
 
+from actors.gateway.bodies import read_body, room_of
 from actors.gateway.channels import Channels, has_grammars
 from actors.gateway.data_keys import DataKeys
 from actors.gateway.facts import Facts
@@ -53,7 +54,6 @@ _READ_BACK = 20_000  # messages of turns that a new gateway reads
 _SPOOL_S = 10.0  # for what a gateway before this one could not store
 _CATCH_UP_S = 1.0  # for what other gateways have stored
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
-_BODY_S = 120.0  # for a client to send a body
 _LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
 _LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
 _NOT_PRIVATE = ("", "0", "false", "no", "off")  # values of the header; any other one asks for privacy
@@ -198,7 +198,7 @@ class Gateway:
                 return await turn.run(service, self._facts, partial(reply.send, number), self._safety)
 
             try:
-                async with self._places.hold(key.tenant), self._leaving(session, key.tenant, private=private):
+                async with self._under_way(new, session, key.tenant, private=private):
                     secret = await self._data_keys.of(user) if new and not private else ""
                     endings = await all_of([ending(number, turn, secret) for number, turn in enumerate(turns)])
                 self._context.count("turns_repeated", len(turns) - len(new))
@@ -229,22 +229,26 @@ class Gateway:
         return Turn(request, prompt, self._wording, self._settings, asked=who, stored=stored)
 
     @contextlib.asynccontextmanager
-    async def _leaving(self, session: Session, tenant: str, *, private: bool) -> AsyncIterator[None]:
-        """End a session behind its last turn, where the request says that it is the last."""
-        try:
-            yield
-        finally:
-            if session.done and not private:
-                await self._facts.put(SessionLeft(session_id=session.id, tenant=tenant), anyway=True)
+    async def _under_way(
+        self, turns: Sequence[Turn], session: Session, tenant: str, *, private: bool
+    ) -> AsyncIterator[None]:
+        """Hold a place for the new turns of a request; behind them its session ends, where it says that they are last."""
+        with self._log.held([name for turn in turns for name in turn.holds]):
+            async with self._places.hold(tenant):
+                try:
+                    yield
+                finally:
+                    if session.done and not private:
+                        await self._facts.put(SessionLeft(session_id=session.id, tenant=tenant), anyway=True)
 
     async def _read(
         self, http: web.Request, tenant: str, parse: Callable[[bytes], Request], *, private: bool = False
     ) -> tuple[Request, str, Prompt]:
         """Return a request, its user and its prompt. Of large bodies few are in memory at once."""
         most = self._settings.body_kb * 1024
-        size = most if http.content_length is None else http.content_length
-        async with self._large.hold(tenant) if size > _LARGE else contextlib.nullcontext():
-            raw = await _body(http, most)
+        large = room_of(http, most) > _LARGE
+        async with self._large.hold(tenant) if large else contextlib.nullcontext():
+            raw = await read_body(http, most)
             request = parse(raw)
             user = owner_of(tenant, user_of(http.headers, request.user))
             return request, user, await self._prompt(request, _owner(user, private=private), len(raw))
@@ -267,6 +271,8 @@ class Gateway:
                 prompt = await self._following(request, owner, size)
         except TokenizerError as error:
             raise LiveError("invalid", str(error), field="messages") from error
+        except RecursionError as error:
+            raise LiveError("invalid", "the body is nested too deeply; send one that is flatter") from error
         if prompt is None:
             words = f"no response {request.previous!r} of yours is known here; send all messages"
             raise LiveError("absent", words, field="previous_response_id")
@@ -314,7 +320,7 @@ class Gateway:
         try:
             key = self._keys.key(http.headers)
             self._meter.begin(key, replies=False)
-            opinion = parse_feedback(await _body(http, _LONG))
+            opinion = parse_feedback(await read_body(http, _LONG))
             identity = await give_feedback(self._context.bus, key.tenant, opinion, self._facts)
         except LiveError as error:
             return self._refusal(_api_of(http), error, "none")
@@ -379,21 +385,3 @@ def _same(stored: Stored, prompt: Prompt) -> bool:
 def _api_of(http: web.Request) -> Api:
     """Return the API whose shape a refusal has at a path that both vendors' clients ask."""
     return MESSAGES if "anthropic-version" in http.headers else APIS["chat"]
-
-
-async def _body(http: web.Request, most: int) -> bytes:
-    """Return the body of a request; aiohttp's own way keeps it as long as the request is under way.
-
-    Args:
-        most: bytes.
-    """
-    body = bytearray()
-    try:
-        async with asyncio.timeout(_BODY_S):
-            async for part in http.content.iter_any():
-                body += part
-                if len(body) > most:
-                    raise LiveError("large", f"the body is larger than {most:,} bytes")
-    except TimeoutError as error:
-        raise LiveError("invalid", f"the body has not come within {_BODY_S:g} s") from error
-    return bytes(body)

@@ -100,6 +100,11 @@ class Turn(Watch):
         tokens = 0 if self.repeats else len(self._answer.tokens)
         return tokens and len(self.prompt.ids) + tokens
 
+    @property
+    def holds(self) -> list[str]:
+        """Return what no other request may have before the begin of this one is known."""
+        return [self._asked.key, *([self._asked.digest] if self.continues else [])]
+
     def shadowed(self) -> Shadowed | None:
         """Return what a canary is to answer beside this turn, which has ended; None where it is to answer nothing, or
         no judge would compare the two."""

@@ -353,7 +353,7 @@ class EngineClient:
         except TimeoutError as fault:
             waited_s = timeout_s or self._generate_timeout_s
             raise EngineUnavailable(self.address, f"{method} {path}: no answer in {waited_s:g} s") from fault
-        except msgspec.MsgspecError as fault:
+        except (msgspec.MsgspecError, RecursionError) as fault:
             raise RequestFailed(f"{method} {path}: unreadable answer: {fault}") from fault
         except (aiohttp.ClientError, OSError) as fault:
             raise EngineUnavailable(self.address, f"{method} {path}: {type(fault).__name__}: {fault}") from fault
@@ -365,7 +365,7 @@ class EngineClient:
     def _decode(self, raw: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(raw, type=kind)
-        except msgspec.MsgspecError as fault:
+        except (msgspec.MsgspecError, RecursionError) as fault:
             raise RequestFailed(f"unreadable answer: {fault}") from fault
 
 
@@ -390,7 +390,7 @@ def message_of(raw: bytes) -> str:
     """Return the words of an error answer."""
     try:
         refusal = msgspec.json.decode(raw, type=_Refusal)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         return raw[:500].decode(errors="replace").strip()
     if isinstance(refusal.error, dict):
         return str(refusal.error.get("message", refusal.error))[:500]

@@ -21,7 +21,7 @@ def user_of(headers: Mapping[str, str], given: str) -> str:
     named = headers.get(USER_HEADER) or given
     try:
         found = msgspec.json.decode(named) if named.startswith("{") else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         found = None
     if not isinstance(found, dict):
         return named

@@ -151,7 +151,7 @@ class CallText:
         body = raw if form.first else raw[len(form.opener) : len(raw) - len(form.closer)]
         try:
             given = msgspec.json.decode(body)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             self.invalid += 1
             return self._shown(raw)
         if isinstance(given, dict):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -91,6 +92,7 @@ class TurnLog:
         self._known: OrderedDict[str, _Known] = OrderedDict()  # by turn
         self._ended: OrderedDict[str, Stored] = OrderedDict()  # newest by digest of its request
         self._by_key: OrderedDict[str, Stored] = OrderedDict()  # by digest of its idempotency key
+        self._held: set[str] = set()  # idempotency keys, and digests of cut requests, of turns that are to begin
 
     def take(self, fact: Fact, writer: str, at_s: float, *, owner: str = "") -> None:
         """Fold in a fact; what has no begin here is older than what was read.
@@ -107,6 +109,9 @@ class TurnLog:
             self._open[fact.turn_id] = turn
             if fact.key:
                 self._by_key[fact.key] = turn
+            cut = self._ended.get(fact.digest) if fact.continues else None
+            if cut is not None and cut.started.turn_id == fact.continues:
+                del self._ended[fact.digest]  # once: it is this turn that is gone on with now
             return
         if (found := self._open.get(fact.turn_id)) is None:
             return
@@ -174,7 +179,7 @@ class TurnLog:
         return [turn for turn in self._open.values() if turn.writer == writer]
 
     def retried(self, request: Asked, now_s: float) -> Stored | None:
-        """Return the turn that a request goes on with, each once; None where it is a new one.
+        """Return the turn that a request goes on with, a cut one once; None where it is a new one.
 
         A request with the idempotency key of an earlier one gets that one's reply. A request whose client says that it
         is a retry gets the reply of the newest equal one, whole or cut; any other goes on with an equal one that was
@@ -187,21 +192,27 @@ class TurnLog:
             LiveError: another request had this idempotency key, or the one that has it is under way.
         """
         found = self._by_key.get(request.key) if request.key else None
-        if found is not None:
-            if found.started.digest != request.digest:
-                words = "the Idempotency-Key was sent with another request; send a new key"
-                raise LiveError("invalid", words, field="Idempotency-Key")
-            if not found.finish:
-                raise LiveError("overloaded", "the request with this Idempotency-Key is under way; try again")
-        else:
+        if found is not None and found.started.digest != request.digest:
+            words = "the Idempotency-Key was sent with another request; send a new key"
+            raise LiveError("invalid", words, field="Idempotency-Key")
+        if request.key in self._held or (found is not None and not found.finish):
+            raise LiveError("overloaded", "the request with this Idempotency-Key is under way; try again")
+        if found is None:
             found = self._ended.get(request.digest)
             if found is None or not (request.again or (found.finish == "gone" and not request.key)):
                 return None
-        if self._over(found, now_s) or found.finish == "failed":
-            return None
-        if not found.whole:
-            self._ended.pop(request.digest, None)
-        return found
+        taken_up = not found.whole and request.digest in self._held
+        return None if self._over(found, now_s) or found.finish == "failed" or taken_up else found
+
+    @contextmanager
+    def held(self, names: Collection[str]) -> Iterator[None]:
+        """Hold idempotency keys, and digests of cut requests, for turns whose begin is not known yet."""
+        mine = {*names} - {""}
+        self._held |= mine
+        try:
+            yield
+        finally:
+            self._held -= mine
 
 
 def secrets_in(started: TurnStarted) -> list[str]:

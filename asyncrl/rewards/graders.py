@@ -279,7 +279,7 @@ class HttpGrader:
             raise RewardFailed("value", f"{self._url} answered more than {_ANSWER_BYTES} bytes: {beginning(text)}")
         try:
             return GradeResult(*read_score(msgspec.json.decode(text)))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RewardFailed("value", f"{self._url} answered no JSON ({error}): {beginning(text)}") from error
 
     async def close(self) -> None:

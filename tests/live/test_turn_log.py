@@ -66,7 +66,17 @@ def test_a_cut_turn_is_gone_on_with_once_and_not_for_ever(turns: TurnLog):
     found = turns.retried(Asked(D1), 3.0)
 
     assert found is not None and found.started.turn_id == "t2" and not found.whole
+    with turns.held([D1, ""]):  # one waits for its place; where it is refused, the next one may
+        assert turns.retried(Asked(D1), 3.0) is None
+    assert turns.retried(Asked(D1), 3.0) is found
+    turns.take(started("t3", continues="t2"), "gateway-2", 3.0)
     assert turns.retried(Asked(D1), 3.0) is None
+
+
+def test_an_idempotency_key_is_taken_before_the_begin_of_its_request_is_known(turns: TurnLog):
+    with turns.held([K1]), pytest.raises(LiveError, match="under way"):
+        turns.retried(Asked(D1, K1), 1.0)
+    assert turns.retried(Asked(D1, K1), 1.0) is None
 
 
 def test_a_whole_reply_is_given_again_only_to_a_client_that_asks_for_it_again(turns: TurnLog):

@@ -96,7 +96,7 @@ def call_of(name: Any, identity: Any, arguments: Any, where: str) -> Call:
     if isinstance(arguments, str):
         try:
             arguments = msgspec.json.decode(arguments or "{}")
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise refusal(where, f"has arguments that are not JSON: {error}") from error
     if not (isinstance(name, str) and name and isinstance(identity, str) and isinstance(arguments, dict)):
         raise refusal(where, "is no call: expected an id, a name, and arguments that are an object")

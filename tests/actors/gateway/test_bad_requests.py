@@ -1,6 +1,8 @@
 """What clients should not send: over real HTTP, each gets one answer in the shape of its API."""
 
 import asyncio
+import gzip
+import json
 import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -117,7 +119,12 @@ async def test_few_large_bodies_are_in_memory_at_once_and_small_ones_pass(
     ):
         slow = asyncio.create_task(http.post("/v1/messages", data=slowly()))  # of a size that nobody knows
         await until(lambda: served.gateway._large._under_way.total() == 1, "it has come")
-        assert (await http.post("/v1/messages", json=with_content("messages", "a" * 2**19))).status == 529
+        large = json.dumps(with_content("messages", "a" * 2**19)).encode()
+        packed = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
+        assert (await http.post("/v1/messages", data=large)).status == 529
+        assert (await http.post("/v1/messages", data=gzip.compress(large), headers=packed)).status == 529
         assert (await http.post("/v1/messages", json=BODIES["messages"])).status == 200
         rest.set()
         assert (await slow).status == 200
+        torn = await http.post("/v1/messages", data=b"torn", headers=packed)
+        assert (torn.status, "not encoded as its headers say" in await torn.text()) == (400, True)

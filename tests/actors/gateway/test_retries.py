@@ -89,7 +89,11 @@ async def test_a_retry_that_says_so_gets_the_stored_reply_and_an_idempotency_key
             await ask(model="any", messages=USER, max_tokens=8, extra_headers=keyed)
         go_on.set()
         await under_way
-    assert len([fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]) == 4
+        keyed = {"Idempotency-Key": "k3"}
+        at_once = [ask(model="any", messages=USER, max_tokens=9, extra_headers=keyed) for _ in range(4)]
+        (one,) = [got for got in await asyncio.gather(*at_once, return_exceptions=True) if not isinstance(got, Exception)]
+        assert one.usage.completion_tokens == 9
+    assert len([fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]) == 5
 
 
 async def test_several_gateways_on_one_port_know_each_others_histories(

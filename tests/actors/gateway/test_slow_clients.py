@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from actors.gateway import actor
+from actors.gateway import bodies
 from actors.gateway import reply as reply_of
 from actors.gateway.actor import Answered
 from asyncrl.live.apis.table import APIS
@@ -62,12 +62,12 @@ async def test_a_stream_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, 
 
 
 async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(actor, "_BODY_S", 0.2)
+    monkeypatch.setattr(bodies, "_BODY_S", 0.2)
     refused: asyncio.Future[LiveError] = asyncio.get_running_loop().create_future()
 
     async def answer(http: web.Request) -> web.StreamResponse:
         try:
-            await actor._body(http, 100)
+            await bodies.read_body(http, 100)
         except LiveError as error:
             refused.set_result(error)
         return web.Response()

@@ -117,6 +117,12 @@ async def test_one_call_where_a_request_allows_no_second_and_a_refusal_where_the
             none = await first.chat.completions.create(**ask, tool_choice="none")
             tool = {"name": "find", "input_schema": SCHEMA}
             counted = await second.messages.count_tokens(model="any", messages=USER, tools=[tool])
+            deep: dict[str, Any] = {}
+            for _ in range(600):
+                deep = {"a": deep}
+            with pytest.raises(openai.BadRequestError, match="nested too deeply"):
+                function = {"type": "function", "function": FUNCTION | {"parameters": deep}}
+                await first.chat.completions.create(**ask | {"tools": [function]})
     assert [json.loads(call.function.arguments) for call in one.choices[0].message.tool_calls] == ARGUMENTS[:1]
     assert none.choices[0].message.content == REPLY and none.choices[0].message.tool_calls is None
     assert counted.input_tokens == one.usage.prompt_tokens == none.usage.prompt_tokens + len("find")
