@@ -232,7 +232,7 @@ class Gateway:
     async def _under_way(
         self, turns: Sequence[Turn], session: Session, tenant: str, *, private: bool
     ) -> AsyncIterator[None]:
-        """Hold a place for the new turns of a request; behind them its session ends, where it says that they are last."""
+        """Hold a place for the new turns of a request; its session ends behind them, where it says so."""
         with self._log.held([name for turn in turns for name in turn.holds]):
             async with self._places.hold(tenant):
                 try:

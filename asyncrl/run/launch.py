@@ -363,6 +363,7 @@ class Launch:
         if self.config.model.path or self.files.model.exists():
             return
         aside = self.files.model.with_name("model.partial")
+        shutil.rmtree(aside, ignore_errors=True)  # of an `up` that was killed
         await make_model(aside, self.config)
         aside.rename(self.files.model)
 

@@ -91,8 +91,8 @@ async def test_a_retry_that_says_so_gets_the_stored_reply_and_an_idempotency_key
         await under_way
         keyed = {"Idempotency-Key": "k3"}
         at_once = [ask(model="any", messages=USER, max_tokens=9, extra_headers=keyed) for _ in range(4)]
-        (one,) = [got for got in await asyncio.gather(*at_once, return_exceptions=True) if not isinstance(got, Exception)]
-        assert one.usage.completion_tokens == 9
+        got = await asyncio.gather(*at_once, return_exceptions=True)
+        assert len({reply.id for reply in got if not isinstance(reply, BaseException)}) == 1
     assert len([fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]) == 5
 
 
