@@ -28,6 +28,7 @@ from pathlib import Path
 METRICS, SLOTS, STEPS, GROUPS, MEMBERS = Path({metrics!r}), {slots}, {steps}, {groups}, {members}
 STEP = re.compile(rb'"step":(\\d+),"stage":"rl"')
 places, gates, sampled, watcher = {{}}, {{}}, 0, None
+spare = GROUPS // 4
 
 def newest():
     if not METRICS.exists():
@@ -37,15 +38,16 @@ def newest():
         return max(map(int, STEP.findall(file.read())), default=0)
 
 async def watch():
+    global spare
     changed, before = time.monotonic(), -1
     while gates:
         version = newest()
         if version > before:
             changed, before = time.monotonic(), version
-        due = [one for one in gates if (one - GROUPS // 4) // GROUPS <= version]
-        late = time.monotonic() > changed + 30  # others are issued for groups that were dropped
-        if late:
-            changed, due = time.monotonic(), due or sorted(gates)[:GROUPS]
+        late = time.monotonic() > changed + 5
+        if late:  # others were issued for groups that were dropped: each batch begins and ends that many places later
+            changed, spare = time.monotonic(), spare + GROUPS // 4
+        due = [one for one in gates if one - spare < (version + 1) * GROUPS]
         # Everything that may be issued before the next step is sampled.
         if late or sampled >= min(version * GROUPS * MEMBERS + SLOTS, STEPS * GROUPS * MEMBERS):
             for place in due:
