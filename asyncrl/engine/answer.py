@@ -59,6 +59,9 @@ OnTokens: TypeAlias = Callable[[Chunk], bool | None]
 """Takes new tokens; one that returns False wants no more, and the generation ends there as an aborted one."""
 
 
+_Triple: TypeAlias = tuple[float | None, int, str | None]  # log-prob, token, its text
+
+
 class _Finish(msgspec.Struct, frozen=True):
     type: str = "abort"
     message: str | None = None
@@ -70,8 +73,8 @@ class _Meta(msgspec.Struct, frozen=True):
     completion_tokens: int | None = None
     weight_version: str = ""
     weight_versions: list[VersionSpan] = []  # of all output tokens, in order; SGLang 0.5.17 sends none
-    output_token_logprobs: list[tuple[float | None, int, str | None]] | None = None
-    output_top_logprobs: list[list[tuple[float | None, int, str | None]] | None] | None = None
+    output_token_logprobs: list[_Triple] | None = None
+    output_top_logprobs: list[list[_Triple] | None] | None = None
     routed_experts: bytes | None = None  # Base64 of int32, in the last event
     spec_verify_ct: int = 0  # passes so far; sent by servers that draft tokens
 
@@ -172,7 +175,8 @@ class Member:
         """Add the tokens of an event; False where the caller wants no more.
 
         Raises:
-            EngineError: the engine ended the generation because of a fault, or a token came without its log-prob.
+            EngineError: the engine ended the generation because of a fault, or a token came without its log-prob, or
+                with that of another one.
         """
         meta, wanted = answer.meta_info, True
         self._passes = max(self._passes, meta.spec_verify_ct)
@@ -186,7 +190,7 @@ class Member:
         logprobs = meta.output_token_logprobs or []
         # A stream aborted in the queue carries only its last token: the ones before it cannot be known; it is left out.
         if 0 < fresh <= len(ids) and fresh <= len(logprobs):
-            new_ids, new_logprobs = ids[-fresh:], _known([triple[0] for triple in logprobs[-fresh:]], have)
+            new_ids, new_logprobs = ids[-fresh:], _known(logprobs[-fresh:], ids[-fresh:], have)
             if not 0 <= min(new_ids) <= max(new_ids) < _NO_TOKEN:
                 raise RequestFailed(f"tokens {min(new_ids)} to {max(new_ids)} came; no vocabulary has all of these")
             self._tokens += new_ids
@@ -233,16 +237,21 @@ def _likeliest(meta: _Meta, fresh: int) -> list[Likeliest]:
     return [*[[]] * (fresh - len(known)), *known]
 
 
-def _known(logprobs: list[float | None], have: int) -> list[float]:
+def _known(triples: list[_Triple], ids: list[int], have: int) -> list[float]:
     """Log-probs of the tokens behind the first `have`: JSON spells a number that is not finite as null.
 
     Raises:
-        RequestFailed: one is not finite, or would not be in float32.
+        RequestFailed: one is not finite, or would not be in float32; or it is that of another token.
     """
+    logprobs, named = [triple[0] for triple in triples], [triple[1] for triple in triples]
     known = [logprob for logprob in logprobs if logprob is not None and abs(logprob) < _NO_LOGPROB]
     if len(known) < len(logprobs):
         place = next(at for at, one in enumerate(logprobs) if one is None or abs(one) >= _NO_LOGPROB)
         raise RequestFailed(f"token {have + place} came with no log-prob ({logprobs[place]}: not a finite number)")
+    if named != ids:
+        place = next(at for at, (name, one) in enumerate(zip(named, ids, strict=True)) if name != one)
+        words = f"token {have + place} is {ids[place]}, its log-prob that of {named[place]}"
+        raise RequestFailed(f"{words}; expected that of the sampled token")
     return known
 
 

@@ -196,7 +196,7 @@ async def test_the_likeliest_tokens_in_the_places_of_sampled_ones(client):
     assert [place for chunk in chunks for place in chunk.likeliest] == places
 
 
-# -- differences, as docs/engines.md lists them -------------------------------------------------------------------
+# -- differences, as docs/fidelity.md lists them -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,31 @@ async def test_a_token_that_the_model_has_not_is_in_no_answer_and_in_no_further_
     assert [asked.ids for asked in one.asked] == [[5], [5]]
 
 
+@pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
+async def test_a_token_with_the_log_prob_of_another_is_sampled_anew_behind_those_that_came_well(portion: int):
+    async with like_sglang() as one, sampled_from(one, portion) as generator:
+
+        async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+            tokens = asked.tokens()
+            if len(one.asked) == 1 and asked.streamed:
+                yield one.answer(asked, tokens[:2], None)
+                tokens = tokens[2:]
+            answer = one.answer(asked, tokens)
+            if len(one.asked) == 1:
+                answer["meta_info"]["output_token_logprobs"][-1][1] += 1
+            yield answer
+
+        one.events = events
+        one.serve = lambda asked: anext(events(asked))
+        answer = await generator.generate(np.array([5], np.int32), SamplingParams(4))
+
+    kept, anew = ([9, 10], [14, 15]) if portion == 2 else ([], [9, 10, 11, 12])
+    assert (answer.tokens.tolist(), answer.finish) == ([*kept, *anew], "length")
+    assert len(answer.logprobs) == len(answer.versions) == 4
+    assert [asked.ids for asked in one.asked] == [[5], [5, *kept]]
+    assert generator._counts["request_failed"] == 1
+
+
 async def test_experts_that_are_no_numbers_are_a_fault_of_that_request():
     async with like_sglang() as one, sampled_from(one, 100) as generator:
 
