@@ -65,24 +65,28 @@ class Fetcher:
         self._known[published.key] = published
 
     async def directory(self, published: WeightsPublished) -> Path:
-        """Return the Hugging Face directory of a version on this host, which stays until `release`.
+        """Return the Hugging Face directory of a version on this host, whole, which stays until `release`.
+
+        Every tensor in it was hashed by this process: a server loads whatever lies there.
 
         Raises:
             TornVersion: its bytes are not there, or others.
             CheckpointError, OSError: the disk refused it.
         """
-        if published.store == "files" and not published.base:
-            return Path(published.location)
+        if _lies_here(published):
+            directory = Path(published.location)
+            await asyncio.to_thread(check_version, directory, published.digest)
+            return directory
         target = self._folder / f"lineage{published.lineage}-v{published.version:06d}-{published.digest[:12]}"
         self._folder.mkdir(parents=True, exist_ok=True)
-        while not self._hold(target):
+        while not await self._hold_whole(target, published.digest):
             base = await self._base(published) if published.base else None
             handle = await asyncio.to_thread(_lock, self._folder / ".fetch")
             try:
                 if not target.exists():
                     self._sweep()
                     await self._make(published, base, target)
-                self._hold(target)  # before the next one that has the lock removes what none uses
+                    self._hold(target)  # before the next one that has the lock removes what none uses
             finally:
                 os.close(handle)
         return target
@@ -114,27 +118,45 @@ class Fetcher:
                 if path not in self._held and handle is not None and _is_unused(handle):
                     remove_directory(path)
 
+    async def _hold_whole(self, target: Path, digest: str) -> bool:
+        """Lock a directory that is there; one that another engine made and that is damaged since is removed."""
+        if target in self._held or not self._hold(target):
+            return target in self._held
+        handle = self._held.pop(target)
+        try:
+            await asyncio.to_thread(check_version, target, digest)
+        except TornVersion:
+            lock = await asyncio.to_thread(_lock, self._folder / ".fetch")
+            if _is_at(handle, target):  # else another engine has made it anew meanwhile
+                remove_directory(target)
+            os.close(lock)
+            os.close(handle)
+            return False
+        except BaseException:
+            os.close(handle)
+            raise
+        self._held[target] = handle
+        return True
+
     def _hold(self, target: Path) -> bool:
         """Lock a directory against its removal; False where it is not there."""
-        if target in self._held:
-            return True
         try:
             handle = os.open(target, os.O_RDONLY)
         except FileNotFoundError:
             return False
         fcntl.flock(handle, fcntl.LOCK_SH)
-        if not target.exists() or not os.path.samestat(os.fstat(handle), target.stat()):
+        if not _is_at(handle, target):
             os.close(handle)  # removed meanwhile
             return False
         self._held[target] = handle
         return True
 
     async def _base(self, published: WeightsPublished) -> Path:
-        """Return the directory of the version that another one is a difference to."""
+        """Return the directory of the version that another one is a difference to; the result is what is checked."""
         base = self._known.get(published.base)
         if base is None:
             raise TornVersion(f"it is a difference to version {published.base}, which is not known here")
-        return await self.directory(base)
+        return Path(base.location) if _lies_here(base) else await self.directory(base)
 
     async def _make(self, published: WeightsPublished, base: Path | None, target: Path) -> None:
         """Make the directory of a version, aside at first: what it is made of stays as it is."""
@@ -167,6 +189,19 @@ class Fetcher:
 
         await read_chunks(self._bus, WEIGHTS_STORED, name, take)
         assembly.close()
+
+
+def _lies_here(published: WeightsPublished) -> bool:
+    """Return whether the store has a version as a directory that servers read."""
+    return published.store == "files" and not published.base
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Return whether a path still leads to the directory that a handle has."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 @contextmanager

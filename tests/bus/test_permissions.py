@@ -19,6 +19,7 @@ from asyncrl.bus.publish import WRITER, publish, unpack
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.roles import roles_text
 from harness.stage import DEADLINE_S, until
+from harness.versions import empty_version
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
@@ -274,18 +275,15 @@ async def test_an_engine_loads_no_weights_from_outside_of_the_runs_store(bus: Bu
     scene = stage(engine={"kind": "scripted"})
     await scene.start("engine")
 
-    async def announce(version: int, place: Path) -> None:
-        published = WeightsPublished(0, version, "ab", "files", str(place))
-        await publish(bus, published, headers={WRITER: "test"})
-
-    await announce(0, scene.files.weights / ".." / ".." / "evil")
+    evil = WeightsPublished(0, 0, "ab", "files", str(scene.files.weights / ".." / ".." / "evil"))
+    await publish(bus, evil, headers={WRITER: "test"})
     letters: list[Record] = []
     ready: list[Record] = []
     readers = [LogReader(bus, DEAD, letters.append), LogReader(bus, ENGINES, ready.append)]
     for reader in readers:
         await reader.start()
     await until(lambda: bool(letters), "weights from elsewhere are dead letters")
-    await announce(1, scene.files.weights / "lineage0-v000000")
+    await publish(bus, empty_version(scene.files, 1), headers={WRITER: "test"})
     await until(lambda: any("engine.ready" in record.subject for record in ready), "the engine has weights")
     for reader in readers:
         await reader.close()

@@ -19,9 +19,9 @@ from asyncrl.engine.starting import EngineFailed
 from benchmarks.engine import save_random_model
 from harness.sglang_like import like_sglang
 from harness.stage import Stage, until
+from harness.versions import empty_version
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES
-from topics.weights import WeightsPublished
 from topics.wire import decode
 
 
@@ -153,8 +153,7 @@ async def test_the_engine_actor_brings_any_kind_to_the_newest_weights(
     context = stage(engine={"kind": "scripted"}).context("engine", bus)
     actor = EngineActor(context)
     running = asyncio.create_task(actor.run())
-    location = str(context.files.weights.absolute() / "v1")
-    await publish(bus, WeightsPublished(0, 1, "d", "files", location), headers={WRITER: "learner"})
+    await publish(bus, empty_version(context.files, 1), headers={WRITER: "learner"})
 
     async def is_ready() -> bool:
         found = await read_last(bus, ENGINES, ENGINE_READY.subject(bus.run, "engine-1"))

@@ -11,9 +11,12 @@ from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
+from asyncrl.run.directory import RunFiles
 from asyncrl.training.publisher import Publisher
+from asyncrl.weights.files import FileStore
 from asyncrl.weights.store import STORES, StorePlace
-from asyncrl.weights.tensors import HostTensor
+from asyncrl.weights.tensors import HostTensor, digest_of
+from asyncrl.weights.versions import publish as publish_version
 from topics.engines import EngineReady
 from topics.table import topic_of
 from topics.topic import ENGINES
@@ -48,6 +51,15 @@ class Copies:
         rng = np.random.default_rng(seed)
         for array in self.arrays.values():
             array[rng.random(len(array)) < share] += np.float32(0.01)
+
+
+EMPTY = digest_of(b"")
+"""Digest of every version without tensors."""
+
+
+def empty_version(files: RunFiles, version: int) -> WeightsPublished:
+    """A version without tensors, in the store of a run."""
+    return publish_version(FileStore(files.weights.absolute()), {}, None, lineage=0, version=version)
 
 
 class Versions:

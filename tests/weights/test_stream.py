@@ -109,6 +109,21 @@ async def test_engines_of_one_host_fetch_a_version_once_and_what_none_of_them_us
     other.close()
 
 
+async def test_what_another_engine_fetched_is_fetched_anew_where_its_bytes_are_others_by_now(
+    bus: Bus, context: Context
+):
+    one, other, version = Fetcher(bus, context.files), Fetcher(bus, context.files), await stored(bus, 1)
+    file = await one.directory(version) / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+    assert (await other.directory(version) / "model.safetensors").read_bytes() == content
+
+    assert await one.directory(version) == file.parent
+    one.close()
+    other.close()
+
+
 async def test_a_version_without_one_of_its_chunks_is_refused_and_taken_when_it_is_there_once_more(
     bus: Bus, context: Context
 ):

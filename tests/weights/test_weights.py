@@ -18,6 +18,7 @@ from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights import versions
 from asyncrl.weights.files import FileStore
 from harness.stage import Stage, until
+from harness.versions import empty_version
 from topics.weights import WeightsPublished
 from topics.wire import encode
 
@@ -89,6 +90,5 @@ async def test_an_engine_that_starts_reads_the_newest_version_alone(bus: Bus, st
 
 
 async def announce(context, bus: Bus, version: int) -> int:
-    location = str(context.files.weights / f"lineage0-v{version:06d}-aa")
-    message = WeightsPublished(0, version, "aa", "files", location)
+    message = await asyncio.to_thread(empty_version, context.files, version)
     return await publish(bus, message, headers={WRITER: "test"})

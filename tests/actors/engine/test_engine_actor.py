@@ -23,15 +23,20 @@ from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from harness.stage import Stage, until
+from harness.versions import EMPTY, empty_version
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.evals import EvalRequested, EvalScored
 from topics.ids import EVALUATION, prompt_name
 from topics.table import topic_of
 from topics.topic import ENGINES
-from topics.weights import WeightsPublished, WeightsRefused
+from topics.weights import WeightsRefused
 from topics.wire import decode
 
 KEPT = 4  # versions in the store; older ones are gone
+
+
+def key_of(version: int) -> str:
+    return f"0:{version}:{EMPTY}"
 
 
 class Player:
@@ -56,8 +61,8 @@ class Player:
         await self._reader.close()
 
     async def publish(self, version: int, answers: int = 0) -> None:
-        location = str(self.context.files.weights.absolute() / f"v{version}")
-        message = WeightsPublished(0, version, f"d{version}", "files", location, answers=answers)
+        message = empty_version(self.context.files, version)
+        message.answers = answers
         await publish(self.bus, message, headers={WRITER: "a learner"})
         self.newest = version
 
@@ -108,7 +113,7 @@ async def test_an_actor_that_starts_late_asks_for_the_newest_weights_alone(
     await player.start()
 
     await until(lambda: bool(player.versions(EngineReady)) or player.running.done(), "it is ready")
-    assert inference.loads == ["0:119:d119"]
+    assert inference.loads == [key_of(119)]
     assert player.versions(EngineUpdating) == [119]
 
 
@@ -123,7 +128,7 @@ async def test_requests_are_sent_back_before_an_update_or_stay_under_it(
     await until(lambda: player.versions(EngineReady) == [0] or player.running.done(), "it is ready")
     assert not player.running.done(), player.running.exception()
     assert (inference.aborted_all > 0) is aborts
-    assert inference.loads == ["0:0:d0"]
+    assert inference.loads == [key_of(0)]
 
 
 async def test_weights_that_are_refused_and_no_longer_the_newest_end_nothing(
@@ -132,7 +137,7 @@ async def test_weights_that_are_refused_and_no_longer_the_newest_end_nothing(
     player = make(inference.address)
 
     async def refusal(key: str) -> str:
-        if key == "0:1:d1":
+        if key == key_of(1):
             for version in range(2, 3 + KEPT):
                 await player.publish(version)
         return await player.refuse_old(key)
@@ -142,8 +147,8 @@ async def test_weights_that_are_refused_and_no_longer_the_newest_end_nothing(
     await player.start()
 
     await until(lambda: 6 in player.versions(EngineReady), "it has the newest")
-    assert inference.loads[-1] == "0:6:d6"  # after 0:5:d5, where it was told of that one first
-    assert "0:1:d1" not in inference.loads
+    assert inference.loads[-1] == key_of(6)  # after version 5, where it was told of that one first
+    assert key_of(1) not in inference.loads
 
 
 async def test_the_newest_weights_refused_are_asked_for_once_more_and_then_end_the_actor_with_the_servers_error(
@@ -185,7 +190,7 @@ async def test_a_server_that_takes_no_version_ends_the_actor_though_newer_ones_k
 
     with pytest.raises(ActorDown, match=r"version 3 was refused like 2 before it: .*no such shape"):
         await asyncio.wait_for(player.running, 60)
-    assert refused == ["0:1:d1", "0:2:d2", "0:3:d3"]
+    assert refused == [key_of(1), key_of(2), key_of(3)]
     assert not inference.paused
 
 
@@ -200,7 +205,7 @@ async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
     inference.weight_version = "default"  # it was restarted, or somebody else has loaded something
 
     await until(lambda: player.versions(EngineReady) == [3, 3], "it is ready again")
-    assert inference.loads == ["0:3:d3"] * 2
+    assert inference.loads == [key_of(3)] * 2
     again = [message for message in player.messages if isinstance(message, EngineUpdating)][-1]
     assert again.found == "default"
     assert player.context.vitals["relabelled"] == 1
@@ -231,8 +236,8 @@ async def test_weights_that_come_back_meet_no_prefix_that_others_computed_under_
         await player.stop()
 
     keys = [message.cache_key for message in player.messages if isinstance(message, EngineReady)]
-    assert keys[:2] == ["0:1:d1", "0:2:d2"]
-    assert keys[2].startswith("0:2:d2:")
+    assert keys[:2] == [key_of(1), key_of(2)]
+    assert keys[2].startswith(f"{key_of(2)}:")
 
 
 async def test_a_server_that_does_not_answer_for_its_health_while_it_is_paused_is_not_given_up(
@@ -270,7 +275,7 @@ async def test_a_server_that_is_away_when_weights_come_gets_them_when_it_is_back
     async with like_sglang(int(inference.address.rsplit(":", 1)[1])) as back:
         await until(lambda: player.versions(EngineReady) == [1, 2], "it is ready with the newest")
 
-    assert back.loads == ["0:2:d2"]
+    assert back.loads == [key_of(2)]
 
 
 async def test_a_server_that_its_owner_restarts_with_other_weights_has_no_token_in_an_answer(
@@ -304,10 +309,10 @@ async def test_a_server_that_its_owner_restarts_with_other_weights_has_no_token_
 
     assert (len(answer.tokens), set(answer.versions.tolist())) == (100, {3})
     assert answer.tokens[:3].tolist() == [11, 12, 13]
-    assert again.loads == ["0:3:d3"]
+    assert again.loads == [key_of(3)]
     keys = [asked.extra_key for asked in (first.asked[-1], again.asked[-1])]
     assert len(set(keys)) == 2  # what it cached by its other weights is not met
-    assert all(key.startswith("0:3:d3:") for key in keys)
+    assert all(one.startswith(f"{key_of(3)}:") for one in keys)
 
 
 async def test_an_engine_of_evaluations_holds_the_version_of_the_oldest_and_passes_over_one_that_is_gone(
@@ -343,7 +348,7 @@ async def test_an_engine_of_evaluations_holds_the_version_of_the_oldest_and_pass
 
         await until(lambda: 9 in player.versions(EngineReady) or player.running.done(), "it has version 9")
         assert (player.versions(EngineReady), player.versions(WeightsRefused)) == ([0, 9], [3])
-        assert inference.loads == ["0:0:d0", "0:9:d9"]
+        assert inference.loads == [key_of(0), key_of(9)]
         with pytest.raises(VersionAbsent, match="version 3"):
             await absent
         assert (await fleets[True].choose(Wanted(9, exact=True))).engine_id == "engine-held-1"

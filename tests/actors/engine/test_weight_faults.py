@@ -1,6 +1,7 @@
 """Weights that are torn, late, or have no room, and engines that die or are slow: the others never wait."""
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -37,11 +38,14 @@ async def playing(context: Context) -> AsyncIterator[asyncio.Task[None]]:
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def flip(_bus: Bus, message: WeightsPublished) -> None:
-    path = Path(message.location) / "delta.bin"
+def flip_in(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
+
+
+async def flip(_bus: Bus, message: WeightsPublished) -> None:
+    flip_in(Path(message.location) / "delta.bin")
 
 
 async def name_another(_bus: Bus, message: WeightsPublished, **fields: str) -> None:
@@ -104,6 +108,32 @@ async def test_a_difference_that_is_not_what_it_must_be_is_refused_and_answered_
     assert (refused.version, refused.sequence) == (1, sequence)
     assert reason in refused.reason
     assert (delta.base != "", again.base, again.key) == (True, "", delta.key)
+
+
+@pytest.mark.parametrize("spoil", [flip_in, lambda path: os.truncate(path, 100_000), Path.unlink])
+async def test_a_full_version_whose_bytes_are_others_reaches_no_server_and_is_written_once_more(
+    bus: Bus, stage: Callable[..., Stage], spoil: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("actors.engine.actor._NEWS_S", 0.1)  # no newer version comes
+    async with like_sglang() as server, Answers(bus) as answers:
+        context = staged(stage, engine={"kind": "external", "addresses": [server.address]}).context("engine", bus)
+        learner = Versions(bus, context)
+        first = await learner.publish()
+        await learner.announce(first)
+        async with playing(context):
+            await until(lambda: answers.ready() == [0], "it has the first version")
+            learner.weights.nudge(0.01, 1)
+            torn = await learner.publish(full=True)
+            spoil(Path(torn.location) / "model.safetensors")
+            sequence = await learner.announce(torn)
+            await until(lambda: bool(answers.refused()), "it refuses the version")
+            assert (server.loads, server.paused) == ([first.key], False), "it samples on"
+            await learner.announce(await learner.publish(again=True), answers=sequence)
+            await until(lambda: answers.ready() == [0, 1], "it has what was written once more")
+
+    [refused] = answers.refused()
+    assert (refused.version, refused.sequence) == (1, sequence)
+    assert server.loads == [first.key, torn.key]
 
 
 @pytest.mark.parametrize("store", ["files", "stream"])
