@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from asyncrl.live.apis.words import LiveError
 from topics.keys import KeyAdded, TurnCounted
 
 MINUTE_S, DAY_S = 60.0, 86_400.0
+_OTHER_DAYS = 2
 
 
 class Usage:
@@ -17,8 +18,7 @@ class Usage:
 
     def __init__(self) -> None:
         self._begun: defaultdict[str, list[float]] = defaultdict(list)  # when requests of the last minute began
-        self._tokens: defaultdict[str, int] = defaultdict(int)
-        self._day = 0
+        self._tokens: defaultdict[int, Counter[str]] = defaultdict(Counter)  # by day, since 1970
 
     def take(self, counted: TurnCounted, *, known: bool = False) -> None:
         """Fold in a request that has ended.
@@ -26,9 +26,7 @@ class Usage:
         Args:
             known: it began here, so `begin` has counted it.
         """
-        self._turn_to(counted.begun_s)
-        if int(counted.begun_s // DAY_S) == self._day:
-            self._tokens[counted.tenant] += counted.tokens
+        self._tokens[int(counted.begun_s // DAY_S)][counted.tenant] += counted.tokens
         if not known:
             begun = self._begun[counted.tenant]
             bisect.insort(begun, counted.begun_s)
@@ -43,22 +41,25 @@ class Usage:
         Raises:
             LiveError: its key's limit is reached.
         """
-        self._turn_to(now_s)
+        today = self._turn_to(now_s)
         begun = self._begun[key.tenant]
+        del begun[bisect.bisect_right(begun, now_s) :]  # of a clock that was ahead, and was set back
         del begun[: bisect.bisect_right(begun, now_s - MINUTE_S)]
         most = key.requests_per_minute
         if most and len(begun) >= most:
             wait_s = math.ceil(begun[len(begun) - most] + MINUTE_S - now_s)
             words = f"{key.tenant} has made {len(begun)} requests in the last minute; this key allows {most}"
             raise LiveError("limited", f"{words}: try again in {wait_s} s", retry_s=max(wait_s, 1))
-        used, most = self._tokens[key.tenant], key.tokens_per_day
+        used, most = self._tokens[today][key.tenant], key.tokens_per_day
         if most and used >= most:
-            wait_s = math.ceil((self._day + 1) * DAY_S - now_s)
+            wait_s = math.ceil((today + 1) * DAY_S - now_s)
             words = f"{key.tenant} has used {used:,} tokens today (UTC); this key allows {most:,}"
             raise LiveError("limited", f"{words}: try again in {wait_s} s", retry_s=max(wait_s, 1))
         begun.append(now_s)
 
-    def _turn_to(self, now_s: float) -> None:
-        if (day := int(now_s // DAY_S)) > self._day:
-            self._day = day
-            self._tokens.clear()
+    def _turn_to(self, now_s: float) -> int:
+        """Return today, and forget other days but a few: they come back with a clock that was wrong meanwhile."""
+        today = int(now_s // DAY_S)
+        for day in sorted(self._tokens.keys() - {today})[:-_OTHER_DAYS]:
+            del self._tokens[day]
+        return today

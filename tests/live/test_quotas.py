@@ -51,3 +51,17 @@ def test_tokens_count_until_the_day_is_over():
 
     assert caught.value.retry_s == DAY_S / 2 - 2
     usage.begin(key, NOON + DAY_S / 2)  # tomorrow
+
+
+def test_a_clock_that_was_ahead_neither_uses_up_a_limit_nor_gives_it_back():
+    usage, key = Usage(), make_key("anna", requests_per_minute=2, tokens_per_day=10)[1]
+    usage.begin(key, NOON)
+    usage.take(counted(9), known=True)
+    for ahead_s in (NOON + 1000 * DAY_S, NOON + 1000 * DAY_S + 1):
+        usage.begin(key, ahead_s)
+        usage.take(counted(5, ahead_s), known=True)
+    usage.begin(key, NOON + 90)
+    usage.take(counted(1, NOON + 90), known=True)
+
+    with pytest.raises(LiveError, match="used 10 tokens today"):
+        usage.begin(key, NOON + 91)

@@ -112,6 +112,14 @@ def test_a_corruption_of_the_finished_run_is_found_by_its_name(whole: Recorded, 
     assert kind in whole.kinds()
 
 
+def test_tokens_that_every_checkpoint_has_are_lost_where_the_run_keeps_all(whole: Recorded):
+    trained = whole.messages(BATCH_PACKED)[whole.batch(1)].groups[0].members[0].trajectory_id
+
+    whole.remove(TRAJECTORY_GENERATED, lambda result: result.trajectory_id == trained)
+
+    assert whole.kinds() == {"lost"}
+
+
 # --- and of the run in the middle, where work is open
 
 

@@ -259,6 +259,8 @@ def _contained_step(ledger: Ledger) -> int | None:
     All kept checkpoints contain them, or one does that contained every batch there was for a while: in a full stream
     that one alone counts, for no other would come.
     """
+    if ledger.opening.keeps_tokens:
+        return None
     steps = [] if ledger.training.contained is None else [ledger.training.contained]
     for saved, saved_ns in ledger.training.checkpoints:
         following = ledger.batches.get(saved.step + 1)

@@ -107,6 +107,11 @@ class Opening(Fold):
         """Checkpoints that are kept."""
         return (self.config or Config()).learner.keep_checkpoints
 
+    @property
+    def keeps_tokens(self) -> bool:
+        """Return whether tokens stay until the end of the run, whatever checkpoints have."""
+        return (self.config or Config()).nats.keep == "run"
+
     def publishes(self, step: int) -> bool:
         """Return whether a step's weights are published."""
         config = self.config or Config()

@@ -38,7 +38,9 @@ class Training(Fold):
         self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
         self.evaluations: set[str] = set()  # that were asked for
         self.checkpoints: list[Saved] = []
-        self.contained: int | None = None  # batches up to this step were in all checkpoints kept at some time
+        self.contained: int | None = (
+            None  # batches up to this step were in all checkpoints kept: their tokens may be gone
+        )
         self.lineage = 0  # the newest one
         self._sequences: dict[tuple[int, int], int] = {}  # of what is in `trained`
         self._skips_ns: dict[int, int] = {}  # server's clock at the first request to skip a batch, by step
@@ -121,7 +123,7 @@ class Training(Fold):
         name = f"checkpoint of step {step} on lineage {lineage}"
         self.checkpoints.append(Saved(message, record.time_ns))
         kept = [saved.message.step for saved in self.checkpoints[-self.opening.keep_checkpoints :]]
-        if len(kept) > 1:
+        if len(kept) > 1 and not self.opening.keeps_tokens:
             self.contained = min(kept) if self.contained is None else max(self.contained, min(kept))
         # A lineage begins unpublished where its first step is not one that is published.
         if lineage > self.lineage + (not self.opening.publishes(step)):
