@@ -41,6 +41,15 @@ _STATES = {
     "crashed": "bold red",
 }
 _OVER = ("finished", "stopped", "failed", "crashed")
+_LEFT_OUT = (
+    "streams",
+    "groups",
+    "learner",
+    "answers",
+    "metrics",
+    "queues",
+    "engines",
+)  # on a low terminal, in this order
 
 
 class _Pieces:
@@ -64,17 +73,41 @@ class _Pieces:
         yield line
 
 
+class _Fitting:
+    """The first of several pictures, the fullest first, that is no higher than the terminal; elsewhere the fullest."""
+
+    def __init__(self, pictures: Sequence[RenderableType]) -> None:
+        self._pictures = pictures
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.size.height - 1  # the cursor has a line of its own below it
+        fitting = (shown for shown in self._pictures if len(console.render_lines(shown, options, pad=False)) <= room)
+        yield next(fitting, self._pictures[-1]) if console.is_terminal else self._pictures[0]
+
+
 def render(status: RunStatus, width: int | None = None) -> RenderableType:
-    """A panel with everything that is known of a run, `width` cells wide."""
-    facts = Table.grid(padding=(0, 2))
-    facts.add_column(justify="right", style="dim", no_wrap=True, min_width=8)  # labels stay whole
-    facts.add_column()
-    for name, pieces in _facts(status).items():
-        if pieces:
-            facts.add_row(name, _Pieces(pieces))
-    parts: list[RenderableType] = [facts]
-    if status.actors and status.state not in _OVER:
-        parts += ["", _fleet(status)]
+    """A panel with what is known of a run, `width` cells wide: everything, or what a lower terminal has room for."""
+    facts = {name: pieces for name, pieces in _facts(status).items() if pieces}
+    live = bool(status.actors) and status.state not in _OVER
+    tables = [_fleet(status)] if live else []
+    pictures = [_panel(status, width, facts, ["", *tables] if live else [], 1), _panel(status, width, facts, tables, 0)]
+    if live:
+        facts["actors"] = _fleet_in_short(status)
+    for left_out in (None, *_LEFT_OUT):
+        facts = {name: pieces for name, pieces in facts.items() if name != left_out}
+        pictures.append(_panel(status, width, facts, [], 0))
+    return _Fitting(pictures)
+
+
+def _panel(
+    status: RunStatus, width: int | None, facts: dict[str, list[str]], tables: Sequence[RenderableType], blank: int
+) -> Panel:
+    """One of the pictures, with so many blank lines at its edges."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(justify="right", style="dim", no_wrap=True, min_width=8)  # labels stay whole
+    grid.add_column()
+    for name, pieces in facts.items():
+        grid.add_row(name, _Pieces(pieces))
     troubles = (
         (status.trajectories_failed, "trajectories failed", status.last_failure),
         (status.messages_unreadable, "messages rejected", status.last_unreadable),
@@ -83,9 +116,9 @@ def render(status: RunStatus, width: int | None = None) -> RenderableType:
     warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in status.stalls]
     warnings += [f"autoscale.function: {status.autoscale_fault}"] if status.autoscale_fault else []
     warnings += [status.failure] if status.failure else []
-    parts += [Text(f"▲ {warning}", style="yellow", overflow="fold") for warning in warnings]
+    shown = [Text(f"▲ {warning}", style="yellow", overflow="fold") for warning in warnings]
     return Panel(
-        Padding(Group(*parts), (1, 1)),
+        Padding(Group(grid, *tables, *shown), (blank, 1)),
         title=f"[dim] asyncrl [/][bold]{status.run} [/]",
         title_align="left",
         subtitle=f"[{_STATES[status.state]}] {status.state} [/][dim]· {duration(status.elapsed_s)} [/]",
@@ -239,15 +272,31 @@ def _fleet(status: RunStatus) -> Table:
     table.add_column("live", justify="right", no_wrap=True)
     table.add_column("cores", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
-    way = ROLE_NAMES  # of a trajectory
-    pools = {*status.wanted, *(pool_of(actor.actor_id) for actor in status.actors)}
-    for pool in sorted(pools, key=lambda pool: (way.index(role_of(pool)) if role_of(pool) in way else len(way), pool)):
-        wanted = status.wanted.get(pool, 1)
-        if wanted:
-            _add_pool(table, pool, wanted, [actor for actor in status.actors if pool_of(actor.actor_id) == pool])
+    for pool, wanted, actors in _pools(status):
+        _add_pool(table, pool, wanted, actors)
     for share in [actor.vitals["nats_cpu_share"] for actor in status.actors if "nats_cpu_share" in actor.vitals][:1]:
         table.add_row("nats", "", f"{share:.2f}", Text(bar(share, _BAR), style="cyan"))
     return table
+
+
+def _pools(status: RunStatus) -> list[tuple[str, int, list[ActorStatus]]]:
+    """Return each pool that has processes, how many are wanted, and its actors, in the order of a trajectory's way."""
+    way = ROLE_NAMES
+    pools = {*status.wanted, *(pool_of(actor.actor_id) for actor in status.actors)}
+    ordered = sorted(pools, key=lambda pool: (way.index(role_of(pool)) if role_of(pool) in way else len(way), pool))
+    return [
+        (pool, status.wanted.get(pool, 1), [actor for actor in status.actors if pool_of(actor.actor_id) == pool])
+        for pool in ordered
+        if status.wanted.get(pool, 1)
+    ]
+
+
+def _fleet_in_short(status: RunStatus) -> list[str]:
+    """How many actors live and what they use, with the pools that lack some."""
+    pools = [(pool, wanted, sum(actor.live for actor in actors)) for pool, wanted, actors in _pools(status)]
+    cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in status.actors if actor.live)
+    lacking = [f"[yellow]{pool} {live} of {wanted}[/]" for pool, wanted, live in pools if live < wanted]
+    return [f"[bold]{sum(live for _, _, live in pools)}[/] live", f"[bold]{cores:.2f}[/] cores", *lacking]
 
 
 def _add_pool(table: Table, pool: str, wanted: int, actors: Sequence[ActorStatus]) -> None:

@@ -67,8 +67,8 @@ class Story:
     def texts(self) -> list[str]:
         return [event.text for event in self.state.take_events()]
 
-    def panel(self, at_s: float, width: int = 100) -> str:
-        console = Console(file=io.StringIO(), width=width, color_system=None)
+    def panel(self, at_s: float, width: int = 100, height: int = 99) -> str:
+        console = Console(file=io.StringIO(), width=width, height=height, color_system=None, force_terminal=True)
         console.print(render(run_status(self.state, int((START_S + at_s) * 1e9))))
         return console.file.getvalue()
 
@@ -129,6 +129,19 @@ def test_the_panel_shows_step_reward_lag_speed_and_fleet():
         assert words in narrow  # what does not fit is on the next line
 
 
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 20), (60, 12)])
+def test_the_panel_leaves_out_what_a_low_terminal_has_no_room_for(width: int, height: int):
+    story = whole_run()
+    story.stopped(9, "rollout-2")
+
+    panel = story.panel(10, width, height)
+
+    assert len(panel.splitlines()) < height
+    for words in ("2 of 4", "0.500", "v0 0.250", "0.60 mean", "200 tokens/s trained", "1 of 2", "running · 0:10"):
+        assert words in panel
+    assert "supervisor" in story.panel(10, width, 50)  # a row for each role, where there is room
+
+
 def test_the_panel_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80_cells():
     story = whole_run()
     story.trained(9, 3, metrics={"train_s": 1.94, "wait_s": 0.4, "loss": 0.1})
@@ -156,7 +169,6 @@ def test_a_run_that_is_over_lacks_no_actors():
     story.stopped(13, "supervisor-1")
 
     assert story.state.over
-    assert " of 2" not in story.panel(14)
     assert "rollout" not in story.panel(14)
 
 
