@@ -47,7 +47,7 @@ def _before_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("steps", f"none of RL: {steps}")]
     rows += [("accuracy", _number(accuracy))] if accuracy is not None else []
     rows += [("trajectories", f"{issued:,} issued, {summary['trajectories_failed']:,} failed")] if issued else []
-    return [*rows, ("wall time", f"{summary['wall_s']} s")]
+    return [*rows, ("wall time", _wall_time(summary))]
 
 
 def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -57,7 +57,7 @@ def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
     return [
         ("sampled reward", _change(summary["sampled_reward_first_step"], summary["sampled_reward_last_5_steps"])),
         *_remarks(summary),
-        ("accuracy", _change(summary["greedy_accuracy_before"], summary["greedy_accuracy_after"])),
+        *_accuracy(summary),
         *((f"accuracy, {name}", _by_version(found)) for name, found in summary.get("accuracy_by_set", {}).items()),
         ("steps", f"{summary['steps']} of RL after {summary['warmup_steps']} of warm-up"),
         (
@@ -72,8 +72,22 @@ def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *((name, f"{value:.3f} in the last batch") for name, value in own_metrics(summary.get("last_batch", {}))),
         ("learner", f"{summary['learner_train_s']} s training, {summary['learner_wait_s']} s waiting for batches"),
         *_seconds_to_grade(summary.get("last_batch", {})),
-        ("wall time", f"{summary['wall_s']} s, of which RL {summary['rl_wall_s'] or 0} s"),
+        ("wall time", _wall_time(summary)),
     ]
+
+
+def _wall_time(summary: dict[str, Any]) -> str:
+    """From the first message to the last, and of it RL and what lay between a stop and its resumption."""
+    of_it = [f"RL {summary['rl_wall_s'] or 0} s"] if summary["steps"] else []
+    of_it += [f"{summary['stopped_s']} s stopped"] if summary["stopped_s"] else []
+    wall_s = round(summary["wall_s"] + summary["stopped_s"], 2)
+    return f"{wall_s} s" + (f", of which {' and '.join(of_it)}" if of_it else "")
+
+
+def _accuracy(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the greedy accuracy of a run that measured it."""
+    before, after = summary["greedy_accuracy_before"], summary["greedy_accuracy_after"]
+    return [] if before is None and after is None else [("accuracy", _change(before, after))]
 
 
 def _remarks(summary: dict[str, Any]) -> list[tuple[str, str]]:

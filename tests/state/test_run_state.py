@@ -140,6 +140,7 @@ def test_the_panel_leaves_out_what_a_low_terminal_has_no_room_for(width: int, he
     for words in ("2 of 4", "0.500", "v0 0.250", "0.60 mean", "200 tokens/s trained", "1 of 2", "running · 0:10"):
         assert words in panel
     assert "supervisor" in story.panel(10, width, 50)  # a row for each role, where there is room
+    assert "no step yet" in Story().panel(0, width, height)
 
 
 def test_the_panel_shows_the_answers_and_the_seconds_of_the_newest_batch_in_80_cells():
@@ -349,10 +350,6 @@ def test_a_new_line_of_weights_is_a_warning():
     story.published(9, 2, lineage=1)
 
     assert story.state.take_events()[0].kind == "warning"
-
-
-def test_a_view_without_anything_can_be_shown():
-    assert "no step yet" in Story().panel(0)
 
 
 def test_curves_and_bars_stay_in_their_width():

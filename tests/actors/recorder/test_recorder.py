@@ -10,6 +10,7 @@ from actors.recorder.actor import main
 from actors.recorder.fold import RecorderFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
+from asyncrl.state.summary import summary_rows
 from harness.folds import NO_PAYLOAD, Feed, failure
 from harness.stage import Stage, until
 from topics.actors import RunOpened
@@ -154,6 +155,8 @@ def test_the_time_for_which_a_run_lay_stopped_is_no_time_of_the_run():
     summary = fold.summary("demo", [])
 
     assert (summary["wall_s"], summary["stopped_s"]) == (50.0, 280.0)
+    shown = dict(summary_rows(summary | {"metrics": ""}))
+    assert shown["wall time"] == "330.0 s, of which RL 40.0 s and 280.0 s stopped"
     assert [(row["event"], row["time_s"]) for row in fold.rows] == [
         *[("step", 10.0), ("eval", 10.0)],
         *[("step", 50.0), ("eval", 50.0)],
