@@ -292,7 +292,7 @@ def _pools(status: RunStatus) -> list[tuple[str, int, list[ActorStatus]]]:
 
 
 def _fleet_in_short(status: RunStatus) -> list[str]:
-    """How many actors live and what they use, with the pools that lack some."""
+    """Return how many actors live and what they use, with the pools that lack some."""
     pools = [(pool, wanted, sum(actor.live for actor in actors)) for pool, wanted, actors in _pools(status)]
     cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in status.actors if actor.live)
     lacking = [f"[yellow]{pool} {live} of {wanted}[/]" for pool, wanted, live in pools if live < wanted]

@@ -77,7 +77,7 @@ def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _wall_time(summary: dict[str, Any]) -> str:
-    """From the first message to the last, and of it RL and what lay between a stop and its resumption."""
+    """Return the seconds from the first message to the last, and of them RL and what lay before each resumption."""
     of_it = [f"RL {summary['rl_wall_s'] or 0} s"] if summary["steps"] else []
     of_it += [f"{summary['stopped_s']} s stopped"] if summary["stopped_s"] else []
     wall_s = round(summary["wall_s"] + summary["stopped_s"], 2)
