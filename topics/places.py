@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from topics.wire import Count, Id, Sequence
+from topics.wire import Count, Id, Sequence, Width
 
 ROUTING = "routing"  # header, and field, with what lies in a blob beside the message: name:size:xxh3:chunks
 
@@ -21,6 +21,31 @@ class Routing(msgspec.Struct):
     tokens: list[Count]  # bounds of the tokens of a chunk, of all segments end to end: 0, ..., all
     digests: list[str]  # xxh3_64 of each chunk as it is stored, hex
     known: bytes  # a bit for each token, the first one in the highest: 1 where its experts were recorded
+
+
+class Experts(msgspec.Struct, omit_defaults=True):
+    """The experts of an answer's tokens: a row for each that was fed, of its prompt and of its own, from `first` on.
+
+    A row has [layers, experts of a token] of a byte each, of two where there are more than 256; zeros where they are
+    not known. In a message of progress the rows lie in the blob beside it.
+    """
+
+    width: Width  # bytes of a row
+    follows: str = ""  # call whose answer has the rows of the tokens before `first`, which are the same there
+    first: Count = 0  # token of the first row
+    rows: bytes = b""  # end to end
+    before: Count = 0  # rows in the messages before; those here follow them
+    start: Count = 0  # of the bytes of those here in the blob
+    stop: Count = 0
+
+    def __post_init__(self) -> None:
+        if len(self.rows) % self.width:
+            raise ValueError(f"{len(self.rows)} bytes of experts are no whole number of rows of {self.width}")
+
+    @property
+    def end(self) -> int:
+        """The token behind that of the last row."""
+        return self.first + self.before + len(self.rows) // self.width
 
 
 class Holding(msgspec.Struct):

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from topics.ids import Stage
-from topics.places import ROUTING, Holding, Routing
+from topics.places import ROUTING, Experts, Holding, Routing
 from topics.prompts import ONLY_TASK, Attempt, GroupSize, Member, PromptIssued, PromptRow
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
 from topics.wire import (
@@ -86,10 +86,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     finish: str = ""  # "stop" or "length" once done
     start: Count = 0  # tokens published in the messages before; those here follow them
     hybrid: bool = False  # some tokens were sampled by newer weights than those that filled the cache before them
-    # Once done, where engines return it: experts of the prompt's tokens and of those here, [layers, experts of a token]
-    # of a byte each, of two where there are more than 256. Zeros where they are not known, as of the last token.
-    routing: bytes = b""
-    route_bytes: Count = 0  # of a token in it
+    routing: Experts | None = None  # where engines told experts
 
 
 METRICS = 32  # that a rollout function, or a reward, may give for one trajectory
@@ -176,7 +173,9 @@ class ProgressEntry(_OfTrajectory):
 
 
 class ProgressStoredHeaders(Headers):
-    """None: its subject names the log."""
+    """Headers that trimming needs; its subject names the log."""
+
+    routing: str = ""
 
 
 class ProgressStored(Message):
@@ -189,6 +188,7 @@ class ProgressStored(Message):
 
     log: Id  # one for each start of a worker process
     entries: list[ProgressEntry]
+    routing: str = ""  # blob of the experts that these answers name, name:size:xxh3:chunks; "": they name none
 
 
 class TrajectoryGeneratedHeaders(Headers):

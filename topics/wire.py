@@ -53,6 +53,7 @@ Id: TypeAlias = Annotated[str, Meta(pattern=ID_PATTERN)]  # part of a subject
 MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
 SecretIds: TypeAlias = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_-]{1,128}(,|\Z)){0,64}\Z")]  # of data keys; "": none
 Count: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Width: TypeAlias = Annotated[int, Meta(ge=1, le=2**31 - 1)]  # bytes of a row
 Version: TypeAlias = Annotated[int, Meta(ge=-1, le=2**31 - 1)]  # -1: supervised
 Step: TypeAlias = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]  # the warm-up ends with 0
 Sequence: TypeAlias = Annotated[int, Meta(ge=1, le=2**63 - 1)]  # of a message in its stream

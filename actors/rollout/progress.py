@@ -19,7 +19,8 @@ from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_next
-from asyncrl.bus.publish import Fenced, attempt_of, publish, read
+from asyncrl.bus.progress import publish_progress, with_rows
+from asyncrl.bus.publish import Fenced, attempt_of, read
 from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
 from topics.places import Holding
@@ -303,7 +304,7 @@ class ProgressLog:
                 entries.append(progress.entry())
                 size += _size_of(entries[-1])
             crash_point("progress.before")
-            await publish(self._context.bus, ProgressStored(self.key, entries))
+            await publish_progress(self._context.bus, self.key, entries)
             crash_point("progress.stored")
             for progress, entry in zip(taken, entries, strict=True):
                 progress.stored(entry)
@@ -319,7 +320,7 @@ class ProgressLog:
 
 def _size_of(entry: ProgressEntry) -> int:
     answers = entry.journal.values()
-    further = sum(len(answer.result) + len(answer.routing) for answer in answers)
+    further = sum(len(answer.result) + (len(answer.routing.rows) if answer.routing else 0) for answer in answers)
     return _ENTRY_BYTES + sum(len(answer.tokens) for answer in answers) * _TOKEN_BYTES + further
 
 
@@ -355,13 +356,16 @@ class ProgressReader:
         for old in list(self._logs)[:-_LOGS_KEPT]:
             del self._logs[old]
         await log.read_on(self._bus, self._refuse)
-        return [
-            stored
-            for stored in log.entries.get(trajectory_id, [])
-            if stored.entry.attempt == attempt
-            and stored.entry.delivery == holding.delivery
-            and holding.since <= stored.record.sequence <= (holding.until or stored.record.sequence)
-        ]
+        found: list[StoredEntry] = []
+        for record, entry in log.entries.get(trajectory_id, []):
+            counts = holding.since <= record.sequence <= (holding.until or record.sequence)
+            if not counts or (entry.attempt, entry.delivery) != (attempt, holding.delivery):
+                continue
+            try:
+                found.append(StoredEntry(record, await with_rows(self._bus, record, entry)))
+            except (WireError, BlobMissing) as error:
+                self._refuse(record, error)  # those behind it do not continue what is there
+        return found
 
 
 class _Log:

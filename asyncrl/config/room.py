@@ -340,9 +340,12 @@ def _payload(config: Config, row_bytes: float, route_bytes: int) -> tuple[Need, 
         return Need(stream, math.ceil(least / PAUSE_SHARE) + besides, ample, 0, step)
 
     experts = _longest(config) * route_bytes
+    # In progress there is one row for each token at most; in the result there is one again.
+    goes_on = _most_new_tokens(config) > config.rollout.progress_limit
+    goes_on |= any(task.rollout != "single_turn" for task in tasks_of(config).values())
     snapshots = _SNAPSHOTS * sum(size for size in _snapshot_bytes(config).values() if size > INLINE_BYTES)
     # Snapshots alone must not count as pressure, which would ask for checkpoints that make no room.
-    large = [(float(inline < 1), room), (1.0, _room(config, experts, experts))]
+    large = [(float(inline < 1), room), (1.0, _room(config, experts * (1 + goes_on), experts))]
     blobs = need(BLOBS, large, max(MB, math.ceil(snapshots / TRIM_SHARE)))
     return need(TRAJECTORIES, [(inline, room)], 0), blobs
 

@@ -6,18 +6,20 @@ token keeps the first row that was recorded for it.
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.errors import EngineRefused
+from topics.places import Experts
 from topics.trajectories import Answer
 
 
 def keep_routing(
     answer: Answer, routed: npt.NDArray[np.int32], *, prompt: int, had: int, fed: int, model: ModelInfo
 ) -> None:
-    """Take over the rows of a request that ended.
+    """Take over the rows of a request that ended, those of tokens that have none yet.
 
     Tokens that were known before it, and have no row, were sampled by a request that told none: its rows are lost, and
     those of this one, which merely read the tokens, are not theirs.
@@ -44,18 +46,18 @@ def keep_routing(
             "it serves another model than is trained"
         )
     rows = routed.reshape(fed, -1).astype("<u2" if model.experts > 256 else "u1").view(np.uint8)
-    tokens = prompt + len(answer.tokens)
-    kept = np.zeros((tokens, rows.shape[1]), np.uint8)
-    known = rows_of(answer, rows.shape[1])
-    kept[: len(known)] = known
-    fresh = np.asarray(~kept.any(1))
-    fresh[prompt - 1 : prompt - 1 + had] = False
-    taken = np.flatnonzero(fresh[:fed])
-    kept[taken] = rows[taken]
-    answer.routing, answer.route_bytes = kept.tobytes(), rows.shape[1]
+    known = answer.routing or Experts(rows.shape[1])
+    if known.width != rows.shape[1]:
+        raise EngineRefused(
+            f"an engine returned {rows.shape[1]} bytes of experts of a token, expected {known.width} as in the request "
+            "before; engines serve different models"
+        )
+    end = known.end
+    taken = rows[end:]
+    taken[max(0, prompt - 1 - end) : max(0, prompt - 1 + had - end)] = 0
+    answer.routing = msgspec.structs.replace(known, rows=known.rows + taken.tobytes())
 
 
-def rows_of(answer: Answer, width: int) -> npt.NDArray[np.uint8]:
-    """Return the rows that an answer has, [T, B]; none of another width."""
-    content = answer.routing if answer.route_bytes == width else b""
-    return np.frombuffer(content, np.uint8).reshape(-1, width)
+def rows_of(experts: Experts) -> npt.NDArray[np.uint8]:
+    """Return the rows of an answer, [N, B]."""
+    return np.frombuffer(experts.rows, np.uint8).reshape(-1, experts.width)

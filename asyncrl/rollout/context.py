@@ -17,9 +17,9 @@ import numpy as np
 import xxhash
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.engine.routing import rows_of
 from asyncrl.errors import AsyncRLError
 from asyncrl.rewards.score import check_name, finite, read_metrics
+from asyncrl.rollout.experts import inherited, rows_in
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
 from topics.actors import Waiting
 from topics.prompts import PromptRow
@@ -130,6 +130,8 @@ class RolloutContext:
             max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)
         )
         path, answer = self._journal.ask("generate", digest_of(ids, limits))
+        if not (answer.done or answer.routing or len(answer.tokens)):
+            answer.routing = inherited(ids, ((path, call.ids, call.answer) for path, call in self._calls.items()))
         call = self._calls[path] = _Call(ids, answer, Generated(answer, self.tokenizer))
         if not answer.done:
             with outside():
@@ -261,18 +263,20 @@ class RolloutContext:
 
     def routing(self) -> list[UInt8Array]:
         """Experts of the tokens of each segment, [T, B]; none where no engine told any. See `Answer.routing`."""
-        width = max((call.answer.route_bytes for call in self._calls.values()), default=0)
-        return [row.routing(width) for row in self._rows()] if width else []
+        answers = {path: call.answer for path, call in self._calls.items()}
+        width = max((answer.routing.width for answer in answers.values() if answer.routing is not None), default=0)
+        return [row.routing(width, answers) for row in self._rows()] if width else []
 
     def _rows(self) -> list[_Row]:
         rows: list[_Row] = []
-        for turn, call in enumerate(self._in_order()):
+        for turn, path in enumerate(sorted(self._calls, key=call_order)):
+            call = self._calls[path]
             row = next((row for row in reversed(rows) if row.continues(call.ids)), None)
             if row is None:
                 row = _Row()
                 rows.append(row)
             row.observe(call.ids)
-            row.sampled(call.answer, turn)
+            row.sampled(path, call.answer, turn)
         return rows
 
     def sampled_text(self) -> str:
@@ -337,6 +341,7 @@ class _Row:
         self._tokens = np.empty(0, np.int32)
         self._sampled: list[tuple[int, Answer]] = []  # where each generation begins
         self._turns: list[int] = []  # of those, in the trajectory
+        self._paths: list[str] = []  # of those
 
     def continues(self, ids: Int32Array) -> bool:
         length = len(self._tokens)
@@ -345,8 +350,9 @@ class _Row:
     def observe(self, ids: Int32Array) -> None:
         self._tokens = ids
 
-    def sampled(self, answer: Answer, turn: int) -> None:
+    def sampled(self, path: str, answer: Answer, turn: int) -> None:
         self._turns.append(turn)
+        self._paths.append(path)
         self._sampled.append((len(self._tokens), answer))
         self._tokens = np.concatenate([self._tokens, answer.tokens])
 
@@ -364,16 +370,9 @@ class _Row:
         turns = list(zip(self._turns, counts, strict=True)) if rewarded else []
         return Segment(tokens=self._tokens, mask=mask, logprobs=logprobs, versions=versions, turns=turns)
 
-    def routing(self, width: int) -> UInt8Array:
-        """The first row that was recorded for each token; what sampled a token and is lost stays unknown."""
-        rows, open_ = np.zeros((len(self._tokens), width), np.uint8), np.ones(len(self._tokens), np.bool_)
-        for start, answer in self._sampled:
-            given = rows_of(answer, width)
-            taken = np.flatnonzero(open_[: len(given)] & given.any(1))
-            rows[taken] = given[taken]
-            open_[taken] = False
-            open_[max(start - 1, 0) : start - 1 + len(answer.tokens)] = False
-        return rows
+    def routing(self, width: int, answers: Mapping[str, Answer]) -> UInt8Array:
+        starts = [start for start, _ in self._sampled]
+        return rows_in(len(self._tokens), width, list(zip(starts, self._paths, strict=True)), answers)
 
 
 async def single_turn(row: PromptRow, context: RolloutContext) -> None:

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar, Token, copy_context
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import xxhash
 
 from asyncrl.errors import AsyncRLError
+from topics.places import Experts
 from topics.trajectories import Answer
 from topics.wire import Int32Array, WireError
 
@@ -93,7 +94,7 @@ class Journal:
 
     def __init__(self) -> None:
         self.answers: dict[str, Answer] = {}
-        self._published: dict[str, tuple[int, bool]] = {}
+        self._published: dict[str, _State] = {}
 
     def extend(self, recording: dict[str, Answer]) -> None:
         """Continue it by what was published after what it holds.
@@ -103,7 +104,7 @@ class Journal:
         """
         continued = {path: _continued(path, self.answers.get(path), answer) for path, answer in recording.items()}
         self.answers |= continued
-        self._published |= {path: (len(answer.tokens), answer.done) for path, answer in continued.items()}
+        self._published |= {path: _state_of(answer) for path, answer in continued.items()}
 
     def begin(self) -> Token[_Branch | None]:
         """Start (or start again) at the first call, in the task that calls this."""
@@ -138,24 +139,39 @@ class Journal:
         """Return the unpublished part of the answers, each from its first unpublished token on."""
         news: dict[str, Answer] = {}
         for path, answer in self.answers.items():
-            state, published = (len(answer.tokens), answer.done), self._published.get(path, (0, False))
-            if state != published:
+            published = self._published.get(path, _State(0, 0, done=False))
+            if _state_of(answer) != published:
                 part = news[path] = copy(answer)
-                part.start = start = published[0]
+                part.start = start = published.tokens
                 part.tokens, part.logprobs = answer.tokens[start:], answer.logprobs[start:]
                 part.versions = _shortened(answer.versions[start:])
-                if not answer.done:
-                    part.routing, part.route_bytes = b"", 0
+                if answer.routing is not None:
+                    rows = answer.routing.rows[published.rows * answer.routing.width :]
+                    part.routing = msgspec.structs.replace(answer.routing, rows=rows, before=published.rows)
         return news
 
     def published(self, news: dict[str, Answer]) -> None:
         """Note that the result of `news` is stored."""
-        self._published |= {path: (answer.start + len(answer.tokens), answer.done) for path, answer in news.items()}
+        self._published |= {path: _state_of(answer) for path, answer in news.items()}
 
     @property
     def tokens(self) -> int:
         """Tokens sampled so far."""
         return sum(len(answer.tokens) for answer in self.answers.values())
+
+
+class _State(NamedTuple):
+    """The length of an answer."""
+
+    tokens: int
+    rows: int  # of experts
+    done: bool
+
+
+def _state_of(answer: Answer) -> _State:
+    """Return how far an answer has come, with what was published of it before."""
+    rows = answer.routing.end - answer.routing.first if answer.routing is not None else 0
+    return _State(answer.start + len(answer.tokens), rows, answer.done)
 
 
 def _shortened(versions: Int32Array) -> Int32Array:
@@ -178,4 +194,16 @@ def _continued(path: str, known: Answer | None, news: Answer) -> Answer:
         tokens=np.concatenate([before.tokens, news.tokens]),
         logprobs=np.concatenate([before.logprobs, news.logprobs]),
         versions=np.concatenate([before.versions, versions]),
+        routing=_rows_continued(path, before.routing, news.routing),
     )
+
+
+def _rows_continued(path: str, known: Experts | None, news: Experts | None) -> Experts | None:
+    if news is None:
+        return known
+    before = known or msgspec.structs.replace(news, rows=b"", before=0)
+    found, expected = (news.width, news.follows, news.first), (before.width, before.follows, before.first)
+    if found != expected or before.first + news.before != before.end:
+        rows = before.end - before.first
+        raise WireError(f"call {path}: experts {found} behind {news.before} rows, expected {expected} behind {rows}")
+    return msgspec.structs.replace(before, rows=before.rows + news.rows)

@@ -13,15 +13,27 @@ from harness.runs import up
 from topics.topic import TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
 
+TURNS = """
+async def rollout(row, context):
+    ids = context.tokenizer.encode_prompt(row, max_tokens=None)
+    found = await context.generate(ids, max_new_tokens=4)
+    await context.tool("look", int)
+    await context.generate([*ids, *found.tokens.tolist(), ids[-1]], max_new_tokens=4)
+"""
+
 
 @pytest.mark.slow
 async def test_experts_outlive_their_workers_and_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A worker dies inside the experts of a result, one between these and the result, and an engine that samples."""
+    """Workers die inside the experts of a blob, between these and their message, and behind it, and an engine dies that
+    samples; each trajectory has a turn, a tool call, and one more turn.
+    """
+    (tmp_path / "rollouts.py").write_text(TURNS)
     write_transformers_model(tmp_path / "mixture", "qwen3_moe", MIXTURE)
     write_tokenizer(tmp_path / "mixture", "abcdefghijklmnopqrstuvwxyz^=", context=64)
     monkeypatch.setenv(CRASH_FOLDER, str(tmp_path / "points"))
-    points = [arm(tmp_path / "points", name, "rollout") for name in ("blob.stored", "blob.inside")]
+    points = [arm(tmp_path / "points", name, "rollout") for name in ("blob.stored", "blob.inside", "progress.stored")]
     settings = [f"model.path={tmp_path / 'mixture'}", "learner.routing=replay", "learner.steps=3", "nats.keep=run"]
+    settings.append("task.rollout=rollouts.py:rollout")
     async with up(tmp_path, *settings) as run:
         await run.reaches(lambda: not any(point.exists() for point in points), "a death at each point")
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")

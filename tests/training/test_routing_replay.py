@@ -23,7 +23,7 @@ from asyncrl.engine.embedded.server import EngineServer
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Manner, Watch
-from asyncrl.engine.routing import keep_routing
+from asyncrl.engine.routing import keep_routing, rows_of
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal
 from asyncrl.training import replay_router
@@ -116,7 +116,7 @@ async def sampled(model, *, noise):
     return found
 
 
-async def rows_of(bus, prompt_id, found):
+async def batch_rows(bus, prompt_id, found):
     """Rows of a batch as a rank of the learner makes them of what a rollout worker stored."""
     members = []
     for number, (segments, routing) in enumerate(found):
@@ -138,8 +138,8 @@ def gap(model, rows, *, replays):
 
 
 async def test_a_disturbed_router_leaves_no_gap_where_its_choice_is_replayed(model, bus):
-    plain = await rows_of(bus, "p000000", await sampled(model, noise=False))
-    noisy = await rows_of(bus, "p000001", await sampled(model, noise=True))
+    plain = await batch_rows(bus, "p000000", await sampled(model, noise=False))
+    noisy = await batch_rows(bus, "p000001", await sampled(model, noise=True))
 
     assert [row.unrouted for row in plain + noisy] == [0] * 8
     assert all(len(row.tokens) == 3 + TOKENS + 2 for row in plain + noisy)
@@ -152,8 +152,7 @@ def test_rows_that_are_lost_train_on_the_own_routing_and_are_counted(model):
     answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))  # three of them of a worker that died
     routed = np.tile(np.array([1, 2] * 4, np.int32), (8, 1))
     keep_routing(answer, routed.ravel(), prompt=4, had=3, fed=8, model=SHAPE)
-    rows = np.frombuffer(answer.routing, np.uint8).reshape(9, -1)
-    assert rows.any(1).tolist() == [True] * 3 + [False] * 3 + [True] * 2 + [False]
+    assert rows_of(answer.routing).any(1).tolist() == [True] * 3 + [False] * 3 + [True] * 2
 
     [row] = routed_rows(policy_rows(np.random.default_rng(1), 2)[1:], 0)
     row = dataclasses.replace(row, routing=np.zeros_like(row.routing), routed=np.zeros_like(row.routed))
@@ -238,9 +237,8 @@ async def test_rows_of_no_token_of_the_answer_keep_out_none_of_it(before):
     answer = await generator.generate(ids, SamplingParams(count))
     await fleet.close()
 
-    rows = np.frombuffer(answer.routing, np.uint8).reshape(len(ids) + count, 2)
     assert answer.versions.tolist() == [1] * count
-    assert rows.tolist() == [[3, 4]] * (len(ids) + count - 1) + [[0, 0]]
+    assert rows_of(answer.routing).tolist() == [[3, 4]] * (len(ids) + count - 1)
 
 
 @pytest.mark.parametrize("records", [True, False])

@@ -3,16 +3,19 @@
 import asyncio
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 from nats.aio.msg import Msg
 
 from actors.rollout.progress import Progress, ProgressLog, ProgressReader
 from actors.runtime.delivery import Delivery
+from asyncrl.bus.blobs import CHUNKS, blob_named
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
-from asyncrl.bus.log import Record, read_next
+from asyncrl.bus.log import Record, read_message, read_next
 from asyncrl.bus.pull import Position
 from harness.stage import Connect, Stage
+from topics.places import ROUTING, Experts
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import BLOBS, PROMPTS, TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, Answer, ProgressEntry
@@ -37,7 +40,7 @@ class Routed(OneAnswer):
         self._name = f"p000000-{number}"
 
     def entry(self) -> ProgressEntry:
-        answer = Answer("generate", "", routing=bytes(INLINE_BYTES // 2), route_bytes=1)
+        answer = Answer("generate", "", routing=Experts(1, rows=bytes(INLINE_BYTES // 2)))
         return ProgressEntry(trajectory_id=self._name, offset=0, journal={"0": answer})
 
 
@@ -138,3 +141,52 @@ async def test_nothing_behind_a_missing_entry_is_continued(
     await rollout.answer(progress, "f")
     progress = await rollout.deliver()
     assert [answer.call for answer in progress.journal.answers.values()] == [f"tool:{call}" for call in found + "f"]
+
+
+ROW = 48 * 8  # bytes: layers of Qwen3-30B-A3B and experts of a token in each
+
+
+async def routed_turns(rollout: Rollout, turns: int, tokens: int, width: int) -> None:
+    """Store turns, a tool call after each, with experts for each of their tokens, an eighth of which is observed."""
+    progress, logprobs = await rollout.deliver(), np.zeros(tokens * 7 // 8, np.float32)
+    for turn in range(turns):
+        answer = Answer("generate", "0" * 16, tokens=logprobs.astype(np.int32), logprobs=logprobs)
+        answer.versions = np.zeros(1, np.int32)
+        rows = np.full(tokens * width, turn + 1, np.uint8).tobytes()
+        answer.routing = Experts(width, follows=str(2 * turn - 2) if turn else "", first=turn * tokens, rows=rows)
+        progress.journal.answers[str(2 * turn)] = answer
+        await rollout.answer(progress, "look")
+
+
+@pytest.mark.parametrize(("turns", "tokens", "width"), [(8, 1024, ROW), (1, 8192, ROW), (1, 16_384, 2 * ROW)])
+async def test_rows_of_experts_lie_beside_the_messages_of_progress(
+    bus: Bus, stage: Callable[..., Stage], turns: int, tokens: int, width: int
+):
+    """Prints the bytes of docs/routing-replay.md; the last one's rows are more than a message of NATS may have."""
+    rollout = Rollout(bus, stage())
+    await routed_turns(rollout, turns, tokens, width)
+    records = [await read_message(bus, TRAJECTORIES, at) for at in await stored(bus)]
+    sizes = [len(record.data) for record in records if record is not None]
+    beside = [blob_named(record.headers[ROUTING]).size for record in records if record is not None]
+    print(f"{turns} turns: messages {sum(sizes):,}, largest {max(sizes):,}, blobs {sum(beside):,}")
+    assert sum(beside) == turns * tokens * width and max(sizes) < 9 * tokens
+    assert (sum(beside) > bus.max_payload) == (tokens == 16_384)
+
+    answers = (await rollout.deliver()).journal.answers
+    found = [answer.routing for answer in answers.values() if answer.routing is not None]
+    assert [one.first for one in found] == [turn * tokens for turn in range(turns)]
+    assert [one.rows for one in found] == [bytes([turn + 1]) * (tokens * width) for turn in range(turns)]
+
+
+async def test_progress_behind_rows_that_are_gone_is_not_continued(bus: Bus, stage: Callable[..., Stage]):
+    rollout = Rollout(bus, stage())
+    await routed_turns(rollout, 3, 8, 4)
+    record = await read_message(bus, TRAJECTORIES, (await stored(bus))[1])
+    assert record is not None
+    name = blob_named(record.headers[ROUTING]).name
+    chunk = {"filter": CHUNKS[BLOBS].subject(bus.run, f"{name}-0")}
+    await bus.api(f"STREAM.PURGE.{BLOBS.full_name(bus.run)}", chunk)
+
+    progress = await rollout.deliver()
+    assert list(progress.journal.answers) == ["0", "1"]
+    assert rollout.context.vitals["dead_letters"] == 1  # of the message: its experts are gone

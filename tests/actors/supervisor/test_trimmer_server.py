@@ -8,6 +8,7 @@ import pytest
 from actors.supervisor.trimmer import Trimmer
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import read_message
+from asyncrl.bus.progress import publish_progress
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import body_of
 from asyncrl.bus.pull import Puller, position
@@ -16,6 +17,7 @@ from harness.stage import DEADLINE_S, until
 from harness.stories import result
 from harness.trimming import Owner, announce, keeping, trimming
 from topics.batches import BatchGroup, BatchMember, BatchPacked
+from topics.places import Experts
 from topics.prompts import PromptIssued, PromptRow
 from topics.streams import (
     ADMISSION_PAUSED,
@@ -29,7 +31,6 @@ from topics.trajectories import (
     TRAJECTORY_GENERATED,
     Answer,
     ProgressEntry,
-    ProgressStored,
     Reference,
     TrajectoryGenerated,
     TrajectoryProgressed,
@@ -116,8 +117,8 @@ async def hold(bus, name, log, **fields):
 async def store_progress(bus, log, name, *, tokens):
     sampled = np.arange(tokens, dtype=np.int32)
     answer = Answer("generate", "00", False, tokens=sampled, logprobs=sampled.astype(np.float32), versions=sampled)
-    entry = ProgressEntry(trajectory_id=name, offset=tokens, journal={"0": answer})
-    return await announce(bus, ProgressStored(log=log, entries=[entry]))
+    answer.routing = Experts(4, rows=bytes(4 * tokens))
+    return await publish_progress(bus, log, [ProgressEntry(trajectory_id=name, offset=tokens, journal={"0": answer})])
 
 
 async def test_where_room_is_short_progress_that_nothing_continues_goes_and_a_checkpoint_is_asked_for(bus, stage):
@@ -134,6 +135,7 @@ async def test_where_room_is_short_progress_that_nothing_continues_goes_and_a_ch
         await until(lambda: STREAM_TRIMMED in owner.topics, "progress is trimmed")
         assert (await stream_states(bus))["TRAJECTORIES"]["messages"] == 3
         assert all([await read_message(bus, TRAJECTORIES, sequence) for sequence in needed])
+        assert (await stream_states(bus))["BLOBS"]["messages"] == 1  # experts of what is left
 
         heavy = [f"p00000{number}-0" for number in range(2, 8)]
         await issue(bus, *heavy)
@@ -143,7 +145,7 @@ async def test_where_room_is_short_progress_that_nothing_continues_goes_and_a_ch
         assert CHECKPOINT_REQUESTED in owner.topics
         await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {"keep": 1})
         await until(lambda: ADMISSION_RESUMED in owner.topics, "admission is resumed")
-    assert (await stream_states(bus, [BLOBS]))["BLOBS"]["messages"] == 0
+    assert (await stream_states(bus, [BLOBS]))["BLOBS"]["messages"] == 1
 
 
 @pytest.mark.parametrize("packed", [1, 2])
