@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from topics.roles import ROLE_NAMES, WORKERS
 from topics.topic import ACTORS, BLOBS, DEAD, FLEET, LEDGER_BLOBS, STREAMS, VITALS, Stream, Topic
-from topics.wire import Count, Id, Message, Sequence, Step
+from topics.wire import Count, Headers, Id, Message, Sequence, Step
 
 MOST_PROCESSES = 1024  # of one role
 Processes: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_PROCESSES)]
@@ -34,14 +34,23 @@ class ActorStarted(Message):
     pid: Count
 
 
+class ActorStoppedHeaders(Headers):
+    """Header that waiting for the end of a run needs."""
+
+    again: bool = False
+
+
 class ActorStopped(Message):
     """A process left its role; `reason` is empty when it was asked to."""
+
+    HEADERS: ClassVar[type[Headers]] = ActorStoppedHeaders
 
     role: str
     actor_id: Id
     reason: str = ""
     denied: bool = False  # the server refused its login, or a subject that it needs
     pid: Count = 0
+    again: bool = False  # another start may help
 
 
 class KeeperClaimed(Message):

@@ -267,7 +267,7 @@ async def run_actor(context: Context, main: Any) -> int:
     vitals.cancel()
     try:
         async with asyncio.timeout(3):
-            stopped = ActorStopped(context.role, actor_id, reason, denied, os.getpid())
+            stopped = ActorStopped(context.role, actor_id, reason, denied, os.getpid(), again=code == 1)
             await publish(bus, stopped)
             await bus.close()
     except (BusError, TimeoutError):

@@ -195,7 +195,7 @@ async def watched(found: FoundRun, name: str) -> AsyncIterator[tuple[Bus, RunSta
         async def until(condition: Callable[[], bool], wait_s: float) -> bool:
             try:
                 async with asyncio.timeout(wait_s):
-                    await watch.until(lambda: state.phase != "running" or condition())
+                    await watch.until(lambda: not state.takes_requests or condition())
             except TimeoutError:
                 return False
             if not condition():

@@ -16,7 +16,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
-from asyncrl.bus.log import LogReader, read_last, read_last_of_each
+from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each
 from asyncrl.bus.provision import is_provisioned, settled
 from asyncrl.bus.publish import read
 from asyncrl.bus.server import server_left_in
@@ -145,7 +145,7 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
     try:
         if not await is_provisioned(bus):
             raise NoSuchRun(f"the server at {address.url} holds no run called {found.run}")
-        if not over_is_fine and await is_over(bus):
+        if not over_is_fine and await is_over(bus, for_good=True):
             raise RunNotFound(f"run {found.run} is over")
         if found.root is not None:  # code that a run of another user names is not imported here
             await _know_actors(bus)
@@ -165,11 +165,20 @@ async def _know_actors(bus: Bus) -> None:
             load_actors(opened.settings["actors"], Path(opened.base))
 
 
-async def is_over(bus: Bus) -> bool:
-    """Return whether the run's supervisor has left."""
+async def is_over(bus: Bus, *, for_good: bool = False) -> bool:
+    """Return whether the run's supervisor has left.
+
+    Args:
+        for_good: not where it failed so that its owner starts it again.
+    """
     subjects = [topic.subject(bus.run, SUPERVISOR) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
     newest = max(await read_last_of_each(bus, ACTORS, subjects), key=lambda record: record.sequence, default=None)
-    return newest is not None and topic_of(newest.subject) is ACTOR_STOPPED
+    left = newest is not None and topic_of(newest.subject) is ACTOR_STOPPED
+    return left and not (for_good and newest is not None and _starts_again(newest))
+
+
+def _starts_again(end: Record) -> bool:
+    return "again" in end.headers
 
 
 async def newest_end(bus: Bus) -> int:
@@ -179,15 +188,20 @@ async def newest_end(bus: Bus) -> int:
 
 
 async def run_ended(bus: Bus, after: int | None = None) -> None:
-    """Wait until the supervisor publishes its end, or until a server went away and does not come back.
+    """Wait until the supervisor publishes an end without another start, or a server went away and does not come back.
 
     Args:
         after: the `newest_end` that does not count; unless given, the one there is by now.
     """
     left = asyncio.Event()
+
+    def note(end: Record) -> None:
+        if not _starts_again(end):
+            left.set()
+
     subject = ACTOR_STOPPED.subject(bus.run, SUPERVISOR)
     after = await newest_end(bus) if after is None else after
-    reader = LogReader(bus, ACTORS, lambda _: left.set(), after=after, subjects=[subject])
+    reader = LogReader(bus, ACTORS, note, after=after, subjects=[subject])
     await reader.start()
     try:
         await first_of(left.wait(), _server_gone(bus))

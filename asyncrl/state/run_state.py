@@ -110,7 +110,9 @@ class RunState(Roster):
 
     def on_gone(self) -> None:
         """Note that no process of the run is left, whatever its logs hold."""
-        if not self.over:
+        if self.phase == "starting" and self.failure:
+            self.phase = "failed"  # its supervisor was not started again
+        elif not self.over:
             self.phase, self.failure = "crashed", f"it was killed; go on with `asyncrl up --resume {self.run}`"
         for actor in self.actors.values():
             actor.stopped_ns = max(actor.stopped_ns, actor.since_ns)
@@ -132,6 +134,11 @@ class RunState(Roster):
     def over(self) -> bool:
         """Return whether nothing more will come."""
         return self.phase in ("finished", "stopped", "failed", "crashed")
+
+    @property
+    def takes_requests(self) -> bool:
+        """Return whether a supervisor answers requests, or will when it is there again."""
+        return self.phase in ("starting", "running")
 
     @property
     def finished(self) -> bool:
@@ -357,11 +364,13 @@ class RunState(Roster):
     def _on_stopped(self, message: ActorStopped, record: Record) -> None:
         actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
         actor.on_stopped(message, record.time_ns)
-        if message.actor_id == SUPERVISOR:
+        if message.actor_id == SUPERVISOR and not message.again:
             self.failure = message.reason
             ended: Phase = "finished" if self.finished and not self.stop_requested else "stopped"
             self.phase = "failed" if message.reason else ended
             self.report("warning" if message.reason else "news", record.time_ns, self.phase)
         elif message.reason:
+            if message.actor_id == SUPERVISOR and self.takes_requests:
+                self.phase, self.failure = "starting", message.reason  # `asyncrl up` starts it again
             words = one_line(f"{message.actor_id} died: {message.reason}", f"logs {message.actor_id}")
             self.report("warning", record.time_ns, words)

@@ -137,6 +137,21 @@ async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):
     assert (process.returncode, out.decode()) == (0, "scaled: rollout 2\n")
 
 
+async def test_scale_waits_for_a_supervisor_that_is_started_again(bus, terminal):
+    """As where Ray lost its head: it fails, `asyncrl up` starts it again, and it takes up what was asked meanwhile."""
+    await publish_started(bus, SUPERVISOR)
+    await publish_stopped(bus, SUPERVISOR, "RaySystemError: the head was started anew")
+    process = await terminal.start("scale", "rollout=1")
+    await until(lambda: _is_published(bus, SCALE_REQUESTED.subject(bus.run)), "the request to scale")
+    await publish_stopped(bus, SUPERVISOR, "RaySystemError: and once more")
+    await publish_started(bus, SUPERVISOR)
+    await publish(bus, FleetScaled({"rollout": 1}), headers=WRITTEN)
+    await publish_started(bus, "rollout-1")
+    out, _ = await process.communicate()
+
+    assert (process.returncode, out.decode()) == (0, "scaled: rollout 1\n")
+
+
 async def test_scale_reports_how_far_it_came(bus, terminal):
     await publish_started(bus, "rollout-1")
 

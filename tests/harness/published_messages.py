@@ -50,8 +50,8 @@ async def publish_started(bus: Bus, actor_id: str) -> None:
     await publish(bus, message)
 
 
-async def publish_stopped(bus: Bus, actor_id: str) -> None:
-    message = ActorStopped(actor_id.rsplit("-", 1)[0], actor_id)
+async def publish_stopped(bus: Bus, actor_id: str, reason: str = "") -> None:
+    message = ActorStopped(actor_id.rsplit("-", 1)[0], actor_id, reason, again=bool(reason))
     await publish(bus, message)
 
 

@@ -328,5 +328,9 @@ def test_what_was_shown_before_a_run_was_resumed_is_no_news():
     fed.fold.report("step", 2_000_000_000, "step 1, read from another log")
 
     assert (fed.fold.phase, fed.fold.failure) == ("running", "")
+    fed.publish(ActorStopped("supervisor", "supervisor-1", "no head", again=True), at_s=11)
+    assert (fed.fold.phase, fed.fold.over) == ("starting", False)
+    fed.fold.on_gone()
+    assert (fed.fold.phase, fed.fold.failure) == ("failed", "no head")
     texts = [event.text for event in fed.fold.take_events()]
-    assert texts == ["resumed", "supervisor-1 started again"]
+    assert texts == ["resumed", "supervisor-1 started again", "supervisor-1 died: no head"]
