@@ -85,13 +85,13 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
     if row.routing.shape != (len(row.tokens), width):
         raise RowError(
             f"trajectory {row.trajectory_id}: routing of {list(row.routing.shape)} tokens and bytes of each, expected "
-            f"{[len(row.tokens), width]}; engines serve another model than is trained"
+            f"{[len(row.tokens), width]}; engines serve another model than is trained: start them anew with model.path"
         )
     numbers = row.routing if experts <= 256 else row.routing.view(np.uint16)
     if numbers.size and int(numbers.max()) >= experts:
         raise RowError(
-            f"trajectory {row.trajectory_id}: routed to expert {int(numbers.max())}, the model has {experts}; "
-            "engines serve another model than is trained"
+            f"trajectory {row.trajectory_id}: routed to expert {int(numbers.max())}, expected 0 to {experts - 1}; "
+            "engines serve another model than is trained: start them anew with model.path"
         )
     chosen = numbers.reshape(len(row.tokens), mixture.layers, -1)[:, list(mixture.routed)]
     routed = (chosen != chosen[..., :1]).any(-1)  # [tokens, layers]

@@ -279,7 +279,8 @@ class Steps:
                 check_routing(row, self._mixture)
             if len(row.tokens) > context:
                 raise RowError(
-                    f"trajectory {row.trajectory_id}: {len(row.tokens)} tokens, the {whose}'s context is {context}"
+                    f"trajectory {row.trajectory_id}: {len(row.tokens)} tokens, the {whose}'s context is {context}; "
+                    f"set engine.context = {context}, so that none becomes longer"
                 )
             if row.temperature <= 0.0:
                 raise RowError(f"trajectory {row.trajectory_id}: sampled at temperature 0, which defines no log-prob")

@@ -175,7 +175,7 @@ def run(rank, folder):
             found[name] = apart(MegatronTrainer(folder / "qwen3-moe", settings))
     found["long"] = norm(folder, "qwen3", Layout(context=2), tokens=4)
     found["others"] = refusal(folder, "qwen2", "state-qwen3")
-    found["torn"] = refusal(folder, "qwen3", "state-torn")
+    found |= {wrong: refusal(folder, "qwen3", f"state-{wrong}") for wrong in ("torn", "wider")}
     if rank == 0:
         print(json.dumps(found))
     dist.barrier()

@@ -29,18 +29,23 @@ def norms(tmp_path_factory):
         expected[name] = trainer.step(rows_of(name), OBJECTIVE)["grad_norm"]
         (folder / f"state-{name}").mkdir()
         save(trainer, folder / f"state-{name}")
-    write_torn(folder / "state-qwen3", folder / "state-torn")
+    down = "layers.1.mlp.down_proj.weight"
+    write_spoilt(folder / "state-qwen3", folder / "state-torn", down, lambda tensor: None)
+    write_spoilt(folder / "state-qwen3", folder / "state-wider", down, lambda tensor: tensor[:8].clone())
     said = run_group(["-m", "tests.harness.planted_errors"], 2, folder, deadline_s=120)
     found = json.loads(said.splitlines()[-1])
     found |= {error: (*found[error], expected[name]) for error, (name, _, _) in ERRORS.items()}
     return found | {"expected": expected}
 
 
-def write_torn(checkpoint, directory):
-    """A checkpoint without one of its tensors, as where a file of several is of another one."""
+def write_spoilt(checkpoint, directory, spoilt, change):
+    """A checkpoint with a tensor that is missing or of another shape, as where a file of several is of another one."""
     shutil.copytree(checkpoint, directory)
     (file,) = directory.glob("model*.safetensors")
-    save_file({name: tensor for name, tensor in load_file(file).items() if "layers.1.mlp.down" not in name}, file)
+    tensors = load_file(file)
+    (name,) = [name for name in tensors if name.endswith(spoilt)]
+    found = change(tensors.pop(name))
+    save_file(tensors if found is None else tensors | {name: found}, file)
 
 
 @pytest.mark.parametrize("error", ERRORS)
@@ -66,6 +71,7 @@ def test_a_document_longer_than_the_micro_batches_of_all_ranks_that_share_it_is_
     [
         ("others", "_proj.bias; it is torn, or of another model: use another"),
         ("torn", "layers.1.mlp.down_proj.weight; it is torn, or of another model: use another"),
+        ("wider", "mlp.down_proj.weight has shape (8, "),
     ],
 )
 def test_a_checkpoint_that_is_torn_or_of_another_model_is_refused_by_every_rank(norms, checkpoint, words):

@@ -168,7 +168,10 @@ def test_the_experts_of_another_model_are_refused(model, wrong):
         row.routing[0, 0] = 7
     row = dataclasses.replace(row, routing=row.routing[:, :6] if wrong == "width" else row.routing)
 
-    with pytest.raises(RowError, match="engines serve another model than is trained"):
+    words = (
+        "routed to expert 7, expected 0 to 3" if wrong == "expert" else r"6\] tokens and bytes of each, expected .*8"
+    )
+    with pytest.raises(RowError, match=f"{words}.*; engines serve another model than is trained: start them anew"):
         TorchTrainer(model, TorchSettings(replays=True)).step([row], policy())
 
 

@@ -270,7 +270,7 @@ def test_rows_without_a_trained_token_change_nothing(model):
 
 def test_a_row_the_model_cannot_read_is_refused(trainer):
     row = policy_rows(np.random.default_rng(5), 2)[1]
-    with pytest.raises(RowError, match="p1: 33 tokens, the model's context is 32"):
+    with pytest.raises(RowError, match=r"p1: 33 tokens, the model's context is 32; set engine.context = 32"):
         trainer.step([dataclasses.replace(row, tokens=np.zeros(33, np.int32))], policy())
     with pytest.raises(RowError, match="p1: tokens 3 to 30, the model has 30"):
         trainer.step([dataclasses.replace(row, tokens=np.array([3, 30], np.int32))], policy())
