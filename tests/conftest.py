@@ -17,10 +17,12 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
+from harness.own_ports import take_own_ports
 from harness.servers import Authority
 from harness.stage import LEASE_S, Connect, Stage, Unretrieved, provision_leased
 
 _ENDING_S = 5.0  # for processes that were told to end
+_ports = take_own_ports()  # held for as long as this process runs
 
 gc.disable()  # until all tests are imported: passes of the collector over what that makes are a third of its time
 

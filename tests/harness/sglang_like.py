@@ -9,6 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
+from asyncrl.ports import free_port
+
 PAUSED_HEALTH_S = 20.0  # until a paused server answers that it is not well
 
 
@@ -248,12 +250,16 @@ def _broken(request: web.Request) -> web.StreamResponse:
 
 @asynccontextmanager
 async def like_sglang(port: int = 0) -> AsyncIterator[LikeSGLang]:
-    """Such a server, for the length of the block."""
+    """Such a server, for the length of the block.
+
+    Args:
+        port: of one before it; 0 for any that nobody else takes when this one has gone.
+    """
     server = LikeSGLang()
     runner = server.runner = web.AppRunner(server.application(), handler_cancellation=True, shutdown_timeout=0.1)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, "127.0.0.1", port)
+        site = web.TCPSite(runner, "127.0.0.1", port or free_port())
         await site.start()
         server.address = f"http://127.0.0.1:{runner.addresses[0][1]}"
         yield server

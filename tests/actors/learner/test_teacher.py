@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import socket
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -17,6 +16,7 @@ from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.bus.log import read_last
 from asyncrl.config.settings import Config
+from asyncrl.ports import free_port
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.protocol import RowError
@@ -43,12 +43,6 @@ def files(tmp_path_factory):
     create_model(root / "teacher", alphabet=ALPHABET, seed=1, shape=dataclasses.replace(SHAPE, hidden=48))
     create_model(root / "stranger", alphabet=ALPHABET[::-1], seed=1, shape=SHAPE)
     return RunFiles(root, root)
-
-
-def free_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
 
 
 def teacher_at(url, files, context=127, **settings):
@@ -161,8 +155,8 @@ async def test_a_server_that_takes_no_such_call_is_one_error_at_once(files, code
 @pytest.mark.parametrize("answer", [status(500), status(503), silence])
 async def test_a_server_with_faults_of_its_own_is_asked_again_until_the_deadline(files, answer):
     async with answering(answer) as (url, asked):
-        teacher = teacher_at(url, files, deadline_s=0.3, timeout_s=0.1)
-        with pytest.raises(ActorFault, match=r"gave no answer for 0.3 s: .*; start it, or raise .*teacher.deadline_s"):
+        teacher = teacher_at(url, files, deadline_s=1.0, timeout_s=0.1)
+        with pytest.raises(ActorFault, match=r"gave no answer for 1 s: .*; start it, or raise .*teacher.deadline_s"):
             await teacher.fill(TOP, groups_of(policy_rows(np.random.default_rng(0), 3)))
         await teacher.close()
 
