@@ -275,13 +275,13 @@ class Bus:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.publish_deadline_s
-        pause, ingest = 0.02, ingest_of(subject)
+        pause, ingest, reason = 0.02, ingest_of(subject), ""
         async with self._window:
             crash_point("publish.before")
             while True:
+                timeout_s = min(REQUEST_S, max(0.01, deadline - loop.time()))
                 try:
-                    left = max(0.01, deadline - loop.time())
-                    reply = await self.request(ingest, payload, headers, timeout_s=min(REQUEST_S, left))
+                    reply = await self.request(ingest, payload, headers, timeout_s=timeout_s)
                     crash_point("publish.stored")
                     if reply.data:
                         ack = read_ack(reply.data)
@@ -292,7 +292,8 @@ class Bus:
                     else:
                         reason = "no stream listens to this subject"
                 except (TimeoutError, Disconnected):
-                    reason = "no acknowledgement"
+                    if not reason or timeout_s == REQUEST_S:  # else the last attempt was cut short, and tells less
+                        reason = "no acknowledgement"
                 except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
                     raise self.ended_by or BusGone(f"{subject}: the connection is closed") from error
                 if loop.time() + pause > deadline:
