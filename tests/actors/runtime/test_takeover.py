@@ -1,15 +1,64 @@
 """Writers of a keeper's log: one takes over from another that is silent, and from nobody else."""
 
 import asyncio
+import time
+from functools import partial
 
 import pytest
 
+from actors.runtime import keeper
 from actors.runtime.actor import ActorDown
 from asyncrl.bus.connection import Bus
-from harness.keepers import CLAIMED, Open, killed, log_of, opened
+from asyncrl.bus.log import last_sequence
+from harness.keepers import CLAIMED, Counting, Open, killed, log_of, opened
 from harness.stage import until
+from topics.topic import FLEET
 
 __all__ = ["opened"]  # a fixture
+SILENCE_S = 1e6  # no machine stands still for so long
+
+
+class Clock:
+    """The clocks of keepers, which the test sets forward."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def time(self) -> float:
+        return time.time() + self._ahead_s
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    async def leases_pass(self, standing_by: list[Counting]) -> None:
+        """Let three leases pass, of which the writer's heartbeats renew each before its end."""
+        for _ in range(4):
+            self._ahead_s += 0.75 * SILENCE_S
+            now = self.monotonic()
+            await until(lambda at=now: all(one.keeper._rival_at >= at for one in standing_by), "a heartbeat is read")
+
+    async def silence(self, gone: Counting, standing_by: Counting) -> None:
+        """Let a lease pass behind the last that was read of a writer who is gone."""
+        assert await gone.context.bus.answers(120)  # what it sent has come to the server
+        last = await last_sequence(standing_by.context.bus, FLEET)
+        await until(lambda: standing_by.keeper._own_log.last >= last, "all of it is read")
+        self._ahead_s += 1.1 * SILENCE_S
+        standing_by.keeper.wake()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(keeper, "time", clock)
+    monkeypatch.setattr(keeper, "HEARTBEAT_S", 0.02)
+    return clock
+
+
+async def with_lease(opened: Open, actor_id: str = "supervisor-1") -> Counting:
+    """A keeper that stands by for as long as the clock says."""
+    one: Counting = await opened(actor_id)
+    one.context.config.supervision.silence_s = SILENCE_S
+    return one
 
 
 async def test_the_newer_claim_wins_and_the_older_keeper_leaves_without_another_word(opened: Open, bus: Bus):
@@ -44,18 +93,17 @@ async def test_of_keepers_that_start_at_the_same_moment_one_is_left(opened: Open
     assert await left.keeper.append([left.fold.next()])
 
 
-async def test_a_spare_takes_over_when_its_writer_is_silent_and_not_before(opened: Open, monkeypatch):
-    monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
-    writer, spare = await opened(), await opened("supervisor-2")
+async def test_a_spare_takes_over_when_its_writer_is_silent_and_not_before(opened: Open, clock: Clock):
+    writer, spare = await with_lease(opened), await with_lease(opened, "supervisor-2")
     await writer.keeper.start()
     await writer.count_to(3)
     standing_by = asyncio.create_task(spare.keeper.start())
     await until(lambda: spare.fold.value == 3, "the spare folds along")
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(2):  # two leases, with beats in them
-            await asyncio.shield(standing_by)
+    await clock.leases_pass([spare])
+    assert not standing_by.done()
 
     await killed(writer)
+    await clock.silence(writer, spare)
     await asyncio.wait_for(standing_by, 120)
     await spare.count_to(5)
 
@@ -67,55 +115,55 @@ async def claims(bus: Bus) -> int:
     return [topic for topic, *_ in await log_of(bus)].count(CLAIMED.name)
 
 
-async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened: Open, bus: Bus, monkeypatch):
-    monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
-    first, spare = await opened(), await opened("supervisor-2")
+async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened: Open, bus: Bus, clock: Clock):
+    first, spare = await with_lease(opened), await with_lease(opened, "supervisor-2")
     await first.keeper.start()
     taking_over = asyncio.create_task(spare.keeper.start())
+    await until(lambda: spare.keeper._rival_at > 0, "the spare stands by")
     await killed(first)
+    await clock.silence(first, spare)
     await asyncio.wait_for(taking_over, 120)
     await spare.count_to(3)
 
-    again = await opened()
+    again = await with_lease(opened)
     standing_by = asyncio.create_task(again.keeper.start())
     await until(lambda: again.fold.value == 3, "it folds along")
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(3):  # three leases, with beats in them
-            await asyncio.shield(standing_by)
+    await clock.leases_pass([again])
 
+    assert not standing_by.done()
     assert await claims(bus) == 2
     assert not spare.context.faults
     assert await spare.keeper.append([spare.fold.next()])
     await killed(spare)
+    await clock.silence(spare, again)
     await asyncio.wait_for(standing_by, 120)
     assert await again.keeper.append([again.fold.next()])
 
 
-async def test_a_keeper_whose_own_earlier_life_wrote_last_waits_for_nobody(opened: Open, monkeypatch):
-    first, again = await opened(), await opened()
-    again.context.config.supervision.silence_s = 1000.0
+async def test_a_keeper_whose_own_earlier_life_wrote_last_waits_for_nobody(opened: Open):
+    first, again = await opened(), await with_lease(opened)
     await first.keeper.start()
     await killed(first)
 
-    await asyncio.wait_for(again.keeper.start(), 10)
+    await asyncio.wait_for(again.keeper.start(), 120)
 
     assert await again.keeper.append([again.fold.next()])
 
 
-async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opened: Open, bus: Bus):
-    several = [await opened(f"supervisor-{number}") for number in range(1, 5)]
-    begun, ready = [], asyncio.Event()
+async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opened: Open, bus: Bus, clock: Clock):
+    several = [await with_lease(opened, f"supervisor-{number}") for number in range(1, 5)]
+    begun, ready = {}, asyncio.Event()
 
-    async def make_ready() -> None:
-        begun.append(await claims(bus))
+    async def make_ready(one: Counting) -> None:
+        begun[one.context.actor_id] = await claims(bus)
         await ready.wait()
 
-    starting = [asyncio.create_task(one.keeper.start(make_ready)) for one in several]
+    starting = [asyncio.create_task(one.keeper.start(partial(make_ready, one))) for one in several]
     await until(lambda: bool(begun), "one makes ready")
-    _, waiting = await asyncio.wait(starting, timeout=3)  # three leases
+    await clock.leases_pass([one for one in several if one.context.actor_id not in begun])
 
-    assert len(waiting) == 4
-    assert begun == [0]  # one, and it had not claimed
+    assert not any(task.done() for task in starting)
+    assert list(begun.values()) == [0]  # one, and it had not claimed
     assert await claims(bus) == 0
     ready.set()
     done, _ = await asyncio.wait(starting, timeout=120, return_when=asyncio.FIRST_COMPLETED)
@@ -126,16 +174,19 @@ async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opene
     await asyncio.gather(*starting)
 
 
-async def test_a_writer_that_comes_back_while_another_makes_ready_stays(opened: Open, bus: Bus):
-    frozen, spare = await opened(), await opened("supervisor-2")
+async def test_a_writer_that_comes_back_while_another_makes_ready_stays(opened: Open, bus: Bus, clock: Clock):
+    frozen, spare = await with_lease(opened), await with_lease(opened, "supervisor-2")
     await frozen.keeper.start()
     frozen.context.tasks.cancel()  # no heartbeat
 
     async def wake_up() -> None:
         await frozen.count_to(1)
 
+    starting = asyncio.create_task(spare.keeper.start(wake_up))
+    await until(lambda: spare.keeper._rival_at > 0, "the spare stands by")
+    await clock.silence(frozen, spare)
     with pytest.raises(ActorDown, match="another supervisor writes this log"):
-        await spare.keeper.start(wake_up)
+        await starting
 
     assert await claims(bus) == 1
     await frozen.count_to(2)
