@@ -19,7 +19,7 @@ from topics.actors import STOP_REQUESTED, StopRequested
 from topics.topic import ACTORS, FLEET, Stream
 from topics.wire import decode
 
-LIMIT_S = 60.0
+LIMIT_S = 300.0  # three servers and their clients on a loaded machine
 
 
 @pytest.fixture

@@ -271,7 +271,7 @@ async def test_an_aborted_request_returns_what_it_has(served, client):
     assert generation.finish_reason == "abort"
     assert 0 < len(generation.token_ids) == len(generation.logprobs) < 100
     assert {span.version for span in generation.weight_versions} == {"none"}
-    await client.wait_idle(10)
+    await client.wait_idle(60)
 
 
 async def test_an_abort_of_one_leaves_the_others_and_an_unknown_id_is_no_fault(served, client):
@@ -298,7 +298,7 @@ async def test_a_request_whose_client_left_is_aborted(served, client):
     async with served.session() as session, session.post("/generate", json=body) as response:
         await response.content.readline()
 
-    await client.wait_idle(10)
+    await client.wait_idle(60)
 
 
 # -- pauses and updates ------------------------------------------------------------------------------------------

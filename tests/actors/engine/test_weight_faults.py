@@ -18,7 +18,7 @@ from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.weights.delta import DeltaRecord
 from harness.disks import leave_free, small_disk
 from harness.sglang_like import like_sglang
-from harness.stage import Stage, until
+from harness.stage import DEADLINE_S, Stage, until
 from harness.versions import Answers, Versions
 from topics.topic import WEIGHTS
 from topics.weights import WEIGHTS_STORED, WeightsPublished
@@ -230,7 +230,7 @@ async def test_an_engine_whose_own_disk_is_full_ends_with_the_reason_and_its_suc
                 learner.weights.nudge(0.01, 2)
                 await learner.announce(await learner.publish())
                 with pytest.raises(ActorDown, match=r"version 2 could not be fetched: .*the disk is full"):
-                    await asyncio.wait_for(asyncio.shield(task), 20)
+                    await asyncio.wait_for(asyncio.shield(task), DEADLINE_S)
             assert answers.ready() == [1]
             (context.files.fetched / "filler").unlink()
             async with playing(engines.context("engine", bus)):

@@ -17,7 +17,7 @@ from asyncrl.live.sessions import Session
 from asyncrl.ports import free_port
 
 MORE_THAN_SOCKETS_HOLD = "x" * 2**25
-LIMIT_S = 30
+LIMIT_S = 120
 
 
 @contextlib.asynccontextmanager

@@ -30,6 +30,7 @@ from topics.topic import TRAINING, TRAJECTORIES
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 
 SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
+LEARNER = {"start_s": 300.0}  # ranks import torch, for minutes on a loaded machine
 Start = Callable[..., "asyncio.Future[TrainerGroup]"]
 
 
@@ -40,7 +41,7 @@ async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
 
     async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False) -> TrainerGroup:
         stages = {"layout": {"pipeline": ranks}} if trainer == "megatron" else {}
-        stand = stage(**{**SMALL, "learner": {"trainer": trainer, "ranks": ranks, "lr": 1e-3, **stages}})
+        stand = stage(**{**SMALL, "learner": {**LEARNER, "trainer": trainer, "ranks": ranks, "lr": 1e-3, **stages}})
         stand.make_model()
         await stand.open()
         context = stand.context("learner", bus)
@@ -149,7 +150,7 @@ async def test_a_group_ends_with_its_first_rank_and_all_that_waits_is_told_and_n
 async def test_a_killed_rank_starts_the_group_anew_and_nothing_is_published_twice(
     bus: Bus, stage: Callable[..., Stage]
 ):
-    stand = stage(**SMALL, learner={"ranks": 2, "checkpoint_every": 2, "lr": 1e-3})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "checkpoint_every": 2, "lr": 1e-3})
     stand.make_model()
     await stand.open()
     playing = Playing(stand.context("learner", bus))
@@ -180,7 +181,7 @@ class Silent(LocalProcesses):
 
 
 async def test_a_rank_that_is_missing_at_the_start_is_named(bus: Bus, stage: Callable[..., Stage]):
-    stand = stage(**SMALL, learner={"ranks": 2})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2})
     await stand.open()
     context = stand.context("learner", bus)
     context.placement = Silent(context.files.logs)
@@ -226,7 +227,7 @@ class Impatient(RankProcesses):
 
 @pytest.mark.slow
 async def test_a_card_that_hangs_at_the_start_is_missing_after_a_deadline(bus: Bus, stage: Callable[..., Stage]):
-    stand = stage(**SMALL, learner={"ranks": 2})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2})
     stand.make_model()
     await stand.open()
     context = stand.context("learner", bus)
@@ -243,7 +244,7 @@ async def test_a_card_that_hangs_at_the_start_is_missing_after_a_deadline(bus: B
 async def test_a_rank_that_does_not_start_for_another_reason_than_its_card_is_not_given_up(
     bus: Bus, stage: Callable[..., Stage]
 ):
-    stand = stage(**SMALL, learner={"ranks": 2, "elastic_s": 60.0})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 60.0})
     await stand.open()
     context = stand.context("learner", bus)
     context.placement = placement = Otherwise(context.files.logs, "raise SystemExit('no such library')")
@@ -261,7 +262,7 @@ async def test_ranks_without_a_card_say_so_and_are_given_up(
     bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "none")
-    stand = stage(**SMALL, learner={"ranks": 2, "elastic_s": 0.1, "device": "cuda"})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 0.1, "device": "cuda"})
     stand.make_model()
     await stand.open()
     group = ElasticGroup(stand.context("learner", bus), lambda: None)
@@ -288,7 +289,7 @@ class Refusing(LocalProcesses):
 async def test_a_learner_whose_card_is_not_replaced_goes_on_with_fewer_and_grows_back(
     bus: Bus, stage: Callable[..., Stage], tmp_path: Path
 ):
-    stand = stage(**SMALL, learner={"ranks": 2, "elastic_s": 0.1, "checkpoint_every": 1, "lr": 1e-3})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 0.1, "checkpoint_every": 1, "lr": 1e-3})
     stand.make_model()
     await stand.open()
     context = stand.context("learner", bus)
@@ -326,7 +327,7 @@ class StoppedMeanwhile(ElasticGroup):
 
 
 async def test_a_learner_that_stops_while_a_card_is_missing_starts_no_rank_anew(bus: Bus, stage: Callable[..., Stage]):
-    stand = stage(**SMALL, learner={"ranks": 2, "elastic_s": 60.0})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 60.0})
     await stand.open()
     context = stand.context("learner", bus)
     context.placement = placement = Refusing(context.files.logs)

@@ -23,7 +23,7 @@ SMALL = {
     "buffer": {"batch_groups": 1, "max_lag": 1},
     "weights": {"delta": "always"},
 }
-LEARNER = {"trainer": "torch", "ranks": 2, "lr": 1e-3}
+LEARNER = {"trainer": "torch", "ranks": 2, "lr": 1e-3, "start_s": 300.0}
 ALL = ["model-rank0.safetensors", "model-rank1.safetensors"]
 
 

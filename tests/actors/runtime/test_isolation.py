@@ -13,7 +13,7 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, publish_if_latest, read
 from asyncrl.bus.pull import Puller
 from harness.results import dead_letters, generated, is_done
-from harness.stage import Stage, provision_leased, until
+from harness.stage import LONGEST_S, Stage, provision_leased, until
 from topics.engines import EngineReady
 from topics.prompts import PromptIssued, PromptRow
 from topics.prompts import Stage as TrainingStage
@@ -27,7 +27,7 @@ from topics.trajectories import (
     TrajectoryProgressed,
 )
 
-LIMIT_S = 60.0  # a test starts several processes, one after another
+LIMIT_S = 3 * LONGEST_S  # of a test that starts several processes, one after another
 ROLLOUTS = """
 import asyncio
 import os
@@ -153,8 +153,8 @@ async def test_a_warm_up_trajectory_that_came_back_again_and_again_waits_for_no_
     await play.issue("w000001-0", "ba", "warmup")
     await play.stage.start("rollout")
 
-    await until(lambda: play.is_generated("w000000-0"), "the one that came back is done", LIMIT_S)
-    await until(lambda: play.is_generated("w000001-0"), "and so is the other", LIMIT_S)
+    await until(lambda: play.is_generated("w000000-0"), "the one that came back is done")
+    await until(lambda: play.is_generated("w000001-0"), "and so is the other")
 
 
 async def test_one_that_waits_for_an_engine_keeps_no_other_from_being_done_alone(bus: Bus, scene: Any):
@@ -163,12 +163,12 @@ async def test_one_that_waits_for_an_engine_keeps_no_other_from_being_done_alone
     await play.suspect("w000000-0", "ba", "warmup")
     await give_back(bus, 2)
     await play.stage.start("rollout")
-    await until(lambda: play.is_generated("w000000-0"), "the other is done", LIMIT_S)
+    await until(lambda: play.is_generated("w000000-0"), "the other is done")
     assert not await play.is_generated("p000000-0")
 
     await play.engine()
 
-    await until(lambda: play.is_generated("p000000-0"), "it is done once there is an engine", LIMIT_S)
+    await until(lambda: play.is_generated("p000000-0"), "it is done once there is an engine")
 
 
 @pytest.mark.parametrize("label", ["kills", "exits"])
@@ -202,7 +202,7 @@ async def test_hundreds_of_suspects_are_done_by_few_processes_and_only_the_guilt
     await give_back(bus, count)
 
     worker = await play.stage.start("rollout")
-    await until(lambda: is_done(bus, "rollout"), "all are over", LIMIT_S)
+    await until(lambda: is_done(bus, "rollout"), "all are over")
 
     failed = await play.failure("p000100-0")
     assert failed is not None
@@ -223,15 +223,13 @@ async def test_a_healthy_trajectory_never_becomes_poison_however_often_its_worke
 
     for death in range(1, 7):
         process = await play.stage.start("rollout")
-        await until(
-            lambda at=death: len(play.calls("holds")) >= at, f"it begins once more, after {death - 1} deaths", LIMIT_S
-        )
+        await until(lambda at=death: len(play.calls("holds")) >= at, f"it begins once more, after {death - 1} deaths")
         process.kill()
         await process.wait()
         assert await play.failure("p000000-0") is None
     (play.folder / "go").touch()
     await play.stage.start("rollout")
-    await until(lambda: play.is_generated("p000000-0"), "it is done", LIMIT_S)
+    await until(lambda: play.is_generated("p000000-0"), "it is done")
 
     assert await play.failure("p000000-0") is None
     assert await dead_letters(bus) == []
@@ -244,7 +242,7 @@ async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus
     await play.suspect("p000000-0", "holds")
     await give_back(bus, 1)
     process = await play.stage.start("rollout")
-    await until(lambda: len(play.calls("holds")) == 1, "it begins", LIMIT_S)
+    await until(lambda: len(play.calls("holds")) == 1, "it begins")
     assert play.calls("holds") != [process.pid]
 
     process.terminate()
@@ -252,7 +250,7 @@ async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus
     (play.folder / "go").touch()
     await play.stage.start("rollout")
 
-    await until(lambda: play.is_generated("p000000-0"), "another worker does it, though the lease is long", LIMIT_S)
+    await until(lambda: play.is_generated("p000000-0"), "another worker does it, though the lease is long")
 
 
 async def test_what_stands_still_in_a_process_of_its_own_is_killed_and_poison(bus: Bus, scene: Any):
@@ -262,7 +260,7 @@ async def test_what_stands_still_in_a_process_of_its_own_is_killed_and_poison(bu
     await give_back(bus, 1)
     await play.issue("p000001-0", "ba")
     await play.stage.start("rollout")
-    await until(lambda: is_done(bus, "rollout"), "both are over", LIMIT_S)
+    await until(lambda: is_done(bus, "rollout"), "both are over")
 
     failed = await play.failure("p000000-0")
     assert failed is not None

@@ -10,7 +10,7 @@ from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import EXPECT_LAST, publish
 from asyncrl.bus.server import EmbeddedServer
 from harness.keepers import Counted, Open, log_of, opened
-from harness.stage import Connect, until
+from harness.stage import DEADLINE_S, Connect, until
 from topics.actors import (
     FLEET_SCALED,
     SCALE_REQUESTED,
@@ -173,7 +173,7 @@ async def test_a_keeper_claims_a_log_whose_newest_records_have_expired(opened: O
     await bus.api(f"STREAM.MSG.DELETE.{stream}", {"seq": last})
 
     second = await opened()
-    await asyncio.wait_for(second.keeper.start(), 10)
+    await asyncio.wait_for(second.keeper.start(), DEADLINE_S)
 
     assert second.fold.value == 1
     assert await second.keeper.append([second.fold.next()])
@@ -207,5 +207,5 @@ async def test_a_bug_in_a_fold_ends_the_keeper_aloud(opened: Open, bus: Bus):
 
     await publish(bus, ScaleRequested({"n": 2}))
 
-    await asyncio.wait_for(one.context.stop.wait(), 10)
+    await asyncio.wait_for(one.context.stop.wait(), DEADLINE_S)
     assert "nothing_of_that_name" in str(one.context.faults[0])

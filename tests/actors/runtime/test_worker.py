@@ -172,7 +172,7 @@ async def test_a_worker_that_cannot_publish_gives_its_work_back_and_leaves(bus: 
             raise BusGone("no acknowledgement")
         return []
 
-    await make_queue(bus, QUEUES["rollout"], 60)
+    await make_queue(bus, QUEUES["rollout"], 600)
     await issue(bus, 1)
     context, task = work(handle)
     await asyncio.wait_for(task, 120)
