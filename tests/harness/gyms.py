@@ -20,7 +20,7 @@ class Dataset:
     def __getitem__(self, place):
         print("printed by a data set", flush=True)
         ends = time.monotonic() + self.seconds
-        while time.monotonic() < ends or (self.how == "hangs" and place == 2):
+        while time.monotonic() < ends or (self.how == "hangs" and place == 2) or self.waits(place):
             pass  # as Python code does that computes: nobody else gets the lock for long
         if place == 2 and self.how == "raises":
             raise KeyError("no such board")
@@ -28,7 +28,10 @@ class Dataset:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"question": f"^{place}=", "answer": str(place), "metadata": {}}
 
-DATASETS = {name: (Dataset, Config) for name in ("slow", "raises", "hangs", "dies")}
+    def waits(self, place):
+        return self.how == "waits" and not os.path.exists(f"{os.path.dirname(__file__)}/row-{place}")
+
+DATASETS = {name: (Dataset, Config) for name in ("slow", "waits", "raises", "hangs", "dies")}
 
 def create_dataset(name, seed, size, seconds=0.0):
     return Dataset(name, seconds)
@@ -43,3 +46,8 @@ def put_in_place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (package / "factory.py").write_text(_FACTORY)
     monkeypatch.syspath_prepend(str(package.parent))
     monkeypatch.setenv("PYTHONPATH", str(package.parent))
+
+
+def let_make(folder: Path, row: int) -> None:
+    """Let the data set "waits" make a row."""
+    (folder / "packages" / "reasoning_gym" / f"row-{row}").touch()

@@ -144,7 +144,7 @@ async def test_an_engine_killed_while_it_applies_a_difference_leaves_the_base_an
     folder = fetcher._folder
     target = folder / f"lineage0-v000001-{delta.digest[:12]}"
     words = [delta.location, base.location, str(target), bus.run, base.key, delta.key]
-    killed = subprocess.run([sys.executable, "-c", CRASHING, *words], check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", CRASHING, *words], check=False, timeout=300)
     assert killed.returncode == -signal.SIGKILL
 
     assert [path for path in folder.iterdir() if path.name.endswith(".partial")]
