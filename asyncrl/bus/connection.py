@@ -292,12 +292,11 @@ class Bus:
                     else:
                         reason = "no stream listens to this subject"
                 except (TimeoutError, Disconnected):
-                    if not reason or timeout_s == REQUEST_S:  # else the last attempt was cut short, and tells less
-                        reason = "no acknowledgement"
+                    reason = reason if timeout_s < REQUEST_S else ""  # cut short, it tells less than an answer before
                 except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
                     raise self.ended_by or BusGone(f"{subject}: the connection is closed") from error
                 if loop.time() + pause > deadline:
-                    raise BusGone(f"{subject}: {reason} within {self.publish_deadline_s:.0f} s")
+                    raise BusGone(f"{subject}: {reason or 'no acknowledgement'} within {self.publish_deadline_s:.0f} s")
                 await asyncio.sleep(pause)
                 pause = min(1.0, pause * 2)
 

@@ -156,14 +156,6 @@ async def test_a_bad_request_is_a_400_with_the_reason(http, body, message):
     assert message in answer["error"]["message"]
 
 
-async def test_null_means_default_and_unknown_keys_beside_the_sampling_are_ignored(http):
-    sampling = {"max_new_tokens": 2, "temperature": None, "stop": None, "frequency_penalty": 0.0, "n": 1}
-
-    status, answer = await post(http, "/generate", ask(sampling_params=sampling, routing_key="x", rid=None))
-
-    assert (status, len(answer["output_ids"])) == (200, 2)
-
-
 async def waits(http):
     async with http.get("/v1/loads") as response:
         return (await response.json())["loads"][0]["num_waiting_reqs"] > 0
