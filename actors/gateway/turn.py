@@ -43,6 +43,7 @@ from topics.trajectories import Answer
 from topics.turns import EarlySkip, Finish, Mark, TurnFinished, TurnSampled, TurnStarted
 
 _STORED_TOKENS = 64  # of a reply under way, after which they are stored
+_MOST_KEYS = 32  # of the turns before one: a message names 64, those of its evidence or siblings among them
 _LEAST_TOP_P = 1e-6  # engines refuse 0, which asks for the likeliest token, as this does
 Send = Callable[[Piece | None], Awaitable[None]]
 """Sends a new piece, "" for a sign of life, None for nothing; a ConnectionError: the client is gone."""
@@ -123,8 +124,10 @@ class Turn(Watch):
             return
         prompt, self._session, self._secret = self.prompt, session.id, secret
         self._skip = skip_of(self._sampling, side=session.side)
-        if prompt.parent and not facts.has(prompt.parent):  # nobody could put it together
-            prompt = prompt._replace(parent="", known=0)
+        older = [one for one in facts.secrets_of(prompt.parent).split(",") if one not in ("", secret)]
+        # Nobody could put it together, or name all that reading it takes.
+        if prompt.parent and (not facts.has(prompt.parent) or len(older) > _MOST_KEYS):
+            prompt, older = prompt._replace(parent="", known=0), []
         key = facts.data_key(secret)
         started = TurnStarted(
             turn_id=self.id,
@@ -142,7 +145,7 @@ class Turn(Watch):
             skip=self._skip,
             secret=secret,
             siblings=siblings_of(key, session.id, prompt.ids, self._sampling.temperature) if key else "",
-            older=",".join(one for one in facts.secrets_of(prompt.parent).split(",") if one != secret),
+            older=",".join(older),
         )
         if not secret:
             facts.know(started, owner=self._asked.owner)

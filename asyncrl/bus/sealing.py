@@ -59,6 +59,12 @@ async def open_body(bus: Bus, topic: Topic[Any], record: Record, body: bytes) ->
     return await open_under(bus, secrets, _name(topic, record.key), body)
 
 
+async def check_keys(bus: Bus, secrets: str) -> None:
+    """Raise `SecretGone` where one of some data keys is not there."""
+    for secret in filter(None, secrets.split(",")):
+        await _data_key(bus, secret)
+
+
 def seal(key: bytes, name: bytes, body: bytes) -> bytes:
     """Encrypt a body: nonce (24 bytes), ciphertext, tag (16 bytes).
 

@@ -12,6 +12,7 @@ from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import read
+from asyncrl.bus.sealing import check_keys
 from asyncrl.errors import AsyncRLError
 from topics.topic import TURNS, Topic
 from topics.trajectories import Segment
@@ -67,12 +68,15 @@ class TurnReader:
 
         Raises:
             TurnUnreadable: it, its end, or a turn that its prompt begins with is missing or cannot be read.
+            SecretGone: a data key of one of them is not there.
             BusError: the server does not answer.
         """
         chain = [await self._facts(turn_id)]
         while (parent := chain[-1][0].parent) and parent not in self._known:
             chain.append(await self._facts(parent))
         history = self._known[parent] if parent else np.empty(0, np.int32)
+        if parent:  # what is remembered goes with its keys
+            await check_keys(self._bus, chain[-1][0].older)
         for started, finished in reversed(chain):
             if len(history) != started.known:
                 words = f"turn {started.turn_id} follows {started.known} tokens of {started.parent or 'none'}"

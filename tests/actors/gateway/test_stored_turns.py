@@ -1,0 +1,46 @@
+"""Turns put together from what is stored: under however many data keys, and never from a history that is gone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.vault import SecretGone
+from asyncrl.live.stored import TurnReader
+from asyncrl.run.purge import _erase, _stored
+from harness.gateways import gateway, stored_turns
+from harness.sdks import sdks
+from harness.sglang_like import LikeSGLang
+from harness.stage import Connect, Stage
+from topics.turns import TurnStarted
+
+
+async def test_a_conversation_goes_on_under_more_data_keys_than_a_message_can_name(
+    bus: Bus, connect: Connect, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference) as served,
+        sdks(served.address, served.key) as (_, second),
+    ):
+        messages: list[dict[str, Any]] = []
+        for _ in range(70):
+            messages.append({"role": "user", "content": "a"})
+            reply = await second.messages.create(model="any", messages=messages, max_tokens=1)
+            messages.append({"role": "assistant", "content": reply.content[0].text})
+            served.gateway._data_keys._current.clear()  # as if a day had passed
+        begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert len(begun) == 70 and max(len(turn.older.split(",")) for turn in begun) > 8
+    assert sum(not turn.parent for turn in begun) > 1
+    reading = await connect(bus.run)
+    reader = TurnReader(reading)
+    for number in (20, 69):
+        assert (await reader.read(begun[number].turn_id)).prompt.tolist() == inference.asked[number].ids
+
+    # What a reader remembers of a conversation is gone with its keys.
+    (sequence,) = (await _stored(bus))[begun[0].secret]
+    await _erase(bus, sequence)
+    reading.vault._known.clear()
+    with pytest.raises(SecretGone):
+        await reader.read(begun[21].turn_id)
