@@ -7,7 +7,7 @@ if [ ! -x .venv/bin/python ]; then
     if "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then break; fi
     python=""
   done
-  [ -n "$python" ] || { echo "asyncrl needs Python 3.11 or 3.12; none was found (set PYTHON to name one)" >&2; exit 1; }
+  [ -n "$python" ] || { echo "asyncrl needs Python 3.11 or 3.12; there is none as ${PYTHON:-python3.11, python3.12 or python3} (set PYTHON to name one)" >&2; exit 1; }
   "$python" -m venv .venv
 fi
 # An interrupted start, or a Python without ensurepip (Debian's without python3-venv), leaves one without pip.

@@ -61,7 +61,7 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
         ("engine.context", config.engine.context),
     ):
         if tokens > context:
-            message = f"a request would take {tokens} tokens, but the model at {path} takes {context}; lower it"
+            message = f"{key} would take {tokens} tokens, and the model at {path} has room for {context}; lower {key}"
             yield Finding((key, "model.path"), message)
 
 

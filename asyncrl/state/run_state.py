@@ -217,11 +217,11 @@ class RunState(Roster):
             return
         reward = message.rewards[0]
         self.rewards.append(reward)
-        total = f" of {self.total}" if self.total else ""
+        total = f" of {self.total:,}" if self.total else ""
         lag = "" if self.mean_lag is None else f"  lag {self.mean_lag:.2f}"
         rate = self.rates().get("trained_tokens")
         speed = "" if rate is None else f"  {rate:,.0f} tokens/s"
-        self.report("step", record.time_ns, f"step {message.step}{total}  reward {reward:.3f}{lag}{speed}")
+        self.report("step", record.time_ns, f"step {message.step:,}{total}  reward {reward:.3f}{lag}{speed}")
 
     @on(WeightsPublished)
     def _on_published(self, message: WeightsPublished, record: Record) -> None:
