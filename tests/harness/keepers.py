@@ -1,6 +1,7 @@
-"""Keepers that count, several on one log."""
+"""Keepers that count, several on one log, and a clock of theirs that a test sets."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar
 
@@ -10,13 +11,14 @@ from actors.runtime.actor import Context
 from actors.runtime.keeper import NONCE, Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.fold import Fold, on
-from asyncrl.bus.log import LogReader, Record
-from harness.stage import Connect, Stage
+from asyncrl.bus.log import LogReader, Record, last_sequence
+from harness.stage import Connect, Stage, until
 from topics.actors import KEEPER_TOPICS, FleetScaled, ScaleRequested, StopRequested
 from topics.table import topic_of
 from topics.topic import FLEET
 from topics.wire import Headers
 
+SILENCE_S = 1e6  # no machine stands still for so long
 CLAIMED = next(topic for topic in KEEPER_TOPICS if topic.name == "supervisor.claimed")
 
 
@@ -115,3 +117,39 @@ async def killed(one: Counting) -> None:
     one.context.stop.set()
     await one.keeper.close()
     one.context.tasks.cancel()
+
+
+class Clock:
+    """The clocks of keepers, which the test sets forward."""
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def time(self) -> float:
+        return time.time() + self._ahead_s
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    async def leases_pass(self, standing_by: list[Keeper]) -> None:
+        """Let three leases pass, of which the writer's heartbeats renew each before its end."""
+        for _ in range(4):
+            self._ahead_s += 0.75 * SILENCE_S
+            now = self.monotonic()
+            await until(lambda at=now: all(one._rival_at >= at for one in standing_by), "a heartbeat is read")
+
+    async def silence(self, gone: Keeper, standing_by: Keeper) -> None:
+        """Let a lease pass behind the last that was read of a writer who is gone."""
+        assert await gone.context.bus.answers(120)  # what it sent has come to the server
+        last = await last_sequence(standing_by.context.bus, standing_by.own)
+        await until(lambda: standing_by._own_log.last >= last, "all of it is read")
+        self._ahead_s += 1.1 * SILENCE_S
+        standing_by.wake()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("actors.runtime.keeper.time", clock)
+    monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.05)
+    return clock

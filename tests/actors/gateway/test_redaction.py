@@ -115,7 +115,7 @@ async def test_no_turn_follows_one_that_is_about_to_be_redacted(
         yield inference.answer(asked, [*tokenizer.encode(PLANTED).tolist(), tokenizer.eos_ids[0]], "stop")
 
     inference.events = events
-    live = {"redact": f"{tmp_path}/hook.py:redact"}
+    live = {"redact": f"{tmp_path}/hook.py:redact", "redact_s": 60.0}
     async with gateway(bus, stage, model, inference, tools=True, live=live) as served:
         tokenizer = TaskTokenizer.load(model)
         ask: dict[str, Any] = {"model": "any", "max_tokens": 50}

@@ -22,6 +22,7 @@ from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.tensors import file_record
+from harness.keepers import SILENCE_S, Clock, clock
 from harness.learning import Playing, pack
 from harness.stage import Connect, Stage, Unretrieved, until
 from topics.actors import KeeperSnapshot
@@ -41,6 +42,7 @@ from topics.wire import decode
 
 SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
 Open = Callable[..., "Playing"]
+__all__ = ["clock"]  # a fixture
 
 
 class Log:
@@ -96,19 +98,19 @@ async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkey
 
 
 async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_stands_by(
-    opened: Open, bus: Bus, monkeypatch
+    opened: Open, bus: Bus, monkeypatch, clock: Clock
 ):
     models = []
     open_group = Rank.open
     monkeypatch.setattr(Rank, "open", lambda group: (models.append(group), open_group(group))[1])
-    monkeypatch.setattr("actors.runtime.keeper.HEARTBEAT_S", 0.2)
-    first, spare = await opened(1), None
+    first = await opened(1, supervision={"silence_s": SILENCE_S})
     await pack(bus, 1)
     await until(lambda: trained(bus, 1), "step 1")
     spare = await opened(2)
     await until(lambda: spare.context.take_vitals().doing.kind == "standby", "the spare stands by")
 
     await first.kill()
+    await clock.silence(first.learner.keeper, spare.learner.keeper)
     await pack(bus, 2)
     await until(lambda: trained(bus, 2), "the spare trains step 2")
     again = await opened(1)

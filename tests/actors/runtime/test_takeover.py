@@ -1,57 +1,16 @@
 """Writers of a keeper's log: one takes over from another that is silent, and from nobody else."""
 
 import asyncio
-import time
 from functools import partial
 
 import pytest
 
-from actors.runtime import keeper
 from actors.runtime.actor import ActorDown
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import last_sequence
-from harness.keepers import CLAIMED, Counting, Open, killed, log_of, opened
+from harness.keepers import CLAIMED, SILENCE_S, Clock, Counting, Open, clock, killed, log_of, opened
 from harness.stage import until
-from topics.topic import FLEET
 
-__all__ = ["opened"]  # a fixture
-SILENCE_S = 1e6  # no machine stands still for so long
-
-
-class Clock:
-    """The clocks of keepers, which the test sets forward."""
-
-    def __init__(self) -> None:
-        self._ahead_s = 0.0
-
-    def time(self) -> float:
-        return time.time() + self._ahead_s
-
-    def monotonic(self) -> float:
-        return time.monotonic() + self._ahead_s
-
-    async def leases_pass(self, standing_by: list[Counting]) -> None:
-        """Let three leases pass, of which the writer's heartbeats renew each before its end."""
-        for _ in range(4):
-            self._ahead_s += 0.75 * SILENCE_S
-            now = self.monotonic()
-            await until(lambda at=now: all(one.keeper._rival_at >= at for one in standing_by), "a heartbeat is read")
-
-    async def silence(self, gone: Counting, standing_by: Counting) -> None:
-        """Let a lease pass behind the last that was read of a writer who is gone."""
-        assert await gone.context.bus.answers(120)  # what it sent has come to the server
-        last = await last_sequence(standing_by.context.bus, FLEET)
-        await until(lambda: standing_by.keeper._own_log.last >= last, "all of it is read")
-        self._ahead_s += 1.1 * SILENCE_S
-        standing_by.keeper.wake()
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
-    monkeypatch.setattr(keeper, "time", clock)
-    monkeypatch.setattr(keeper, "HEARTBEAT_S", 0.02)
-    return clock
+__all__ = ["clock", "opened"]  # fixtures
 
 
 async def with_lease(opened: Open, actor_id: str = "supervisor-1") -> Counting:
@@ -99,11 +58,11 @@ async def test_a_spare_takes_over_when_its_writer_is_silent_and_not_before(opene
     await writer.count_to(3)
     standing_by = asyncio.create_task(spare.keeper.start())
     await until(lambda: spare.fold.value == 3, "the spare folds along")
-    await clock.leases_pass([spare])
+    await clock.leases_pass([spare.keeper])
     assert not standing_by.done()
 
     await killed(writer)
-    await clock.silence(writer, spare)
+    await clock.silence(writer.keeper, spare.keeper)
     await asyncio.wait_for(standing_by, 120)
     await spare.count_to(5)
 
@@ -121,21 +80,21 @@ async def test_a_keeper_that_starts_again_stands_by_while_another_writes(opened:
     taking_over = asyncio.create_task(spare.keeper.start())
     await until(lambda: spare.keeper._rival_at > 0, "the spare stands by")
     await killed(first)
-    await clock.silence(first, spare)
+    await clock.silence(first.keeper, spare.keeper)
     await asyncio.wait_for(taking_over, 120)
     await spare.count_to(3)
 
     again = await with_lease(opened)
     standing_by = asyncio.create_task(again.keeper.start())
     await until(lambda: again.fold.value == 3, "it folds along")
-    await clock.leases_pass([again])
+    await clock.leases_pass([again.keeper])
 
     assert not standing_by.done()
     assert await claims(bus) == 2
     assert not spare.context.faults
     assert await spare.keeper.append([spare.fold.next()])
     await killed(spare)
-    await clock.silence(spare, again)
+    await clock.silence(spare.keeper, again.keeper)
     await asyncio.wait_for(standing_by, 120)
     assert await again.keeper.append([again.fold.next()])
 
@@ -160,7 +119,7 @@ async def test_of_those_who_stand_by_one_makes_ready_and_claims_when_it_is(opene
 
     starting = [asyncio.create_task(one.keeper.start(partial(make_ready, one))) for one in several]
     await until(lambda: bool(begun), "one makes ready")
-    await clock.leases_pass([one for one in several if one.context.actor_id not in begun])
+    await clock.leases_pass([one.keeper for one in several if one.context.actor_id not in begun])
 
     assert not any(task.done() for task in starting)
     assert list(begun.values()) == [0]  # one, and it had not claimed
@@ -184,7 +143,7 @@ async def test_a_writer_that_comes_back_while_another_makes_ready_stays(opened: 
 
     starting = asyncio.create_task(spare.keeper.start(wake_up))
     await until(lambda: spare.keeper._rival_at > 0, "the spare stands by")
-    await clock.silence(frozen, spare)
+    await clock.silence(frozen.keeper, spare.keeper)
     with pytest.raises(ActorDown, match="another supervisor writes this log"):
         await starting
 
