@@ -22,7 +22,7 @@ async def begin(client, **options):
     call = asyncio.create_task(
         client.generate([1], LONG, on_tokens=lambda _: begun.set(), stream_interval=1, **options)
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await begun.wait()
     return call
 

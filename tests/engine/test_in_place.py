@@ -57,7 +57,7 @@ async def test_a_request_goes_on_under_the_new_weights_and_its_tokens_name_them(
         control, watch = EngineClient(address), Counting(40)
         sampling = SamplingParams(600, temperature=0.0)
         pending = asyncio.create_task(generator.generate(IDS, sampling, watch=watch))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await watch.reached.wait()
             fleet.apply(EngineUpdating("engine-1", 0, 1))
             await control.pause("in_place")
@@ -94,7 +94,7 @@ async def answer_of(server: LikeSGLang, labels: list[str]) -> tuple[Answer, Coun
     server.events, server.weight_version = events, KEYS[0]
     fleet, generator = open_generator(server.address)
     watch = Counting()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         answer = await generator.generate(IDS, SamplingParams(4 * len(labels)), watch=watch)
     await fleet.close()
     return answer, watch

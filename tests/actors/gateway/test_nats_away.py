@@ -156,7 +156,7 @@ async def test_requests_beyond_the_places_are_held_and_then_refused_as_overload(
 ):
     go_on = in_two_halves(inference)
     async with (
-        gateway(bus, stage, tmp_path / "model", inference, in_flight=1, hold_s=2.0) as served,
+        gateway(bus, stage, tmp_path / "model", inference, in_flight=1, hold_s=6.0) as served,
         sdks(served.address, served.key) as (first, second),
     ):
         talking = asyncio.create_task(replies(first, second))

@@ -115,7 +115,7 @@ class Traffic:
         running = asyncio.create_task(judge.main(context))
         await until(lambda: running.done() or is_done(self.bus, "judge"), "all is judged")
         context.stop.set()
-        await asyncio.wait_for(running, 60)
+        await asyncio.wait_for(running, 300)
         return await self.stored()
 
     async def stored(self) -> dict[str, TurnJudged]:

@@ -122,7 +122,7 @@ async def test_a_server_that_is_away_is_waited_for(files):
     teacher = teacher_at(f"http://127.0.0.1:{port}", files)
     waiting = asyncio.create_task(teacher.fill(TOP, groups_of(policy_rows(np.random.default_rng(0), 3))))
     async with served(files.root / "teacher", "--port", str(port)):
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             found = await waiting
         await teacher.close()
 

@@ -63,7 +63,7 @@ async def work(bus: Bus, play: Stage, role: str) -> None:
     running = asyncio.create_task(main(context))
     await until(lambda: is_done(bus, role), "all is done")
     context.stop.set()
-    await asyncio.wait_for(running, 60)
+    await asyncio.wait_for(running, 300)
 
 
 async def submit(bus: Bus, play: Stage) -> GroupCompleted:

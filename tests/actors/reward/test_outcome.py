@@ -31,7 +31,7 @@ async def reward_worker(bus: Bus, stage: Callable[..., Stage], function: str, **
     running = asyncio.create_task(main(context))
     yield
     context.stop.set()
-    await asyncio.wait_for(running, 60)
+    await asyncio.wait_for(running, 300)
 
 
 async def claim(bus: Bus, outcome: Outcome | None, **fields: Any) -> TrajectoryGraded | TrajectoryFailed:

@@ -149,7 +149,7 @@ async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
 async def to_version_1(scene, weights):
     """Act as the engine actor when weights are published."""
     await publish(scene.bus, EngineUpdating("engine-1", 0, 1))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await scene.client.empty()  # a worker that has not received of it yet sends its request once more
     await scene.client.update_weights(weights, "0:1:other", False)
     ready = EngineReady("engine-1", scene.client.address, 0, 1, "other", 16)
