@@ -2,7 +2,7 @@
 
 import asyncio
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -18,7 +18,7 @@ from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EmbeddedControl, EngineHome
 from asyncrl.rollout.journal import Journal, call_order
 from harness.models import make_endless_model
-from harness.stage import provision_leased, until
+from harness.stage import LONGEST_S, provision_leased, until
 from topics.actors import VITALS_TAKEN
 from topics.engines import EngineReady, EngineUpdating
 from topics.prompts import PromptIssued, PromptRow
@@ -42,6 +42,7 @@ class Scene:
     progress: dict
     failures: dict
     tmp: Path
+    awaited: list = field(default_factory=list)  # progress: of whom, what it is like, and the event that it has come
 
     async def issue(self, name, **metadata):
         metadata |= {"calls": str(self.tmp / f"{name}.calls"), "go": str(self.tmp / "go")}
@@ -87,6 +88,9 @@ async def scene(stage, bus, tmp_path):
                     journal.extend(entry.journal)
                     entry.journal = dict(journal.answers)
                     scene.progress[entry.trajectory_id] = entry
+                    for name, is_such, event in scene.awaited:
+                        if name == entry.trajectory_id and is_such(entry):
+                            event.set()
             elif topic in into:
                 into[topic][message.trajectory_id] = message
 
@@ -116,7 +120,10 @@ def assert_same(found, expected):
 
 async def kill_in_the_middle(scene, worker, name, is_middle):
     """Freeze the engine once the recorded progress is in the middle, then kill the worker."""
-    await until(lambda: name in scene.progress and is_middle(scene.progress[name]), f"{name} is in the middle")
+    in_the_middle = asyncio.Event()  # of any message, however many come at once
+    scene.awaited.append((name, is_middle, in_the_middle))
+    async with asyncio.timeout(LONGEST_S):
+        await in_the_middle.wait()
     await scene.client.pause("in_place")
     assert name not in scene.results
     worker.kill()
@@ -234,6 +241,7 @@ async def test_what_fails_in_a_worker_because_it_was_frozen_ends_nothing(scene):
     first.send_signal(signal.SIGSTOP)
     await scene.stage.start("rollout", 2)
     await until(lambda: len(scene.calls(name)) >= 2, "the other worker calls it, too")
+    (scene.tmp / "expired").touch()
     first.send_signal(signal.SIGCONT)
 
     async def refused():
