@@ -59,7 +59,7 @@ def left_processes() -> list[str]:
     lasting = ("harness.ranks", "multiprocessing", "torch_shm_manager")
     found = []
     for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(ChildProcessError, FileNotFoundError):  # it ended in this moment
+        with contextlib.suppress(ChildProcessError, FileNotFoundError, ProcessLookupError):  # it ended in this moment
             for pid in map(int, (thread / "children").read_text().split()):
                 if os.waitpid(pid, os.WNOHANG) == (0, 0):
                     line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
