@@ -62,7 +62,7 @@ class BufferFold(Fold):
     def _on_completed(self, completed: GroupCompleted, record: Record) -> None:
         prompt_id = group_of(completed.group_id)
         if prompt_id not in self.state.closed:  # it may be read before the issue, which lies on another log
-            group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage_of(prompt_id)))
+            group = self._group(prompt_id)
             group.completed[completed.group_id] = [member.member for member in completed.members]
             self.state.grading[completed.group_id] = record.time_ns
             self.state.gathered.pop(completed.group_id, None)
@@ -145,8 +145,7 @@ class BufferFold(Fold):
     @property
     def open(self) -> int:
         """Groups with members under way."""
-        issued = (name for names in self.state.issued.values() for name in names)
-        return len(self.state.groups.keys() | issued) - self.ready
+        return len(self.state.groups) - self.ready
 
     @on(StageBeganHeaders)
     def _on_stage_began(self, headers: StageBeganHeaders, _record: Record) -> None:
@@ -157,8 +156,7 @@ class BufferFold(Fold):
         prompt_id, member = prompt_of(headers.trajectory_id), member_of(headers.trajectory_id)
         if prompt_id in self.state.closed:
             return
-        stage = stage_of(prompt_id)
-        group = self.state.groups.setdefault(prompt_id, Group(prompt_id, 0, stage))
+        stage, group = stage_of(prompt_id), self._group(prompt_id)
         group.issued += headers.attempt == 0
         if stage == "eval":  # the deadline counts from the newest issue: all rows of an evaluation are made before
             self.state.issued[stage].pop(prompt_id, None)
@@ -209,9 +207,7 @@ class BufferFold(Fold):
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
         if prompt_id in self.state.closed:
             return
-        group = self.state.groups.get(prompt_id)
-        if group is None:  # read before the issue and the grades, which lie on other logs: it counts all the same
-            group = self.state.groups[prompt_id] = Group(prompt_id, 0, stage_of(prompt_id))
+        group = self._group(prompt_id)  # it may be read before the issue and the grades, which lie on other logs
         if message.again:
             graded = group.graded.get(int(member))
             if graded is not None and graded.attempt <= message.attempt:
@@ -225,9 +221,16 @@ class BufferFold(Fold):
             if group.size and group.complete:
                 self._settle(group)
 
+    def _group(self, prompt_id: str) -> Group:
+        """The open group of a prompt, of which nothing may be known yet."""
+        group = self.state.groups.get(prompt_id)
+        if group is None:
+            group = self.state.groups[prompt_id] = Group(prompt_id, 0, stage_of(prompt_id))
+        return group
+
     def _group_of(self, message: TrajectorySubmitted | TrajectoryGraded | TrajectoryFailed) -> Group:
         """The open group of a member, whose size may be known by no issue yet."""
-        group = self.state.groups.setdefault(message.prompt_id, Group(message.prompt_id, 0, message.stage))
+        group = self._group(message.prompt_id)
         if not group.size:
             group.size, group.stage = message.group_size, message.stage
         if not 0 <= message.member < group.size:

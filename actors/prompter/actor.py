@@ -22,7 +22,7 @@ from topics.topic import PROMPTS
 from topics.wire import Message
 
 _AT_ONCE = 512  # decisions of one append
-_ROWS_AHEAD = 512  # made before they are wanted, or asked for at once
+_ROWS_AHEAD = 512  # made before they are wanted; asked for anew once half of them are issued
 
 
 async def main(context: Context) -> None:
@@ -53,6 +53,7 @@ class Prompter:
         for held_out in held_out_sets(context.config).values():  # it is issued at once, while its version is the newest
             rows[held_out.data].want(range(held_out.prompts))
         self._training = [name for name in (TASK_ROWS, WARMUP_ROWS) if name in rows]
+        self._ahead = 0  # rows of training that were asked for and not issued since
         self._evaluation = ""  # whose rows are being made
         self._waits_for: int | None = None  # a row
 
@@ -80,11 +81,7 @@ class Prompter:
         Raises:
             DataError: the very first needs a row that cannot be made.
         """
-        if wanted:
-            coming = ((item.group.data, place) for item in self._fold.coming() for place in item.places)
-            soon = list(islice(coming, max(_ROWS_AHEAD, *(len(item.places) for item in wanted))))
-            for name in self._training:
-                self._rows[name].want(place for data, place in soon if data == name)
+        self._make_rows(wanted)
         decisions: list[PromptIssued] = []
         for item in wanted:
             try:
@@ -97,7 +94,19 @@ class Prompter:
             if len(rows) < len(item.places):
                 break
             decisions.append(decide(item, self._context.config.seed, rows))
+            self._ahead -= len(item.places)
         return decisions
+
+    def _make_rows(self, wanted: list[Wanted]) -> None:
+        """Have the rows made of what is wanted and of what comes behind it, where too few of these are under way."""
+        known = all(place in self._rows[item.group.data] for item in wanted for place in item.places)
+        if not wanted or (known and self._ahead >= _ROWS_AHEAD // 2):
+            return
+        coming = ((item.group.data, place) for item in self._fold.coming() for place in item.places)
+        soon = list(islice(coming, max(_ROWS_AHEAD, *(len(item.places) for item in wanted))))
+        for name in self._training:
+            self._rows[name].want(place for data, place in soon if data == name)
+        self._ahead = len(soon)
 
     def _row(self, item: Wanted, place: int) -> PromptRow | None:
         return self._rows[item.group.data].get(place)

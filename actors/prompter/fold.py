@@ -208,7 +208,7 @@ class PrompterFold(Fold):
     @property
     def at_end(self) -> bool:
         """Return whether every prompt of RL is issued."""
-        return next(self._groups("rl"), None) is None
+        return not any(True for source in self._of_stage("rl") for _ in source.numbers(self.state))
 
     @property
     def _stage(self) -> Stage:
@@ -229,8 +229,10 @@ class PrompterFold(Fold):
         return max(0, self.state.trained - self._max_lag)
 
     def _groups(self, stage: Stage) -> Iterator[Group]:
-        of_stage = [source for source in self.sources.values() if source.stage == stage]
-        return mixed(of_stage, self.state, begin=self._begin)
+        return mixed(self._of_stage(stage), self.state, begin=self._begin)
+
+    def _of_stage(self, stage: Stage) -> list[PromptSource]:
+        return [source for source in self.sources.values() if source.stage == stage]
 
     def _wanted_of(self, stage: Stage) -> list[Wanted]:
         plan = self._plans[stage]
@@ -238,6 +240,8 @@ class PrompterFold(Fold):
         # and only what is trained makes room.
         limit = plan.batch_groups if self.state.paused else (self._max_lag + 1) * plan.batch_groups
         room = max(0, min(limit, self._still_needed(stage)) - len(self.state.open[stage]))
+        if not (room or self.state.members):
+            return []
         found: list[Wanted] = []
         for group in self._groups(stage):
             # A group cut short by a crash is finished first: it is open already and takes no new room.

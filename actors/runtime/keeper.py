@@ -11,6 +11,7 @@ import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import count
 
 from actors.runtime.actor import ActorDown, Context
 from actors.runtime.snapshots import Snapshots
@@ -151,29 +152,28 @@ class Keeper:
             if self._deposed or self._foreign != foreign:
                 return 0
             base = max(self._tail, self._own_log.last)
-            results = await asyncio.gather(
-                *(self._append_one(decisions, number, base) for number in range(len(decisions))),
-                return_exceptions=True,
-            )
+            names = [self._name(decision, base + number) for number, decision in enumerate(decisions)]
+            appends = map(self._append_one, decisions, count(base), names, ["", *names])
+            results = await asyncio.gather(*appends, return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException) and not isinstance(result, WrongSequence):
                     raise result
-            count = sum(isinstance(result, int) for result in results)
-            if count < len(decisions):
-                count = await self._count_stored(decisions, base)
+            stored = sum(isinstance(result, int) for result in results)
+            if stored < len(decisions):
+                stored = await self._count_stored(names, base)
                 await self._catch_up()
-            self._tail = max(self._tail, base + count)
+            self._tail = max(self._tail, base + stored)
         crash_point("keeper.appended")
-        await self._read_back(base + count)
-        return count
+        await self._read_back(base + stored)
+        return stored
 
-    async def _count_stored(self, decisions: Sequence[Message], base: int) -> int:
+    async def _count_stored(self, names: list[str], base: int) -> int:
         """Return how many are on the log: one without acknowledgement is there although its repeat was refused."""
-        for number, decision in enumerate(decisions):
+        for number, name in enumerate(names):
             record = await read_message(self.context.bus, self.own, base + number + 1, stored=False)
-            if record is None or record.headers.get(MESSAGE_ID) != self._name(decision, base + number):
+            if record is None or record.headers.get(MESSAGE_ID) != name:
                 return number
-        return len(decisions)
+        return len(names)
 
     async def changes(self, until: float | None = None) -> None:
         """Wait until something new is folded, the actor shall stop, or the server's clock passes `until` (seconds)."""
@@ -239,12 +239,11 @@ class Keeper:
             self._deposed = True
             self.context.fail(ActorDown(f"another {self.context.role} took over this log; leaving it to that one"))
 
-    async def _append_one(self, decisions: Sequence[Message], number: int, base: int) -> int:
-        decision, expected = decisions[number], base + number
-        headers = {EXPECT_LAST: str(expected), NONCE: self.nonce, MESSAGE_ID: self._name(decision, expected)}
-        if number:
+    async def _append_one(self, decision: Message, expected: int, name: str, before: str) -> int:
+        headers = {EXPECT_LAST: str(expected), NONCE: self.nonce, MESSAGE_ID: name}
+        if before:
             # Another process's record in the place of the one before would satisfy the sequence alone.
-            headers[EXPECT_MESSAGE] = self._name(decisions[number - 1], expected - 1)
+            headers[EXPECT_MESSAGE] = before
         if isinstance(decision, KeeperHeartbeat):
             headers[TIME_TO_LIVE] = "60s"
         return await publish(self.context.bus, decision, topic=self._topic_for(decision), headers=headers)

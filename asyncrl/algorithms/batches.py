@@ -148,8 +148,8 @@ def _joined(segments: Sequence[Segment], ends: npt.NDArray[np.int64]) -> tuple[U
 
 
 def _segment_sums(values: UInt8Array, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    totals: npt.NDArray[np.int64] = np.append(0, np.cumsum(values, dtype=np.int64))[np.append(0, ends)]
-    return np.diff(totals)
+    parts = np.split(values, ends)[:-1]  # behind the last end is nothing
+    return np.array([np.count_nonzero(part) for part in parts], dtype=np.int64)
 
 
 def _weights(groups: Sequence[GradedGroup], counts: list[int], objective: Objective) -> list[float]:

@@ -87,6 +87,11 @@ def lag_histogram(versions: Int32Array, mask: UInt8Array, *, step: int) -> dict[
     Returns:
         Tokens by lag in versions, ascending, without empty entries.
     """
-    sampled = versions[(mask != 0) & (versions != SUPERVISED)]
-    lags, counts = np.unique(token_lags(sampled, step=step), return_counts=True)
+    # Runs of equal tokens are far fewer than tokens.
+    changes = (versions[1:] != versions[:-1]) | (mask[1:] != mask[:-1])
+    begins = np.append(0, np.flatnonzero(changes) + 1)[: len(versions)]
+    lengths = np.diff(begins, append=len(versions))
+    counted = (mask[begins] != 0) & (versions[begins] != SUPERVISED)
+    lags, places = np.unique(token_lags(versions[begins][counted], step=step), return_inverse=True)
+    counts = np.bincount(places, weights=lengths[counted]).astype(int)
     return dict(zip(lags.tolist(), counts.tolist(), strict=True))

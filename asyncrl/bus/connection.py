@@ -15,13 +15,13 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import nats
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from asyncrl.background import BackgroundTasks
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.answers import PASSING, Ack, denied_subject, read_ack, refusal
+from asyncrl.bus.client import Client
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
 from asyncrl.bus.vault import Vault
 from asyncrl.crash import crash_point

@@ -91,6 +91,10 @@ class RowMaker:
         """The row that is being made."""
         return next((number for number, row in self._rows.items() if not row.done()), None)
 
+    def __contains__(self, number: int) -> bool:
+        """Return whether a row is wanted, made or not."""
+        return number in self._rows
+
     def want(self, numbers: Iterable[int]) -> None:
         """Have these rows made in this order, and forget all others."""
         known = self._rows

@@ -84,9 +84,9 @@ class _Child:
     def has_room(self, job: _Job) -> bool:
         if self.retiring or self.link.calls.is_closing():  # the latter: it has ended; uvloop refuses to write to it
             return False
-        if job.alone or any(other.alone for other in self.jobs.values()):
-            return not self.jobs
-        return len(self.jobs) < self.calls_at_once
+        if len(self.jobs) >= self.calls_at_once:
+            return False
+        return not self.jobs or not (job.alone or any(other.alone for other in self.jobs.values()))
 
     def give(self, job: _Job) -> None:
         if self.ready.concurrent or not self.jobs:
