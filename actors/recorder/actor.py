@@ -42,7 +42,8 @@ class Sampler:
         self._count = settings.samples
         self._file = SamplesFile(context.files.root, settings.samples_mb * _MB)
         self._reader = SampleReader(context.bus, context.files.model_path(context.config.model))
-        self._after: dict[Event, int] = {}  # sequence of the newest message that was read
+        self._after: dict[Event, int] = {}  # sequence up to which all messages were read
+        self._newest: dict[Event, int] = {}  # sequence up to which there may be some
         self._first = 0  # sequence of the oldest result that was stored at the start
 
     async def begin(self) -> None:
@@ -54,6 +55,11 @@ class Sampler:
             if any(self._after[event] > end for event, end in ends.items()):
                 self._file.path.unlink()
                 self._after = self._file.begin()
+            self._newest = ends
+
+    def stored(self, topic: Topic[Message], record: Record) -> None:
+        """Take note of a record of the run: there may be samples of it."""
+        self._newest |= {event: record.sequence for event, own in _TOPICS.items() if own is topic}
 
     async def write(self) -> None:
         """Append samples of everything that was stored since."""
@@ -68,7 +74,11 @@ class Sampler:
 
     async def _since(self, event: Event, topic: Topic[Any]) -> AsyncIterator[tuple[int, Any]]:
         subject = topic.subject(self._bus.run)
-        while (record := await read_next(self._bus, topic.stream, subject, self._after[event] + 1)) is not None:
+        while self._after[event] < (newest := self._newest[event]):
+            record = await read_next(self._bus, topic.stream, subject, self._after[event] + 1)
+            if record is None:
+                self._after[event] = newest
+                return
             self._after[event] = record.sequence
             try:
                 message = await read(self._bus, topic.message, record)
@@ -243,6 +253,7 @@ class Recorder:
 
     def _take(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         self.fold.apply(topic, message, record)
+        self._samples.stored(topic, record)
         self._positions[record.stream.name] = record.sequence
         self._since += 1 + len(record.data) // _COUNTED_BYTES
         if self._since >= self.context.config.supervision.snapshot_every:

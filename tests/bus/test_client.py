@@ -1,4 +1,4 @@
-"""The client's reading of headers finds what that of nats-py finds."""
+"""The client reads and writes headers as that of nats-py does."""
 
 import pytest
 from nats.aio.client import Client as PlainClient
@@ -19,3 +19,21 @@ from asyncrl.bus.client import Client
 )
 def test_headers_are_read_as_by_the_plain_client(raw):
     assert Client._parse_header_lines(raw) == PlainClient._parse_header_lines(raw)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [None, {}, {"by": "rollout-2"}, {"by": "rollout-2", "text": "Grüße: ü"}, {"text": "two\nlines", "by": "x\r\ny: z"}],
+)
+async def test_headers_are_written_as_by_the_plain_client(headers):
+    written = []
+    for client in (Client(), PlainClient()):
+        sent = []
+
+        async def keep(command, sent=sent):
+            sent.append(command)
+
+        client._send_command = keep
+        await client._send_publish("a.subject", "a.reply", b"body", 4, headers)
+        written.append((sent, client.stats))
+    assert written[0] == written[1] and len(written[0][0]) == 1
