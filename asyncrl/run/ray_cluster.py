@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -100,9 +101,11 @@ class Seat:
     def release(self) -> None:
         """End the host and whatever runs there, and give the bundle back; blocks."""
         import ray
+        from ray.exceptions import RayError
 
-        ray.kill(self._actor)
-        ray.util.remove_placement_group(self._group)
+        with contextlib.suppress(RayError):  # of a cluster that was started anew since: they went with it
+            ray.kill(self._actor)
+            ray.util.remove_placement_group(self._group)
 
 
 class RayCluster:
