@@ -8,6 +8,8 @@ import secrets
 import socket
 from typing import NamedTuple
 
+from asyncrl.errors import AsyncRLError
+
 LOOPBACK = "127.0.0.1"
 _PORTS = range(20000, 32000)
 
@@ -44,18 +46,25 @@ def url_host(host: str) -> str:
 
 def listen_problem(host: str, port: int) -> str:
     """Return the reason why no server can listen there, or ""."""
+    fault = _listen_fault(host, port)
+    if fault is None:
+        return ""
+    if fault.errno == errno.EADDRINUSE:
+        return f"port {port} on {host} is taken by another program"
+    if fault.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+        return f"{host} is no address of this machine"
+    return f"port {port} on {host} cannot be listened on: {fault.strerror}"
+
+
+def _listen_fault(host: str, port: int) -> OSError | None:
     try:
         with socket.socket(_family(host)) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: connections may linger
             probe.bind((host, port))
             probe.listen()
     except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            return f"port {port} on {host} is taken by another program"
-        if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-            return f"{host} is no address of this machine"
-        return f"port {port} on {host} cannot be listened on: {error.strerror}"
-    return ""
+        return error
+    return None
 
 
 def hold_port(host: str, port: int) -> socket.socket:
@@ -100,7 +109,12 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def free_port(host: str = LOOPBACK) -> int:
-    """A free port below the ephemeral range: a restarted server finds it free again."""
-    while listen_problem(host, port := secrets.choice(_PORTS)):
-        pass
+    """A free port below the ephemeral range: a restarted server finds it free again.
+
+    Raises:
+        AsyncRLError: this machine can listen on none there.
+    """
+    while fault := _listen_fault(host, port := secrets.choice(_PORTS)):
+        if fault.errno != errno.EADDRINUSE:
+            raise AsyncRLError(f"{listen_problem(host, port)}; name another address") from fault
     return port

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.bus.address import BusAddress
+from asyncrl.bus.address import BusAddress, own_address
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.server import SERVERS, OwnServer, own_server
 from asyncrl.config.hints import hints
-from asyncrl.errors import LaunchError
+from asyncrl.errors import AsyncRLError, LaunchError
 from asyncrl.ports import Listen, free_port, listen_problem
 from asyncrl.run.gateway_port import held_gateway
 from asyncrl.run.resume import longer
@@ -187,3 +187,10 @@ def test_a_run_that_goes_on_may_listen_elsewhere():
     assert (moved.nats.port, moved.nats.host, moved.learner.steps) == (4222, "0.0.0.0", 200)
     with pytest.raises(LaunchError, match=r"nats\.port, gateway\.host, gateway\.port, placement\.address may change"):
         longer(config, ["nats.servers=3"])
+
+
+def test_an_address_that_this_machine_has_no_more_ends_the_search_for_a_port(tmp_path: Path):
+    own_address(tmp_path / "nats.json", Listen()).save(tmp_path / "nats.json")
+    for search in (lambda: free_port("192.0.2.1"), lambda: own_address(tmp_path / "nats.json", Listen("192.0.2.1"))):
+        with pytest.raises(AsyncRLError, match=r"192\.0\.2\.1 is no address of this machine; name another address"):
+            search()
