@@ -168,7 +168,9 @@ async def test_rows_of_experts_lie_beside_the_messages_of_progress(
     records = [await read_message(bus, TRAJECTORIES, at) for at in await stored(bus)]
     sizes = [len(record.data) for record in records if record is not None]
     beside = [blob_named(record.headers[ROUTING]).size for record in records if record is not None]
-    print(f"{turns} turns: messages {sum(sizes):,}, largest {max(sizes):,}, blobs {sum(beside):,}")
+    inside = sum(sizes) + sum((turn + 1) * tokens * width for turn in range(turns))  # each with those of its prompt
+    found = f"before {inside:,}; messages {sum(sizes):,}, largest {max(sizes):,}, blobs {sum(beside):,}"
+    print(f"{turns} turns of {tokens:,} tokens: {found}")
     assert sum(beside) == turns * tokens * width and max(sizes) < 9 * tokens
     assert (sum(beside) > bus.max_payload) == (tokens == 16_384)
 
