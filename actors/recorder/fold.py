@@ -9,6 +9,7 @@ import msgspec
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.live.agreement import Agreement
+from asyncrl.state.parts import taught_nothing
 from topics.actors import RunOpened
 from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
@@ -68,7 +69,7 @@ class RecorderState(msgspec.Struct):
     dropped: dict[str, int] = {}  # ends without training, by reason
     failed: dict[str, int] = {}  # failures published by workers, by reason
     figures: dict[str, float] = {}  # of the newest batch of RL
-    flat_steps: int = 0  # newest steps in a row whose rewards are all equal
+    flat_steps: int = 0  # newest steps in a row whose rewards are all equal, and that had no gradient
     exported: str = ""
     steps_wanted: int = 0  # by the newest `run.opened`
     finished_at: int | None = None
@@ -261,7 +262,7 @@ class RecorderFold(Fold):
             state.figures = packed.figures
             if (share := state.agreement.share) is not None:
                 row |= {"judge_agreement": round(share, 4), "judge_rated": len(state.agreement.against)}
-            state.flat_steps = 0 if message.rewards[1] else state.flat_steps + 1
+            state.flat_steps = state.flat_steps + 1 if taught_nothing(message) else 0
         self.rows.append({"event": "step", **row})
 
     @on(WeightsPublished)

@@ -271,7 +271,10 @@ def draw_satisfaction(story: Story, path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    axes.plot(story.seconds, [story.satisfaction(end + 1) for end in range(len(story.pleased))], color="#1f4e8c")
+    turns = range(min(WINDOW, len(story.pleased)), len(story.pleased) + 1)  # fewer are noise
+    axes.plot(
+        [story.seconds[turn - 1] for turn in turns], [story.satisfaction(turn) for turn in turns], color="#1f4e8c"
+    )
     axes.axhline(GOAL, color="#b0562c", linewidth=1, linestyle="--", label=f"goal {GOAL:g}")
     axes.set_title(f"run {path.parent.name}: turns that please the simulated users")
     axes.legend(loc="lower right", frameon=False)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from asyncrl.config.tasks import group_size_of, tasks_of
 from asyncrl.state.facts import GRADERS, blockers, compiling, failing_rewards, faults, finding, hanging_rewards
 from asyncrl.state.live_facts import live_faults
-from asyncrl.state.parts import FLAT_STEPS, Actor
+from asyncrl.state.parts import FLAT_STEPS, Actor, taught_nothing
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
 from topics.ids import prompt_of
@@ -118,9 +118,9 @@ def headline(state: RunState) -> str:
     if newest is None or newest.time_ns < state.opened_ns:
         return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step yet"
     total = f" of {state.total}" if newest.message.stage == "rl" else " (warm-up)"
-    learnt = [step.message.rewards[1] for step in state.steps[-_PACE_STEPS:] if step.message.stage == "rl"]
-    flat = len(learnt) >= FLAT_STEPS and not any(learnt)
-    remark = f"; all rewards of a batch were equal in its last {len(learnt)} steps: nothing is learned" if flat else ""
+    recent = [step.message for step in state.steps[-_PACE_STEPS:] if step.message.stage == "rl"]
+    flat = len(recent) >= FLAT_STEPS and all(map(taught_nothing, recent))
+    remark = f"; all rewards of a batch were equal in its last {len(recent)} steps: nothing is learned" if flat else ""
     return f"healthy: step {newest.message.step}{total}, {max(0.0, state.since_s(newest.time_ns)):.1f} s ago{remark}"
 
 

@@ -138,6 +138,11 @@ class Step(NamedTuple):
     time_ns: int
 
 
+def taught_nothing(trained: BatchTrained) -> bool:
+    """Return whether all rewards of a step were equal, and no gradient came from anything else."""
+    return not trained.rewards[1] and not trained.metrics.get("grad_norm")
+
+
 class Letter(NamedTuple):
     """A message that was rejected."""
 

@@ -168,9 +168,7 @@ def draw(path: Path, report: Report) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 4), layout="constrained")
-    curves: list[tuple[str, Mapping[int, float], dict[str, Any]]] = [
-        (f"{len(report.injections)} injections", report.rewards, {"color": "#1f4e8c"})
-    ]
+    curves: list[tuple[str, Mapping[int, float], dict[str, Any]]] = [("this run", report.rewards, {"color": "#1f4e8c"})]
     if report.undisturbed is not None:
         curves.append(("undisturbed", report.undisturbed, {"color": "#8a8a8a", "linestyle": "--"}))
     for label, rewards, style in curves:
@@ -185,9 +183,11 @@ def draw(path: Path, report: Report) -> None:
             **style,
         )
     marks = [max(0, injection.step or 0) for injection in report.injections]
-    axes.plot(marks, [0.01] * len(marks), "|", color="#b0562c", transform=axes.get_xaxis_transform(), markersize=9)
+    label = f"{len(marks)} injections (those of the warm-up at step 0)"
+    foot = axes.get_xaxis_transform()
+    axes.plot(marks, [0.01] * len(marks), "|", color="#b0562c", transform=foot, markersize=9, label=label)
     axes.set_title(f"run {report.run} under chaos")
-    axes.set_xlabel("step (a mark: an injection)")
+    axes.set_xlabel("step")
     axes.set_ylabel(f"sampled reward, mean of {_WINDOW} steps")
     axes.legend(loc="lower right", frameon=False)
     axes.grid(alpha=0.25)
