@@ -277,7 +277,7 @@ def _listed(short: list[Need]) -> str:
     """Streams with what they need, the greatest first."""
     most = sorted(short, key=lambda need: -need.least)
     text = ", ".join(f"{need.stream.name} {_mb(need.least)} MB" for need in most[:_SHOWN])
-    return f"{text}, ..." if len(most) > _SHOWN else text
+    return f"{text} and {len(most) - _SHOWN} more" if len(most) > _SHOWN else text
 
 
 def _mb(size: float) -> str:
