@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused
-from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.log import LogReader, Record, read_message
 from asyncrl.bus.publish import publish
 from asyncrl.live.owners import covers
 from asyncrl.live.spool import Spool, SpoolTaken
 from topics.secrets import SECRET_MADE, PurgeRequested
-from topics.topic import SECRETS
+from topics.topic import ACTORS, SECRETS
 
 _SILENT_S = 30.0
 _NO_MESSAGE = 10057  # there is none of this sequence (any more)
@@ -41,13 +42,25 @@ async def purge(bus: Bus, owner: str, before: str, reason: Literal["operator", "
         BusError: the server does not answer, or does not let this login erase.
     """
     found = await _stored(bus)
-    chosen = {secret: at for secret, at in found.items() if covers(secret, owner, before)}
+    chosen = [secret for secret in found if covers(secret, owner, before)]
+    erased: list[str] = []
     if chosen or reason == "operator":  # keys that wait in a gateway's spool are not there yet
-        request = PurgeRequested(secrets.token_hex(8), owner, before, reason, sorted(chosen))
-        await publish(bus, request)
-    for sequence in [at for ats in chosen.values() for at in ats]:
-        await _erase(bus, sequence)
-    return Purged(sorted(chosen), len(found) - len(chosen))
+        asked_ns = await _erase_all(bus, PurgeRequested(secrets.token_hex(8), owner, before, reason, chosen), found)
+        erased, found = chosen, await _stored(bus)
+        # Keys that came while the first ones were read are of turns that were there before the purge, too.
+        stored = [secret for secret, records in found.items() if records[0].time_ns <= asked_ns]
+        if chosen := [secret for secret in stored if covers(secret, owner, before)]:
+            await _erase_all(bus, PurgeRequested(secrets.token_hex(8), owner, before, reason, chosen), found)
+    return Purged(sorted(erased + chosen), len(found) - len(chosen))
+
+
+async def _erase_all(bus: Bus, request: PurgeRequested, found: Mapping[str, list[Record]]) -> int:
+    """Store what is asked for, and erase its keys; returns when it was stored, ns since 1970."""
+    record = await read_message(bus, ACTORS, await publish(bus, request))
+    for secret in request.secrets:
+        for one in found[secret]:
+            await _erase(bus, one.sequence)
+    return record.time_ns if record is not None else 0
 
 
 def purge_spools(folder: Path, owner: str, before: str) -> int:
@@ -80,12 +93,12 @@ async def _erase(bus: Bus, sequence: int) -> None:
             raise
 
 
-async def _stored(bus: Bus) -> dict[str, list[int]]:
-    """Return the data keys that are there, with the sequences of their messages."""
-    found: dict[str, list[int]] = {}
+async def _stored(bus: Bus) -> dict[str, list[Record]]:
+    """Return the data keys that are there, with their messages."""
+    found: dict[str, list[Record]] = {}
 
     def take(record: Record) -> None:
-        found.setdefault(record.key, []).append(record.sequence)
+        found.setdefault(record.key, []).append(record)
 
     reader = LogReader(bus, SECRETS, take, subjects=[SECRET_MADE.pattern(bus.run)], headers_only=True)
     await reader.start()

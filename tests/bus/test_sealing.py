@@ -3,7 +3,9 @@ nothing: neither the key nor the text stands in the server's files."""
 
 import math
 import secrets
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from asyncrl.bus.sealing import seal, unseal
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.bus.vault import SecretGone, Vault
 from asyncrl.live.owners import covers, new_secret, owner_of, tenant_digest, user_of
-from asyncrl.run.purge import purge
+from asyncrl.run.purge import _stored, purge
 from topics.secrets import SecretMade
 from topics.topic import TURNS
 from topics.turns import TURN_FINISHED, TurnFinished
@@ -90,7 +92,7 @@ async def turn_left(bus: Bus, turn: str = "t1") -> TurnFinished:
     return await read(bus, TurnFinished, record)
 
 
-async def test_what_is_sealed_is_read_until_one_of_its_keys_is_erased(tmp_path: Path):
+async def test_what_is_sealed_is_read_until_one_of_its_keys_is_erased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     server = EmbeddedServer(tmp_path)
     bus = await Bus.connect(await server.start(), "sealed")
     keys = {new_secret(owner_of("anna", user), 0.0): secrets.token_bytes(32) for user in ("u1", "u2")}
@@ -106,6 +108,17 @@ async def test_what_is_sealed_is_read_until_one_of_its_keys_is_erased(tmp_path: 
         purged = await purge(bus, owner_of("anna", "u2"), "", "operator")
         assert (purged.keys, purged.left) == ([second], 1)
         assert (await purge(bus, owner_of("anna", "u2"), "", "operator")).keys == []
+
+        looks, late = count(), new_secret(owner_of("anna", "u2"), 0.0)
+
+        async def while_another_comes(of: Bus) -> Any:
+            found = await _stored(of)
+            if not next(looks):
+                await publish(of, SecretMade(late, secrets.token_bytes(32)))
+            return found
+
+        monkeypatch.setattr("asyncrl.run.purge._stored", while_another_comes)
+        assert await purge(bus, owner_of("anna", "u2"), "", "operator") == ([late], 1)
 
         bus.vault = Vault()  # as of another process
         with pytest.raises(SecretGone, match="is not there"):

@@ -39,8 +39,8 @@ async def test_a_conversation_goes_on_under_more_data_keys_than_a_message_can_na
         assert (await reader.read(begun[number].turn_id)).prompt.tolist() == inference.asked[number].ids
 
     # What a reader remembers of a conversation is gone with its keys.
-    (sequence,) = (await _stored(bus))[begun[0].secret]
-    await _erase(bus, sequence)
+    (made,) = (await _stored(bus))[begun[0].secret]
+    await _erase(bus, made.sequence)
     reading.vault._known.clear()
     with pytest.raises(SecretGone):
         await reader.read(begun[21].turn_id)
