@@ -266,7 +266,6 @@ class EngineActor:
             EngineFailed: it is the newest, and its bytes were refused before; or the server takes no version at all.
         """
         if self._pinned is not None:
-            self._loaded = ""  # the server may be on hold: whatever comes next is loaded
             self._pinned.pass_over(target)
             self._follow(self._pinned)
             await self._publish_refused(target, error)
@@ -304,7 +303,7 @@ class EngineActor:
             The directory that they were loaded from.
         """
         began, engine_id = time.monotonic(), self.context.actor_id
-        self._updating = True
+        self._updating, self._loaded = True, ""  # wherever this ends: it may have a part of them, and is on hold
         updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found)
         await self._publish(updating)
         crash_point("engine.updating")
@@ -346,7 +345,6 @@ class EngineActor:
     async def _load(self, target: WeightsPublished, source: Path | WeightsOffered) -> Path | None:
         """Load a version into the server, which is held: from the store where the direct way fails."""
         if self._direct is not None and isinstance(source, WeightsOffered):
-            self._loaded = ""  # it may get a part of the version
             try:
                 await self._direct.load(source)
                 return None

@@ -280,8 +280,9 @@ class Learner:
         self.context.doing(Activity("publishing", self.step))
         await self.offers.withdraw()
         await self.group.do(CopyWeights())
-        base, full = self.fold.base(self.config.weights, self.lineage), self.fold.state.full
-        self._version = self.outbox.begin(self._write_version(Publish(self.lineage, self.step, base), full, answers))
+        state, why = self.fold.state, self.fold.full_because(self.config.weights, self.lineage)
+        call = Publish(self.lineage, self.step, "" if why else state.newest, why)
+        self._version = self.outbox.begin(self._write_version(call, state.full, answers))
         self.outbox.put(self._version)
 
     async def _write_version(self, call: Publish, full: int, answers: int) -> WeightsPublished:

@@ -106,13 +106,18 @@ class LearnerFold(CheckpointFold):
         if not ready.direct:
             self.state.costs.add_loaded(ready)
 
-    def base(self, settings: WeightsSettings, lineage: int) -> str:
-        """Key of the version that the next one may be a difference to; empty where it is to be full."""
+    def full_because(self, settings: WeightsSettings, lineage: int) -> str:
+        """Return why the next version is to be full; empty where it may be a difference to the newest."""
         state = self.state
-        other = lineage != state.lineage or state.chained + 1 >= settings.full_every
-        wanted = settings.delta == "always" or (settings.delta == "auto" and state.costs.favours_delta())
-        refused = state.refused >= state.full  # the newest full version, or what stands on it
-        return state.newest if wanted and not other and not refused else ""
+        if settings.delta == "never":
+            return "weights.delta is never"
+        if lineage != state.lineage or not state.newest:
+            return "the first of its lineage"
+        if state.refused >= state.full:  # the newest full version, or what stands on it
+            return "an engine refused the one before"
+        if state.chained + 1 >= settings.full_every:
+            return f"{state.chained} differences came before it"
+        return "" if settings.delta == "always" else state.costs.full_because()
 
     @on(WeightsRefused)
     def _on_refused(self, refused: WeightsRefused, _record: Record) -> None:

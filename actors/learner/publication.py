@@ -76,13 +76,14 @@ class Publish(Call[WeightsPublished]):
     lineage: int
     version: int
     base: str = ""  # see `Publisher.prepare`
+    why: str = ""  # it has none
 
     def _compute(self, rank: Rank) -> Prepared:
         return rank.publisher.prepare(self.version, self.base)
 
     def following(self, answers: Sequence[Prepared]) -> Call[WeightsPublished]:
         """See `Call`: all ranks write a full version, or a difference."""
-        choice = choice_of(answers, self.base)
+        choice = choice_of(answers, self.base, self.why)
         return WriteVersion(new_attempt(self.lineage, self.version), choice)
 
 

@@ -84,11 +84,12 @@ class VersionShare(msgspec.Struct, frozen=True):
     delta: DeltaShare | None = None
 
 
-def choice_of(prepared: Sequence[Prepared], base: str) -> Choice:
+def choice_of(prepared: Sequence[Prepared], base: str, why: str = "") -> Choice:
     """Return what is to be written: the difference, where every rank has the base, and it is smaller.
 
     Args:
         base: key of the version that it may be a difference to; empty where it is to be full.
+        why: it is to be full.
     """
     size, encode_s = sum(one.bytes for one in prepared), max(one.encode_s for one in prepared)
     moved = [one.difference for one in prepared if one.difference is not None]
@@ -96,7 +97,7 @@ def choice_of(prepared: Sequence[Prepared], base: str) -> Choice:
         if sum(moved) <= _WORTH * size:
             return Choice(base, sum(moved), encode_s, "")
         return Choice("", size, encode_s, f"full: the difference has {sum(moved) / size:.0%} of its bytes")
-    reason = ("full: no base" if base else "full") if prepared[0].deltas else ""
+    reason = f"full: {'no base' if base else why}" if prepared[0].deltas else ""
     return Choice("", size, encode_s, reason)
 
 
@@ -273,7 +274,7 @@ class Publisher:
     def publish(self, *, lineage: int, version: int, base: str = "") -> WeightsPublished:
         """Write a version of one rank alone: see `prepare`, `write_version`, `complete_version`."""
         attempt = new_attempt(lineage, version)
-        choice = choice_of([self.prepare(version, base)], base)
+        choice = choice_of([self.prepare(version, base)], base, "asked for")
         return self.complete_version(attempt, choice, [self.write_version(attempt, choice)])
 
     def save(self, checkpoint: Checkpoint) -> Path:

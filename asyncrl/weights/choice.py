@@ -33,9 +33,11 @@ class Costs(msgspec.Struct):
             return None
         return self.written[delta] + max(self.loaded.get(delta, {}).values(), default=0.0)
 
-    def favours_delta(self) -> bool:
-        """Return whether the next version should be a difference."""
+    def full_because(self) -> str:
+        """Return why the next version should be full; empty where a difference wins, or is to be tried."""
         full, delta = self.of(False), self.of(True)
-        if full is None or delta is None:
-            return full is not None
-        return delta < full or self.since[True] >= _AGAIN
+        if full is None:
+            return "no full one was measured"
+        if delta is None or delta < full or self.since[True] >= _AGAIN:
+            return ""
+        return f"a difference took {delta:.3f} s until the slowest engine had it, a full version {full:.3f} s"

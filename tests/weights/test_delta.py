@@ -202,19 +202,19 @@ def ready(engine: str, *, delta: bool, seconds: float) -> EngineReady:
 
 def test_a_difference_is_used_when_encoding_moving_and_applying_took_less_than_a_full_version():
     costs = Costs()
-    assert not costs.favours_delta(), "there is no base"
+    assert costs.full_because() == "no full one was measured"
     costs.add_published(published(0, write_s=1.0))
-    assert costs.favours_delta(), "it is tried once"
+    assert costs.full_because() == "", "it is tried once"
     costs.add_loaded(ready("engine-1", delta=False, seconds=0.5))
     costs.add_published(published(1, base="0:0:d", encode_s=0.4, write_s=0.1))
     costs.add_loaded(ready("engine-1", delta=True, seconds=0.2))
     assert costs.of(True) == pytest.approx(0.8)
-    assert costs.favours_delta()
+    assert costs.full_because() == ""
     costs.add_loaded(ready("engine-2", delta=True, seconds=5.0))  # the slowest one decides
-    assert not costs.favours_delta()
+    assert costs.full_because() == ("a difference took 5.600 s until the slowest engine had it, a full version 1.600 s")
     for version in range(2, 66):
         costs.add_published(published(version, write_s=1.0))
-    assert costs.favours_delta(), "it is tried again"
+    assert costs.full_because() == "", "it is tried again"
 
 
 class Log:
@@ -231,23 +231,30 @@ class Log:
             fold.apply(topic, message, record)
 
 
-def test_after_a_refusal_a_new_lineage_or_many_differences_the_next_version_is_full():
+def test_after_a_refusal_a_new_lineage_or_many_differences_the_next_version_is_full_and_the_reason_is_told():
     fold = LearnerFold(Config())
     log, settings = Log(fold), WeightsSettings(delta="always", full_every=3)
-    assert fold.base(settings, 0) == ""
-    for version, base, expected in ((0, "", "0:0:d"), (1, "0:0:d", "0:1:d"), (2, "0:1:d", ""), (3, "", "0:3:d")):
+    assert fold.full_because(settings, 0) == "the first of its lineage"
+    for version, base, why in (
+        (0, "", ""),
+        (1, "0:0:d", ""),
+        (2, "0:1:d", "2 differences came before it"),
+        (3, "", ""),
+    ):
         log.add(WEIGHTS_PUBLISHED, TRAINING, published(version, base))
-        assert fold.base(settings, 0) == expected
+        assert fold.full_because(settings, 0) == why
+        assert fold.state.newest == f"0:{version}:d"
     assert fold.state.full == 4
-    assert fold.base(settings, 1) == ""
+    assert fold.full_because(settings, 1) == "the first of its lineage"
     refused = WeightsRefused("engine-1", 0, 3, 4, "torn")
     fold.apply(WEIGHTS_REFUSED, refused, Record(ENGINES, 1, WEIGHTS_REFUSED.name, {}, b"", 1))
     assert fold.unanswered == 4
-    assert fold.base(settings, 0) == ""
+    assert fold.full_because(settings, 0) == "an engine refused the one before"
     log.add(WEIGHTS_PUBLISHED, TRAINING, published(4, "0:3:d"))
-    assert (fold.unanswered, fold.base(settings, 0)) == (0, ""), "it stands on what was refused"
+    assert fold.unanswered == 0
+    assert fold.full_because(settings, 0) == "an engine refused the one before", "it stands on what was refused"
     log.add(WEIGHTS_PUBLISHED, TRAINING, published(5))
-    assert fold.base(settings, 0) == "0:5:d"
+    assert fold.full_because(settings, 0) == ""
 
 
 def test_what_a_kept_version_is_a_difference_to_is_kept_too():

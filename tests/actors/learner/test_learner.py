@@ -1,5 +1,7 @@
 """The learner as an actor on real logs, with a small torch model: who trains, when, and on which thread."""
 
+import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -33,6 +35,7 @@ from topics.weights import (
     CHECKPOINT_LOST,
     CHECKPOINT_SAVED,
     WEIGHTS_PUBLISHED,
+    WEIGHTS_REJECTED,
     WEIGHTS_UNCHANGED,
     CheckpointSaved,
     WeightsPublished,
@@ -353,6 +356,27 @@ async def test_a_step_that_changes_nothing_is_an_alarm_and_its_version_goes_on(o
     ]
     assert len({message.digest for message in versions}) == 3
     assert [message.bytes == 0 for message in versions] == [False, False, delta == "always", delta == "always", False]
+
+
+async def test_weights_that_are_not_finite_are_an_alarm_and_no_version(opened: Open, bus: Bus, monkeypatch):
+    learner = await opened()
+    await train(bus, 1, 1)
+    copy = TorchTrainer.copy_weights
+
+    def spoiled(one: TorchTrainer):
+        next(iter(one._own.parameters.values())).data.view(-1)[0] = math.inf
+        return copy(one)
+
+    monkeypatch.setattr(TorchTrainer, "copy_weights", spoiled)
+    await pack(bus, 2)
+    with pytest.raises(ActorFault, match=r"version 2: tensor \S+ holds values that are not finite"):
+        await asyncio.wait_for(learner.task, 60)
+
+    log = await log_of(bus)
+    assert [message.version for message in log[WEIGHTS_PUBLISHED]] == [0, 1]
+    [alarm] = log[WEIGHTS_REJECTED]
+    assert (alarm.lineage, alarm.version) == (0, 2) and "not finite" in alarm.reason
+    assert not list(learner.context.files.weights.glob("*v000002*"))
 
 
 async def test_a_refused_difference_is_answered_with_the_full_version_once(opened: Open, bus: Bus, monkeypatch):

@@ -224,19 +224,31 @@ async def test_a_router_answers_no_request_without_its_key(served: Any):
     assert key.stat().st_mode & 0o077 == 0
 
 
-async def test_a_router_that_is_started_again_costs_no_generation(served: Any):
+async def test_a_router_that_is_started_again_costs_no_generation_and_no_token_that_came(served: Any):
     play = await served()
     await play.ready(0, 1)
-    assert len((await play.generate("p000000", 1)).tokens) == 4
+    server, answer = play.servers[0], Answer("generate", "", done=False)
 
-    play.router._router.kill()
-    await asyncio.wait_for(play.running, 300)
-    [fault] = play.router.context.faults
-    assert isinstance(fault, ActorDown)  # its supervisor starts it again
-    assert str(fault).startswith("the router ended: exit code -9")
-    async with going(play.generate("p000000", 1)) as running:
+    async def begins(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        yield server.answer(asked, [11, 12], None)
+        await asyncio.Event().wait()
+
+    server.events = begins
+    sampling, wanted = SamplingParams(LONG), Wanted(1, group="p000000")
+    work = play.generator.generate(prompt("p000000"), sampling, wanted=wanted, answer=answer)
+    async with going(work) as running:
+        await until(lambda: len(answer.tokens) == 2, "tokens came")
+        server.events = server.one_event
+        play.router._router.kill()
+        await asyncio.wait_for(play.running, 300)
+        [fault] = play.router.context.faults
+        assert isinstance(fault, ActorDown)  # its supervisor starts it again
+        assert str(fault).startswith("the router ended: exit code -9")
         await play.start()
-        assert len((await running).tokens) == 4
+        assert len((await asyncio.wait_for(running, 300)).tokens) == LONG
+
+    assert answer.tokens[:2].tolist() == [11, 12]
+    assert [asked.ids[3:] for asked in server.asked] == [[], [11, 12]]
 
 
 APART = {
