@@ -23,7 +23,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.weights import versions
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.files import FileStore
-from asyncrl.weights.stream import StreamStore, TornVersion
+from asyncrl.weights.stream import FILE, OFFSET, StreamStore, TornVersion
 from asyncrl.weights.tensors import HostTensor
 from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
@@ -163,6 +163,22 @@ async def test_a_version_without_one_of_its_chunks_is_refused_and_taken_when_it_
     await playing
     for reader in readers:
         await reader.close()
+
+
+async def test_a_version_with_a_flipped_byte_is_refused_and_leaves_nothing(bus: Bus, context: Context, monkeypatch):
+    put = ChunkWriter.put
+
+    def flip(writer: ChunkWriter, name: str, headers: dict[str, str], body: bytes) -> None:
+        changed = headers.get(FILE) == "model.safetensors" and headers[OFFSET] != "0"
+        put(writer, name, headers, bytes([body[0] ^ 1]) + body[1:] if changed else body)
+
+    monkeypatch.setattr(ChunkWriter, "put", flip)
+    torn = await stored(bus, 1)
+
+    with pytest.raises(TornVersion, match="tensors differ from its manifest"):
+        await Fetcher(bus, context.files).directory(torn)
+
+    assert not [path for path in context.files.fetched.rglob("*") if path.is_dir() and "lineage" in path.name]
 
 
 async def test_what_was_not_published_is_refused(bus: Bus, context: Context):
