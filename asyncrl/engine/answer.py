@@ -184,6 +184,8 @@ class Member:
             if len(meta.routed_experts) % 4:
                 raise RequestFailed(f"{len(meta.routed_experts)} bytes of experts came; expected int32 numbers")
             self._routed = np.frombuffer(meta.routed_experts, "<i4")
+        finish = meta.finish_reason
+        aborted = finish is not None and finish.type == "abort"
         have, ids = len(self._tokens), answer.output_ids
         total = len(ids) if meta.completion_tokens is None else meta.completion_tokens
         fresh = total - have
@@ -200,8 +202,10 @@ class Member:
             spans = _reported(meta, have, total)
             label = [VersionSpan(meta.weight_version, have, total)]
             wanted = all(self._hand_on(span, reported=bool(spans)) for span in spans or label)
-        finish = meta.finish_reason
-        if finish is not None and finish.type == "abort" and finish.status_code not in (None, _NEVER_STARTED):
+        elif fresh > 0 and not aborted:
+            words = f"{fresh} new tokens came with {len(ids)} ids and {len(logprobs)} log-probs"
+            raise RequestFailed(f"{words}; expected one of each for every token")
+        if finish is not None and aborted and finish.status_code not in (None, _NEVER_STARTED):
             raise fault_of(finish.status_code, finish.message or "aborted")
         return wanted
 

@@ -1,6 +1,6 @@
 """A server that answers what its request and its model have no answer for: nothing of it is in a trajectory."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -35,8 +35,23 @@ async def test_a_token_that_the_model_has_not_is_in_no_answer_and_in_no_further_
     assert [asked.ids for asked in one.asked] == [[5], [5]]
 
 
+def name_another(answer: dict[str, Any]) -> None:
+    answer["meta_info"]["output_token_logprobs"][-1][1] += 1
+
+
+def forget_log_prob(answer: dict[str, Any]) -> None:
+    answer["meta_info"]["output_token_logprobs"].pop()
+
+
+def forget_token(answer: dict[str, Any]) -> None:
+    answer["output_ids"].pop()
+
+
+@pytest.mark.parametrize("spoil", [name_another, forget_log_prob, forget_token])
 @pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
-async def test_a_token_with_the_log_prob_of_another_is_sampled_anew_behind_those_that_came_well(portion: int):
+async def test_tokens_without_log_probs_of_their_own_are_sampled_anew_behind_those_that_came_well(
+    portion: int, spoil: Callable[[dict[str, Any]], None]
+):
     async with like_sglang() as one, sampled_from(one, portion) as generator:
 
         async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
@@ -46,7 +61,7 @@ async def test_a_token_with_the_log_prob_of_another_is_sampled_anew_behind_those
                 tokens = tokens[2:]
             answer = one.answer(asked, tokens)
             if len(one.asked) == 1:
-                answer["meta_info"]["output_token_logprobs"][-1][1] += 1
+                spoil(answer)
             yield answer
 
         one.events = events
