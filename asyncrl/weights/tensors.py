@@ -101,6 +101,14 @@ class Written(NamedTuple):
     files: dict[str, FileRecord]  # by name
 
 
+class _Entry(msgspec.Struct, frozen=True):
+    """One tensor in the header of a safetensors file; what has none of these fields is no tensor."""
+
+    dtype: str = ""
+    shape: list[int] = []
+    data_offsets: tuple[int, int] = (0, 0)  # behind the header
+
+
 class _Part(NamedTuple):
     name: str  # of the file
     stem: str
@@ -284,10 +292,16 @@ def tensors_in(path: Path, mode: Literal["r", "r+"] = "r") -> Iterator[HostTenso
     content = np.memmap(path, np.uint8, mode)
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
     names = {short: dtype for dtype, short in _DTYPES.items()}
-    for name, entry in msgspec.json.decode(content[8:start].tobytes(), type=dict[str, dict[str, Any]]).items():
+    try:
+        entries = msgspec.json.decode(content[8:start].tobytes(), type=dict[str, _Entry])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"{path.name} is no safetensors file: {error}") from error
+    for name, entry in entries.items():
         if name != "__metadata__":
-            begin, end = entry["data_offsets"]
-            yield HostTensor(name, names[entry["dtype"]], entry["shape"], content[start + begin : start + end])
+            if entry.dtype not in names:
+                raise ValueError(f"{path.name}: {name} has dtype {entry.dtype!r}, expected one of {[*names]}")
+            begin, end = entry.data_offsets
+            yield HostTensor(name, names[entry.dtype], entry.shape, content[start + begin : start + end])
 
 
 def _blocks(tensor: HostTensor) -> Iterator[memoryview]:

@@ -15,7 +15,7 @@ from asyncrl.weights.files import FileStore
 from asyncrl.weights.shares import Attempt, Filling, Sized, StoredFiles, owners
 from asyncrl.weights.store import STORES, StorePlace, WeightStore
 from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of, stem_of_share
-from asyncrl.weights.verify import check_version
+from asyncrl.weights.verify import TornVersion, check_version
 from asyncrl.weights.versions import FullShare, complete, new_attempt, publish, write_share
 
 INDEX = "model.safetensors.index.json"
@@ -143,6 +143,26 @@ def test_a_torn_share_is_refused_by_the_name_of_its_file(tmp_path: Path, spoil, 
         complete(store, attempt, shares, None)
 
     assert not list((tmp_path / "weights").glob("lineage*"))
+
+
+def test_a_bit_flipped_anywhere_in_a_version_is_found(tmp_path: Path):
+    published = publish(FileStore(tmp_path), tensors(3), None, lineage=0, version=3)
+    directory = Path(published.location)
+    check_version(directory, published.digest)
+    for name, beside in (("model.safetensors", b'"format":"pt"'), ("manifest.jsonl", b"")):
+        path = directory / name
+        content = path.read_bytes()
+        begin = content.index(beside)
+        free = range(begin, begin + len(beside))  # says nothing of a tensor
+        for place in range(len(content)):
+            changed = bytearray(content)
+            changed[place] ^= 1 << place % 8
+            path.write_bytes(changed)
+            if place not in free:
+                with pytest.raises(TornVersion):
+                    check_version(directory, published.digest)
+        path.write_bytes(content)
+    check_version(directory, published.digest)
 
 
 def test_tensors_are_dealt_out_by_name_and_size_alone_and_evenly():
