@@ -3,15 +3,18 @@
 import asyncio
 
 import numpy as np
+import pytest
 import xxhash
 
 from actors.learner.actor import Learner
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import WRITER, publish
 from topics.batches import BatchGroup, BatchMember, BatchPacked, Objective
 from topics.ids import TASK, prompt_name
 from topics.prompts import PromptRow
+from topics.topic import TRAINING
 from topics.trajectories import (
     Reference,
     Segment,
@@ -67,6 +70,28 @@ async def pack(
     group = BatchGroup(prompt_id, members, estimator=estimator)
     packed = BatchPacked(step, "rl", [group], max(0, step - 2), objective)
     return await publish(bus, packed, headers={WRITER: "buffer"})
+
+
+class Log:
+    """Return what the learners published, by topic."""
+
+    def __init__(self) -> None:
+        self.messages: dict[str, list] = {}
+
+    def apply(self, topic, message, record):
+        self.messages.setdefault(topic.name, []).append(message)
+
+    def refuse(self, record, error):
+        pytest.fail(f"{record.subject}: {error}")
+
+    def __getitem__(self, topic):
+        return self.messages.get(topic.name, [])
+
+
+async def log_of(bus: Bus) -> Log:
+    log = Log()
+    await read_merged(bus, [Part(TRAINING)], log.apply, log.refuse)
+    return log
 
 
 class Playing:

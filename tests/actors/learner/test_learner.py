@@ -16,7 +16,6 @@ from actors.runtime.actor import ActorFault
 from actors.runtime.keeper import Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import publish
 from asyncrl.errors import LaunchError
 from asyncrl.run.resume import request_skip
@@ -25,7 +24,7 @@ from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.tensors import file_record
 from harness.keepers import SILENCE_S, Clock, clock
-from harness.learning import Playing, pack
+from harness.learning import Playing, log_of, pack
 from harness.stage import Connect, Stage, Unretrieved, until
 from topics.actors import KeeperSnapshot
 from topics.batches import BATCH_TRAINED, BatchTrained, Objective
@@ -46,28 +45,6 @@ from topics.wire import decode
 SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
 Open = Callable[..., "Playing"]
 __all__ = ["clock"]  # a fixture
-
-
-class Log:
-    """Return what the learners published, by topic."""
-
-    def __init__(self) -> None:
-        self.messages: dict[str, list] = {}
-
-    def apply(self, topic, message, record):
-        self.messages.setdefault(topic.name, []).append(message)
-
-    def refuse(self, record, error):
-        pytest.fail(f"{record.subject}: {error}")
-
-    def __getitem__(self, topic):
-        return self.messages.get(topic.name, [])
-
-
-async def log_of(bus: Bus) -> Log:
-    log = Log()
-    await read_merged(bus, [Part(TRAINING)], log.apply, log.refuse)
-    return log
 
 
 async def trained(bus: Bus, step: int) -> bool:
