@@ -8,8 +8,8 @@ from pathlib import Path
 from aiohttp import ClientError, ClientSession
 
 from asyncrl.config.settings import Config
-from asyncrl.ports import free_port
 from asyncrl.training.create import ModelShape, create_model
+from harness.ports import own_port
 from harness.runs import command
 from harness.stage import until
 
@@ -37,7 +37,7 @@ def conversing_model(folder: Path, *, tools: bool = False) -> Path:
 
 def with_gateway(folder: Path) -> tuple[list[str], str]:
     """Return settings of a run with a gateway, and its address."""
-    port = free_port()
+    port = own_port()
     model = conversing_model(folder / "conversing")
     settings = [f"model.path={model}", "gateway.count=1", f"gateway.port={port}"]
     # With the defaults, other work on the machine would come before what the test waits for, and an engine that starts
@@ -45,18 +45,21 @@ def with_gateway(folder: Path) -> tuple[list[str], str]:
     return [*settings, "gateway.nice=1", "gateway.hold_s=180"], f"http://127.0.0.1:{port}"
 
 
-async def answers(address: str) -> bool:
-    """Return whether a gateway listens there."""
+async def answers(address: str, path: str = "/health", key: str = "") -> bool:
+    """Return whether a gateway listens there, and takes a key."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        async with ClientSession() as session, session.get(f"{address}/health") as response:
+        async with ClientSession(headers=headers) as session, session.get(f"{address}{path}") as response:
             return response.status == 200
     except ClientError:
         return False
 
 
 async def new_key(folder: Path, address: str, tenant: str = "anna") -> str:
-    """Wait for the gateway, and return a new key as `asyncrl keys add` prints it."""
+    """Wait for the gateway, and return a new key as `asyncrl keys add` prints it, once the gateway takes it."""
     await until(lambda: answers(address), "the gateway listens", 180)
     code, output = await command(folder, "keys", "add", "--tenant", tenant)
     assert code == 0, output
-    return output.strip()
+    key = output.strip()
+    await until(lambda: answers(address, "/v1/models", key), "the gateway has read of the key")
+    return key
