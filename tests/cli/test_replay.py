@@ -32,6 +32,7 @@ from asyncrl.training.trainers import open_trainer
 from harness.audited import messages_on
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
+from harness.gated import closed_gate
 from harness.prompter_feed import config as small_config
 from harness.prompter_feed import issue
 from harness.runs import PACED, Run, command, fork, resume, topics_left_in, up
@@ -214,12 +215,15 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     length = [f"learner.steps={STEPS}", "learner.checkpoint_every=4", "nats.keep=run"]
     roles = ["reference.kl_coef=0.01", "reference.refresh_every=3", "teacher.model=teacher", "teacher.coef=0.001"]
     settings = [*length, *(f"learner.{role}" for role in roles), "reward.function=graded.py:reward"]
+    settings += ["task.rollout=gated.py:rollout"]
+    gate = closed_gate(folder, 8 * 8)
 
     async def play() -> Run:
         async with up(folder, *settings) as run:
             for step in (1, 3, 6):
                 await run.reaches(lambda step=step: step in run.steps(), f"step {step}")
                 await run.kill("learner-1")
+            gate.unlink()
             assert await run.ended() == 0, run.story
         return run
 

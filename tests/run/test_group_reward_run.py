@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.audited import messages_on
+from harness.gated import closed_gate
 from harness.recorded import Recorded
 from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
@@ -31,9 +32,11 @@ def reward(completion, label, trajectory_id):
 async def test_groups_are_graded_by_one_call_each_and_all_adds_up(tmp_path: Path):
     (tmp_path / "ranked.py").write_text(RANKED)
     own = [f"reward.function={tmp_path / 'ranked.py'}:reward", "reward.scope=group", "learner.steps=4"]
-    async with up(tmp_path, *own, *FAST, *EVALUATED) as run:
+    gate = closed_gate(tmp_path, 2 * 8)
+    async with up(tmp_path, *own, *FAST, *EVALUATED, "task.rollout=gated.py:rollout") as run:
         await run.reaches(lambda: 1 in run.steps(), "its first step")
         await run.kill("groupreward-1")
+        gate.unlink()
         assert await run.ended() == 0, run.story
         name = run.root.name
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.gated import closed_gate
 from harness.runs import command, up
 
 pytestmark = pytest.mark.slow
@@ -12,9 +13,12 @@ PPO = ("advantage=gae", "loss=ppo", "lora.rank=4", "critic.warmup_steps=2", "cri
 
 async def test_ppo_goes_on_after_a_kill_and_is_replayed_bit_for_bit(tmp_path: Path):
     settings = ["learner.steps=6", "learner.checkpoint_every=3", "nats.keep=run", *(f"learner.{one}" for one in PPO)]
+    settings += ["task.rollout=gated.py:rollout"]
+    gate = closed_gate(tmp_path, 5 * 8)
     async with up(tmp_path, *settings) as run:
         await run.reaches(lambda: 4 in run.steps(), "step 4")
         await run.kill("learner-1")
+        gate.unlink()
         assert await run.ended() == 0, run.story
 
     rows = {row["step"]: row for row in run.rows() if row["step"] > 0}

@@ -8,13 +8,17 @@ import pytest
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.training.create import write_tokenizer
 from harness.audited import assert_consistent, audited_clean, messages_on, topics_left_by
+from harness.gated import closed_gate
 from harness.mixtures import MIXTURE, write_transformers_model
 from harness.runs import up
 from topics.topic import TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
 
 TURNS = """
+from gated import pass_gate
+
 async def rollout(row, context):
+    await pass_gate(context)
     ids = context.tokenizer.encode_prompt(row, max_tokens=None)
     found = await context.generate(ids, max_new_tokens=4)
     await context.tool("look", int)
@@ -32,15 +36,17 @@ async def test_experts_outlive_their_workers_and_engines(tmp_path: Path, monkeyp
     write_tokenizer(tmp_path / "mixture", "abcdefghijklmnopqrstuvwxyz^=", context=64)
     monkeypatch.setenv(CRASH_FOLDER, str(tmp_path / "points"))
     points = [arm(tmp_path / "points", name, "rollout") for name in ("blob.stored", "blob.inside", "progress.stored")]
-    settings = [f"model.path={tmp_path / 'mixture'}", "learner.routing=replay", "learner.steps=3", "nats.keep=run"]
+    settings = [f"model.path={tmp_path / 'mixture'}", "learner.routing=replay", "learner.steps=4", "nats.keep=run"]
     settings.append("task.rollout=rollouts.py:rollout")
+    gate = closed_gate(tmp_path, 3 * 8)
     async with up(tmp_path, *settings) as run:
         await run.reaches(lambda: not any(point.exists() for point in points), "a death at each point")
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         await run.kill("engine-1")
+        gate.unlink()
         assert await run.ended() == 0, run.story
 
-    assert_consistent(run, steps=3, warmup_steps=4)
+    assert_consistent(run, steps=4, warmup_steps=4)
     async with topics_left_by(run) as bus:
         results = (await messages_on(bus, TRAJECTORIES)).on(TRAJECTORY_GENERATED)
     assert all((one.routing is None) == (one.stage == "warmup") for one in results)

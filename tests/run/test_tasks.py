@@ -9,6 +9,7 @@ from asyncrl.config.tasks import Mixture
 from asyncrl.run.directory import RunFiles
 from harness.audited import messages_on
 from harness.configs import TWO_TASKS
+from harness.gated import closed_gate
 from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
@@ -21,6 +22,7 @@ CONFIG = (
     TWO_TASKS
     + """
 tasks.words.temperature = 0.8
+tasks.words.rollout = "gated.py:rollout"
 tasks.sums.rollout = "own.py:rollout"
 tasks.sums.reward = "own.py:reward"
 tasks.sums.group_size = 3
@@ -47,7 +49,10 @@ keep = "run"
 """
 )
 OWN = """
+from gated import pass_gate
+
 async def rollout(row, context):
+    await pass_gate(context)
     await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None), max_new_tokens=5)
     context.outcome(metrics={"asked": 1.0})
 
@@ -59,9 +64,11 @@ RULES = {"words": (4, 0.8, "grpo"), "sums": (3, 1.3, "centered")}
 
 async def test_two_tasks_with_rules_of_their_own_are_mixed_trained_and_accounted_for(tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
+    gate = closed_gate(tmp_path, 4 * 6)
     async with up(tmp_path, config=CONFIG) as run:
         await run.reaches(lambda: 2 in run.steps(), "its second step")
         await run.kill("prompter-1")
+        gate.unlink()
         assert await run.ended() == 0, run.story
 
     for words, end in (

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.audited import messages_on
+from harness.gated import closed_gate
 from harness.recorded import Recorded
 from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
@@ -17,8 +18,10 @@ pytestmark = pytest.mark.slow
 
 TURNS = """
 import numpy as np
+from gated import pass_gate
 
 async def rollout(row, context):
+    await pass_gate(context)
     prompt = context.tokenizer.encode_prompt(row, max_tokens=None)
     first = await context.generate(prompt, max_new_tokens=3)
     second = await context.generate(np.concatenate([prompt, first.tokens, prompt]), max_new_tokens=3)
@@ -33,9 +36,11 @@ async def test_rewards_of_turns_reach_the_batches_and_a_replay_is_bit_equal(tmp_
     own = [f"task.rollout={tmp_path / 'turns.py'}:rollout", 'reward.function=""', "nats.keep=run", "learner.steps=3"]
     own += ["learner.advantage=turns", "learner.turn_discount=0.5", "warmup.steps=1", "workers.lease_s=1.0"]
     own += ["learner.offload_idle=true"]  # which changes no bit: the replay never rests
+    gate = closed_gate(tmp_path, 2 * 8)
     async with up(tmp_path, *own) as run:
         await run.reaches(lambda: 1 in run.steps(), "its first step")
         await run.kill("rollout-1")
+        gate.unlink()
         assert await run.ended() == 0, run.story
         name = run.root.name
         moved = [
