@@ -1,6 +1,7 @@
 """Whole runs as a user starts them: `asyncrl up` as a process, watched from outside, with nothing of it left behind."""
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -22,6 +23,7 @@ LIMIT_S = 300.0  # no run of a test is longer; a loaded machine takes many times
 _PROGRAM = ("-m", "asyncrl.cli.main")
 _MARK = "ASYNCRL_TEST_RUN"  # environment variable that every process of a run inherits
 _GONE_S = 120.0  # for the kernel to take processes whose parent was killed
+_DYING_S = 10.0  # for those to end that the kernel kills as their parent ends: nobody waits for them
 
 SHORT = """
 run = "short"
@@ -119,6 +121,11 @@ class Run:
         """Return what an actor wrote into its log."""
         return (self.root / "logs" / f"{actor_id}.log").read_text()
 
+    def events(self, actor_id: str) -> list[dict[str, Any]]:
+        """Lines of the log of an actor so far, but for those that are no JSON: of libraries, or half written."""
+        lines = self.log(actor_id).split("\n")[:-1]
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
     def processes(self) -> dict[int, str]:
         """Command lines of the living processes that came from this run, by process id."""
         return {pid: line for pid, line, _ in self._living()}
@@ -151,16 +158,22 @@ class Run:
     async def gone(self) -> None:
         """Kill what still lives; an assertion error when `up` had ended and something lived on."""
         ended = self.process.returncode is not None
+        if ended:
+            with contextlib.suppress(TimeoutError):
+                await self._gone(_DYING_S)
         left = self.processes()
         if not ended:
             self.process.kill()
         await self._ending
-        async with asyncio.timeout(_GONE_S):
+        await self._gone(_GONE_S, _kill)
+        assert not (ended and left), f"processes outlived `asyncrl up`: {left}"
+
+    async def _gone(self, limit_s: float, touch: Callable[[int], object] = lambda _: None) -> None:
+        async with asyncio.timeout(limit_s):
             while living := self.processes():
                 for pid in living:
-                    _kill(pid)
+                    touch(pid)
                 await asyncio.sleep(0.02)
-        assert not (ended and left), f"processes outlived `asyncrl up`: {left}"
 
 
 @asynccontextmanager

@@ -1,6 +1,5 @@
 """A whole run whose rollout workers grow by their load, are scaled by hand, and whose supervisor is killed."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ BUSY = (
     *WITHOUT_MODEL,
     "learner.steps=100000",
     "rollout.slots=4",
-    "engine.scripted_mean_s=0.2",
+    "buffer.batch_groups=4",
+    "engine.scripted_mean_s=0.5",  # three workers take longer for a batch than all others for its step
     "autoscale.pools.rollout={ least = 1, most = 3 }",
     "autoscale.window_s=1.0",
     "autoscale.cool_s=1.0",
@@ -38,8 +38,7 @@ async def scaling(run: Run) -> ScalingStatus:
 
 def decisions(run: Run) -> list[dict[str, Any]]:
     """Return the decisions of all supervisors, in order."""
-    lines = [json.loads(line) for line in run.log("supervisor-1").splitlines() if line.startswith("{")]
-    return [line for line in lines if line["event"] == "fleet scaled" and "rollout" in line]
+    return [line for line in run.events("supervisor-1") if line["event"] == "fleet scaled" and "rollout" in line]
 
 
 async def test_workers_grow_with_their_queue_until_a_user_scales_by_hand(tmp_path: Path):

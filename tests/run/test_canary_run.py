@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from test_channels_run import moved, newest
-from test_gateway_run import turns_of
+from test_gateway_run import finished_turn, turns_of
 
 from asyncrl.bus.connection import Bus
 from asyncrl.data.tokenizer import TaskTokenizer
@@ -56,8 +56,7 @@ class Users:
                         max_tokens=4,
                         extra_headers=headers,
                     )
-                    _, finished = await turns_of(self._bus)
-                    turn = finished[reply.headers["x-asyncrl-turn"]]
+                    turn = await finished_turn(self._bus, reply.headers["x-asyncrl-turn"])
                     versions |= {*turn.versions.tolist()}
                     body = {"turn": turn.turn_id, "number": opinion(turn)}
                     await client.post("/feedback", cast_to=object, body=body)

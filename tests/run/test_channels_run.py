@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_gateway_run import turns_of
+from test_gateway_run import finished_turn
 
 from asyncrl.bus.connection import Bus
 from harness.live_runs import new_key, with_gateway
@@ -34,8 +34,7 @@ class Client:
                 max_tokens=8,
                 extra_headers=headers,
             )
-        _, finished = await turns_of(self._bus)
-        return {*finished[reply.headers["x-asyncrl-turn"]].versions.tolist()}
+        return {*(await finished_turn(self._bus, reply.headers["x-asyncrl-turn"])).versions.tolist()}
 
 
 async def newest(folder: Path) -> int:

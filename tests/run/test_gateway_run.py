@@ -9,7 +9,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from harness.gateways import stored_turns
 from harness.live_runs import answers, new_key, with_gateway
-from harness.runs import PACED, command, topics_left_in, two_steps_more, up
+from harness.runs import PACED, address_of, command, topics_left_in, two_steps_more, up
 from harness.sdks import anthropic, openai, sdks
 from harness.stage import until
 from topics.turns import TurnFinished, TurnStarted
@@ -17,6 +17,7 @@ from topics.turns import TurnFinished, TurnStarted
 pytestmark = pytest.mark.slow
 
 MOST = 24  # tokens of a reply
+VERSIONS = 3  # that the replies have at least
 
 
 class Talker:
@@ -64,6 +65,19 @@ async def turns_of(bus: Bus) -> tuple[dict[str, TurnStarted], dict[str, TurnFini
     return started, finished
 
 
+async def finished_turn(bus: Bus, turn_id: str) -> TurnFinished:
+    """Return a turn once it is stored: where the server is slow, the reply comes before."""
+    found: dict[str, TurnFinished] = {}
+
+    async def is_stored() -> bool:
+        nonlocal found
+        _, found = await turns_of(bus)
+        return turn_id in found
+
+    await until(is_stored, f"turn {turn_id} is stored")
+    return found[turn_id]
+
+
 async def test_people_talk_to_the_policy_over_updates_and_deaths(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
     async with up(tmp_path, *settings, "engine.count=2", PACED, "learner.steps=100000") as run:
@@ -73,6 +87,13 @@ async def test_people_talk_to_the_policy_over_updates_and_deaths(tmp_path: Path)
         await run.reaches(lambda: len(run.steps()) >= 2, "the first steps")
         await run.kill("engine-1")
         await two_steps_more(run, "steps after the death of an engine")
+        bus = await Bus.connect(address_of(run), "short")
+
+        async def have_many() -> bool:
+            return len(versions_of((await turns_of(bus))[1])) >= VERSIONS
+
+        await until(have_many, "replies have tokens of as many versions", 180)
+        await bus.close()
         for talker in talkers:
             talker.stop()
         await asyncio.gather(*talking)  # raises what any request raised: none is tried again
@@ -116,13 +137,16 @@ async def test_people_talk_to_the_policy_over_updates_and_deaths(tmp_path: Path)
         check_turns(*await turns_of(bus), replies=replies)
 
 
+def versions_of(finished: dict[str, TurnFinished]) -> set[int]:
+    return {int(version) for turn in finished.values() for version in turn.versions}
+
+
 def check_turns(started: dict[str, TurnStarted], finished: dict[str, TurnFinished], replies: int) -> None:
     """Check that each reply is stored with log-probs and versions, and that prompts begin with what was sampled."""
     assert started.keys() == finished.keys()
     assert len(finished) == replies + 1  # that of the second gateway
     assert {turn.finish for turn in finished.values()} <= {"stop", "length"}
-    versions = {int(version) for turn in finished.values() for version in turn.versions}
-    assert len(versions) >= 3, versions
+    assert len(versions_of(finished)) >= VERSIONS
     histories: dict[str, list[int]] = {}
     for name, turn in started.items():
         reply = finished[name]

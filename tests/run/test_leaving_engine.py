@@ -61,7 +61,7 @@ async def test_answers_of_an_engine_that_leaves_go_on_at_the_other_with_all_thei
             held = await paused_in_the_middle(http, addresses["engine-2"])
         code, output = await command(tmp_path, "scale", "engine=1")
         assert (code, output) == (0, "scaled: engine 1\n")
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(LIMIT_S):
             while (sent := await tokens_sent(http, addresses["engine-1"])) < held:
                 pass  # those of the other come as its end is noticed
         assert sent == held, "each token that the other had sampled, and each once"

@@ -34,6 +34,7 @@ async def test_rollouts_give_their_rows_to_requests_of_the_gateway_and_go_on_wit
     async with up(tmp_path, *settings, *FULL, *UNTRAINED, "learner.steps=100000", "nats.keep=run") as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")
+        await run.reaches(run.steps, "rollouts have the engine's rows")
         async with sdks(address, key) as (client, _):
             for _ in range(REQUESTS):
                 messages = [{"role": "user", "content": "abc"}]

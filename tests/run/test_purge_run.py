@@ -49,7 +49,7 @@ class Client:
                 messages.append({"role": "user", "content": "good"})
                 last = await self.ask(client, messages)
                 told = {"turn": last.id, "number": 0.5, "text": self._words}
-                await client.post("/feedback", cast_to=object, body=told)
+                await client.with_options(max_retries=5).post("/feedback", cast_to=object, body=told)
 
     async def ask(self, client: Any, messages: list[dict[str, str]]) -> Any:
         asked = {"model": "any", "messages": messages, "max_tokens": 8, "user": self._user}

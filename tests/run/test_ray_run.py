@@ -24,8 +24,7 @@ USERS = 'authorization { users = [ { user: "me", password: "secret" } ] }\nmax_p
 
 
 def supervisor_events(run: Run, event: str) -> list[dict[str, object]]:
-    rows = [json.loads(line) for line in run.log("supervisor-1").splitlines() if line.startswith("{")]
-    return [row for row in rows if row["event"] == event]
+    return [row for row in run.events("supervisor-1") if row["event"] == event]
 
 
 def settings_of(nodes: Nodes, folder: Path, port: int, authority: Authority) -> list[str]:

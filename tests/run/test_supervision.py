@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 from pathlib import Path
 
@@ -70,8 +71,9 @@ async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(
         kill(run.server())
         await two_steps_more(run, "two steps on the second server")
         await until(lambda: has_vitals(tmp_path), "vital signs, which live in the server's memory, are there again")
+        learner = run.actor("learner-1")
         await run.kill("supervisor-1")
-        await until(lambda: not run.actor("learner-1"), "the actors went with their supervisor")
+        await until(lambda: learner not in run.processes(), "the actors went with their supervisor")
         await two_steps_more(run, "two steps under the second supervisor")
         kill(run.server())
         assert await run.ended() == 0, run.story
@@ -87,9 +89,11 @@ async def test_a_server_that_cannot_come_back_ends_the_run_with_its_reason(tmp_p
         await two_steps_more(run, "two steps")
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            run.process.send_signal(signal.SIGSTOP)  # else it may start the next server first
             kill(run.server())
             await until(lambda: binds(taken, address_of(run).url), "the server has left its port")
             taken.listen()
+            run.process.send_signal(signal.SIGCONT)
             assert await run.ended() == 1, run.story
 
     assert "run short failed: the NATS server died 8 times in a row, at last with nats-server on port" in run.error

@@ -141,6 +141,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
             # A version that was on its way lets the engine go on.
             lambda: tasks.append(asyncio.ensure_future(post(run, address, "/pause_generation"))),
         )
+        await asyncio.gather(*tasks)  # one that came later would pause it again
         await post(run, address, "/continue_generation")
         await went_on(run, "the pause")
         learner, server = run.actor("learner-1"), run.server()
@@ -271,8 +272,8 @@ async def test_a_run_whose_data_ends_before_its_steps_is_a_finding_and_goes_on_w
 
 
 def reported_by_supervisor(run: Run, what: str, cause: str) -> bool:
-    lines = map(json.loads, run.log("supervisor-1").splitlines())
-    return any(line["event"] == f"stall.{what}" and line["cause"] == cause for line in lines)
+    found = [line["cause"] for line in run.events("supervisor-1") if line["event"] == f"stall.{what}"]
+    return cause in found
 
 
 async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage]):
@@ -319,7 +320,7 @@ async def test_clocks_and_letters_are_read_from_the_topics(bus: Bus, server: Emb
 
     letters, clock = diagnose(state)
     assert (letters.cause, clock.cause, clock.object) == ("dead letters", "clock off", "rollout-1")
-    assert letters.evidence.startswith("1 in all; the last 0 s ago, trajectory.graded: not a TrajectoryGraded")
+    assert re.match(r"1 in all; the last \d+ s ago, trajectory.graded: not a TrajectoryGraded", letters.evidence)
     assert re.fullmatch(r"the clock of elsewhere is (59|60)\.\d s behind the server's", clock.evidence)
     assert state.actors["rollout-1"].gauge("held") == 3.0
 
