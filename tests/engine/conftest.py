@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.engine.client import EngineClient
 from benchmarks.engine import save_random_model
-from harness.contract import VOCAB, Served
+from harness.contract import VOCAB, Served, widen
 from harness.sglang_real import ABSENT, EXACT, FOUND, engine
 
 
@@ -21,6 +21,7 @@ def served(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("contract")
     (folder / "model").mkdir()
     save_random_model(folder / "model", vocab=VOCAB, hidden=32 if EXACT else 256, layers=2)
+    widen(folder / "model")
     loop = asyncio.new_event_loop()
     stack = contextlib.AsyncExitStack()
     server = engine(kind, folder / "model", folder / "home", incremental=form == "incremental")

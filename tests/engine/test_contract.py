@@ -8,20 +8,16 @@ import numpy as np
 import pytest
 
 from asyncrl.engine.client import EngineRefused, SamplingParams
-from harness.contract import CONTEXT
+from harness.contract import CONTEXT, LONG_TOKENS, WHOLE_TOKENS
 from harness.sglang_real import EXACT, ask, events_in, get, post, scores
-
-LONG = SamplingParams(100, ignore_eos=True)
 
 pytestmark = pytest.mark.slow
 
 
-async def begin(client, **options):
-    """A long generation that has its first tokens."""
-    begun = asyncio.Event()
-    call = asyncio.create_task(
-        client.generate([1], LONG, on_tokens=lambda _: begun.set(), stream_interval=1, **options)
-    )
+async def begin(client, tokens=LONG_TOKENS):
+    """A generation that has its first tokens."""
+    begun, sampling = asyncio.Event(), SamplingParams(tokens, ignore_eos=True)
+    call = asyncio.create_task(client.generate([1], sampling, on_tokens=lambda _: begun.set(), stream_interval=1))
     async with asyncio.timeout(300):
         await begun.wait()
     return call
@@ -128,7 +124,7 @@ async def test_a_bad_request_is_a_400_with_a_message(served, body):
 
 
 async def test_an_id_in_flight_is_not_taken_twice(served, client):
-    body = ask(rid="twice", stream=True, sampling_params={"max_new_tokens": 100, "stream_interval": 1})
+    body = ask(rid="twice", stream=True, sampling_params={"max_new_tokens": LONG_TOKENS, "stream_interval": 1})
     async with served.session() as session, session.post("/generate", json=body) as response:
         await response.content.readline()
         status, answer = await post(served, "/generate", ask(rid="twice"))
@@ -218,7 +214,7 @@ async def test_requests_that_the_kinds_answer_differently(served, client, body, 
 
 
 async def test_spans_of_versions_come_from_the_embedded_engine_alone(served, client):
-    call = await begin(client)
+    call = await begin(client, WHOLE_TOKENS)
     await client.pause("in_place")
     await client.update_weights(served.model, "1", flush_cache=False)
     await client.continue_generation()
@@ -269,17 +265,17 @@ async def test_an_aborted_request_returns_what_it_has(served, client):
     generation = await call
 
     assert generation.finish_reason == "abort"
-    assert 0 < len(generation.token_ids) == len(generation.logprobs) < 100
+    assert 0 < len(generation.token_ids) == len(generation.logprobs) < LONG_TOKENS
     assert {span.version for span in generation.weight_versions} == {"none"}
     await client.wait_idle(60)
 
 
 async def test_an_abort_of_one_leaves_the_others_and_an_unknown_id_is_no_fault(served, client):
-    def body(rid):
-        return ask(rid=rid, sampling_params={"max_new_tokens": 100, "ignore_eos": True})
+    def body(rid, tokens):
+        return ask(rid=rid, sampling_params={"max_new_tokens": tokens, "ignore_eos": True})
 
-    other = asyncio.create_task(post(served, "/generate", body("other")))
-    stream = {**body("mine"), "stream": True}
+    other = asyncio.create_task(post(served, "/generate", body("other", WHOLE_TOKENS)))
+    stream = {**body("mine", LONG_TOKENS), "stream": True}
     async with served.session() as session, session.post("/generate", json=stream) as response:
         first = (await response.content.readline()).decode()
         assert (await post(served, "/abort_request", {"rid": "nobody"}))[0] == 200
@@ -288,13 +284,13 @@ async def test_an_abort_of_one_leaves_the_others_and_an_unknown_id_is_no_fault(s
 
     last = events_in(raw)[-1]
     # A busy server may make all tokens before it sends the first: then nothing is left to be aborted.
-    at_once = json.loads(first.removeprefix("data: "))["meta_info"]["completion_tokens"] == 100
+    at_once = json.loads(first.removeprefix("data: "))["meta_info"]["completion_tokens"] == LONG_TOKENS
     assert at_once or last["meta_info"]["finish_reason"]["type"] == "abort"
     assert (await other)[1]["meta_info"]["finish_reason"]["type"] == "length"
 
 
 async def test_a_request_whose_client_left_is_aborted(served, client):
-    body = ask(stream=True, sampling_params={"max_new_tokens": 100, "ignore_eos": True, "stream_interval": 1})
+    body = ask(stream=True, sampling_params={"max_new_tokens": LONG_TOKENS, "ignore_eos": True, "stream_interval": 1})
     async with served.session() as session, session.post("/generate", json=body) as response:
         await response.content.readline()
 
@@ -319,7 +315,7 @@ async def test_a_pause_that_aborts_returns_partials_and_holds_later_requests(ser
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
 async def test_a_pause_that_keeps_requests_lets_them_end_under_the_new_weights(served, client, mode):
-    call = await begin(client)
+    call = await begin(client, WHOLE_TOKENS)
     await client.pause(mode)
     assert await client.health()
     with pytest.raises(EngineRefused):
@@ -331,7 +327,7 @@ async def test_a_pause_that_keeps_requests_lets_them_end_under_the_new_weights(s
     await client.continue_generation()
     generation = await call
 
-    assert (generation.finish_reason, len(generation.token_ids)) == ("length", 100)
+    assert (generation.finish_reason, len(generation.token_ids)) == ("length", WHOLE_TOKENS)
     assert generation.weight_versions[-1].version == "1"
 
 

@@ -10,17 +10,18 @@ import pytest
 from asyncrl.engine.client import EngineClient, EngineRefused, EngineUnavailable, SamplingParams, VersionSpan
 from asyncrl.engine.errors import RequestFailed
 from benchmarks.engine import save_random_model, served
+from harness.contract import CONTEXT, LONG_TOKENS, VOCAB, WHOLE_TOKENS, widen
 from harness.stage import until
 
-VOCAB = 64
+LONG = SamplingParams(LONG_TOKENS)
 OPTIONS = ("--max-running-requests", "8", "--weight-version", "0", "--api-key-file")
-LONG = SamplingParams(100)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
     save_random_model(directory, vocab=VOCAB, hidden=32, layers=2)
+    widen(directory)
     return directory
 
 
@@ -29,7 +30,7 @@ def addresses(model, tmp_path_factory):
     """A server with cumulative and one with incremental events, for all tests of this file."""
     key_file = tmp_path_factory.mktemp("key") / "key"
     key_file.write_text("secret\n")
-    options = (*OPTIONS, str(key_file))
+    options = (*OPTIONS, str(key_file), "--context-length", str(CONTEXT))
     loop = asyncio.new_event_loop()
     stack = contextlib.AsyncExitStack()
     kinds = {"cumulative": served(model, *options, incremental=False), "incremental": served(model, *options)}
@@ -89,17 +90,6 @@ async def test_an_answer_has_sglangs_fields_and_exact_version_spans(http):
     assert all(logprob < 0 and text is None for logprob, _, text in meta["output_token_logprobs"])
 
 
-async def test_a_batch_is_answered_by_a_list_in_its_order(http):
-    params = [{"max_new_tokens": n, "temperature": 0.0} for n in (9, 1, 4)]
-    body = {"input_ids": [[1], [2, 3], [4]], "sampling_params": params, "rid": ["a", "b", "c"]}
-
-    _, answers = await post(http, "/generate", body)
-
-    assert [answer["meta_info"]["id"] for answer in answers] == ["a", "b", "c"]
-    assert [len(answer["output_ids"]) for answer in answers] == [9, 1, 4]
-    assert "output_token_logprobs" not in answers[0]["meta_info"]
-
-
 @pytest.mark.parametrize(("kind", "expected"), [("cumulative", [2, 4, 5]), ("incremental", [2, 2, 1])])
 async def test_streams_are_cumulative_by_default_and_incremental_on_request(addresses, kind, expected):
     headers = {"Authorization": "Bearer secret"}
@@ -139,7 +129,7 @@ async def test_a_streamed_batch_names_the_member_of_each_event(http):
         (ask(sampling_params={"stop": ["x"]}), "stop strings need"),
         (ask(sampling_params=[{}, {}]), "2 entries for 1 prompts"),
         (ask(input_ids=[1, 64]), "token id 64 is outside the vocabulary of 64"),
-        (ask(input_ids=[1] * 128), "longer than the model's context length (128 tokens)"),
+        (ask(input_ids=[1] * CONTEXT), f"longer than the model's context length ({CONTEXT} tokens)"),
         (ask(input_ids=[]), "input_ids is missing or empty"),
         (ask(input_ids=[[1], []]), "input_ids is empty"),
         (ask(input_ids=[1, [2]]), "mixes token ids and lists"),
@@ -301,7 +291,7 @@ async def test_abort_all_returns_partials_and_the_engine_becomes_idle(client):
 
     aborted = [answer for answer in answers if answer.finish_reason == "abort"]
     assert aborted
-    assert all(len(answer.token_ids) == len(answer.logprobs) < 100 for answer in aborted)
+    assert all(len(answer.token_ids) == len(answer.logprobs) < LONG_TOKENS for answer in aborted)
     assert any(len(answer.token_ids) for answer in aborted)
 
 
@@ -320,7 +310,9 @@ async def test_weights_change_under_a_running_stream_with_exact_versions(client,
         chunks.append(chunk)
         begun.set()
 
-    call = asyncio.create_task(client.generate([1], LONG, on_tokens=on_tokens, stream_interval=8))
+    call = asyncio.create_task(
+        client.generate([1], SamplingParams(WHOLE_TOKENS), on_tokens=on_tokens, stream_interval=8)
+    )
     await begun.wait()
     await client.pause("in_place")
     assert await client.health()
