@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.ports import own_port
+from asyncrl.ports import free_port
 from harness.runs import command
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ async def test_every_turn_has_one_end_and_users_meet_nothing_but_cut_connections
     kills = ["--targets", targets, "--kills", "8", "--every", "3", "--seconds", "90", "--stall", "120"]
 
     code, output = await command(
-        tmp_path, "chaos", "live-demo", *kills, *settings, "--set", f"gateway.port={own_port()}"
+        tmp_path, "chaos", "live-demo", *kills, *settings, "--set", f"gateway.port={free_port()}"
     )
 
     assert code == 0, output

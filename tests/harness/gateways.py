@@ -16,8 +16,8 @@ from asyncrl.bus.publish import publish
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.embedded.server import EngineServer
 from asyncrl.live.keys import make_key
+from asyncrl.ports import free_port
 from harness.live_runs import answers, conversing_model
-from harness.ports import own_port
 from harness.sglang_like import Asked, LikeSGLang
 from harness.stage import Stage, until
 from harness.workers import KEY, SLOTS
@@ -91,7 +91,7 @@ def gateway_stage(
     return make_stage(
         model={"path": str(conversing_model(model, tools=tools))},
         engine={"kind": "external", "addresses": ["http://127.0.0.1:1"]},
-        gateway={"count": 1, "port": own_port(), **settings},
+        gateway={"count": 1, "port": free_port(), **settings},
         live=live or {},
     )
 

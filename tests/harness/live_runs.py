@@ -8,8 +8,8 @@ from pathlib import Path
 from aiohttp import ClientError, ClientSession
 
 from asyncrl.config.settings import Config
+from asyncrl.ports import free_port
 from asyncrl.training.create import ModelShape, create_model
-from harness.ports import own_port
 from harness.runs import command
 from harness.stage import until
 
@@ -37,7 +37,7 @@ def conversing_model(folder: Path, *, tools: bool = False) -> Path:
 
 def with_gateway(folder: Path) -> tuple[list[str], str]:
     """Return settings of a run with a gateway, and its address."""
-    port = own_port()
+    port = free_port()
     model = conversing_model(folder / "conversing")
     settings = [f"model.path={model}", "gateway.count=1", f"gateway.port={port}"]
     # With the defaults, other work on the machine would come before what the test waits for, and an engine that starts

@@ -7,14 +7,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from asyncrl.bus.server import find_server
+from asyncrl.ports import free_port
 from asyncrl.process import with_parent
-from harness.ports import own_port
 
 
 @asynccontextmanager
 async def serving(folder: Path, config: str) -> AsyncIterator[int]:
     """A `nats-server` with a configuration of the test's own; gives its port."""
-    port = own_port()
+    port = free_port()
     (folder / "own.conf").write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/js" }}\n{config}')
     process = await asyncio.create_subprocess_exec(
         *(find_server(), "-c", str(folder / "own.conf")),

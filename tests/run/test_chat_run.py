@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.ports import free_port
 from harness.configs import the_problem
 from harness.live_runs import answers, conversing_model
-from harness.ports import own_port
 from harness.runs import command, up
 from harness.sdks import sdks
 from harness.stage import until
@@ -16,7 +16,7 @@ from harness.stage import until
 
 @pytest.mark.slow
 async def test_a_model_is_served_to_both_sdks_and_the_address_and_a_key_are_printed(tmp_path: Path):
-    port, model = own_port(), conversing_model(tmp_path / "mine")
+    port, model = free_port(), conversing_model(tmp_path / "mine")
     address = f"http://127.0.0.1:{port}"
     async with up(tmp_path, f"model.path={model}", f"gateway.port={port}", config="chat") as run:
         await run.reaches((run.root / "keys" / "me").exists, "a key is made")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.ports import free_port
 from asyncrl.process import python
 from benchmarks.ray_nodes import ray_nodes
 from harness.audited import audited_clean
 from harness.paced import __file__ as paced
-from harness.ports import own_port
 from harness.runs import LIMIT_S, SHORT, WITHOUT_MODEL, command
 from harness.stage import until
 
@@ -43,7 +43,7 @@ async def test_a_submitted_run_is_scaled_and_followed_from_outside_and_stopped_w
     slow = "    await asyncio.sleep(1.0)"
     (sent / "own.py").write_text(Path(paced).read_text().replace(slow, f'    print("answers", flush=True)\n{slow}'))
     (sent / "own.toml").write_text(SHORT)
-    port = own_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     with ray_nodes(2, 2, dashboard_port=port) as nodes:
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)  # there may be other clusters on this machine

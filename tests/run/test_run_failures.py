@@ -14,11 +14,11 @@ from actors.buffer.state import Plan
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.settings import BufferSettings, Config, WarmupSettings
+from asyncrl.ports import free_port
 from asyncrl.process import living_descendants
 from asyncrl.training.checkpoint import read_checkpoint
 from harness.folds import NO_PAYLOAD, Feed
 from harness.models import made_model
-from harness.ports import own_port
 from harness.runs import SHORT, UNTRAINED, WITHOUT_MODEL, Run, at_server, kill, up
 from harness.stage import until
 from topics.actors import RunOpened
@@ -100,7 +100,7 @@ def test_what_is_wrong_with_the_files_of_a_config_stops_it_before_it_starts(
 
 @SLOW
 async def test_a_server_that_is_not_there_ends_the_start_with_one_line(tmp_path: Path):
-    url = f"nats://127.0.0.1:{own_port()}"
+    url = f"nats://127.0.0.1:{free_port()}"
     async with up(tmp_path, f"nats.url={url}") as run:
         assert await run.ended() == 1, run.story
 

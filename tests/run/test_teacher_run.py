@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.settings import CreateModelSettings
+from asyncrl.ports import free_port
 from asyncrl.training.create import create_model
 from benchmarks.engine import served
 from harness.audited import audited_clean
-from harness.ports import own_port
 from harness.runs import two_steps_more, up
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ DISTILLATION = ("learner.advantage=zero", "learner.teacher.top_k=4", "learner.te
 async def test_a_run_waits_for_its_teacher_and_ends_at_once_where_that_refuses_its_key(tmp_path: Path):
     create_model(tmp_path / "teacher", alphabet=CreateModelSettings().alphabet, seed=7)
     (tmp_path / "key").write_text("the teacher's")
-    port = own_port()
+    port = free_port()
     server = ("--port", str(port), "--api-key-file", str(tmp_path / "key"))
     settings = (
         *DISTILLATION,

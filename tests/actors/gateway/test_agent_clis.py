@@ -16,10 +16,10 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.ports import free_port
 from asyncrl.training.create import ModelShape, create_model
 from harness.gateways import Served, ready, stored_turns
 from harness.live_runs import WITH_TOOLS
-from harness.ports import own_port
 from harness.sglang_like import Asked, LikeSGLang
 from harness.stage import Stage
 from harness.workers import KEY
@@ -94,7 +94,7 @@ async def test_an_agent_finishes_a_loop_of_tools(
     model = model_of_bytes(tmp_path / "model")
     inference.weight_version = KEY
     engine = {"kind": "external", "addresses": ["http://127.0.0.1:1"]}
-    made = stage(model={"path": str(model)}, engine=engine, gateway={"count": 1, "port": own_port()})
+    made = stage(model={"path": str(model)}, engine=engine, gateway={"count": 1, "port": free_port()})
     served = Served(bus, made)
     await served.start()
     await publish(bus, ready(inference))

@@ -11,9 +11,9 @@ from aiohttp import ClientSession
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key
+from asyncrl.ports import free_port
 from harness.gateways import Served, gateway, gateway_stage, in_two_halves, ready, stored_turns
 from harness.live_runs import answers
-from harness.ports import own_port
 from harness.sdks import anthropic, openai, sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import Connect, Stage, until
@@ -27,7 +27,7 @@ async def test_a_gateway_killed_in_the_middle_of_a_reply_is_followed_by_one_that
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
     go_on = in_two_halves(inference, FIRST)
-    made = gateway_stage(stage, tmp_path / "model", inference, port=(port := own_port()))
+    made = gateway_stage(stage, tmp_path / "model", inference, port=(port := free_port()))
     address = f"http://127.0.0.1:{port}"
     key, added = make_key("anna")
     await publish(bus, added)

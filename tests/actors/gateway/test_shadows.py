@@ -8,9 +8,9 @@ from typing import Any
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish, read
+from asyncrl.ports import free_port
 from harness.gateways import Served, stored_turns
 from harness.live_runs import conversing_model
-from harness.ports import own_port
 from harness.sdks import sdks
 from harness.sglang_like import Asked, like_sglang
 from harness.stage import Stage, until
@@ -30,7 +30,7 @@ async def test_the_client_has_its_reply_and_the_shadow_is_stored_behind_it_under
 ):
     goes_on = asyncio.Event()
     external = {"kind": "external", "addresses": ["http://127.0.0.1:1"]}
-    settings = {"count": 1, "port": own_port(), "engines": "served", "canary_engines": "canary"}
+    settings = {"count": 1, "port": free_port(), "engines": "served", "canary_engines": "canary"}
     made = stage(
         model={"path": str(conversing_model(tmp_path / "model", tools=False))},
         engine={"groups": dict.fromkeys(("train", *KEYS), external)},

@@ -14,7 +14,7 @@ from actors.gateway.actor import Answered
 from asyncrl.live.apis.table import APIS
 from asyncrl.live.apis.words import Ending, LiveError, Opening, Request
 from asyncrl.live.sessions import Session
-from harness.ports import own_port
+from asyncrl.ports import free_port
 
 MORE_THAN_SOCKETS_HOLD = "x" * 2**25
 LIMIT_S = 120
@@ -27,7 +27,7 @@ async def client_of(answer: Answered) -> AsyncIterator[tuple[asyncio.StreamReade
     app.add_routes([web.post("/", answer)])
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port := own_port()).start()
+    await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     try:
         yield reader, writer

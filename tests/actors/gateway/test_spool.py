@@ -17,10 +17,10 @@ from asyncrl.live.keys import make_key
 from asyncrl.live.owners import new_secret, owner_in, owner_of
 from asyncrl.live.spool import Spool, SpoolFault, SpoolTaken, Waiting
 from asyncrl.live.stored import TurnReader
+from asyncrl.ports import free_port
 from asyncrl.run.purge import purge, purge_spools
 from harness.gateways import Served, gateway, gateway_stage, ready, stored_turns
 from harness.live_runs import answers
-from harness.ports import own_port
 from harness.sdks import sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import LEASE_S, Stage, until
@@ -40,7 +40,7 @@ def said(text: str) -> list[dict[str, str]]:
 async def test_a_gateway_killed_while_the_server_is_away_loses_nothing_that_was_answered(
     bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
-    made = gateway_stage(stage, tmp_path / "model", inference, port=(port := own_port()))
+    made = gateway_stage(stage, tmp_path / "model", inference, port=(port := free_port()))
     spool = made.files.spool / "gateway-1"
     address = f"http://127.0.0.1:{port}"
     key, added = make_key("anna")

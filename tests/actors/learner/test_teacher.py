@@ -16,13 +16,13 @@ from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.bus.log import read_last
 from asyncrl.config.settings import Config
+from asyncrl.ports import free_port
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.protocol import RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from benchmarks.engine import served
 from harness.learning import Playing, pack
-from harness.ports import own_port
 from harness.stage import until
 from harness.training import policy_rows, prepared_by
 from topics.batches import BATCH_TRAINED, BatchTrained, Distillation, Objective, Penalty
@@ -118,7 +118,7 @@ async def test_a_server_fills_the_columns_that_the_same_model_fills_in_the_train
 
 
 async def test_a_server_that_is_away_is_waited_for(files):
-    port = own_port()
+    port = free_port()
     teacher = teacher_at(f"http://127.0.0.1:{port}", files)
     waiting = asyncio.create_task(teacher.fill(TOP, groups_of(policy_rows(np.random.default_rng(0), 3))))
     async with served(files.root / "teacher", "--port", str(port)):
@@ -130,7 +130,7 @@ async def test_a_server_that_is_away_is_waited_for(files):
 
 
 async def test_a_replay_waits_for_an_absent_server_no_longer_than_it_may(files):
-    url = f"http://127.0.0.1:{own_port()}"
+    url = f"http://127.0.0.1:{free_port()}"
     config = msgspec.convert({"learner": {"teacher": {"url": url}}}, Config)
     teacher = TeacherServer(config, files, patience_s=0.3)
 
@@ -191,7 +191,7 @@ async def test_a_learner_names_its_wait_for_the_teacher_and_goes_on_once_it_is_t
     files, stage, connect, bus, monkeypatch
 ):
     monkeypatch.setitem(GROUPS, "torch", in_process)
-    port = own_port()
+    port = free_port()
     tables = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
     learner = {"teacher": {"url": f"http://127.0.0.1:{port}", "top_k": 4}}
     stand = stage(**tables, learner=learner, engine={"context": 127})
