@@ -35,7 +35,14 @@ def example(kind: Any) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
         return kind(**{field.name: example(hints[field.name]) for field in msgspec.structs.fields(kind)})
-    return {str: "p000042-3", int: 7, float: 0.25, bool: True, bytes: b"\x00\xff", Any: {"free": [1, "x"]}}[kind]
+    return {
+        str: "p000042-3",
+        int: 7,
+        float: 0.25,
+        bool: True,
+        bytes: b"\x00\xff" + b"\x07" * 5,
+        Any: {"free": [1, "x"]},
+    }[kind]
 
 
 def unsealed(kind: Any) -> Any:
