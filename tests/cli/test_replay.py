@@ -216,7 +216,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     roles = ["reference.kl_coef=0.01", "reference.refresh_every=3", "teacher.model=teacher", "teacher.coef=0.001"]
     settings = [*length, *(f"learner.{role}" for role in roles), "reward.function=graded.py:reward"]
     settings += ["task.rollout=gated.py:rollout"]
-    gate = closed_gate(folder, 8 * 8)
+    gate = closed_gate(folder, 6)
 
     async def play() -> Run:
         async with up(folder, *settings) as run:

@@ -1,4 +1,4 @@
-"""A rollout function behind a gate: the last steps of a run wait until its test has done what comes before its end."""
+"""A rollout function behind a gate: a run does not end before its test has done what comes before the end."""
 
 import asyncio
 import shutil
@@ -12,32 +12,34 @@ _GATE = Path(__file__).with_name("gate")
 _POLL_S = 0.1  # as many trajectories look as there are open ones
 
 
-def closed_gate(folder: Path, prompts: int) -> Path:
-    """Put this module into a folder as `gated.py`; its gate, which is returned, lets so many prompts of RL through.
+def closed_gate(folder: Path, version: int) -> Path:
+    """Put this module into a folder as `gated.py`; its gate, which is returned, holds what is sampled by a version on.
 
-    Once the file is gone, all of them pass.
+    So the run trains `buffer.max_lag` steps behind that version at most, however many groups are dropped, until the
+    file is gone.
     """
     shutil.copy(__file__, folder / "gated.py")
     gate = folder / "gate"
-    gate.write_text(str(prompts))
+    gate.write_text(str(version))
     return gate
 
 
 async def pass_gate(context: RolloutContext) -> None:
-    """Wait where the gate is closed for the prompt of a trajectory."""
+    """Wait behind the generations of a trajectory of RL, where the gate is closed for one of their versions."""
     prompt_id: str = context._host._issued.prompt_id  # type: ignore[attr-defined]
-    while prompt_id.startswith(TASK) and _is_closed_for(int(prompt_id[1:])):  # noqa: ASYNC110 - nothing announces it
+    newest = max(int(segment.versions.max()) for segment in context.segments())
+    while prompt_id.startswith(TASK) and _is_closed_for(newest):  # noqa: ASYNC110 - nothing announces it
         await asyncio.sleep(_POLL_S)
 
 
-def _is_closed_for(prompt: int) -> bool:
+def _is_closed_for(version: int) -> bool:
     try:
-        return prompt >= int(_GATE.read_text())
+        return version >= int(_GATE.read_text())
     except FileNotFoundError:
         return False
 
 
 async def rollout(row: PromptRow, context: RolloutContext) -> None:
-    """Answer as the default function does, behind the gate."""
-    await pass_gate(context)
+    """Answer as the default function does, and wait at the gate."""
     await single_turn(row, context)
+    await pass_gate(context)

@@ -32,7 +32,7 @@ def reward(completion, label, trajectory_id):
 async def test_groups_are_graded_by_one_call_each_and_all_adds_up(tmp_path: Path):
     (tmp_path / "ranked.py").write_text(RANKED)
     own = [f"reward.function={tmp_path / 'ranked.py'}:reward", "reward.scope=group", "learner.steps=4"]
-    gate = closed_gate(tmp_path, 2 * 8)
+    gate = closed_gate(tmp_path, 1)
     async with up(tmp_path, *own, *FAST, *EVALUATED, "task.rollout=gated.py:rollout") as run:
         await run.reaches(lambda: 1 in run.steps(), "its first step")
         await run.kill("groupreward-1")

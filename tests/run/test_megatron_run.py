@@ -14,12 +14,13 @@ SETTINGS = (
     "learner.ranks=2",
     "learner.layout.tensor=2",
     "learner.checkpoint_every=2",
+    "buffer.max_lag=1",
     "task.rollout=gated.py:rollout",
 )
 
 
 async def test_a_rank_that_is_killed_goes_on_with_its_peers_from_their_checkpoint(tmp_path: Path):
-    gate = closed_gate(tmp_path, 4 * 8)
+    gate = closed_gate(tmp_path, 3)
     async with up(tmp_path, *SETTINGS) as run:
         await run.reaches(lambda: 3 in run.steps(), "step 3")
         kill(next(pid for pid, line in run.processes().items() if "rank_process learner-1 1 " in line))

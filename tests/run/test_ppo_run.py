@@ -13,8 +13,8 @@ PPO = ("advantage=gae", "loss=ppo", "lora.rank=4", "critic.warmup_steps=2", "cri
 
 async def test_ppo_goes_on_after_a_kill_and_is_replayed_bit_for_bit(tmp_path: Path):
     settings = ["learner.steps=6", "learner.checkpoint_every=3", "nats.keep=run", *(f"learner.{one}" for one in PPO)]
-    settings += ["task.rollout=gated.py:rollout"]
-    gate = closed_gate(tmp_path, 5 * 8)
+    settings += ["task.rollout=gated.py:rollout", "buffer.max_lag=1"]
+    gate = closed_gate(tmp_path, 4)
     async with up(tmp_path, *settings) as run:
         await run.reaches(lambda: 4 in run.steps(), "step 4")
         await run.kill("learner-1")

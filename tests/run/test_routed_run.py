@@ -18,11 +18,11 @@ TURNS = """
 from gated import pass_gate
 
 async def rollout(row, context):
-    await pass_gate(context)
     ids = context.tokenizer.encode_prompt(row, max_tokens=None)
     found = await context.generate(ids, max_new_tokens=4)
     await context.tool("look", int)
     await context.generate([*ids, *found.tokens.tolist(), ids[-1]], max_new_tokens=4)
+    await pass_gate(context)
 """
 
 
@@ -37,8 +37,8 @@ async def test_experts_outlive_their_workers_and_engines(tmp_path: Path, monkeyp
     monkeypatch.setenv(CRASH_FOLDER, str(tmp_path / "points"))
     points = [arm(tmp_path / "points", name, "rollout") for name in ("blob.stored", "blob.inside", "progress.stored")]
     settings = [f"model.path={tmp_path / 'mixture'}", "learner.routing=replay", "learner.steps=4", "nats.keep=run"]
-    settings.append("task.rollout=rollouts.py:rollout")
-    gate = closed_gate(tmp_path, 3 * 8)
+    settings += ["task.rollout=rollouts.py:rollout", "buffer.max_lag=1"]
+    gate = closed_gate(tmp_path, 2)
     async with up(tmp_path, *settings) as run:
         await run.reaches(lambda: not any(point.exists() for point in points), "a death at each point")
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")

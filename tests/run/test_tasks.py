@@ -52,8 +52,8 @@ OWN = """
 from gated import pass_gate
 
 async def rollout(row, context):
-    await pass_gate(context)
     await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None), max_new_tokens=5)
+    await pass_gate(context)
     context.outcome(metrics={"asked": 1.0})
 
 def reward(completion: str) -> dict:
@@ -64,7 +64,7 @@ RULES = {"words": (4, 0.8, "grpo"), "sums": (3, 1.3, "centered")}
 
 async def test_two_tasks_with_rules_of_their_own_are_mixed_trained_and_accounted_for(tmp_path: Path):
     (tmp_path / "own.py").write_text(OWN)
-    gate = closed_gate(tmp_path, 4 * 6)
+    gate = closed_gate(tmp_path, 2)
     async with up(tmp_path, config=CONFIG) as run:
         await run.reaches(lambda: 2 in run.steps(), "its second step")
         await run.kill("prompter-1")

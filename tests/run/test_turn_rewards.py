@@ -21,11 +21,11 @@ import numpy as np
 from gated import pass_gate
 
 async def rollout(row, context):
-    await pass_gate(context)
     prompt = context.tokenizer.encode_prompt(row, max_tokens=None)
     first = await context.generate(prompt, max_new_tokens=3)
     second = await context.generate(np.concatenate([prompt, first.tokens, prompt]), max_new_tokens=3)
     third = await context.generate(prompt, max_new_tokens=2)
+    await pass_gate(context)
     hits = [sum(letter in row.label for letter in turn.text) / 4 for turn in (first, second, third)]
     context.outcome(turn_rewards=hits)
 """
@@ -34,9 +34,15 @@ async def rollout(row, context):
 async def test_rewards_of_turns_reach_the_batches_and_a_replay_is_bit_equal(tmp_path: Path):
     (tmp_path / "turns.py").write_text(TURNS)
     own = [f"task.rollout={tmp_path / 'turns.py'}:rollout", 'reward.function=""', "nats.keep=run", "learner.steps=3"]
-    own += ["learner.advantage=turns", "learner.turn_discount=0.5", "warmup.steps=1", "workers.lease_s=1.0"]
+    own += [
+        "learner.advantage=turns",
+        "learner.turn_discount=0.5",
+        "warmup.steps=1",
+        "workers.lease_s=1.0",
+        "buffer.max_lag=1",
+    ]
     own += ["learner.offload_idle=true"]  # which changes no bit: the replay never rests
-    gate = closed_gate(tmp_path, 2 * 8)
+    gate = closed_gate(tmp_path, 1)
     async with up(tmp_path, *own) as run:
         await run.reaches(lambda: 1 in run.steps(), "its first step")
         await run.kill("rollout-1")
