@@ -316,10 +316,11 @@ def _cluster(state: RunState) -> Iterator[StallFound]:
 def _failed_version(state: RunState, actor: Actor) -> str:
     """The version over which an engine dies again and again, where it is one."""
     engine = state.engines.get(actor.actor_id)
-    if engine is None or engine.updating is None or engine.updating_ns <= engine.ready_ns:
+    if engine is None or max(engine.updating_ns, engine.refused_ns) <= engine.ready_ns:
         return ""
+    wanted = engine.refused if engine.refused_ns > engine.updating_ns else engine.updating
     has = "none before" if engine.version is None else f"version {engine.version} before"
-    return f"it does not take version {engine.updating}, it had {has}"
+    return f"it does not take version {wanted}, it had {has}"
 
 
 def anomaly_text(step: BatchTrained) -> str:

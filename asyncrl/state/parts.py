@@ -101,6 +101,8 @@ class Engine:
     first_ns: int = 0  # when it was ready for the first time since its server began
     updating: int | None = None  # newest version that it began to take
     updating_ns: int = 0
+    refused: int | None = None  # newest version whose bytes it could not take
+    refused_ns: int = 0
     gone_ns: int = 0
     reason: str = ""  # why it is gone
     asked: bool = False  # it was asked to leave
@@ -113,6 +115,8 @@ class Engine:
     def state(self) -> Literal["ready", "updating", "gone"]:
         """Return the state by its newest message."""
         newest = max(self.ready_ns, self.updating_ns, self.gone_ns)
+        if not newest:
+            return "updating"  # it has refused the first one
         return "gone" if newest == self.gone_ns else "ready" if newest == self.ready_ns else "updating"
 
     @property

@@ -10,6 +10,7 @@ from asyncrl.state.parts import SILENT_S, Actor, Engine, Scaling
 from topics.actors import AutoscaleFailed, FleetScaled, HeldWork, Vitals
 from topics.engines import EngineAnnounced, EngineGone, EngineReady, EngineUpdating, EngineWithdrawn
 from topics.roles import pool_of, role_of
+from topics.weights import WeightsRefused
 
 
 class Roster(Fold):
@@ -105,6 +106,11 @@ class Roster(Fold):
         engine.address, engine.version, engine.update_s = message.address, message.version, message.update_s
         engine.ready_ns, engine.fallback = record.time_ns, message.fallback
         engine.fallbacks = engine.fallbacks + 1 if message.fallback else 0
+
+    @on(WeightsRefused)
+    def _on_refused(self, message: WeightsRefused, record: Record) -> None:
+        engine = self._engine(message.engine_id)
+        engine.refused, engine.refused_ns = message.version, record.time_ns
 
     @on(EngineUpdating)
     def _on_updating(self, message: EngineUpdating, record: Record) -> None:

@@ -45,7 +45,14 @@ from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
 from topics.topic import BATCHES, GRADES, STREAMS, VITALS, Retention, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
-from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED, WEIGHTS_REJECTED, WEIGHTS_UNCHANGED
+from topics.weights import (
+    CHECKPOINT_SAVED,
+    TRAINING_FINISHED,
+    WEIGHTS_PUBLISHED,
+    WEIGHTS_REFUSED,
+    WEIGHTS_REJECTED,
+    WEIGHTS_UNCHANGED,
+)
 from topics.wire import WireError
 
 LIMIT_S = 8.0  # every caller of the doctor has an answer by then
@@ -69,7 +76,7 @@ _PARTS = (  # starts and ends first, so that vital signs find their actor
     _Part((ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED, ENGINE_ANNOUNCED, ENGINE_WITHDRAWN)),
     _Part((FLEET_SCALED, AUTOSCALE_FAILED, STALL_FOUND, STALL_ENDED, ADMISSION_PAUSED, ADMISSION_RESUMED)),
     _Part((STREAM_TRIMMED,), brief=0),
-    _Part((ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE), "newest", "newest"),
+    _Part((ENGINE_READY, ENGINE_UPDATING, WEIGHTS_REFUSED, ENGINE_GONE), "newest", "newest"),
     _Part((BATCH_TRAINED,), brief=64),  # a few steps, and what is published between them
     _Part(
         (WEIGHTS_PUBLISHED, WEIGHTS_UNCHANGED, WEIGHTS_REJECTED, CHECKPOINT_SAVED, TRAINING_FINISHED),

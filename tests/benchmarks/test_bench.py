@@ -101,7 +101,7 @@ async def test_rollouts_are_compared_with_a_bare_client_of_the_same_server():
 async def test_answers_that_crossed_updates_are_rescored_under_the_versions_that_their_tokens_name():
     server = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": "", "gpus": []}
 
-    figures = await bench_rescoring(tokens=600, crossed=3, running=2, device="cpu", size=(2, 16), lr=1e-3, **server)
+    figures = await bench_rescoring(tokens=3000, crossed=3, running=2, device="cpu", size=(2, 16), lr=1e-3, **server)
 
     assert figures["crossed_answers"] >= 1
     assert figures["crossed_mean_abs_nats"] < 1e-5 < 1e-3 < figures["neighbour_mean_abs_nats"]
