@@ -13,7 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -123,18 +123,16 @@ class Fetcher:
         if target in self._held or not self._hold(target):
             return target in self._held
         handle = self._held.pop(target)
-        try:
-            await asyncio.to_thread(check_version, target, digest)
-        except TornVersion:
-            lock = await asyncio.to_thread(_lock, self._folder / ".fetch")
-            if _is_at(handle, target):  # else another engine has made it anew meanwhile
-                remove_directory(target)
-            os.close(lock)
-            os.close(handle)
-            return False
-        except BaseException:
-            os.close(handle)
-            raise
+        with ExitStack() as closing:
+            closing.callback(os.close, handle)
+            try:
+                await asyncio.to_thread(check_version, target, digest)
+            except TornVersion:
+                closing.callback(os.close, await asyncio.to_thread(_lock, self._folder / ".fetch"))
+                if _is_at(handle, target):  # else another engine has made it anew meanwhile
+                    remove_directory(target)
+                return False
+            closing.pop_all()
         self._held[target] = handle
         return True
 

@@ -49,6 +49,12 @@ def chunk_bytes(bus: Bus) -> int:
     return min(INLINE_BYTES, bus.max_payload - HEADER_ROOM)
 
 
+def in_chunks(bus: Bus, body: bytes) -> list[bytes]:
+    """Cut a body into chunks of the largest size."""
+    size = chunk_bytes(bus)
+    return [body[start : start + size] for start in range(0, len(body), size)]
+
+
 async def store_blob(bus: Bus, topic: Topic[Any], chunks: Sequence[bytes], sequence: int = 0) -> str:
     """Store chunks, all acknowledged, and return the reference that names their blob.
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from asyncrl.bus.blobs import chunk_bytes, fetch_blob, store_blob
+from asyncrl.bus.blobs import fetch_blob, in_chunks, store_blob
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import publish
@@ -23,9 +23,7 @@ async def publish_progress(bus: Bus, log: str, entries: list[ProgressEntry]) -> 
     rows = _Rows()
     message = ProgressStored(log, [rows.taken_from(entry) for entry in entries])
     if rows.size:
-        content, step = b"".join(rows.parts), chunk_bytes(bus)
-        chunks = [content[start : start + step] for start in range(0, len(content), step)]
-        message.routing = await store_blob(bus, PROGRESS_STORED, chunks)
+        message.routing = await store_blob(bus, PROGRESS_STORED, in_chunks(bus, b"".join(rows.parts)))
     return await publish(bus, message)
 
 

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from asyncrl.bus.answers import MESSAGE_ID
-from asyncrl.bus.blobs import BLOB, BlobMissing, chunk_bytes, fetch_blob, store_blob
+from asyncrl.bus.blobs import BLOB, BlobMissing, chunk_bytes, fetch_blob, in_chunks, store_blob
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_last, read_message
@@ -130,9 +130,7 @@ async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: di
     stored = body
     if len(body) > chunk_bytes(bus):
         sequence = int(headers[EXPECT_LAST]) + 1 if EXPECT_LAST in headers else 0
-        size = chunk_bytes(bus)
-        chunks = [body[start : start + size] for start in range(0, len(body), size)]
-        headers[BLOB] = await store_blob(bus, topic, chunks, sequence)
+        headers[BLOB] = await store_blob(bus, topic, in_chunks(bus, body), sequence)
         stored = b""
     if bus.name:
         headers[BY] = bus.name

@@ -173,8 +173,9 @@ async def is_over(bus: Bus, *, for_good: bool = False) -> bool:
     """
     subjects = [topic.subject(bus.run, SUPERVISOR) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
     newest = max(await read_last_of_each(bus, ACTORS, subjects), key=lambda record: record.sequence, default=None)
-    left = newest is not None and topic_of(newest.subject) is ACTOR_STOPPED
-    return left and not (for_good and newest is not None and _starts_again(newest))
+    if newest is None or topic_of(newest.subject) is not ACTOR_STOPPED:
+        return False
+    return not (for_good and _starts_again(newest))
 
 
 def _starts_again(end: Record) -> bool:

@@ -41,15 +41,8 @@ _STATES = {
     "crashed": "bold red",
 }
 _OVER = ("finished", "stopped", "failed", "crashed")
-_LEFT_OUT = (
-    "streams",
-    "groups",
-    "learner",
-    "answers",
-    "metrics",
-    "queues",
-    "engines",
-)  # on a low terminal, in this order
+# On a low terminal, in this order.
+_LEFT_OUT = ("streams", "groups", "learner", "answers", "metrics", "queues", "engines")
 
 
 class _Pieces:
@@ -248,7 +241,8 @@ def _engines(status: RunStatus) -> list[str]:
     shown = []
     for engine in status.engines[:_ENGINES]:
         colour, state = ("green", "") if engine.state == "ready" else ("yellow", f" {engine.state}")
-        shown.append(f"[{colour}]●[/] [dim]{engine.engine_id}[/] [bold]v{engine.version}[/]{state}")
+        version = "" if engine.version is None else f" [bold]v{engine.version}[/]"
+        shown.append(f"[{colour}]●[/] [dim]{engine.engine_id}[/]{version}{state}")
     more = len(status.engines) - _ENGINES
     return [*shown, f"[dim]and {more} more[/]"] if more > 0 else shown
 

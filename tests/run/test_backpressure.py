@@ -179,7 +179,9 @@ async def test_a_stream_that_somebody_fills_stops_nothing_for_ever(tmp_path: Pat
         await bus.close()
         assert await run.ended() == 0, run.story
 
-    assert (await fleet_log(run)).on(ADMISSION_RESUMED)
+    output = await fleet_log(run)
+    paused, resumed = len(output.on(ADMISSION_PAUSED)), len(output.on(ADMISSION_RESUMED))
+    assert paused - 1 <= resumed <= paused and resumed > 0, "the run may end within a pause, but not the first"
     await assert_clean(tmp_path)
 
 

@@ -91,6 +91,8 @@ async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_sto
             return any("HTTP 401: Unauthorized" in engine["reason"] for engine in await listed())
 
         await until(refuses, "the server refuses the run", 180)
+        code, output = await command(tmp_path, "engines", "add", lent.address, "--wait", "0.1")
+        assert (code, "HTTP 401: Unauthorized" in output) == (1, True), output
         code, output = await command(tmp_path, "engines")
         assert output.splitlines()[1].split()[:4] == [announced_name(lent.address), "external", "gone", "-"], output
         assert output.endswith(f"{lent.address}  engine {lent.address}: HTTP 401: Unauthorized\n")

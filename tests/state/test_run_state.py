@@ -269,7 +269,8 @@ def test_an_updating_engine_is_shown_as_such():
     story = whole_run()
     story.subscribe(9, engines.ENGINE_UPDATING, EngineUpdating("engine-1", 0, 2))
 
-    assert "engine-1 v2 updating" in story.panel(10)
+    story.subscribe(9, weights.WEIGHTS_REFUSED, weights.WeightsRefused("engine-2", 0, 2, 7, "torn"))
+    assert all(shown in story.panel(10) for shown in ("engine-1 v2 updating", "engine-2 updating"))
 
 
 def test_failures_are_reported_at_the_first_the_tenth_and_the_hundredth():

@@ -38,9 +38,7 @@ class Training(Fold):
         self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
         self.evaluations: set[str] = set()  # that were asked for
         self.checkpoints: list[Saved] = []
-        self.contained: int | None = (
-            None  # batches up to this step were in all checkpoints kept: their tokens may be gone
-        )
+        self.contained: int | None = None  # batches up to this step were in all checkpoints kept: tokens may be gone
         self.lineage = 0  # the newest one
         self._sequences: dict[tuple[int, int], int] = {}  # of what is in `trained`
         self._skips_ns: dict[int, int] = {}  # server's clock at the first request to skip a batch, by step
