@@ -67,6 +67,16 @@ class TurnStarted(Message):
     siblings: ShortDigest = ""  # equal for turns of one session with the same prompt and temperature
 
 
+class TurnClaimed(Message):
+    """A gateway is about to answer a request that others may be asked for in the same moment; it expires soon.
+
+    It is stored behind the newest of its subject that its gateway knows, or not at all: the first one has the request.
+    """
+
+    claim_id: Id  # digest of owner and idempotency key, or the cut turn that the request goes on with
+    turn_id: Id  # of its first new reply
+
+
 class SealedHeaders(Headers):
     """Headers that reading needs."""
 
@@ -293,6 +303,9 @@ class SessionClosed(Message):
 
 _READERS = ("gateway", "sessions", "rollout", "judge", "monitor")
 TURN_STARTED = Topic("turn.started", TurnStarted, TURNS, publishers=("gateway",), subscribers=_READERS, key="turn_id")
+TURN_CLAIMED = Topic(
+    "turn.claimed", TurnClaimed, TURNS, publishers=("gateway",), subscribers=("gateway", "monitor"), key="claim_id"
+)
 TURN_SAMPLED = Topic(
     "turn.sampled",
     TurnSampled,

@@ -14,9 +14,11 @@ from aiohttp import web
 
 from actors.gateway.bodies import read_body, room_of
 from actors.gateway.channels import Channels, has_grammars
+from actors.gateway.claims import Claims
 from actors.gateway.data_keys import DataKeys
 from actors.gateway.facts import Facts
 from actors.gateway.feedback import give_feedback
+from actors.gateway.listening import listening
 from actors.gateway.meter import Meter
 from actors.gateway.places import Places
 from actors.gateway.reply import Reply, all_of, retry_after
@@ -53,7 +55,7 @@ _TURN_FACTS = (TurnStarted, TurnSampled, TurnFinished)
 _READ_BACK = 20_000  # messages of turns that a new gateway reads
 _SPOOL_S = 10.0  # for what a gateway before this one could not store
 _CATCH_UP_S = 1.0  # for what other gateways have stored
-_LEAVE_S = 5.0  # for replies under way when it is asked to stop
+_LEAVE_S = 5.0  # for what waits to be stored when it is asked to stop
 _LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
 _LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
 _NOT_PRIVATE = ("", "0", "false", "no", "off")  # values of the header; any other one asks for privacy
@@ -87,6 +89,7 @@ class Gateway:
         self._log = TurnLog(self._known, most_tokens=self._settings.history_tokens, retry_s=self._settings.retry_s)
         self._turns = context.listen(TURNS, self._take_turn)
         self._news = asyncio.Event()  # a turn of another gateway
+        self._claims = Claims(context.bus, self._log, self._caught_up, hold_s=self._settings.hold_s)
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
         self._shadows = Shadows(context, self._served, self._tokenizer.decode_all, self._facts)
@@ -105,17 +108,15 @@ class Gateway:
         await self._read_turns()
         await self._channels.start()
         await self._shadows.start()
-        runner = web.AppRunner(self._application(), shutdown_timeout=_LEAVE_S)
-        await runner.setup()
-        host, port, seam = self._settings.host, self._settings.port, self._seam
+        settings, seam = self._settings, self._seam
+        host, port, most, silent_s = settings.host, settings.port, settings.connections, settings.connection_s
         try:
-            await web.TCPSite(runner, host, port, reuse_port=True).start()  # the run holds it
-            self._context.log.info("gateway listens", host=host, port=port, renderer=seam.name, reason=seam.reason)
-            await self._context.stop.wait()
+            async with listening(self._application(), host, port, most=most, silent_s=silent_s):
+                self._context.log.info("gateway listens", host=host, port=port, renderer=seam.name, reason=seam.reason)
+                await self._context.stop.wait()
         except OSError as error:
             raise ActorFault(f"the gateway cannot listen on {host}:{port}: {error}; set gateway.port") from error
         finally:
-            await runner.cleanup()
             await self._facts.close(_LEAVE_S)
             await self._turns.close()
             await self._meter.close()
@@ -137,6 +138,7 @@ class Gateway:
         await self._meter.start(self._own)
         await self._turns.start(max(0, self._own - _READ_BACK))
         await self._turns.caught_up()
+        self._turns.last = max(self._turns.last, self._own)  # the last ones may be claims that have expired
         for cut in self._log.open_of(self._context.bus.name):
             await self._facts.put(
                 TurnFinished(
@@ -186,7 +188,7 @@ class Gateway:
                 request, user, prompt = await self._read(http, key.tenant, api.parse, private=private)
                 owner = _owner(user, private=private)
                 who = asked(owner, name, request, http.headers, messages=prompt.key)
-                turns = [self._turn(request, prompt, one) for one in who]
+                turns = await self._turns_of(request, prompt, who, private=private)
                 session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
             except LiveError as error:
                 return self._refusal(api, error, "none")
@@ -220,11 +222,21 @@ class Gateway:
 
         return answer
 
+    async def _turns_of(self, request: Request, prompt: Prompt, who: Sequence[Asked], *, private: bool) -> list[Turn]:
+        """Return the turns of a request; of a private one nothing is stored, and other gateways know nothing."""
+
+        def make(anew: bool) -> list[Turn]:
+            if anew:
+                return [Turn(request, prompt, self._wording, self._settings, asked=one) for one in who]
+            return [self._turn(request, prompt, one) for one in who]
+
+        return make(False) if private or self._settings.count == 1 else await self._claims.turns(make)
+
     def _turn(self, request: Request, prompt: Prompt, who: Asked) -> Turn:
         """Return a turn, which goes on with a stored one that it repeats; raises as `TurnLog.retried`."""
         stored = self._log.retried(who, time.time())
         # A grammar begins with the first token: it goes on with no others.
-        if stored is not None and not (_same(stored, prompt) and (stored.whole or not request.schema)):
+        if stored is not None and not (stored.whole or (_same(stored, prompt) and not request.schema)):
             stored = None
         return Turn(request, prompt, self._wording, self._settings, asked=who, stored=stored)
 

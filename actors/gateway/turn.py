@@ -102,6 +102,11 @@ class Turn(Watch):
         return tokens and len(self.prompt.ids) + tokens
 
     @property
+    def keyed(self) -> str:
+        """Return the digest of its idempotency key; "" for none."""
+        return self._asked.key
+
+    @property
     def holds(self) -> list[str]:
         """Return what no other request may have before the begin of this one is known."""
         return [self._asked.key, *([self._asked.digest] if self.continues else [])]

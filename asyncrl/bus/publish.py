@@ -96,16 +96,21 @@ async def send(bus: Bus, message: Message) -> None:
         await bus.send(topic.ingest(bus.run, topic.key_of(message)), body, headers_of(message) or None)
 
 
-async def publish_if_latest(bus: Bus, message: Message, expected: int) -> int:
-    """Publish into a trajectory's fence: only if its newest message is the one with sequence `expected`.
+async def publish_if_latest(bus: Bus, message: Message, expected: int, *, headers: dict[str, str] | None = None) -> int:
+    """Publish into the fence of a key: only if its newest message is the one with sequence `expected`.
+
+    Args:
+        expected: 0 for none.
+        headers: further headers.
 
     Raises:
-        Fenced: it is not; another worker went on with this trajectory.
+        Fenced: it is not; another worker went on with it.
     """
     topic = topic_for(message)
     body, key = await _sealed(bus, topic, message), topic.key_of(message)
     fence = topic.fence(bus.run, key)
-    headers = _headers(topic, message, body) | {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
+    headers = _headers(topic, message, body) | (headers or {})
+    headers |= {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
     try:
         return await _store(bus, topic, key, body, headers)
     except WrongSequence:

@@ -50,6 +50,9 @@ class GatewaySettings(Settings):
     # Whether the threads of the learner's ranks compute only while no other process of the run wants their core (Linux:
     # SCHED_IDLE): one that serves has it at once. Where serving takes all cores all the time, training stands still.
     idle_ranks: bool = False
+    connections: Positive = 2048  # Connections at once of each gateway; further ones are answered with a 503.
+    # Seconds after which a connection without a whole request is closed: idle, or in the middle of its headers.
+    connection_s: Seconds = 120.0
     body_kb: Positive = 8192  # Greatest size of a request's body.
     # What writes the text behind a reply: `difference`, the chat template by difference; a family of the package
     # `renderers`, such as "qwen3", whose program must write as the template does; `auto`: the family, where the package

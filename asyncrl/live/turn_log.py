@@ -17,6 +17,7 @@ from asyncrl.live.owners import owner_in
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
 from topics.wire import Float32Array, Int32Array
 
+UNDER_WAY = "the request with this Idempotency-Key is under way; try again"
 _RETRIES = 4096  # ended turns that are kept for retries, at most
 Fact: TypeAlias = TurnStarted | TurnSampled | TurnFinished
 
@@ -178,6 +179,11 @@ class TurnLog:
         """Return the turns under way of a gateway."""
         return [turn for turn in self._open.values() if turn.writer == writer]
 
+    def has_begun(self, turn: str) -> bool:
+        """Return whether it is known that a turn has begun; of ended ones those that a retry may go on with."""
+        ended = (one for kept in (self._by_key, self._ended) for one in kept.values())
+        return turn in self._open or any(one.started.turn_id == turn for one in ended)
+
     def retried(self, request: Asked, now_s: float) -> Stored | None:
         """Return the turn that a request goes on with, a cut one once; None where it is a new one.
 
@@ -196,7 +202,7 @@ class TurnLog:
             words = "the Idempotency-Key was sent with another request; send a new key"
             raise LiveError("invalid", words, field="Idempotency-Key")
         if request.key in self._held or (found is not None and not found.finish):
-            raise LiveError("overloaded", "the request with this Idempotency-Key is under way; try again")
+            raise LiveError("overloaded", UNDER_WAY)
         if found is None:
             found = self._ended.get(request.digest)
             if found is None or not (request.again or (found.finish == "gone" and not request.key)):

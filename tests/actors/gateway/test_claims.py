@@ -1,0 +1,112 @@
+"""Several gateways are asked for one request in the same moment: one of them samples."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
+from asyncrl.bus.publish import TIME_TO_LIVE, publish, publish_if_latest
+from asyncrl.ports import free_port
+from harness.gateways import Served, gateway_stage, in_two_halves, ready, stored_turns
+from harness.sglang_like import Fault, LikeSGLang
+from harness.stage import Connect, Stage, until
+from topics.topic import TURNS
+from topics.turns import TURN_CLAIMED, TurnClaimed, TurnFinished, TurnStarted
+
+BODY: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 5}
+
+
+class Two:
+    """Two gateways of one run, each with a port of its own, and clients of one tenant."""
+
+    def __init__(self, served: list[Served], client: ClientSession) -> None:
+        self.served, self.client = served, client
+
+    async def ask(self, number: int, **headers: str) -> tuple[int, Any]:
+        """Return status and body of a reply; the connection is one that no other request uses."""
+        path = f"{self.served[number].address}/v1/chat/completions"
+        async with self.client.post(path, json=BODY, headers=headers) as reply:
+            return reply.status, await reply.json()
+
+    async def ask_both(self, **headers: str) -> list[tuple[int, Any]]:
+        return [*await asyncio.gather(self.ask(0, **headers), self.ask(1, **headers))]
+
+
+@pytest.fixture
+async def two(
+    bus: Bus, connect: Connect, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+) -> AsyncIterator[Two]:
+    served = []
+    for number, its_bus in enumerate((bus, await connect(bus.run)), 1):
+        made = gateway_stage(stage, tmp_path / f"model{number}", inference, count=2, port=free_port())
+        served.append(Served(its_bus, made, number))
+        await served[-1].start()
+    await publish(bus, ready(inference))
+    async with ClientSession(headers={"x-api-key": served[0].key}) as client:
+        yield Two(served, client)
+    for one in served:
+        await one.stop()
+
+
+async def test_one_idempotency_key_is_sampled_once_by_whichever_gateway_is_first(
+    two: Two, inference: LikeSGLang, bus: Bus
+):
+    assert [status for status, _ in await two.ask_both()] == [200, 200]
+    assert await read_last(bus, TURNS, TURN_CLAIMED.pattern(bus.run)) is None  # without a key nothing is claimed
+    assert len(inference.asked) == 2
+    for number in range(5):
+        key = {"Idempotency-Key": f"k{number}"}
+        got = await two.ask_both(**key)
+        replies = {body["id"] for status, body in got if status == 200}
+        assert len(replies) == 1 and {status for status, _ in got} <= {200, 503}, got
+        again = await two.ask_both(**key)
+        assert {(status, body.get("id")) for status, body in again} == {(200, *replies)}
+        assert len(inference.asked) == 3 + number
+
+
+async def test_a_cut_reply_is_gone_on_with_by_one_of_two_gateways(two: Two, inference: LikeSGLang, bus: Bus):
+    go_on = in_two_halves(inference, 2)
+    with contextlib.suppress(TimeoutError):
+        cut = asyncio.create_task(two.ask(0))
+        await until(lambda: len(inference.asked) == 1, "it is under way")
+        cut.cancel()
+    inference.events = inference.one_event
+    go_on.set()
+
+    async def known() -> bool:
+        return any(isinstance(fact, TurnFinished) for fact in await stored_turns(bus))
+
+    await until(known, "it is stored as gone")
+    assert [status for status, _ in await two.ask_both()] == [200, 200]
+    begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert [turn.continues for turn in begun].count(begun[0].turn_id) == 1 and len(begun) == 3
+
+
+async def test_the_claim_of_a_gateway_that_died_before_its_turn_began_expires(
+    two: Two, inference: LikeSGLang, bus: Bus
+):
+    async def refuse(_asked: Any) -> Any:
+        raise Fault(400, "no")
+
+    inference.serve = refuse
+    key = {"Idempotency-Key": "k"}
+    assert (await two.ask(0, **key))[0] == 500
+    inference.serve = inference.whole
+    claim = await read_last(bus, TURNS, TURN_CLAIMED.pattern(bus.run))
+    assert claim is not None
+    died = TurnClaimed(claim_id=claim.key, turn_id="t0")
+    await publish_if_latest(bus, died, claim.sequence, headers={TIME_TO_LIVE: "1s"})
+
+    status, body = await two.ask(1, **key)
+    assert status == 503 and "under way" in body["error"]["message"]
+
+    async def answered() -> bool:
+        return (await two.ask(1, **key))[0] == 200
+
+    await until(answered, "the claim has expired")
