@@ -54,10 +54,10 @@ class Tools:
         manner = Manner(settings.progress_limit, config.weights.update == "in_place", settings.seeded, routed)
         decode, counts = self.tokenizer.decode_all, context.vitals
         self.generator = Generator(self.fleet, self.served, decode, counts=counts, manner=manner)
-        self.eval_fleet, self.eval_generator = self.fleet, self.generator
+        self.eval_fleet, manner = self.fleet, manner._replace(routed=False)  # answers to evaluations are not trained on
         if config.eval.engines:  # what one version began no other goes on with
             self.eval_fleet, manner = open_fleet(context), manner._replace(in_place=False)
-            self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
+        self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
         self._layout = Layout(**msgspec.structs.asdict(config.learner.layout))
         self.rows = GroupRows(context.bus)
         self.turns = TurnReader(context.bus)

@@ -50,9 +50,10 @@ class Generation(msgspec.Struct, frozen=True):
     logprobs: Float32Array  # [T] natural log, at the request's temperature, before top-p, top-k and min-p
     weight_versions: list[VersionSpan]  # exact where the engine reports it, else one span per streamed chunk
     finish_reason: FinishType
-    routed: Int32Array | None = None  # experts of every token that was fed, layer by layer; None where none were told
+    routed: Int32Array | None = None  # experts of tokens that were fed, layer by layer; None where none were told
     likeliest: list[Likeliest] = []  # in the place of each token, where that was asked for
     passes: int = 0  # in which the model checked tokens that were drafted; 0 where none were
+    routed_from: int = 0  # first token of `routed`, as it was asked for
 
 
 OnTokens: TypeAlias = Callable[[Chunk], bool | None]
@@ -111,7 +112,7 @@ class Member:
         on_tokens: OnTokens | None,
         group: str = "",
         *,
-        routed: bool = False,
+        routed: int | None = None,
     ) -> None:
         self.rid = secrets.token_hex(16)  # SGLang matches ids by prefix: only random ones are safe
         self.input_ids = input_ids
@@ -162,9 +163,8 @@ class Member:
         if not self.future.done():
             tokens, logprobs = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
             finish = cast(FinishType, reason) if reason in ("stop", "length") else "abort"
-            self.future.set_result(
-                Generation(tokens, logprobs, self._spans, finish, self._routed, self._likeliest, self._passes)
-            )
+            ended = Generation(tokens, logprobs, self._spans, finish, self._routed, self._likeliest, self._passes)
+            self.future.set_result(msgspec.structs.replace(ended, routed_from=self.routed or 0))
 
     def fail(self, fault: Exception) -> None:
         """Notify the caller, unless it was answered or left."""

@@ -154,9 +154,7 @@ class Batcher:
             ],
         }
         body: dict[str, Any] = {name: values[0] if alone else values for name, values in several.items()}
-        body |= {"return_logprob": True, "stream": streamed}
-        if any(member.routed for member in members):
-            body["return_routed_experts"] = True
+        body |= {"return_logprob": True, "stream": streamed} | _recording(members)
         if members[0].extra_key is not None:
             body["extra_key"] = members[0].extra_key
         if members[0].top:
@@ -182,6 +180,16 @@ class Batcher:
                     return  # a server that goes on detects the closed connection
         if not all(member.future.done() for member in members):
             raise RequestFailed("the stream ended before all of its generations")
+
+
+def _recording(members: list[Member]) -> dict[str, Any]:
+    """Fields that ask for experts, where members want any: SGLang takes one first token for all of a request."""
+    wanted = [member.routed for member in members if member.routed is not None]
+    if not wanted:
+        return {}
+    for member in members:
+        member.routed = min(wanted)
+    return {"return_routed_experts": True, "routed_experts_start_len": min(wanted)}
 
 
 async def _events(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncIterator[bytes]:

@@ -16,7 +16,7 @@ from asyncrl.engine.answer import Decode, Likeliest, reach_of, stop_string
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet, Wanted
-from asyncrl.engine.routing import keep_routing
+from asyncrl.engine.routing import keep_routing, unrecorded
 from asyncrl.engine.tape import Tape
 from topics.actors import Waiting
 from topics.engines import version_of
@@ -137,7 +137,7 @@ class Generator:
                     max_new_tokens=budget,
                     seed=sampling.seed if self._seeded or not engine.client.exact else None,
                     group=wanted.group,
-                    routed=self._routed,
+                    routed=unrecorded(answer, len(ids) + had) if self._routed else None,
                     priority=self._priority,
                 )
                 finish = await self._request(engine, ids, answer, rest, faults, watch)
@@ -211,9 +211,7 @@ class Generator:
         # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.
         complete = generation.finish_reason != "abort" or (generation.routed is not None and len(generation.token_ids))
         if self._routed and complete and not labels.wrong and not intake.cut:
-            fed = len(ids) + had + len(generation.token_ids) - 1
-            routed = np.empty(0, np.int32) if generation.routed is None else generation.routed
-            keep_routing(answer, routed, prompt=len(ids), had=had, fed=fed, model=self._model)
+            keep_routing(answer, generation, prompt=len(ids), had=had, model=self._model)
         if labels.wrong:
             self._count("mislabelled_tokens", intake.refused)
             if engine.messages == messages:  # else the request was merely late for an update

@@ -11,14 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.answer import Generation
 from asyncrl.engine.errors import EngineRefused
 from topics.places import Experts
 from topics.trajectories import Answer
 
 
-def keep_routing(
-    answer: Answer, routed: npt.NDArray[np.int32], *, prompt: int, had: int, fed: int, model: ModelInfo
-) -> None:
+def unrecorded(answer: Answer, prompt: int) -> int:
+    """Return the first token of a request that has no row yet: engines tell those from there."""
+    return 0 if answer.routing is None else min(answer.routing.end, prompt - 1)
+
+
+def keep_routing(answer: Answer, generation: Generation, *, prompt: int, had: int, model: ModelInfo) -> None:
     """Take over the rows of a request that ended, those of tokens that have none yet.
 
     Tokens that were known before it, and have no row, were sampled by a request that told none: its rows are lost, and
@@ -26,26 +30,31 @@ def keep_routing(
 
     Args:
         answer: with the tokens of the request.
-        routed: all rows of the request, end to end.
+        generation: how the request ended.
         prompt: tokens before the answer.
         had: tokens of the answer before the request.
-        fed: tokens that have a row.
         model: that is trained; an expert takes two bytes where it has more than 256.
 
     Raises:
         EngineRefused: there is not a row for each token that was fed, or not of this model.
     """
-    if not fed or not len(routed) or len(routed) % fed:
+    first, kind = generation.routed_from, np.dtype("<u2" if model.experts > 256 else "u1")
+    fed = prompt + had + len(generation.token_ids) - 1
+    routed = np.empty(0, np.int32) if generation.routed is None else generation.routed
+    if answer.routing is not None and len(routed) == fed * (each := answer.routing.width // kind.itemsize):
+        routed = routed[first * each :]  # some builds of SGLang tell all rows, wherever they were asked to begin
+    wanted = fed - first
+    if wanted <= 0 or not len(routed) or len(routed) % wanted:
         raise EngineRefused(
-            f"an engine returned {len(routed)} routed experts for {fed} tokens, expected as many for each; start "
+            f"an engine returned {len(routed)} routed experts for {wanted} tokens, expected as many for each; start "
             "SGLang with --enable-return-routed-experts, or set learner.routing to own"
         )
-    if (experts := len(routed) // fed) % model.layers:
+    if (experts := len(routed) // wanted) % model.layers:
         raise EngineRefused(
             f"an engine returned {experts} experts of a token, expected as many for each of {model.layers} layers; "
             "it serves another model than is trained"
         )
-    rows = routed.reshape(fed, -1).astype("<u2" if model.experts > 256 else "u1").view(np.uint8)
+    rows = routed.reshape(wanted, -1).astype(kind).view(np.uint8)
     known = answer.routing or Experts(rows.shape[1])
     if known.width != rows.shape[1]:
         raise EngineRefused(
@@ -53,7 +62,7 @@ def keep_routing(
             "before; engines serve different models"
         )
     end = known.end
-    taken = rows[end:]
+    taken = rows[end - first :]
     taken[max(0, prompt - 1 - end) : max(0, prompt - 1 + had - end)] = 0
     answer.routing = msgspec.structs.replace(known, rows=known.rows + taken.tobytes())
 

@@ -103,7 +103,7 @@ async def bodies_of_the_client() -> list[tuple[str, Any]]:
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     client = EngineClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
     try:
-        every = SamplingParams(5, 0.5, 0.9, 3, 0.1, 1, ["x"], [2], seed=4, ignore_eos=True)
+        every = SamplingParams(5, 0.5, 0.9, 3, 0.1, 1, ["x"], [2], seed=4, ignore_eos=True, routed=1)
         await client.generate([1, 2], SamplingParams(5))
         await client.generate([1, 2], every, extra_key="v1")
         for mode in ("abort", "in_place", "retract"):

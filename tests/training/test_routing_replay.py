@@ -35,6 +35,7 @@ from harness.stories import result
 from harness.training import policy, policy_rows
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.engines import EngineReady
+from topics.places import Experts
 from topics.trajectories import Answer, Reference
 from topics.wire import encode
 
@@ -70,6 +71,12 @@ def disturb(engine):
         layer.experts.choose = lambda logits, choose=choose: choose(logits + NOISE * torch.sin(1000 * logits))
 
 
+def ended(routed, tokens=5):
+    """A request that sampled some tokens, and the experts that came with it."""
+    ids = np.zeros(tokens, np.int32)
+    return Generation(ids, ids.astype(np.float32), [], "length", routed.astype(np.int32).ravel())
+
+
 class Aborting(Watch):
     """Aborts the requests of an engine when some tokens of the first came, so that each goes on in another one."""
 
@@ -93,14 +100,27 @@ class Host:
         await self._generator.generate(input_ids, sampling, answer=answer, watch=self._watch)
 
 
+class Noting(EngineClient):
+    """Notes the tokens of each request, and the first of them whose experts it asks for."""
+
+    def __init__(self, address, asked):
+        super().__init__(address)
+        self._asked = asked
+
+    async def generate(self, input_ids, sampling, **how):
+        self._asked.append((len(input_ids), sampling.routed))
+        return await super().generate(input_ids, sampling, **how)
+
+
 async def sampled(model, *, noise):
     """Segments of two turns each, and their experts."""
+    asked = []
     engine = Engine(model, max_running=8, weight_version=KEY, seed=0)
     if noise:
         disturb(engine)
     tokenizer, found = TaskTokenizer.load(model), []
     async with serving(engine) as address:
-        fleet = Fleet(lambda _, address: EngineClient(address), counts={}, fail=lambda error: None)
+        fleet = Fleet(lambda _, address: Noting(address, asked), counts={}, fail=lambda error: None)
         fleet.apply(EngineReady("engine-1", address, 0, 0, "made", 32))
         generator = Generator(fleet, check_model_directory(model), str, counts={}, manner=Manner(4, routed=True))
         for number in range(4):
@@ -113,6 +133,9 @@ async def sampled(model, *, noise):
             journal.end(token)
             found.append((context.segments(), context.routing()))
         await fleet.close()
+    second = 3 + TOKENS // 2 + 2  # tokens of the prompt of a second turn
+    assert asked[::3] == [(3, 0)] * 4 and asked[2::3] == [(second, second - 3)] * 4
+    assert all(3 < tokens < second and first == tokens - 1 for tokens, first in asked[1::3])  # went on after an abort
     return found
 
 
@@ -151,7 +174,7 @@ async def test_a_disturbed_router_leaves_no_gap_where_its_choice_is_replayed(mod
 def test_rows_that_are_lost_train_on_the_own_routing_and_are_counted(model):
     answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))  # three of them of a worker that died
     routed = np.tile(np.array([1, 2] * 4, np.int32), (8, 1))
-    keep_routing(answer, routed.ravel(), prompt=4, had=3, fed=8, model=SHAPE)
+    keep_routing(answer, ended(routed, tokens=2), prompt=4, had=3, model=SHAPE)
     assert rows_of(answer.routing).any(1).tolist() == [True] * 3 + [False] * 3 + [True] * 2
 
     [row] = routed_rows(policy_rows(np.random.default_rng(1), 2)[1:], 0)
@@ -187,16 +210,40 @@ def test_a_token_whose_experts_of_one_layer_are_missing_is_refused(model):
 def test_experts_of_other_layers_than_the_trained_model_has_are_refused():
     answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))
     with pytest.raises(EngineRefused, match="6 experts of a token, expected as many for each of 4 layers"):
-        keep_routing(answer, np.zeros(48, np.int32), prompt=4, had=0, fed=8, model=SHAPE._replace(layers=4))
+        keep_routing(answer, ended(np.zeros(48)), prompt=4, had=0, model=SHAPE._replace(layers=4))
 
 
 @pytest.mark.parametrize("recorded", [0, 7])
 def test_an_engine_that_returns_no_row_for_each_token_is_refused(recorded):
     with pytest.raises(EngineRefused, match=f"{recorded} routed experts for 8 tokens.*--enable-return-routed-experts"):
         answer = Answer("generate", "", tokens=np.arange(5, dtype=np.int32))
-        keep_routing(
-            answer, np.zeros(recorded, np.int32), prompt=4, had=0, fed=8, model=ModelInfo("any", 64, 128, experts=4)
-        )
+        keep_routing(answer, ended(np.zeros(recorded)), prompt=4, had=0, model=SHAPE)
+
+
+async def test_an_engine_tells_the_experts_from_the_least_token_that_is_asked_for(model):
+    prompts = [[3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 9]]
+    async with serving(Engine(model, max_running=2, weight_version=KEY, seed=0)) as address:
+        client = EngineClient(address)
+
+        async def tell(*first):
+            each = [SamplingParams(3, 0.0, routed=one) for one in first]
+            asked = (client.generate(ids, sampling) for ids, sampling in zip(prompts, each, strict=True))
+            return await asyncio.gather(*asked)
+
+        whole, rest = await tell(0, 0), await tell(5, 2)
+        with pytest.raises(EngineRefused, match=r"routed_experts_start_len = 7, expected at most .* 6"):
+            await client.generate(prompts[0], SamplingParams(3, routed=7))
+        await client.close()
+
+    assert [one.routed_from for one in rest] == [2, 2]
+    for prompt, all_, part in zip(prompts, whole, rest, strict=True):
+        rows, fed = all_.routed.reshape(-1, 4 * 2), len(prompt) + 2
+        assert len(rows) == fed and np.array_equal(part.routed.reshape(-1, 4 * 2), rows[2:])
+        whatever = msgspec.structs.replace(part, routed=all_.routed)  # of a build that ignores what was asked for
+        for given in (part, whatever):
+            answer = Answer("generate", "", routing=Experts(8, follows="0", first=3))
+            keep_routing(answer, given, prompt=len(prompt), had=0, model=SHAPE._replace(layers=4))
+            assert np.array_equal(rows_of(answer.routing), rows[3:])
 
 
 class Recorded:

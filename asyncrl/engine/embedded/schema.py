@@ -242,6 +242,8 @@ def decode_generate(raw: bytes) -> tuple[GenerateBody, list[Asked], bool]:
     prompts: list[Any] = body.input_ids if batch else [body.input_ids]
     if any(isinstance(token, list) != batch for token in body.input_ids):
         raise EngineRefused("input_ids mixes token ids and lists; give one list of ids, or a list of such lists")
+    if body.return_routed_experts and (first := body.routed_experts_start_len) > (least := min(map(len, prompts))):
+        raise EngineRefused(f"routed_experts_start_len = {first}, expected at most the tokens of the prompt, {least}")
     rids = _spread("rid", body.rid, len(prompts)) if isinstance(body.rid, list) else _new_rids(body.rid, len(prompts))
     keys = _spread("extra_key", body.extra_key, len(prompts))
     if isinstance(body.sampling_params, list):
