@@ -110,7 +110,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         sys.path.append(str(path.parent))
     try:
         loader.loader.exec_module(module)
-    except Exception as error:  # anything may happen in a user's file
+    except (Exception, SystemExit) as error:  # anything may happen in a user's file
         del sys.modules[name]
         hidden = _hidden_module(path.parent, str(error))
         raise FunctionError(f"{spec}: {path.name} does not import\n{last_lines(error)}{hidden}") from error
@@ -130,7 +130,7 @@ def _hidden_module(folder: Path, text: str) -> str:
 def _load_module(name: str, spec: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # anything may happen in a user's module
+    except (Exception, SystemExit) as error:  # anything may happen in a user's module
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise FunctionError(
                 f"{spec}: no module {error.name!r} among the installed packages and on PYTHONPATH; "

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from asyncrl.errors import AsyncRLError, last_lines
 
 _ROWS = 9
 _GROUPS = (4, 1, 2, 8)  # members
+_LIMIT_S = 30.0  # for some hundred tokens
 
 
 class ContractError(AsyncRLError):
@@ -70,10 +73,13 @@ def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
     """Call a loss, and check what it returns.
 
     Raises:
-        ContractError: it returned something else than a loss and sums.
+        ContractError: it returned something else than a loss and sums, or changed what it was given.
     """
-    logprobs = logprobs.clone().requires_grad_()
+    logprobs, before = logprobs.clone().requires_grad_(), copy.deepcopy(tokens)
     answer = loss(logprobs, tokens)
+    for name, values in {**tokens._asdict(), **tokens.columns}.items():
+        if name != "columns" and not torch.equal(values, {**before._asdict(), **before.columns}[name]):
+            raise ContractError(f"it changes the {name} that it is given; compute with a copy")
     if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[1], dict):
         raise ContractError(f"it returned {type(answer).__name__}, expected (loss, dict of sums)")
     total, sums = answer
@@ -183,7 +189,7 @@ def _check_column(column: Column) -> None:
 def filter_problem(drops: Callable[[Sequence[Rewarded]], bool], groups: Sequence[Sequence[Rewarded]]) -> str:
     """Return the rule that a filter breaks; empty where it breaks none.
 
-    It gives one answer to a group, whenever it is asked.
+    It gives one answer to a group, whenever it is asked, and leaves the members as they are.
 
     Args:
         groups: members as the buffer hands them over.
@@ -191,18 +197,30 @@ def filter_problem(drops: Callable[[Sequence[Rewarded]], bool], groups: Sequence
 
     def check() -> None:
         for members in groups:
+            before = copy.deepcopy(members)
             first, second = (drops(members) for _ in range(2))
             if not isinstance(first, bool) or first != second:
                 raise ContractError(f"it answers {first!r} and then {second!r} about one group, expected one bool")
+            if members != before:
+                raise ContractError("it changes the members that it is given")
 
     return _broken(check)
 
 
 def _broken(check: Callable[[], None]) -> str:
-    try:
-        check()
-    except (ContractError, AlgorithmError) as error:
-        return str(error)
-    except Exception as error:  # anything may happen in a user's function
-        return f"it raised\n{last_lines(error)}"
-    return ""
+    """Return the rule that a check finds broken; in a thread, which is left behind where a user's function hangs."""
+    found = [f"it did not return within {_LIMIT_S:g} s; a step of the learner would wait for it, too"]
+
+    def run() -> None:
+        try:
+            check()
+            found[0] = ""
+        except (ContractError, AlgorithmError) as error:
+            found[0] = str(error)
+        except BaseException as error:  # anything may happen in a user's function, also an exit
+            found[0] = f"it raised\n{last_lines(error)}"
+
+    thread = threading.Thread(target=run, name="contract", daemon=True)
+    thread.start()
+    thread.join(_LIMIT_S)
+    return found[0]

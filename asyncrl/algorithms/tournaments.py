@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import combinations
-from math import ceil, log2
+from math import ceil, fsum, log2
 from typing import TypeAlias
 
 Judge: TypeAlias = Callable[[int, int], Awaitable[tuple[float, float]]]
@@ -47,6 +47,11 @@ class Matches:
         results = await self.play_all(pairs)
         return [left if a >= b else right for (left, right), (a, b) in zip(pairs, results, strict=True)]
 
+    def tied(self, left: int, right: int) -> bool:
+        """Return whether two members that met could not be told apart."""
+        first, second = self.scores[min(left, right), max(left, right)]
+        return first == second
+
     def mean(self, member: int) -> float:
         """Mean score of a member over all its matches; 0 before the first."""
         own = [scores[pair.index(member)] for pair, scores in sorted(self.scores.items()) if member in pair]
@@ -73,73 +78,80 @@ async def round_robin(size: int, judge: Judge, _draw: random.Random) -> list[flo
 async def swiss(size: int, judge: Judge, draw: random.Random) -> list[float]:
     """Rounds in which members of about equal points meet, none of them twice: log2(size), rounded up.
 
-    One that is left over has a point for the round, and none has that twice. Equal points are told apart by the points
-    of the opponents (Buchholz).
+    One that is left over rests, and none does twice: a point in the pairing, in the end the mean of its matches. Equal
+    points are told apart by the points of the opponents (Buchholz), of which a rest is one with half of all.
     """
-    points, opponents = [0.0] * size, [set[int]() for _ in range(size)]
+    points, opponents = [0.0] * size, [list[int]() for _ in range(size)]
     rested: set[int] = set()
     matches = Matches(judge)
-    for _ in range(min(size - 1, ceil(log2(size)) if size > 1 else 0)):
+    rounds = min(size - 1, ceil(log2(size)) if size > 1 else 0)
+    for _ in range(rounds):
         order = draw.sample(range(size), size)
-        order.sort(key=lambda member: -points[member])
+        order.sort(key=lambda member: -points[member] - (member in rested))
         if size % 2:
             resting = next((member for member in reversed(order) if member not in rested), order[-1])
             order.remove(resting)
             rested.add(resting)
-            points[resting] += 1
         pairs = _pairs(order, opponents)
         for (left, right), scores in zip(pairs, await matches.play_all(pairs), strict=True):
-            opponents[left].add(right)
-            opponents[right].add(left)
+            opponents[left].append(right)
+            opponents[right].append(left)
             _award(points, left, right, scores)
-    return places([(points[member], sum(points[one] for one in opponents[member])) for member in range(size)])
+    total = [points[member] * rounds / max(len(opponents[member]), 1) for member in range(size)]
+    met = [fsum(total[one] for one in opponents[member]) + (member in rested) * rounds / 2 for member in range(size)]
+    return places(list(zip(total, met, strict=True)))
 
 
 async def single_elimination(size: int, judge: Judge, _draw: random.Random) -> list[float]:
     """A knock-out, seeded by a match of each against member 0: at most 2 * size - 2 matches.
 
     The best two seeds can only meet in the final. Who lost in a later round is above who lost before, and of one round
-    the greater mean score over all matches.
+    the greater mean score over all matches; who was left out at a tie shares the place of who went on.
     """
     matches = Matches(judge)
     await matches.play_all((0, member) for member in range(1, size))
     seeds = sorted(range(size), key=lambda member: (-matches.mean(member), member))
     bracket: list[int | None] = [seeds[seed] if seed < size else None for seed in _bracket(size)]
     last = dict.fromkeys(range(size), 0)
+    beaten: dict[int, list[int]] = {}
     while len(bracket) > 1:
         pairs = list(zip(bracket[::2], bracket[1::2], strict=True))
         played = [(left, right) for left, right in pairs if left is not None and right is not None]
         won = dict(zip(played, await matches.winners(played), strict=True))
+        beaten |= {left + right - winner: [winner] for (left, right), winner in won.items()}
         bracket = [won.get((left, right), right if left is None else left) for left, right in pairs]  # type: ignore[arg-type]
         for winner in bracket:
             if winner is not None:
                 last[winner] += 1
-    return places([(last[member], matches.mean(member)) for member in range(size)])
+    return _knocked_out([(last[member], matches.mean(member)) for member in range(size)], beaten, matches)
 
 
 async def double_elimination(size: int, judge: Judge, draw: random.Random) -> list[float]:
     """A knock-out in which two losses end it: at most 2 * size - 1 matches.
 
     Members without a loss are paired with each other, and so are those with one. The last of both meet in the final,
-    once more where it leaves both with one loss. Who was out later is above who was out before.
+    once more where it leaves both with one loss. Who was out later is above who was out before; who is out by ties
+    alone shares the place of who went on.
     """
-    matches, losses = Matches(judge), [0] * size
+    matches = Matches(judge)
+    beaten: dict[int, list[int]] = {member: [] for member in range(size)}
     out: dict[int, int] = {}
     rounds = 0
     while size - len(out) > 1:
         rounds += 1
-        alive = draw.sample([member for member in range(size) if losses[member] < 2], size - len(out))
-        upper, lower = ([member for member in alive if losses[member] == lost] for lost in (0, 1))
+        alive = draw.sample([member for member in range(size) if member not in out], size - len(out))
+        upper, lower = ([member for member in alive if len(beaten[member]) == lost] for lost in (0, 1))
         if len(upper) == len(lower) == 1:
             upper, lower = [*upper, *lower], []
         for bracket in (upper, lower):
             pairs = list(zip(bracket[::2], bracket[1::2], strict=False))
             for (left, right), winner in zip(pairs, await matches.winners(pairs), strict=True):
                 loser = left + right - winner
-                losses[loser] += 1
-                if losses[loser] == 2:
+                beaten[loser].append(winner)
+                if len(beaten[loser]) == 2:
                     out[loser] = rounds
-    return places([(out.get(member, rounds + 1), matches.mean(member)) for member in range(size)])
+    standings = [(out.get(member, rounds + 1), matches.mean(member)) for member in range(size)]
+    return _knocked_out(standings, {member: beaten[member] for member in out}, matches)
 
 
 TOURNAMENTS: dict[str, Tournament] = {
@@ -163,13 +175,27 @@ def places(standings: Sequence[Hashable]) -> list[float]:
     return [1 - shares[standing] / last if last else 0.5 for standing in standings]
 
 
+def _knocked_out(
+    standings: list[tuple[int, float]], beaten: Mapping[int, Sequence[int]], matches: Matches
+) -> list[float]:
+    """Scores by standings, where whoever is out by ties alone stands where the one does who was preferred last.
+
+    Args:
+        beaten: of each member that is out those that went on instead.
+    """
+    for member in sorted(beaten, key=lambda one: standings[one], reverse=True):  # who went on was out later
+        if all(matches.tied(member, winner) for winner in beaten[member]):
+            standings[member] = standings[beaten[member][-1]]
+    return places(standings)
+
+
 def _award(points: list[float], left: int, right: int, scores: tuple[float, float]) -> None:
     won = 0.5 if scores[0] == scores[1] else float(scores[0] > scores[1])
     points[left] += won
     points[right] += 1 - won
 
 
-def _pairs(order: list[int], opponents: list[set[int]]) -> list[tuple[int, int]]:
+def _pairs(order: list[int], opponents: list[list[int]]) -> list[tuple[int, int]]:
     """Pair members in their order with the next one that they have not met; with the next where they met all."""
     left, pairs = list(order), []
     while left:

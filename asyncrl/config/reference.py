@@ -82,9 +82,11 @@ def type_text(kind: types.Type) -> str:
         case types.Metadata(extra={"names": of_names}):
             return "one of " + ", ".join(toml_text(value) for value in of_names)
         case types.ListType(item_type=types.LiteralType() | types.Metadata()):
-            return f"array, each {type_text(kind.item_type)}"
+            least = f" of {kind.min_length} or more" if kind.min_length else ""
+            return f"array{least}, each {type_text(kind.item_type)}"
         case types.ListType():
-            return f"array of {type_text(kind.item_type)}s"
+            least = f"{kind.min_length} or more " if kind.min_length else ""
+            return f"array of {least}{type_text(kind.item_type)}s"
         case types.TupleType():
             return f"array of {len(kind.item_types)} {type_text(kind.item_types[0])}s"
         case types.DictType():
@@ -109,8 +111,8 @@ def range_text(kind: types.Type) -> str:
     """Range of a setting's type, such as `>= 1`; empty for any value."""
     if isinstance(kind, types.UnionType):
         return range_text(_given(kind))
-    if isinstance(kind, types.TupleType):
-        bounds = range_text(kind.item_types[0])
+    if isinstance(kind, types.TupleType | types.ListType):
+        bounds = range_text(kind.item_types[0] if isinstance(kind, types.TupleType) else kind.item_type)
         return f"each {bounds}" if bounds else ""
     if isinstance(kind, types.StrType) and kind.pattern is not None:
         return f"matching {kind.pattern}"

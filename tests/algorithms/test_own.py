@@ -1,6 +1,8 @@
 """The user's own losses, advantages and filters: found by the config, tried out, used by all of a run."""
 
+import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import msgspec
@@ -235,6 +237,11 @@ BROKEN = {
         sums(tokens) | {"mean": (tokens.weights * logprobs.detach()).sum() / (tokens.weights > 0).sum()},
     ),
     "it raised\n": raising,
+    "SystemExit: 3": lambda self, logprobs, tokens: sys.exit(3),
+    "it changes the advantages": lambda self, logprobs, tokens: (
+        weighted(logprobs, tokens._replace(advantages=tokens.advantages.clamp_(-1.0, 1.0))),
+        sums(tokens),
+    ),
 }
 
 
@@ -256,6 +263,16 @@ def test_the_contract_names_what_an_advantage_or_a_filter_breaks():
     answers = iter([True, False])
     assert "answers True and then False" in filter_problem(lambda members: next(answers), [[Member(1.0)]])
     assert "answers 1.0" in filter_problem(lambda members: members[0].reward, [[Member(1.0)]])
+    assert "it changes the members" in filter_problem(lambda members: members.clear() is not None, [[Member(1.0)]])
+
+
+def test_the_contract_does_not_wait_for_one_that_hangs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("asyncrl.algorithms.contract._LIMIT_S", 0.2)
+    ended = threading.Event()
+    hanging = Estimator(lambda groups: ended.wait() and groups)
+
+    assert "did not return within 0.2 s" in advantage_problem(hanging)
+    ended.set()
 
 
 def test_an_advantage_that_breaks_its_contract_in_a_run_is_named(mine: Path):

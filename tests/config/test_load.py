@@ -120,6 +120,8 @@ def test_nor_what_depends_on_a_misspelt_table(written):
         ("learner.betas = [0.9]", "found [0.9] (array), expected array of 2 numbers each >= 0 and <= 1"),
         ("learner = 3", "found 3 (integer), expected table of settings, [learner]"),
         ("[[learner]]", "found [{}] (array), expected table of settings, [learner]"),
+        ("eval.pass_at = [0]", "found [0] (array), expected array of integers each >= 1"),
+        ("warmup.roles = []", "found [] (array), expected array of 1 or more strings"),
         ('rollout.stop = "x"', 'found "x" (string), expected array of strings'),
         ("rollout.top_p = 0.0", "found 0.0 (number), expected number > 0 and <= 1"),
         ("recorder.plot = 1", "found 1 (integer), expected boolean"),

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from asyncrl.algorithms.tournaments import TOURNAMENTS, anchor, places, round_robin, single_elimination, swiss
+from asyncrl.algorithms.tournaments import TOURNAMENTS, places, single_elimination, swiss
 from asyncrl.errors import FunctionError
 from asyncrl.rewards.tournaments import TournamentReward
 from harness.sandboxes import grading, outcomes
@@ -58,12 +58,23 @@ async def test_a_judge_that_favours_the_first_place_changes_nothing(name, size):
 
 @pytest.mark.parametrize("name", TOURNAMENTS)
 @pytest.mark.parametrize("size", [1, *SIZES])
-async def test_members_that_are_all_equal_have_scores_whose_sum_is_that_of_any_group(name, size):
+async def test_members_that_are_all_equal_have_equal_scores(name, size):
     scores = await TOURNAMENTS[name](size, Noiseless([1.0] * size), random.Random(0))
 
-    assert sum(scores) == pytest.approx(size / 2)
-    if TOURNAMENTS[name] in (anchor, round_robin):
-        assert set(scores) == {0.5}
+    assert scores == [0.5] * size
+
+
+@pytest.mark.parametrize(
+    "name", sorted(TOURNAMENTS.keys() - {"swiss"})
+)  # that has too few rounds to have all of them met
+@pytest.mark.parametrize("size", [4, 7])
+async def test_of_two_that_tie_for_the_best_both_are_first(name, size):
+    worth = [min(value, size - 2) for value in worth_of(size, 3)]
+    scores = await TOURNAMENTS[name](size, Noiseless(worth), random.Random(1))
+
+    assert [member for member in range(size) if scores[member] == max(scores)] == [
+        member for member in range(size) if worth[member] == size - 2
+    ]
 
 
 @pytest.mark.parametrize("size", SIZES)
