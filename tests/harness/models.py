@@ -7,8 +7,11 @@ from safetensors.numpy import load_file, save_file
 from asyncrl.training.create import ModelShape, create_model
 
 
-def make_endless_model(directory, seed=1, shape=None):
-    """A model whose likeliest token is never the one that ends: its special tokens have logit 0."""
+def make_endless_model(directory, seed=1, shape=None, spread=1.0):
+    """A model whose likeliest token is never the one that ends: its special tokens have logit 0.
+
+    The other logits are `spread` times those of an untrained model; with 30, one token in tens of thousands ends.
+    """
     create_model(
         directory,
         alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^",
@@ -17,6 +20,7 @@ def make_endless_model(directory, seed=1, shape=None):
     )
     file = directory / "model.safetensors"
     weights = load_file(file)
+    weights["lm_head.weight"] *= spread
     weights["lm_head.weight"][:3] = 0
     save_file(weights, file, metadata={"format": "pt"})
 
