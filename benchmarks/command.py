@@ -28,6 +28,7 @@ NAMES = {
     "rollouts": "tokens per second of a server through asyncrl, and by a bare client",
     "gateway": "what the gateway adds to a reply, beside the same ids sent straight to the engine",
     "live": "what clients of a gateway meet while its model learns, beside the same load without training",
+    "sessions": "many sessions at once through the gateway while versions come, beside the same ids straight",
     "learner": "tokens per second of the trainer, beside a bare loop, the matrix rate, and itself on several ranks",
     "megatron": "the same of the trainer on megatron-core, in layouts of two cards, with experts and their replay",
     "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
@@ -95,6 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["live"].add_argument("--idle-ranks", action="store_true", help="gateway.idle_ranks")
     ways = ("resume", "in_place")
     parsers["live"].add_argument("--update", choices=ways, default="resume", help="weights.update (default: resume)")
+    _add_sessions_options(parsers["sessions"])
     _add_tastes_options(parsers["tastes"])
     _add_ray_options(parsers["ray"])
 
@@ -209,6 +211,25 @@ def _add_rescoring_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", type=float, default=1e-3, help="of the steps between them (default: 1e-3)")
     _add_server_options(parser)
     _add_trainer_options(parser)
+
+
+def _add_sessions_options(parser: argparse.ArgumentParser) -> None:
+    ways, updates = ("files", "staged", "ipc", "nccl", "gloo"), ("in_place", "resume")
+    parser.add_argument("--way", choices=ways, default="files", help="of the versions (default: files)")
+    parser.add_argument("--updates", nargs="+", choices=updates, default=list(updates), help="default: both")
+    parser.add_argument("--sessions", type=int, default=16, help="at once (default: 16)")
+    parser.add_argument("--gateways", type=int, default=1, help="processes (default: 1)")
+    parser.add_argument("--clients", type=int, default=1, help="processes that share the sessions (default: 1)")
+    parser.add_argument("--tokens", type=int, default=128, help="of a reply (default: 128)")
+    parser.add_argument("--versions", type=int, default=20, help="of a window (default: 20)")
+    words = "from one step to the next, or longer where a version takes longer (default: 2)"
+    parser.add_argument("--every-s", type=float, default=2.0, metavar="SECONDS", help=words)
+    _add_server_options(parser)
+    parser.add_argument("--device", default="cpu", help="of the trainer: cpu (default), cuda or cuda:N")
+    parser.add_argument("--gpus", type=int, nargs="*", default=[], metavar="N", help="of the server")
+    parser.add_argument(
+        "--size", type=int, nargs=2, default=(4, 64), metavar=("ROWS", "TOKENS"), help="of a step (default: 4 64)"
+    )
 
 
 def _add_trainer_options(parser: argparse.ArgumentParser) -> None:

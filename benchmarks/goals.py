@@ -120,6 +120,15 @@ _LIVE = {
     "trained_longest_silence_ms": Goal(250, at_most=True),
     **{f"{name}_p99_over_still": Goal(1.1, at_most=True) for name in ("first_token", "whole")},
 }
+_SESSIONS = {
+    f"{update}_{name}": goal
+    for update, silence_s in (("in_place", 0.3), ("resume", 1.0))
+    for name, goal in (
+        ("gateway_failed", Goal(0, at_most=True)),
+        ("gateway_longest_silence_s", Goal(silence_s, at_most=True)),
+        ("share_of_straight", Goal(0.95)),
+    )
+}
 _COST = {"progress_cost_share": Goal(0.03, at_most=True)}
 _HISTORY = {
     "audit_memory_mb": Goal(2000, at_most=True),
@@ -151,5 +160,6 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "history": _HISTORY,
         "gateway": _GATEWAY,
         "live": _LIVE,
+        "sessions": _SESSIONS,
     }
     return goals.get(name, {})

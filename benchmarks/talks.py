@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import string
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,13 +16,14 @@ from safetensors.numpy import load_file, save_file
 
 from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.create import ModelShape, create_model, write_tokenizer
 from benchmarks.stage import BenchError, Stage
 
 CONTEXT = 4096
-_ALPHABET = string.printable[:95]
-_TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'assistant' else '>' }}{% endfor %}"
-_SPECIAL = 3  # tokens of the made model: padding, begin, end
+ALPHABET = string.printable[:95]
+TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'assistant' else '>' }}{% endfor %}"
+LETTERS = "abcdefghijklmnopqrstuvwxyz >"  # of messages; the last stands behind each, as the template has it
+SPECIAL = 3  # tokens of the made model: padding, begin, end
 _UP_S = 120.0
 _SILENT_S = 120.0
 
@@ -38,6 +40,7 @@ class Reply(NamedTuple):
     events: int = 0
     text: str = ""
     turn: str = ""
+    came: Sequence[tuple[float, int]] = ()  # when each text came, and its characters
 
     @property
     def failed(self) -> bool:
@@ -50,13 +53,22 @@ def talking_model(directory: Path) -> Path:
 
     One dimension is the same in all embeddings, and the head's rows of the special tokens are against it.
     """
-    create_model(directory, alphabet=_ALPHABET, seed=1, shape=ModelShape(context=CONTEXT), template=_TEMPLATE)
+    create_model(directory, alphabet=ALPHABET, seed=1, shape=ModelShape(context=CONTEXT), template=TEMPLATE)
     file = directory / "model.safetensors"
     weights = load_file(file)
     weights["model.embed_tokens.weight"][:, 0] = 0.1
-    weights["lm_head.weight"][:_SPECIAL, 0] = -4.0
+    weights["lm_head.weight"][:SPECIAL, 0] = -4.0
     save_file(weights, file, metadata={"format": "pt"})
     return directory
+
+
+def write_talking_tokenizer(directory: Path, vocabulary: int) -> None:
+    """Write a tokenizer with a character for every token of a model that has none, and the template of `talking_model`.
+
+    Behind `LETTERS` come characters that no writing has, or a rare one.
+    """
+    rare = "".join(map(chr, [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE), *range(0x20000, 0x2A6E0)]))
+    write_tokenizer(directory, (LETTERS + rare)[: vocabulary - SPECIAL], context=CONTEXT, template=TEMPLATE)
 
 
 async def gateway_key(stage: Stage, http: aiohttp.ClientSession, address: str) -> str:
@@ -122,7 +134,7 @@ async def timed(
             where it says that the reply has failed.
     """
     asked = time.monotonic()
-    status, first, last, silence, texts, events, turn = 0, float("inf"), 0.0, 0.0, list[str](), 0, ""
+    status, texts, events, turn, came = 0, list[str](), 0, "", list[tuple[float, int]]()
     ended = False
     try:
         timeout = aiohttp.ClientTimeout(sock_read=_SILENT_S)
@@ -134,16 +146,15 @@ async def timed(
                 if delta is None:
                     ended = True
                 elif delta:
-                    now = time.monotonic()
-                    silence = max(silence, now - last) if texts else 0.0
-                    first = first if texts else now - asked
-                    last = now
+                    came.append((time.monotonic(), len(delta)))
                     texts.append(delta)
                 events += 1
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         ended = False
     whole = time.monotonic() - asked
-    return Reply(asked, first, whole, silence, status, not ended, events, "".join(texts), turn)
+    first = came[0][0] - asked if came else float("inf")
+    silence = max((later[0] - one[0] for one, later in itertools.pairwise(came)), default=0.0)
+    return Reply(asked, first, whole, silence, status, not ended, events, "".join(texts), turn, came)
 
 
 async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

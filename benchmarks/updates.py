@@ -32,6 +32,7 @@ from asyncrl.weights.store import STORES, StorePlace, WeightStore
 from benchmarks.learner_process import train_row
 from benchmarks.random_model import SHAPES, write_random_model
 from benchmarks.stage import Stage, bench_config, report
+from benchmarks.talks import write_talking_tokenizer
 from topics.actors import VITALS_TAKEN, Vitals
 from topics.batches import Objective
 from topics.engines import EngineReady, EngineUpdating
@@ -41,6 +42,7 @@ from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import decode
 
 DEADLINE_S = 600.0
+STREAM_TOKENS = 8  # of an event of a gateway
 _REFUSED = ("weights not taken directly", "weights not staged")
 
 
@@ -60,6 +62,7 @@ class Served(NamedTuple):
     context: int  # tokens that the model takes
     delta: bool = False  # versions are differences to the one before
     lr: float = 1e-6
+    gateways: int = 0  # processes; of a model whose tokens are characters
 
     @property
     def dtype(self) -> Any:
@@ -85,9 +88,11 @@ class Served(NamedTuple):
         """Of its run."""
         environment = {"PYTHONPATH": self.pythonpath} if self.pythonpath else {}
         direct = self.way if self.direct else "never"
+        gateway = {"count": self.gateways, "port": 0, "stream_tokens": STREAM_TOKENS}
         return bench_config(
             "bench-updates",
             model={"path": str(model)},
+            gateway=gateway,
             weights={"store": self.store, "direct": direct, "update": self.update, "direct_deadline_s": 60.0},
             engine={
                 "kind": self.kind,
@@ -124,6 +129,8 @@ class Updates:
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
             model = Path(scratch) / "model"
             write_random_model(model, SHAPES[served.shape], context=served.context, dtype=served.dtype)
+            if served.gateways:
+                write_talking_tokenizer(model, SHAPES[served.shape].vocabulary)
             async with Stage.open(served.config(model)) as stage, contextlib.AsyncExitStack() as stack:
                 stack.callback(_report_errors, stage)
                 updates = cls(stage, served, model)

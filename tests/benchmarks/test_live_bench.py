@@ -6,6 +6,9 @@ from benchmarks import live as live_bench
 from benchmarks.gateway import bench_gateway
 from benchmarks.goals import goals_of
 from benchmarks.live import bench_live, summed
+from benchmarks.session_clients import Met
+from benchmarks.sessions import bench_sessions
+from benchmarks.sessions import summed as summed_sessions
 from benchmarks.talks import Reply, percentile
 
 pytestmark = pytest.mark.slow
@@ -29,6 +32,26 @@ async def test_clients_of_all_apis_are_served_while_the_model_learns(monkeypatch
     assert (figures["trained_not_2xx"], figures["trained_broken_streams"]) == (0, 0)
     assert figures["trained_characters_per_reply"] == 128
     assert figures["trained_first_token_p99_ms"] <= figures["trained_whole_p99_ms"] < float("inf")
+
+
+async def test_sessions_go_on_through_the_gateway_and_straight_while_versions_come():
+    served = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": "", "device": "cpu", "gpus": []}
+    traffic = {"sessions": 4, "gateways": 1, "clients": 2, "tokens": 16, "versions": 2, "every_s": 1.0}
+
+    figures = await bench_sessions(way="files", updates=["resume"], size=(4, 64), **served, **traffic)
+
+    assert (figures["resume_gateway_failed"], figures["resume_gateway_updates"]) == (0, 2)
+    assert figures["resume_gateway_tokens_per_s"] > 0
+    assert figures["resume_straight_tokens_per_s"] > 0
+
+
+def test_tokens_count_where_they_came_and_silence_between_them():
+    whole, cut = Met(0.0, [(1.0, 8), (1.5, 8), (4.0, 8)], failed=False), Met(0.5, [(1.2, 8)], failed=True)
+
+    figures = summed_sessions([whole, cut, Met(5.0, [(6.0, 8)], failed=False)], 0.0, 2.0)
+
+    assert (figures["tokens_per_s"], figures["requests"], figures["failed"]) == (12.0, 2.0, 1.0)
+    assert (figures["first_token_p50_ms"], figures["longest_silence_s"]) == (1000.0, 2.5)
 
 
 def test_what_fails_is_counted_and_not_timed():

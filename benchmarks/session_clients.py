@@ -1,0 +1,137 @@
+"""Sessions that follow one another without a pause, through a gateway or straight at its engine, and what they met.
+
+`python -m benchmarks.session_clients SETTINGS`, which is JSON: an empty line says that all of them
+have had replies; they go on until stdin ends, and replies follow on stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from asyncrl.bus.address import BusAddress
+from asyncrl.bus.connection import Bus
+from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.client import SamplingParams
+from asyncrl.engine.generator import Generator, Manner, Watch
+from benchmarks.load import fleet_of
+from benchmarks.talks import APIS, CONTEXT, LETTERS, SPECIAL, Talk
+from topics.trajectories import Answer
+
+_TURNS = 3  # of a session
+_ASKED = 60  # characters of a message
+_END = 2  # token behind a reply
+
+
+class Crowd(msgspec.Struct):
+    """The clients of a process."""
+
+    bus: str  # file that holds its address
+    run: str
+    engine_key: str  # file
+    gateway: str  # its address
+    key: str  # of the gateway
+    tokens: int  # of a reply
+    portion: int  # tokens of an event
+    in_place: bool  # engines take new weights under requests
+    vocabulary: int
+    sessions: int  # at once
+    straight: bool = False  # to the engine
+    first: int = 0  # number of the first session
+
+
+class Met(msgspec.Struct, array_like=True):
+    """A reply as its client met it; times are of this host's clock."""
+
+    asked_s: float
+    events: list[tuple[float, int]]  # when tokens came, and how many
+    failed: bool
+
+
+class _Through:
+    """A session through the gateway."""
+
+    def __init__(self, crowd: Crowd, http: aiohttp.ClientSession, number: int) -> None:
+        self._crowd = crowd
+        self._talk = Talk(http, crowd.gateway, crowd.key, APIS[number % len(APIS)])
+
+    async def send(self, text: str) -> Met:
+        reply = await self._talk.send(text, tokens=self._crowd.tokens)
+        return Met(reply.asked_s, list(reply.came), reply.failed)
+
+
+class _Straight(Watch):
+    """A session straight at the engine: the same ids, as the model's template has them."""
+
+    def __init__(self, crowd: Crowd, generator: Generator) -> None:
+        self._crowd = crowd
+        self._generator = generator
+        self._ids: list[int] = []
+        self._met = Met(0.0, [], failed=False)
+
+    async def send(self, text: str) -> Met:
+        self._ids += [LETTERS.index(letter) + SPECIAL for letter in text + ">"]
+        self._met = Met(time.monotonic(), [], failed=False)
+        sampling = SamplingParams(self._crowd.tokens)
+        answer = Answer("generate", "", done=False)
+        answer = await self._generator.generate(np.array(self._ids, np.int32), sampling, answer=answer, watch=self)
+        self._ids += [*answer.tokens.tolist(), _END]
+        return self._met
+
+    def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
+        """See `Watch`."""
+        if tokens:
+            self._met.events.append((time.monotonic(), tokens))
+
+
+async def _hold(crowd: Crowd, replies: list[Met]) -> None:
+    """Hold sessions until this is cancelled."""
+    async with AsyncExitStack() as stack:
+        if crowd.straight:
+            bus = await Bus.connect(BusAddress.read(Path(crowd.bus)), crowd.run)
+            stack.push_async_callback(bus.close)
+            fleet = await stack.enter_async_context(fleet_of(bus, Path(crowd.engine_key)))
+            manner = Manner(crowd.portion, in_place=crowd.in_place)
+            generator = Generator(fleet, ModelInfo("any", crowd.vocabulary, CONTEXT), str, counts={}, manner=manner)
+        else:
+            http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+
+        async def follow(number: int) -> None:
+            draw = random.Random(f"session {number}")
+            while True:
+                session = _Straight(crowd, generator) if crowd.straight else _Through(crowd, http, number)
+                for _ in range(_TURNS):
+                    replies.append(await session.send("".join(draw.choices(LETTERS[:-1], k=_ASKED))))
+                    if len(replies) == crowd.sessions:
+                        sys.stdout.buffer.write(b"\n")
+                        sys.stdout.flush()
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(crowd.first, crowd.first + crowd.sessions):
+                group.create_task(follow(number))
+
+
+async def _until_ended(crowd: Crowd) -> None:
+    replies: list[Met] = []
+    holding = asyncio.create_task(_hold(crowd, replies))
+    ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+    await asyncio.wait([holding, ended], return_when=asyncio.FIRST_COMPLETED)
+    if holding.done():
+        holding.result()
+    holding.cancel()
+    await asyncio.gather(holding, return_exceptions=True)
+    sys.stdout.buffer.write(msgspec.msgpack.encode(replies))
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    uvloop.run(_until_ended(msgspec.json.decode(sys.argv[1], type=Crowd)))

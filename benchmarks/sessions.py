@@ -1,0 +1,161 @@
+"""Many sessions at once through the gateway while versions follow one another, beside the same ids sent straight.
+
+The trainer, gateways, the engine and its server are real. Each window has a process of clients of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+
+from benchmarks.random_model import SHAPES
+from benchmarks.session_clients import Crowd, Met
+from benchmarks.stage import BenchError, report
+from benchmarks.talks import CONTEXT, gateway_key, percentile
+from benchmarks.updates import STREAM_TOKENS, Served, Updates
+
+_DEADLINE_S = 900.0
+
+
+class Traffic(NamedTuple):
+    """The sessions and the versions of a window."""
+
+    sessions: int  # at once
+    gateways: int  # processes
+    clients: int  # processes that share the sessions
+    tokens: int  # of a reply
+    versions: int
+    every_s: float  # seconds from one step to the next, or longer where a version takes longer
+
+
+async def bench_sessions(*, way: str, updates: list[str], **options: Any) -> dict[str, float]:
+    """Measure a window through the gateway and one straight to the engine, for each kind of update.
+
+    In both of them so many versions follow one another, a step of the trainer before each. Sessions of three turns
+    follow one another without a pause; all replies are streamed, in events of so many tokens in both windows. Straight,
+    a session sends the ids that its messages have, behind those of the turns before.
+
+    Args:
+        way: of the versions, see `Served`.
+        updates: kinds, of `weights.update`.
+        options: the fields of `Traffic`, and the other fields of `Served`.
+
+    Returns:
+        The kind of update in front: tokens/s of both windows and their share, what failed, milliseconds to the first
+        text and longest time between two events, of both; and medians of what the engine says of its pauses.
+
+    Raises:
+        BenchError: an actor or a client fell.
+    """
+    traffic = Traffic(**{name: options.pop(name) for name in Traffic._fields})
+    figures: dict[str, float] = {}
+    for update in updates:
+        served = Served(way, update, running=traffic.sessions, context=CONTEXT, gateways=traffic.gateways, **options)
+        async with Updates.opened(served) as run:
+            found = await _measured(run, served, traffic)
+        figures |= {f"{update}_{name}": value for name, value in found.items()}
+    return figures
+
+
+async def _measured(run: Updates, served: Served, traffic: Traffic) -> dict[str, float]:
+    stage, address = run.stage, f"http://127.0.0.1:{run.stage.config.gateway.port}"
+    for number in range(1, traffic.gateways + 1):
+        await stage.enter("gateway", number)
+    await stage.enter("sessions")
+    async with aiohttp.ClientSession() as http:
+        key = await stage.until(gateway_key(stage, http, address), _DEADLINE_S)
+    crowd = Crowd(
+        bus=str(stage.files.credentials / "rollout.json"),
+        run=stage.config.run,
+        engine_key=str(stage.files.engine_key_file(stage.config.engine, "engine-1")),
+        gateway=address,
+        key=key,
+        tokens=traffic.tokens,
+        portion=STREAM_TOKENS,
+        in_place=served.update == "in_place",
+        vocabulary=SHAPES[served.shape].vocabulary,
+        sessions=-(-traffic.sessions // traffic.clients),
+    )
+    found: dict[str, float] = {}
+    for name, straight in (("gateway", False), ("straight", True)):
+        made = await _window(run, msgspec.structs.replace(crowd, straight=straight), traffic)
+        report(f"{served.update}, {name}: {made}")
+        found |= {f"{name}_{figure}": value for figure, value in made.items()}
+    return found | {"share_of_straight": found["gateway_tokens_per_s"] / found["straight_tokens_per_s"]}
+
+
+async def _window(run: Updates, crowd: Crowd, traffic: Traffic) -> dict[str, float]:
+    stage, pauses = run.stage, []
+    async with contextlib.AsyncExitStack() as stack:
+        processes = []
+        for number in range(traffic.clients):
+            part = msgspec.structs.replace(crowd, first=number * crowd.sessions)
+            processes.append(await stack.enter_async_context(_client(part)))
+        for process in processes:
+            await stage.until(_begun(process), _DEADLINE_S)
+        cpu_s, began = stage.cpu_s(), time.monotonic()
+        for number in range(len(run.versions), len(run.versions) + traffic.versions):
+            due = time.monotonic() + traffic.every_s
+            await run.step()
+            await run.copy()
+            version = await run.announce(number)
+            pauses.append((await run.loaded(version)).pause_s)
+            await run.prune(version)
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
+        ended, used = time.monotonic(), stage.cpu_s()
+        replies = [reply for process in processes for reply in await stage.until(_replies(process), _DEADLINE_S)]
+    cores = sum(used[name] - cpu_s[name] for name in used if name.startswith("gateway")) / (ended - began)
+    counts = {"updates": float(traffic.versions), "pause_p50_s": statistics.median(pauses), "gateway_cores": cores}
+    return summed(replies, began, ended) | counts
+
+
+@contextlib.asynccontextmanager
+async def _client(crowd: Crowd) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A process of clients; the end of its stdin ends it."""
+    pipe, words = asyncio.subprocess.PIPE, ["-m", "benchmarks.session_clients", msgspec.json.encode(crowd).decode()]
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe)
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def _begun(process: asyncio.subprocess.Process) -> None:
+    assert process.stdout is not None
+    if not await process.stdout.readline():
+        raise BenchError(f"clients ended with code {await process.wait()}")
+
+
+async def _replies(process: asyncio.subprocess.Process) -> list[Met]:
+    output, _ = await process.communicate(b"")
+    if process.returncode:
+        raise BenchError(f"clients ended with code {process.returncode}")
+    return msgspec.msgpack.decode(output, type=list[Met])
+
+
+def summed(replies: list[Met], began: float, ended: float) -> dict[str, float]:
+    """Of the window: tokens that came in it, and what was met by requests that were asked in it."""
+    tokens = sum(count for one in replies for at, count in one.events if began <= at < ended)
+    asked = [one for one in replies if began <= one.asked_s < ended]
+    whole = [one for one in asked if one.events and not one.failed]
+    first_ms = [1e3 * (one.events[0][0] - one.asked_s) for one in whole]
+    silences = [later[0] - one[0] for reply in whole for one, later in itertools.pairwise(reply.events)]
+    return {
+        "tokens_per_s": tokens / (ended - began),
+        "requests": float(len(asked)),
+        "failed": float(sum(one.failed for one in asked)),
+        "first_token_p50_ms": percentile(first_ms, 0.5),
+        "first_token_p99_ms": percentile(first_ms, 0.99),
+        "longest_silence_s": max(silences, default=float("nan")),
+    }
