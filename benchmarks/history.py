@@ -29,6 +29,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.run.launch import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
+from asyncrl.training.objective import objective_of
 from benchmarks.stage import BenchError, bench_config, report
 from topics.actors import FLEET_SCALED, FleetScaled, KeeperClaimed
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
@@ -253,7 +254,8 @@ class History:
             BatchGroup(prompt_name(TASK, number), list(self._members(number)))
             for number in range(first, first + self._batch_groups)
         ]
-        message = BatchPacked(step, "rl", groups, step - 1 - self._config.buffer.max_lag)
+        objective = objective_of(self._config, step)
+        message = BatchPacked(step, "rl", groups, step - 1 - self._config.buffer.max_lag, objective)
         self._packed = {step: await self.put([Fact(BATCH_PACKED, message)])}
 
     def _members(self, number: int) -> Iterator[BatchMember]:

@@ -13,16 +13,17 @@ from asyncrl.config.check_learner import has_critic
 from asyncrl.config.learner_settings import CriticSettings, TeacherSettings
 from asyncrl.config.live_settings import LiveSettings
 from asyncrl.config.settings import Config, LearnerSettings
-from asyncrl.config.staged import as_in, of_learner
+from asyncrl.config.staged import as_in
 from asyncrl.config.tasks import tasks_of
 from topics.batches import BatchPacked, CriticStep, Distillation, Hindsight, Objective, Penalty
 
 
-def objective_of(config: Config, step: int, stage: str = "") -> Objective:
+def objective_of(config: Config, step: int, stage: str = "", *, loads: bool = True) -> Objective:
     """The objective of a step: a pure function of the settings.
 
     Args:
         stage: of `config.stages`, whose objective the step has; "" before the first one.
+        loads: whether a loss of the user's is loaded; else its options are left out.
     """
     learner, warmup = as_in(config, stage).learner, config.warmup
     optimizer: dict[str, Any] = {
@@ -34,11 +35,11 @@ def objective_of(config: Config, step: int, stage: str = "") -> Objective:
         number = step + warmup.steps
         rate = warmup.lr * learning_rate_factor(number, kind="constant", warmup_steps=warmup.lr_warmup_steps)
         return Objective(loss="sft", learning_rate=rate, **optimizer)
-    loss = LOSSES[learner.loss](**learner.loss_options)
+    loss = LOSSES[learner.loss] if loads else LOSSES.loaded(learner.loss)
     return Objective(
         stage=stage or None,
         loss=learner.loss,
-        loss_options=msgspec.to_builtins(loss),
+        loss_options=msgspec.to_builtins(loss(**learner.loss_options)) if loss else {},
         filters=learner.filters,
         filter_options=learner.filter_options.of(learner.filters),
         aggregation=learner.aggregation,
@@ -59,24 +60,6 @@ def objective_of(config: Config, step: int, stage: str = "") -> Objective:
 
 def _newest_multiple(version: int, every: int) -> int:
     return version // every * every if every else 0
-
-
-def given_by_stage(config: Config, step: int, stage: str) -> dict[str, object]:
-    """Fields of the objective of a step that follow from what its stage gives of the learner's settings."""
-    learner, fields = as_in(config, stage).learner, dict[str, object]()
-    for key, value in of_learner(config.stages[stage]).items():
-        match key.partition(".")[0]:
-            case "advantage" | "loss_options":
-                continue  # groups have the first; the second is recorded with all defaults of the loss
-            case "lr":
-                fields["learning_rate"] = _rate(learner, step)
-            case "reference" | "teacher":
-                fields |= {"penalties": _penalties(learner), "distillation": _distillation(learner.teacher)}
-            case "critic":
-                fields["critic"] = _critic_step(learner.critic, step - config.start.step)
-            case plain:
-                fields[plain] = value
-    return fields
 
 
 def _rate(learner: LearnerSettings, step: int) -> float:

@@ -14,7 +14,7 @@ from topics.actors import (
     ReissueRequested,
     SkipRequested,
 )
-from topics.batches import BATCH_PACKED, BATCH_TRAINED
+from topics.batches import BATCH_PACKED, BATCH_TRAINED, Objective
 from topics.engines import ENGINE_READY
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptRow
@@ -129,6 +129,20 @@ def fail_before(r: Recorded) -> None:
 
 def more_tokens_of_a_member(packed):
     packed.groups[0].members[0].tokens += 1
+
+
+def another_length_of_a_member(packed):
+    packed.groups[0].members[0].lengths[0] += 1
+
+
+def other_lengths(r: Recorded) -> None:
+    """A grade, and the batch that took it over, name other lengths than the result has."""
+    r.alter(TRAJECTORY_GRADED, packed_grade(r), lambda grade: grade.lengths.append(3))
+    r.alter(BATCH_PACKED, r.batch(6), lambda packed: packed.groups[0].members[0].lengths.append(3))
+
+
+def another_rate(packed):
+    packed.objective = msgspec.structs.replace(packed.objective, learning_rate=0.5)
 
 
 def another_reward(packed):
@@ -333,6 +347,16 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "another number of tokens of a member": (
         lambda r: r.alter(BATCH_PACKED, r.batch(6), more_tokens_of_a_member),
         "wrong tokens",
+    ),
+    "another length of a member": (
+        lambda r: r.alter(BATCH_PACKED, r.batch(6), another_length_of_a_member),
+        "wrong tokens",
+    ),
+    "lengths that the result does not have": (other_lengths, "wrong tokens"),
+    "another learning rate": (lambda r: r.alter(BATCH_PACKED, r.batch(6), another_rate), "wrong objective"),
+    "another loss in the warm-up": (
+        lambda r: r.alter(BATCH_PACKED, 0, lambda packed: setattr(packed, "objective", Objective())),
+        "wrong objective",
     ),
     "a reward that nobody gave": (lambda r: r.alter(BATCH_PACKED, r.batch(6), another_reward), "not graded"),
     "other statistics of the rewards": (lambda r: r.alter(BATCH_TRAINED, -1, rewards=[2.0, 0.0]), "wrong rewards"),

@@ -8,11 +8,13 @@ import xxhash
 
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import WRITER
+from asyncrl.config.settings import Config
 from asyncrl.state.audit.audit import audit
 from asyncrl.state.audit.ledger import Ledger
+from asyncrl.training.objective import objective_of
 from harness.folds import failure
-from topics.actors import KeeperClaimed
-from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked, BatchTrained
+from topics.actors import RUN_OPENED, KeeperClaimed
+from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked, BatchTrained, Objective
 from topics.ids import stage_of
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME, topic_for
@@ -115,6 +117,7 @@ class Story:
             payload=Reference(self.publish(message), xxhash.xxh3_64_hexdigest(body), len(body)),
             versions=message.versions,
             reward=reward,
+            lengths=[len(segment.tokens) for segment in message.segments],
         )
         self.publish(graded)
 
@@ -129,10 +132,13 @@ class Story:
         groups = {}
         for name in names:
             grade = [graded for graded in self.messages(TRAJECTORY_GRADED) if graded.trajectory_id == name][-1]
-            member = BatchMember(name, grade.attempt, grade.payload, grade.reward, 3)
+            member = BatchMember(name, grade.attempt, grade.payload, grade.reward, 3, lengths=grade.lengths)
             groups.setdefault(grade.prompt_id, []).append(member)
         stage = "rl" if step > 0 else "warmup"
-        batch = BatchPacked(step, stage, [BatchGroup(*group) for group in groups.items()], step - 2)
+        opened = self.messages(RUN_OPENED)
+        config = msgspec.convert(opened[-1].settings, Config) if opened else Config()
+        objective = objective_of(config, step) if step > -config.warmup.steps else Objective()
+        batch = BatchPacked(step, stage, [BatchGroup(*group) for group in groups.items()], step - 2, objective)
         return self.publish(batch)
 
     def trained(self, step, sequence, trajectories=2, lags=None, *, lineage=0):

@@ -2,12 +2,15 @@
 
 from itertools import permutations
 
+import msgspec
 import pytest
 
 from asyncrl.bus.publish import publish
+from asyncrl.config.settings import Config
 from asyncrl.state.audit.audit import Queue
 from asyncrl.state.audit.reading import audit_run
-from harness.ordinary_run import ordinary_story
+from asyncrl.training.objective import objective_of
+from harness.ordinary_run import SETTINGS, ordinary_story
 from harness.runs import command
 from harness.stories import FIRST, LOGS, result
 from topics.actors import DeadLetter
@@ -47,9 +50,8 @@ def a_member_too_many(story):
     story.issued("p000005-0")
     story.graded("p000005-0")
     grade = story.messages(TRAJECTORY_GRADED)[-1]
-    story.messages(BATCH_PACKED)[3].groups.append(
-        BatchGroup("p000001", [BatchMember("p000005-0", 0, grade.payload, grade.reward, 3)])
-    )
+    member = BatchMember("p000005-0", 0, grade.payload, grade.reward, 3, lengths=grade.lengths)
+    story.messages(BATCH_PACKED)[3].groups.append(BatchGroup("p000001", [member]))
 
 
 def other_rules(story):
@@ -199,7 +201,8 @@ async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_p
     assert (code, output.splitlines()[0]) == (0, f"run {bus.run}: clean")
 
     for step in range(4, 34):  # thirty empty batches, and one left out before each
-        await publish(bus, BatchPacked(2 * step, "rl", [], 2 * step - 2), headers=WRITER)
+        objective = objective_of(msgspec.convert(SETTINGS, Config), 2 * step)
+        await publish(bus, BatchPacked(2 * step, "rl", [], 2 * step - 2, objective), headers=WRITER)
     code, output = await command(tmp_path, "audit", bus.run, *at)
     assert (code, output.splitlines()[0]) == (1, f"run {bus.run}: 60 violations")
     assert "step out of order: batch 8: found packed after batch 3; expected batch 4" in output

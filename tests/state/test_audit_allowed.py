@@ -111,7 +111,7 @@ def test_engines_of_evaluations_answer_with_the_version_that_was_asked_for():
             story.issued(name)
             story.graded(name, versions)
             grade = story.messages(TRAJECTORY_GRADED)[-1]
-            members.append(BatchMember(name, 0, grade.payload, grade.reward, len(versions)))
+            members.append(BatchMember(name, 0, grade.payload, grade.reward, len(versions), lengths=grade.lengths))
         counted = {version: 2 * versions.count(version) for version in versions}
         story.publish(EvalScored("e000000", 1, counted, 1.0, 2, 0, 1.0, members))
         return story.wrong()

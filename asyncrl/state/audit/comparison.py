@@ -107,6 +107,9 @@ def _members(group: Group, batches: Mapping[int, Batch]) -> Iterator[Violation]:
         if member.tokens != (sampled := sum(count.tokens for count in grade.versions)):
             found = f"{member.tokens} tokens in {where}"
             yield Violation("wrong tokens", str(key), found, f"{sampled}, as graded")
+        if member.lengths != grade.lengths:
+            found = f"segments of {member.lengths} tokens in {where}"
+            yield Violation("wrong tokens", str(key), found, f"{grade.lengths}, as graded")
 
 
 def _group_scores(group: Group) -> Iterator[Violation]:
@@ -158,6 +161,9 @@ def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[
     elif result.digest and (result.digest, result.size) != (reference.digest, reference.size):
         found = f"{result.size} bytes of digest {result.digest} in message {reference.sequence}"
         yield Violation("damaged payload", str(key), found, f"{reference.size} bytes of {reference.digest}")
+    elif result.digest and tuple(grade.lengths) != result.lengths:
+        found = f"segments of {grade.lengths} tokens in its grade"
+        yield Violation("wrong tokens", str(key), found, f"{[*result.lengths]}, as its result has them")
     elif result.digest and (wrong := _not_given(grade, result)):
         yield Violation("wrong rewards", str(key), *wrong)
 

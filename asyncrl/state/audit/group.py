@@ -80,6 +80,7 @@ class Stored(NamedTuple):
     rows: str = ""  # digest of the rows it was made from; "" where there are none, or they were not read
     reward: float | None = None  # that its rollout function gave, if its body was read
     turn_rewards: tuple[float, ...] = ()
+    lengths: tuple[int, ...] = ()  # tokens of its segments
 
 
 class Work(NamedTuple):

@@ -393,4 +393,5 @@ def _stored(key: Key, message: TrajectoryGenerated | TrajectoryGeneratedHeaders,
     digest = xxhash.xxh3_64_hexdigest(record.data)
     given = message.outcome or Outcome()
     of_rows, turns = digest_of(message.rows), tuple(given.turn_rewards)
-    return Stored(key, versions, digest, len(record.data), fault, of_rows, given.reward, turns)
+    lengths = tuple(len(segment.tokens) for segment in message.segments)
+    return Stored(key, versions, digest, len(record.data), fault, of_rows, given.reward, turns, lengths)

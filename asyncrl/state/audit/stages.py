@@ -3,6 +3,9 @@ and which batches follow them."""
 
 from __future__ import annotations
 
+import msgspec
+
+from asyncrl.algorithms.losses import LOSSES
 from asyncrl.bus.fold import Fold, on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
@@ -11,7 +14,7 @@ from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.state.audit.groups import Groups
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violations
-from asyncrl.training.objective import given_by_stage
+from asyncrl.training.objective import objective_of
 from topics.batches import BatchPacked
 from topics.groups import GroupDropped
 from topics.ids import LIVE, REISSUE, TASK, number_of, prompt_name, prompt_of
@@ -88,8 +91,12 @@ class Stages(Fold):
         self._ended.step = max(self._ended.step, message.step)
         for group in message.groups:
             self._count(group.prompt_id, [member.score for member in group.members])
-        if self._opening.config is not None and message.stage == "rl":
-            self._check_objective(message, self._opening.settings_at(record.time_ns))
+        if self._opening.config is not None:
+            config, name = self._opening.settings_at(record.time_ns), ""
+            if message.stage == "rl" and (name := self._check_stage(message)) != (message.objective.stage or ""):
+                return
+            if message.step > -config.warmup.steps:
+                self._check_objective(message, config, name)
 
     def _count(self, prompt_id: str, scores: list[float]) -> None:
         """Take note of a group that ended, and of the stage whose condition holds now."""
@@ -99,19 +106,26 @@ class Stages(Fold):
         self._schedule.count(self._ended, prompt_id, scores)
         self._due = self._due or self._schedule.due(self._ended, self.begun)
 
-    def _check_objective(self, message: BatchPacked, config: Config) -> None:
-        """Compare the stage that a batch follows with its prompts, and its objective with that stage."""
-        begun, batch, objective = self.begun, f"batch {message.step}", message.objective
+    def _check_stage(self, message: BatchPacked) -> str:
+        """Compare the stage that a batch follows with its prompts; returns the one that it should follow."""
+        begun, found = self.begun, message.objective.stage or "(none)"
         self._packed = max([self._packed, *(self._stages_before(group.prompt_id) for group in message.groups)])
         name = begun[self._packed - 1][1] if self._packed else ""
-        if (objective.stage or "") != name:
-            found = f"the objective of stage {objective.stage or '(none)'}"
-            self._violations.add("wrong stage", batch, found, f"{name or '(none)'}, by its newest prompt")
-        elif name:
-            for field, given in given_by_stage(config, message.step, name).items():
-                if (found := getattr(objective, field)) != given:
-                    expected = f"{given!r}, as stages.{name} has it"
-                    self._violations.add("wrong stage", batch, f"{field} {found!r}", expected)
+        if found != (name or "(none)"):
+            expected = f"{name or '(none)'}, by its newest prompt"
+            self._violations.add("wrong stage", f"batch {message.step}", f"the objective of stage {found}", expected)
+        return name
+
+    def _check_objective(self, message: BatchPacked, config: Config, stage: str) -> None:
+        """Compare the objective of a batch with that of the settings, but for options of a loss of the user's."""
+        expected = objective_of(config, message.step, stage, loads=False)
+        given, found = msgspec.structs.asdict(expected), msgspec.structs.asdict(message.objective)
+        compared = given.keys() - ({"loss_options"} if LOSSES.loaded(expected.loss) is None else set())
+        if wrong := sorted(field for field in compared if found[field] != given[field]):
+            texts = (", ".join(f"{field} {of[field]!r}" for field in wrong) for of in (found, given))
+            name = f"stage {stage}" if stage else "the run"
+            other, own = texts
+            self._violations.add("wrong objective", f"batch {message.step}", other, f"{own}, by the settings of {name}")
 
     def _stages_before(self, prompt_id: str) -> int:
         """Stages that had begun when a prompt was issued."""

@@ -19,6 +19,7 @@ Kind: TypeAlias = Literal[
     "wrong row",
     "wrong seed",
     "wrong rules",
+    "wrong objective",
     "ended twice",
     "in two batches",
     "no end",

@@ -69,8 +69,8 @@ def audited(*, name="second", after=2, stage="second", **changed):
     )
     of_stage = replace(objective_of(ledger.opening.config, 3, stage), **changed)
     messages = [
-        packed(1, "p000000", "p000001"),
-        packed(2, "p000002", "p000003"),
+        packed(1, "p000000", "p000001", objective=objective_of(ledger.opening.config, 1)),
+        packed(2, "p000002", "p000003", objective=objective_of(ledger.opening.config, 2)),
         StageBegan(name=name, prompt=0, request=0, after=after),  # no issue was read, so 0 is the first prompt
         packed(3, "p000004", "p000005", objective=of_stage),
     ]
@@ -85,4 +85,4 @@ def test_the_audit_repeats_conditions_and_the_objectives_of_batches():
     assert ("unasked stage", "stage third") in audited(name="third", stage="third")
     assert audited(stage="") == [("wrong stage", "batch 3")]
     for changed in ({"loss": "gspo"}, {"learning_rate": 1e-6}, {"penalties": []}, {"critic": CriticStep()}):
-        assert audited(**changed) == [("wrong stage", "batch 3")], changed
+        assert audited(**changed) == [("wrong objective", "batch 3")], changed
