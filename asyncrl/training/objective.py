@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
+from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.losses import LOSSES
+from asyncrl.algorithms.named import Table
 from asyncrl.algorithms.schedules import learning_rate_factor
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.learner_settings import CriticSettings, TeacherSettings
 from asyncrl.config.live_settings import LiveSettings
 from asyncrl.config.settings import Config, LearnerSettings
-from asyncrl.config.staged import as_in
-from asyncrl.config.tasks import tasks_of
+from asyncrl.config.staged import all_learners, as_in
+from asyncrl.config.tasks import every_task, tasks_of
 from topics.batches import BatchPacked, CriticStep, Distillation, Hindsight, Objective, Penalty
 
 
-def objective_of(config: Config, step: int, stage: str = "", *, loads: bool = True) -> Objective:
+def objective_of(config: Config, step: int, stage: str = "") -> Objective:
     """The objective of a step: a pure function of the settings.
 
     Args:
         stage: of `config.stages`, whose objective the step has; "" before the first one.
-        loads: whether a loss of the user's is loaded; else its options are left out.
     """
     learner, warmup = as_in(config, stage).learner, config.warmup
     optimizer: dict[str, Any] = {
@@ -35,11 +37,11 @@ def objective_of(config: Config, step: int, stage: str = "", *, loads: bool = Tr
         number = step + warmup.steps
         rate = warmup.lr * learning_rate_factor(number, kind="constant", warmup_steps=warmup.lr_warmup_steps)
         return Objective(loss="sft", learning_rate=rate, **optimizer)
-    loss = LOSSES[learner.loss] if loads else LOSSES.loaded(learner.loss)
+    loss = LOSSES[learner.loss](**learner.loss_options)
     return Objective(
         stage=stage or None,
         loss=learner.loss,
-        loss_options=msgspec.to_builtins(loss(**learner.loss_options)) if loss else {},
+        loss_options=msgspec.to_builtins(loss),
         filters=learner.filters,
         filter_options=learner.filter_options.of(learner.filters),
         aggregation=learner.aggregation,
@@ -56,6 +58,12 @@ def objective_of(config: Config, step: int, stage: str = "", *, loads: bool = Tr
         critic=_critic_step(learner.critic, step - config.start.step) if has_critic(config) else None,
         **optimizer,
     )
+
+
+def algorithms_of(config: Config) -> Iterator[tuple[Table[Any], str]]:
+    """Losses and advantages by which objectives are made, each with the table that has it."""
+    yield from ((LOSSES, learner.loss) for learner in all_learners(config).values())
+    yield from ((ADVANTAGES, task.advantage) for task in every_task(config))
 
 
 def _newest_multiple(version: int, every: int) -> int:

@@ -37,10 +37,6 @@ def test_the_objective_of_a_step_is_that_of_its_stage(written):
     assert Mixture(config).task(4, [(4, "wide")]).advantage == "rloo"
     assert Mixture(config).task(3, [(4, "wide")]).advantage == "grpo"
     assert config.learner.loss == "decoupled", "the settings themselves stay"
-    own = msgspec.structs.replace(config, learner=msgspec.structs.replace(config.learner, loss="/not/there.py:loss"))
-    assert objective_of(own, 3, loads=False) == msgspec.structs.replace(
-        base, loss="/not/there.py:loss", loss_options={}
-    )
 
 
 def test_a_replay_with_other_settings_keeps_what_a_stage_gives(written):

@@ -19,6 +19,7 @@ from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.audit import Findings, Queue, audit
 from asyncrl.state.audit.ledger import Ledger
+from asyncrl.training.objective import algorithms_of
 from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, KeeperSnapshot
 from topics.engines import ENGINE_READY
 from topics.promotions import PROMOTION_REQUESTED
@@ -114,7 +115,7 @@ async def audit_run(
     config = ledger.opening.config
     if ledger.opening.fault:
         notes.append(f"batches, ends and rows with the settings: {ledger.opening.fault}")
-    notes += _own_filters(all_filters(config), own_code) if config is not None else []
+    notes += _own_code(config, own_code) if config is not None else []
     rows = check_rows(ledger, config) if check_rows is not None and config is not None else None
     parts = [
         Part(PROMPTS, ends[PROMPTS], headers_only=not deep, unread=unread),
@@ -133,17 +134,19 @@ async def audit_run(
     return Audited(bus.run, audit(ledger, queues), queues, notes)
 
 
-def _own_filters(filters: list[str], own_code: bool) -> list[str]:
-    """Load the user's own filters; returns what keeps their decisions from being repeated."""
+def _own_code(config: Config, own_code: bool) -> list[str]:
+    """Load the user's own algorithms; returns what is not compared where that cannot be done."""
+    used = {(name, "objectives of batches"): table for table, name in algorithms_of(config)}
+    used |= {(name, f"groups that {name} dropped"): FILTERS for name in all_filters(config)}
     notes = []
-    for name in [name for name in filters if ":" in name]:
+    for (name, what), table in used.items():
         try:
-            if own_code:
-                FILTERS[name]
-            else:
-                notes.append(f"groups that {name} dropped: code that a run of another user names is not imported here")
+            if ":" in name and own_code:
+                table[name]
+            elif ":" in name:
+                notes.append(f"{what}: {name} is code that a run of another user names, and not imported here")
         except AlgorithmError as error:
-            notes.append(f"groups that {name} dropped: {error}")
+            notes.append(f"{what}: {error}")
     return notes
 
 
