@@ -7,13 +7,7 @@ from typing import Any
 import msgspec
 
 from harness.recorded import Recorded
-from topics.actors import (
-    REISSUE_REQUESTED,
-    RUN_OPENED,
-    SKIP_REQUESTED,
-    ReissueRequested,
-    SkipRequested,
-)
+from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, ReissueRequested, SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, Objective
 from topics.engines import ENGINE_READY
 from topics.groups import GROUP_DROPPED, GroupDropped
@@ -131,7 +125,7 @@ def more_tokens_of_a_member(packed):
     packed.groups[0].members[0].tokens += 1
 
 
-def another_length_of_a_member(packed):
+def another_length(packed):
     packed.groups[0].members[0].lengths[0] += 1
 
 
@@ -316,10 +310,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a batch by a writer that never claimed the log": (unclaimed_writer, "foreign writer"),
     "a log that nobody claimed": (unclaimed_log, "foreign writer"),
     "steps by a deposed writer": (deposed_writer, "foreign writer"),
-    "a checkpoint of other weights": (
-        lambda r: r.alter(CHECKPOINT_SAVED, -1, digest="d" * 32),
-        "wrong checkpoint",
-    ),
+    "a checkpoint of other weights": (lambda r: r.alter(CHECKPOINT_SAVED, -1, digest="d" * 32), "wrong checkpoint"),
     "a checkpoint of a later step": (
         lambda r: r.add(CHECKPOINT_SAVED, CheckpointSaved(0, 9, "d" * 32, "there", 99)),
         "wrong checkpoint",
@@ -329,14 +320,8 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a batch of RL renamed": (rename_stage, "wrong stage"),
     "an issue of another stage": (issue_for_the_warmup, "wrong stage"),
     "another bound when it was opened again": (open_again, "bound changed"),
-    "a step replaced by garbage": (
-        lambda r: r.replace(BATCH_TRAINED, -1, data=b"garbage"),
-        "unreadable record",
-    ),
-    "a batch replaced by garbage": (
-        lambda r: r.replace(BATCH_PACKED, -1, data=b"garbage"),
-        "unreadable record",
-    ),
+    "a step replaced by garbage": (lambda r: r.replace(BATCH_TRAINED, -1, data=b"garbage"), "unreadable record"),
+    "a batch replaced by garbage": (lambda r: r.replace(BATCH_PACKED, -1, data=b"garbage"), "unreadable record"),
     "an issue with other headers": (
         lambda r: r.replace(PROMPT_ISSUED, 3, headers={"writer": "x"}),
         "unreadable record",
@@ -348,10 +333,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
         lambda r: r.alter(BATCH_PACKED, r.batch(6), more_tokens_of_a_member),
         "wrong tokens",
     ),
-    "another length of a member": (
-        lambda r: r.alter(BATCH_PACKED, r.batch(6), another_length_of_a_member),
-        "wrong tokens",
-    ),
+    "another length of a member": (lambda r: r.alter(BATCH_PACKED, r.batch(6), another_length), "wrong tokens"),
     "lengths that the result does not have": (other_lengths, "wrong tokens"),
     "another learning rate": (lambda r: r.alter(BATCH_PACKED, r.batch(6), another_rate), "wrong objective"),
     "another loss in the warm-up": (
@@ -363,10 +345,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a version without training": (invent_version, "untrained version"),
     "a version with two digests": (publish_otherwise, "two digests"),
     "a version that is missing": (unpublish, "unpublished version"),
-    "an attempt issued twice": (
-        lambda r: r.add(PROMPT_ISSUED, r.messages(PROMPT_ISSUED)[20]),
-        "issued twice",
-    ),
+    "an attempt issued twice": (lambda r: r.add(PROMPT_ISSUED, r.messages(PROMPT_ISSUED)[20]), "issued twice"),
     "a prompt left out": (leave_out, "left out"),
     "an issue that is missing": (lambda r: r.remove(PROMPT_ISSUED, 20), "never issued"),
     "a trained trajectory dropped": (drop, "ended twice"),
@@ -387,14 +366,8 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a group without a row": (no_row, "wrong row"),
     "another order of the data": (another_order, "wrong row"),
     "a prompt issued again that nobody asked for": (lambda r: issue_again(r, "", "p000003"), "wrong origin"),
-    "another prompt issued again than was asked for": (
-        lambda r: issue_again(r, "p000002", "p000003"),
-        "wrong origin",
-    ),
-    "an end before the last step": (
-        lambda r: r.alter(TRAINING_FINISHED, -1, step=STEPS - 1),
-        "step out of order",
-    ),
+    "another prompt issued again than was asked for": (lambda r: issue_again(r, "p000002", "p000003"), "wrong origin"),
+    "an end before the last step": (lambda r: r.alter(TRAINING_FINISHED, -1, step=STEPS - 1), "step out of order"),
     "a seed of its own": (lambda r: r.alter(PROMPT_ISSUED, -1, seed=1), "wrong seed"),
     "a batch with a group less": (lose_group, "wrong size"),
     "a healthy member dropped as failed": (lambda r: drop_a_healthy_member(r, "rollout"), "dropped without cause"),
@@ -405,10 +378,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     ),
     "a healthy group dropped as failed": (lambda r: drop_a_healthy_group(r, "failed"), "dropped without cause"),
     "a healthy group dropped for its age": (lambda r: drop_a_healthy_group(r, "lag"), "dropped without cause"),
-    "a healthy group dropped before its deadline": (
-        lambda r: drop_a_healthy_group(r, "deadline"),
-        "dropped without cause",
-    ),
+    "a healthy group dropped too early": (lambda r: drop_a_healthy_group(r, "deadline"), "dropped without cause"),
     "a graded member dropped at its deadline": (drop_a_graded_member_at_its_deadline, "dropped without cause"),
     "a graded group dropped at its deadline": (drop_a_graded_group_at_its_deadline, "dropped without cause"),
     "a group dropped as flat": (lambda r: drop_a_healthy_group(r, "zero_variance"), "dropped without cause"),
