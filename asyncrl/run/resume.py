@@ -8,12 +8,15 @@ from pathlib import Path
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
+from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.load import with_overrides
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import tasks_of
 from asyncrl.errors import LaunchError
+from asyncrl.run.preflight_megatron import check_megatron
+from asyncrl.run.preflight_model import check_machine
 from topics.actors import SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING
@@ -34,7 +37,15 @@ _OBJECTIVE = tuple(
         *("teacher.coef", "teacher.kl_estimator", "teacher.kl_of", "teacher.top_k", "teacher.direction"),
     )
 )
-_OPTIONS = ("learner.loss_options.", "learner.columns.", "learner.filter_options.")
+_COMPUTED = tuple(
+    f"learner.{name}"
+    for name in (
+        *("trainer", "ranks", "device", "threads", "compile", "recompute", "activations", "micro_batch_tokens"),
+        *("offload_idle", "elastic_s", "start_s"),
+    )
+)
+"""How steps are computed: any trainer, number of ranks and layout go on from a checkpoint of another."""
+_OPTIONS = ("learner.loss_options.", "learner.columns.", "learner.filter_options.", "learner.layout.")
 
 
 def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> Config:
@@ -42,7 +53,7 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
 
     Args:
         overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), `buffer.batch_groups=N`, `learner.lr=1e-5`,
-            or nothing.
+            `learner.ranks=2`, or nothing.
         base: folder of the config's relative paths.
 
     Raises:
@@ -51,12 +62,12 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
     """
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if key not in (*_LENGTHS, *_ROOM, *_OBJECTIVE) and not key.startswith(_OPTIONS):
+        if key not in (*_LENGTHS, *_ROOM, *_OBJECTIVE, *_COMPUTED) and not key.startswith(_OPTIONS):
             raise LaunchError(
                 f"--set {override}: a run goes on with the settings it began with; only {', '.join(_LENGTHS)} "
-                f"may be raised, and {', '.join((*_OBJECTIVE, *_ROOM))} may change"
+                f"may be raised, and {', '.join((*_OBJECTIVE, *_COMPUTED, 'learner.layout', *_ROOM))} may change"
             )
-    wanted = with_overrides(config, overrides, base=base) if overrides else config
+    wanted = with_overrides(config, overrides, base=base, further=_check_computed) if overrides else config
     steps, epochs = config.learner.steps, config.task.epochs
     if wanted.learner.steps < steps:
         given = f"--set learner.steps={wanted.learner.steps}"
@@ -72,6 +83,11 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
     if has_critic(config) and not has_critic(wanted):
         raise LaunchError("the run has a critic, which batches under way still need; fork it to change the advantage")
     return wanted
+
+
+def _check_computed(config: Config, base: Path) -> list[Finding]:
+    """Find what this machine and the model lack for steps that are computed so."""
+    return [*check_megatron(config, base), *check_machine(config)]
 
 
 def _check_batch_groups(config: Config, wanted: Config) -> None:

@@ -248,6 +248,8 @@ async def test_a_run_does_not_go_on_with_other_settings(tmp_path: Path, override
         Launch.of(first.files.root, [override])
     with pytest.raises(ConfigError, match=r'--set learner\.steps: found "many"'):
         Launch.of(first.files.root, ["learner.steps=many"])
+    with pytest.raises(ConfigError, match=r"pipeline = 4 is more than the model's 2 layers"):
+        Launch.of(first.files.root, ["learner.trainer=megatron", "learner.ranks=4", "learner.layout.pipeline=4"])
 
 
 async def test_a_run_goes_on_with_another_objective_and_another_length_of_its_schedule(tmp_path: Path):
