@@ -63,7 +63,7 @@ def count_versions(segments: list[Segment]) -> list[VersionCount]:
     counts: dict[int, int] = {}
     for segment in segments:
         trained = segment.versions[segment.mask != 0]
-        if len(trained) and trained[0] == trained[-1] and (trained == trained[0]).all():
+        if len(trained) and np.count_nonzero(trained == trained[0]) == len(trained):
             counts[int(trained[0])] = counts.get(int(trained[0]), 0) + len(trained)
             continue
         values, numbers = np.unique(trained, return_counts=True)

@@ -6,6 +6,7 @@ in the field's description (`<i4`, `<f4`, `u1`).
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 import msgspec
@@ -89,10 +90,6 @@ class Headers(msgspec.Struct, omit_defaults=True, rename=lambda name: name.remov
         except (msgspec.ValidationError, ValueError) as error:
             raise WireError(f"its headers: {error}") from error
 
-    def texts(self) -> dict[str, str]:
-        """Return the headers as they are stored."""
-        return {name: _text(value) for name, value in msgspec.to_builtins(self).items()}
-
 
 class Message(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Base of all messages. Readers accept `v` and `v - 1` and ignore unknown fields."""
@@ -108,10 +105,19 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 def headers_of(message: Message) -> dict[str, str]:
     """Return the headers that a message has, as they are stored."""
-    return message.HEADERS.of(message).texts()
+    values = [(name, getattr(message, field), default) for field, name, default in _fields(message.HEADERS)]
+    return {name: _text(value) for name, value, default in values if value is not default}
+
+
+@cache
+def _fields(kind: type[Headers]) -> list[tuple[str, str, Any]]:
+    """Return the fields of headers: of the message, of the record, and the value that is left out."""
+    return [(field.name, field.encode_name, field.default) for field in msgspec.structs.fields(kind)]
 
 
 def _text(value: str | float) -> str:
+    if isinstance(value, str):
+        return value
     if isinstance(value, bool):
         return str(int(value))
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)

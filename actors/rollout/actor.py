@@ -219,6 +219,7 @@ class Execution(Watch):
     def requested(self, engine_id: str) -> None:
         """A request is under way."""
         self._delivery.waits_for = Waiting("engine", engine_id)
+        self._delivery.advanced()
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """New tokens came: progress may be due."""

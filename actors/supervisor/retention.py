@@ -1,28 +1,116 @@
-"""The retention of live traffic: data keys of days that are too old are erased."""
+"""The retention of live traffic: data keys of days that are too old are erased, by a clock that can be believed."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import msgspec
 
 from actors.runtime.actor import Context
 from asyncrl.bus.errors import BusError
+from asyncrl.bus.log import server_time_ns, stream_info
+from asyncrl.files import write_json
 from asyncrl.live.owners import day_of
 from asyncrl.run.purge import purge, purge_spools
+from asyncrl.state.live_facts import AHEAD
+from topics.topic import SECRETS
 
-_DAY_S = 86_400
+_DAY_S = 86_400.0
 _POLL_S = 600.0  # between two looks
+_APART_S = 3600.0  # between what a clock says and what it must say, at most
+_SETTLED_S = _DAY_S  # for which a clock has to go on evenly after a jump
+
+
+class _Seen(msgspec.Struct):
+    """A time that was believed, and where the clock that only counts stood then."""
+
+    wall_s: float
+    steady_s: float  # since the machine was started, times in which it slept included
+    boot: str = ""  # of the machine, since which that clock counts
+
+
+class Clock:
+    """What is erased is gone for good, so a jump forward of the clock is not believed at once.
+
+    The wall clock is compared with the server's and with one that nobody sets; the time that was believed last is in a
+    file, so that a process that is started again does not take the time behind a jump for its first one.
+    """
+
+    def __init__(
+        self, path: Path, *, wall: Callable[[], float], steady: Callable[[], float], boot: Callable[[], str]
+    ) -> None:
+        """
+        Args:
+            path: of the file.
+            wall: seconds since 1970.
+            steady: of a clock that only counts, since the machine was started.
+            boot: tells this start of the machine from others.
+        """
+        self._path = path
+        self.wall, self._steady, self._boot = wall, steady, boot
+        self._believed: _Seen | None = None
+        self._jumped: _Seen | None = None  # the first look behind a jump
+        with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
+            self._believed = msgspec.json.decode(path.read_bytes(), type=_Seen)
+
+    def ahead_s(self, server_s: float) -> float:
+        """Look at the time; returns how far it is ahead of what is believed, 0 where it can be erased by.
+
+        Args:
+            server_s: of the server's clock, seconds since 1970.
+        """
+        now, believed = _Seen(self.wall(), self._steady(), self._boot()), self._believed
+        if abs(now.wall_s - server_s) > _APART_S:
+            return now.wall_s - server_s
+        ahead_s = 0.0 if believed is None else _ahead_s(now, believed)
+        if ahead_s > _APART_S:
+            if self._jumped is None or abs(_ahead_s(now, self._jumped)) > _APART_S:
+                self._jumped = now
+            if now.steady_s - self._jumped.steady_s < _SETTLED_S:
+                return ahead_s
+        self._jumped, self._believed = None, now
+        write_json(self._path, now)
+        return 0.0
+
+
+def _ahead_s(now: _Seen, then: _Seen) -> float:
+    """Return by how much more the clock went on than time did; after a start of the machine nothing tells that."""
+    passed_s = now.steady_s - then.steady_s if now.boot == then.boot else 0.0
+    return now.wall_s - then.wall_s - passed_s
+
+
+def clock_of(path: Path) -> Clock:
+    """Return the clock of this machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+    return Clock(path, wall=time.time, steady=steady, boot=lambda: boot.read_text(encoding="utf-8").strip())
 
 
 async def retain(context: Context) -> None:
     """Erase what is too old, again and again until it is cancelled."""
     days = context.config.live.retention_days
+    clock = clock_of(context.files.clock)
     while days:
-        before = day_of(time.time() - days * _DAY_S)
         try:
-            purged = await purge(context.bus, "", before, "retention")
-            context.count("keys_erased", len(purged.keys))
-            purge_spools(context.files.spool, "", before)
+            await _look(context, clock, days)
         except (BusError, TimeoutError, OSError) as error:  # asked again
             context.log.warning("retention waits", reason=str(error))
         await asyncio.sleep(_POLL_S)  # a day passes by the clock alone
+
+
+async def _look(context: Context, clock: Clock, days: int) -> None:
+    """Erase what is too old by now, where the clock can be believed."""
+    server_s = server_time_ns((await stream_info(context.bus, SECRETS))["ts"]) / 1e9
+    context.vitals[AHEAD] = ahead_s = clock.ahead_s(server_s)
+    if ahead_s:
+        context.log.error("nothing is erased: the clock jumped", ahead_s=round(ahead_s))
+        return
+    before = day_of(clock.wall() - days * _DAY_S)
+    purged = await purge(context.bus, "", before, "retention")
+    context.count("keys_erased", len(purged.keys))
+    purge_spools(context.files.spool, "", before)

@@ -200,8 +200,8 @@ class Member:
             if self.top:
                 self._likeliest += _likeliest(meta, fresh)
             spans = _reported(meta, have, total)
-            label = [VersionSpan(meta.weight_version, have, total)]
-            wanted = all(self._hand_on(span, reported=bool(spans)) for span in spans or label)
+            for span in spans or [VersionSpan(meta.weight_version, have, total)]:
+                wanted = wanted and self._hand_on(span, reported=bool(spans))
         elif fresh > 0 and not aborted:
             words = f"{fresh} new tokens came with {len(ids)} ids and {len(logprobs)} log-probs"
             raise RequestFailed(f"{words}; expected one of each for every token")
@@ -248,7 +248,7 @@ def _known(triples: list[_Triple], ids: list[int], have: int) -> list[float]:
         RequestFailed: one is not finite, or would not be in float32; or it is that of another token.
     """
     logprobs, named = [triple[0] for triple in triples], [triple[1] for triple in triples]
-    known = [logprob for logprob in logprobs if logprob is not None and abs(logprob) < _NO_LOGPROB]
+    known = [logprob for logprob in logprobs if logprob is not None and -_NO_LOGPROB < logprob < _NO_LOGPROB]
     if len(known) < len(logprobs):
         place = next(at for at, one in enumerate(logprobs) if one is None or abs(one) >= _NO_LOGPROB)
         raise RequestFailed(f"token {have + place} came with no log-prob ({logprobs[place]}: not a finite number)")

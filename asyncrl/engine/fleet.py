@@ -74,10 +74,11 @@ class Wanted(NamedTuple):
 class Engine:
     """One inference server."""
 
-    def __init__(self, engine_id: str, address: str, client: Sampler) -> None:
+    def __init__(self, engine_id: str, address: str, client: Sampler, *, reserved: bool) -> None:
         self.engine_id = engine_id
         self.address = address
         self.client = client
+        self.reserved = reserved  # for requests that ask for its weights
         self.ready: EngineReady | None = None  # None: updating, gone, or not answering
         self.running = 0  # requests of this process
         self.checking = False  # its health is being asked for
@@ -96,7 +97,7 @@ class Engine:
     @property
     def load(self) -> float:
         """This process's requests there, as a share of what the server runs at once."""
-        return self.running / self.slots
+        return self.running / (self.ready.slots if self.ready is not None else 1)
 
 
 class Fleet:
@@ -138,7 +139,9 @@ class Fleet:
             if engine is None or engine.address != news.address:
                 client = self._open_client(news.engine_id, news.address)
                 self._retire(news.engine_id)
-                engine = self._engines[news.engine_id] = Engine(news.engine_id, news.address, client)
+                reserved = self._reserved(news.engine_id)
+                engine = Engine(news.engine_id, news.address, client, reserved=reserved)
+                self._engines[news.engine_id] = engine
             engine.ready, engine.doubts = news, 0
             self._refused.get(news.version, {}).pop(news.engine_id, None)
             engine.client.announced(news.key)
@@ -163,11 +166,17 @@ class Fleet:
             VersionAbsent: an exact version is wanted, and every engine that is ready has a newer one, or every engine
                 could not take it.
         """
-        while (engine := self._best(wanted, avoid)) is None:
+        while (engine := self.take(wanted, avoid=avoid)) is None:
             if wanted.exact and (reason := self._absence(wanted.version)):
                 raise VersionAbsent(reason)
             await self._changed.wait()
-        engine.running += 1
+        return engine
+
+    def take(self, wanted: Wanted, *, avoid: Collection[Engine] = ()) -> Engine | None:
+        """Take a slot as `choose` does, if there is one now."""
+        engine = self._best(wanted, avoid)
+        if engine is not None:
+            engine.running += 1
         return engine
 
     def release(self, engine: Engine) -> None:
@@ -211,11 +220,15 @@ class Fleet:
 
     def _best(self, wanted: Wanted, avoid: Collection[Engine]) -> Engine | None:
         version, exact, group, first = wanted
-        ready = [(engine, engine.ready.version) for engine in self._engines.values() if engine.ready is not None]
-        fit = [engine for engine, has in ready if (has == version if exact else has >= version)]
-        apart = [engine for engine in fit if self._reserved(engine.engine_id)]
-        firsts = [engine for engine in apart if engine.has(first) and engine.load < 1 and engine not in avoid]
-        fit = firsts or [engine for engine in fit if engine not in apart]
+        fit = [
+            engine
+            for engine in self._engines.values()
+            if (ready := engine.ready) is not None
+            and (ready.version == version if exact else ready.version >= version)
+            and (not engine.reserved or ready.key == first)
+        ]
+        firsts = [engine for engine in fit if engine.reserved and engine.load < 1 and engine not in avoid]
+        fit = firsts or [engine for engine in fit if not engine.reserved]
         fit = [engine for engine in fit if engine not in avoid] or fit
         free = [engine for engine in fit if engine.load < 1]
         if group and len(fit) > 1:

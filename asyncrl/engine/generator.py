@@ -89,14 +89,11 @@ class Generator:
             counts: gets the counters of what went wrong.
         """
         self._seeded, portion = manner.seeded, manner.portion
-        self._in_place, self._routed = manner.in_place, manner.routed
-        self._priority = manner.priority
+        self._in_place, self._routed, self._priority = manner.in_place, manner.routed, manner.priority
         self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
         self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time
-        self._fleet = fleet
-        self._model = model
-        self._decode = decode
-        self._counts = counts
+        self._fleet, self._model = fleet, model
+        self._decode, self._counts = decode, counts
 
     async def generate(
         self,
@@ -127,8 +124,9 @@ class Generator:
         watch, faults = watch or Watch(), _Faults()
         while (budget := self._budget(ids, answer, sampling)) > 0:
             await watch.before(min(budget, self.quiet_tokens))
-            with watch.waiting(Waiting("version", version=wanted.version)):
-                engine = await self._fleet.choose(wanted, avoid=faults.engines)
+            if (engine := self._fleet.take(wanted, avoid=faults.engines)) is None:
+                with watch.waiting(Waiting("version", version=wanted.version)):
+                    engine = await self._fleet.choose(wanted, avoid=faults.engines)
             had = len(answer.tokens)
             try:
                 faults.check()
@@ -152,8 +150,7 @@ class Generator:
             if sampling.schema:
                 _begin_anew(answer, watch)
             if pause_s := faults.pause_s(fruitful=fruitful):
-                fault = faults.words or "an answer without a token"
-                with watch.waiting(Waiting("retry", engine.engine_id, fault=fault)):
+                with watch.waiting(Waiting("retry", engine.engine_id, fault=faults.words or "an answer with no token")):
                     await asyncio.sleep(pause_s)
         answer.done, answer.finish = True, "length"
         return answer
@@ -176,7 +173,7 @@ class Generator:
     ) -> str:
         """One request to one engine; returns how it ended: "stop", "length", or "abort" to go on from what came."""
         assert engine.ready is not None
-        key, cache_key, messages = engine.ready.key, engine.ready.cache_key, engine.messages
+        key, messages = engine.ready.key, engine.messages
         labels = _Labels(key if engine.client.exact else "", in_place=self._in_place)
         if engine.client.apart:
             labels.stands = lambda: engine.messages == messages or engine.has(key)
@@ -191,7 +188,7 @@ class Generator:
             generation = await engine.client.generate(
                 np.concatenate([ids, answer.tokens]) if len(answer.tokens) else ids,
                 sampling,
-                extra_key=cache_key,
+                extra_key=engine.ready.cache_key,
                 on_tokens=intake.on_tokens if streamed else None,
                 stream_interval=self.chunk_tokens,
                 alone=faults.any,

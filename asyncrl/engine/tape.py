@@ -31,6 +31,10 @@ class Tape:
             raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs; a sampler sends one per token")
         answer, start = self._answer, len(self._answer.tokens)
         end = start + len(tokens)
+        if not start:  # the whole answer, where nothing is streamed
+            answer.tokens, answer.logprobs = tokens, logprobs
+            answer.versions = np.full(end, version, answer.versions.dtype)
+            return
         if end > len(self._room[0]):
             known = (answer.tokens, answer.logprobs, answer.versions)
             self._room = [np.concatenate([old, np.empty(2 * end - start, old.dtype)]) for old in known]

@@ -7,7 +7,7 @@ import inspect
 import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
@@ -241,10 +241,9 @@ class RolloutContext:
         Raises:
             ValueError: there are not as many rewards of turns as turns.
         """
-        paths = sorted(self._outcomes, key=call_order)
-        if not paths:
+        if not self._outcomes:
             return None
-        given, turns = _merged([self._outcomes[path] for path in paths]), len(self._calls)
+        given, turns = _merged([self._outcomes[path] for path in _ordered(self._outcomes)]), len(self._calls)
         if given.turn_rewards and len(given.turn_rewards) != turns:
             found = f"found {len(given.turn_rewards)} turn rewards"
             raise ValueError(f"{found}, expected one for each of {turns} calls of generate, in their order")
@@ -269,7 +268,7 @@ class RolloutContext:
 
     def _rows(self) -> list[_Row]:
         rows: list[_Row] = []
-        for turn, path in enumerate(sorted(self._calls, key=call_order)):
+        for turn, path in enumerate(_ordered(self._calls)):
             call = self._calls[path]
             row = next((row for row in reversed(rows) if row.continues(call.ids)), None)
             if row is None:
@@ -297,7 +296,11 @@ class RolloutContext:
 
     def _in_order(self) -> list[_Call]:
         """All generations by call path: whichever of two branches was faster, the order is the same."""
-        return [self._calls[path] for path in sorted(self._calls, key=call_order)]
+        return [self._calls[path] for path in _ordered(self._calls)]
+
+
+def _ordered(paths: Collection[str]) -> list[str]:
+    return sorted(paths, key=call_order) if len(paths) > 1 else list(paths)
 
 
 def seed_of_call(seed: int, path: str) -> int:

@@ -43,6 +43,7 @@ class RunFiles:
     checkpoints = _Inside("checkpoints")  # one directory per checkpoint
     keys = _Inside("keys")  # one file per tenant that the config names: its API key; private
     spool = _Inside("spool")  # one file per gateway: what it has to store while the server is away; private
+    clock = _Inside("clock.json")  # the time by which data keys were last erased
     reports = _Inside("reports")  # rows of the summary, as JSON objects of texts, that actors of the user's own leave
     sharing = _Inside("sharing")  # locked by the `asyncrl share` that moves processes to and from the run
     own_engine_key = _Inside("engine.key")  # the API key of inference servers that the run starts; private

@@ -12,7 +12,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused
 from asyncrl.bus.log import LogReader, Record, read_message
 from asyncrl.bus.publish import publish
-from asyncrl.live.owners import covers
+from asyncrl.live.owners import covers, day_of
 from asyncrl.live.spool import Spool, SpoolTaken
 from topics.secrets import SECRET_MADE, PurgeRequested
 from topics.topic import ACTORS, SECRETS
@@ -42,14 +42,20 @@ async def purge(bus: Bus, owner: str, before: str, reason: Literal["operator", "
         BusError: the server does not answer, or does not let this login erase.
     """
     found = await _stored(bus)
-    chosen = [secret for secret in found if covers(secret, owner, before)]
+
+    def covered(secret: str) -> bool:
+        # The clock of a gateway may have named an older day than that of the server on which the key was stored.
+        stored = "" if reason == "operator" else day_of(found[secret][0].time_ns / 1e9)
+        return covers(secret, owner, before) and (not stored or stored < before)
+
+    chosen = [secret for secret in found if covered(secret)]
     erased: list[str] = []
     if chosen or reason == "operator":  # keys that wait in a gateway's spool are not there yet
         asked_ns = await _erase_all(bus, PurgeRequested(secrets.token_hex(8), owner, before, reason, chosen), found)
         erased, found = chosen, await _stored(bus)
         # Keys that came while the first ones were read are of turns that were there before the purge, too.
         stored = [secret for secret, records in found.items() if records[0].time_ns <= asked_ns]
-        if chosen := [secret for secret in stored if covers(secret, owner, before)]:
+        if chosen := [secret for secret in stored if covered(secret)]:
             await _erase_all(bus, PurgeRequested(secrets.token_hex(8), owner, before, reason, chosen), found)
     return Purged(sorted(erased + chosen), len(found) - len(chosen))
 

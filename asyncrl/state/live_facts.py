@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from asyncrl.config.pools import purpose_of
 from asyncrl.state.facts import finding
 from asyncrl.state.run_state import RunState
+from topics.roles import SUPERVISOR
 from topics.stalls import StallFound
 
+AHEAD = "retention_clock_ahead_s"  # vital sign of the supervisor: nothing is erased while it is not 0
 _SHARES = {  # vital sign, bound of `live.safety`, and what it is of
     "live_invalid_calls": ("invalid_calls", "of the newest replies have a call of a tool that is none"),
     "live_questions": ("questions", "of the newest replies ask their user needlessly"),
@@ -23,6 +25,7 @@ def live_faults(state: RunState) -> Iterator[StallFound]:
     yield from _behind(state)
     yield from _alarms(state)
     yield from _unrecorded(state)
+    yield from _kept(state)
 
 
 def _behind(state: RunState) -> Iterator[StallFound]:
@@ -75,3 +78,12 @@ def _alarms(state: RunState) -> Iterator[StallFound]:
         if drift is not None and not 1 / safety.length_drift <= drift <= safety.length_drift:
             words = f"the newest replies are {drift:.2g} times as long as the first ones"
             yield finding("live alarm", "length_drift", f"{words}; live.safety.length_drift = {safety.length_drift:g}")
+
+
+def _kept(state: RunState) -> Iterator[StallFound]:
+    """Data keys that are kept for longer than they shall be, for the clock jumped."""
+    for actor in state.of_role(SUPERVISOR):
+        if actor.live and (ahead_s := actor.gauge(AHEAD)):
+            where = f"{abs(ahead_s) / 3600:,.1f} h {'ahead of' if ahead_s > 0 else 'behind'} what is believed"
+            evidence = f"live.retention_days erases nothing: the clock is {where}; after a day of even time it does"
+            yield finding("clock off", actor.actor_id, evidence)

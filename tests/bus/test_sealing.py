@@ -105,6 +105,7 @@ async def test_what_is_sealed_is_read_until_one_of_its_keys_is_erased(tmp_path: 
         await stored_turn(bus, f"{first},{second}", "t2")
         assert (await turn_left(bus)).tokens.tolist() == (await turn_left(bus, "t2")).tokens.tolist() == TOKENS.tolist()
 
+        assert (await purge(bus, "", "20200101", "retention")).keys == []  # named of 1970, and stored today
         purged = await purge(bus, owner_of("anna", "u2"), "", "operator")
         assert (purged.keys, purged.left) == ([second], 1)
         assert (await purge(bus, owner_of("anna", "u2"), "", "operator")).keys == []

@@ -59,3 +59,13 @@ def test_turns_that_were_not_recorded_are_told():
     case.vitals("gateway-1", turns_unrecorded=3.0, spool_failed=1.0)
     [words] = [one.evidence for one in diagnose(case.state) if one.cause == "turns unrecorded"]
     assert words == "3 turns were served alone: the disk of the spool takes no more; 0 facts wait"
+
+
+def test_data_keys_that_are_kept_because_the_clock_jumped_are_told():
+    case = with_gateway()
+    case.vitals("supervisor-1", retention_clock_ahead_s=0.0)
+    assert ("clock off", "supervisor-1") not in case.found()
+
+    case.vitals("supervisor-1", retention_clock_ahead_s=360_000.0)
+    [words] = [one.evidence for one in diagnose(case.state) if one.cause == "clock off"]
+    assert words.startswith("live.retention_days erases nothing: the clock is 100.0 h ahead")
