@@ -35,7 +35,7 @@ class _Seen(msgspec.Struct):
 
 
 class Clock:
-    """What is erased is gone for good, so a jump forward of the clock is not believed at once.
+    """Time by which something can be erased for good: a jump forward of the clock is not believed at once.
 
     The wall clock is compared with the server's and with one that nobody sets; the time that was believed last is in a
     file, so that a process that is started again does not take the time behind a jump for its first one.
