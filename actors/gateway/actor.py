@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ from actors.gateway.feedback import give_feedback
 from actors.gateway.listening import listening
 from actors.gateway.meter import Meter
 from actors.gateway.places import Places
-from actors.gateway.reply import Reply, all_of, retry_after
+from actors.gateway.reply import Answered, Reply, all_of, api_of, retry_after, shape_faults
 from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
@@ -49,7 +49,6 @@ from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.topic import ACTORS, TURNS, Topic
 from topics.turns import SessionLeft, TurnFinished, TurnSampled, TurnStarted
 
-Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
 _TURN_FACTS = (TurnStarted, TurnSampled, TurnFinished)
 _READ_BACK = 20_000  # messages of turns that a new gateway reads
@@ -169,7 +168,7 @@ class Gateway:
         self._news.set()
 
     def _application(self) -> web.Application:
-        app = web.Application()
+        app = web.Application(middlewares=[shape_faults(self._context)])
         app.add_routes([web.post(api.path, self._answerer(name, api)) for name, api in APIS.items()])
         app.add_routes(
             [web.post(COUNT_PATH, self._count), web.get(MODELS_PATH, self._models), web.get("/health", self._health)]
@@ -335,7 +334,7 @@ class Gateway:
             opinion = parse_feedback(await read_body(http, _LONG))
             identity = await give_feedback(self._context.bus, key.tenant, opinion, self._facts)
         except LiveError as error:
-            return self._refusal(_api_of(http), error, "none")
+            return self._refusal(api_of(http), error, "none")
         self._context.count("feedback")
         return web.json_response(feedback_body(identity, opinion))
 
@@ -347,7 +346,7 @@ class Gateway:
             if name:
                 check_model(name, self._settings.models)
         except LiveError as error:
-            return self._refusal(_api_of(http), error, "none")
+            return self._refusal(api_of(http), error, "none")
         names = self._settings.models or [self._context.config.run]
         return web.json_response(model_body(name) if name else models_body(names))
 
@@ -365,7 +364,7 @@ class Gateway:
 
     async def _nothing(self, http: web.Request) -> web.StreamResponse:
         error = LiveError("absent", f"there is no {http.method} {http.path} here; docs/gateway.md lists all paths")
-        return self._refusal(_api_of(http), error, "none")
+        return self._refusal(api_of(http), error, "none")
 
     async def _health(self, _http: web.Request) -> web.StreamResponse:
         return web.json_response({"status": "ok"})
@@ -392,8 +391,3 @@ def _same(stored: Stored, prompt: Prompt) -> bool:
     return (started.parent, started.known) == (prompt.parent, prompt.known) and np.array_equal(
         started.tokens, prompt.ids[prompt.known :]
     )
-
-
-def _api_of(http: web.Request) -> Api:
-    """Return the API whose shape a refusal has at a path that both vendors' clients ask."""
-    return MESSAGES if "anthropic-version" in http.headers else APIS["chat"]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from actors.gateway.turn import Turn
+from actors.runtime.actor import Context
+from asyncrl.live.apis.table import APIS, MESSAGES
 from asyncrl.live.apis.words import Api, Call, Ending, LiveError, Piece, Thought
 from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 
+Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_OPENED = web.RequestKey("opened", bool)  # the first event of its reply is sent
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _READ_S = 30.0  # for a client to read what is sent
 
@@ -20,6 +25,32 @@ _READ_S = 30.0  # for a client to read what is sent
 def retry_after(error: LiveError) -> dict[str, str]:
     """Return the header that says when a refused request may be tried again, where that is known."""
     return {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
+
+
+def api_of(http: web.Request) -> Api:
+    """Return the API whose shape a refusal has: of a path that both vendors' clients ask that of its client."""
+    named = next((api for api in APIS.values() if http.path.startswith(api.path)), APIS["chat"])
+    return MESSAGES if "anthropic-version" in http.headers else named
+
+
+def shape_faults(context: Context) -> Middleware:
+    """Return what answers a request at which the gateway itself fails, in the shape of its API; the others go on."""
+
+    @web.middleware
+    async def shaped(request: web.Request, handler: Answered) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException:
+            raise
+        except Exception:
+            context.log.exception("a request fails", path=request.path)
+            context.count("requests_broken")
+            if request.get(_OPENED):
+                raise  # its connection is cut: nothing can follow half an event
+            status, body = api_of(request).error(LiveError("internal", "the gateway failed at this request"), "none")
+            return web.json_response(body, status=status)
+
+    return shaped
 
 
 async def all_of(replies: Sequence[Coroutine[Any, Any, Ending]]) -> list[Ending]:
@@ -100,6 +131,7 @@ class Reply:
     async def _opened(self) -> web.StreamResponse:
         async with self._preparing:  # choices come at the same time
             if self.response is None:
+                self._http[_OPENED] = True
                 self.response = web.StreamResponse(headers=_EVENTS | self._headers)
                 await self.response.prepare(self._http)
                 await self.response.write(b"".join(events.begin() for events in self._events))

@@ -21,7 +21,7 @@ def user_of(headers: Mapping[str, str], given: str) -> str:
     named = headers.get(USER_HEADER) or given
     try:
         found = msgspec.json.decode(named) if named.startswith("{") else None
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):  # bytes of a header that are no text
         found = None
     if not isinstance(found, dict):
         return named

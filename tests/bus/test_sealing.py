@@ -74,6 +74,7 @@ def test_the_user_is_named_by_header_or_body_and_a_session_does_not_count():
 
     assert user_of({"x-asyncrl-user": "u"}, "v") == "u" and user_of({}, "v") == "v"
     assert user_of({}, cli % "1") == user_of({}, cli % "2") == '{"account":"a"}'
+    assert user_of({"x-asyncrl-user": (no_text := "{\udcff")}, "") == no_text  # a byte of a header that is no text
     for odd in ("{no json", '{"a":' * 2000 + "1" + "}" * 2000):
         assert user_of({}, odd) == odd
 

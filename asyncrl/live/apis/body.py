@@ -26,7 +26,7 @@ class Body:
         """
         try:
             fields = msgspec.json.decode(raw)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise LiveError("invalid", f"the body is not JSON: {error}; send a JSON object") from error
         if not isinstance(fields, dict):
             raise LiveError("invalid", f"the body is {kind_of(fields)}; send a JSON object")

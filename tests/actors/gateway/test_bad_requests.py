@@ -58,11 +58,17 @@ async def test_a_long_text_is_encoded_beside_the_loop_on_which_streams_wait(
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_each_has_one_answer_in_the_shape_of_its_api(
-    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, path: str
+    bus: Bus,
+    stage: Callable[..., Stage],
+    inference: LikeSGLang,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
 ):
     body = BODIES[path]
     cases: list[tuple[Any, int, str, str]] = [
         (b'{"model": "any", ', 400, REQUEST, "the body is not JSON"),
+        (b'{"model": "\xff"}', 400, REQUEST, "the body is not JSON"),
         (b"x" * 40_000, 413, LARGE, "the body is larger than"),
         (body | {"model": "gpt"}, 404, MISSING, "model 'gpt' is not served here; there are any"),
         (with_content(path, "a" * 600), 400, REQUEST, "prompt is too long: 600 tokens; the model takes 1 to 511"),
@@ -94,6 +100,12 @@ async def test_each_has_one_answer_in_the_shape_of_its_api(
             assert [one.status for one in models] == [200, 404] and (await models[0].json())["id"] == "any"
             answer = await http.post(url, headers={"Authorization": "Bearer sk-none"}, json=body)
             assert answer.status == 401
+            with monkeypatch.context() as patched:  # a fault of the gateway itself
+                patched.setattr("actors.gateway.actor.check_model", None)
+                answer = await http.post(url, headers=login, json=body)
+                error = (await answer.json())["error"]
+                assert (answer.status, "the gateway failed" in error["message"]) == (500, True)
+                assert error["type"] == ("api_error" if path == "messages" else "server_error")
             # A history that never was is written anew, and counted.
             field = "input" if path == "responses" else "messages"
             never = body | {field: [USER, {"role": "assistant", "content": "xyz"}, USER]}

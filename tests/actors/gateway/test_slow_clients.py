@@ -10,8 +10,8 @@ from aiohttp import web
 
 from actors.gateway import bodies
 from actors.gateway import reply as reply_of
-from actors.gateway.actor import Answered
 from actors.gateway.listening import listening
+from actors.gateway.reply import Answered
 from asyncrl.live.apis.table import APIS
 from asyncrl.live.apis.words import Ending, LiveError, Opening, Request
 from asyncrl.live.sessions import Session
