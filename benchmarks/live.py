@@ -42,9 +42,8 @@ async def bench_live(
     rate: float,
     seconds: float,
     kinds: list[str],
-    nice: int = 10,
-    idle_ranks: bool = False,
     update: str = "resume",
+    **gateway: float,
 ) -> dict[str, float]:
     """Measure runs under the same load, one after the other.
 
@@ -55,9 +54,8 @@ async def bench_live(
         rate: requests per second.
         seconds: length of a window, after a time to warm up.
         kinds: of `KINDS`.
-        nice: `gateway.nice`.
-        idle_ranks: `gateway.idle_ranks`.
         update: `weights.update`.
+        gateway: settings of it.
 
     Returns:
         For each kind: requests, those that failed, milliseconds; with all of them, what cores that are shared with a
@@ -70,7 +68,7 @@ async def bench_live(
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = talking_model(Path(scratch) / "model")
         for kind in kinds:
-            config = _config(model, {"nice": nice, "idle_ranks": idle_ranks}, {"update": update}, **KINDS[kind])
+            config = _config(model, gateway, {"update": update}, **KINDS[kind])
             found = await _measured(config, rate, seconds)
             figures |= {f"{kind}_{name}": value for name, value in found.items()}
             report(f"{kind}: {found}")

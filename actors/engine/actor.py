@@ -229,7 +229,9 @@ class EngineActor:
             source = offer or await self._directory(target.version)
             if isinstance(source, Path):
                 await self._server.prepare(source)
-            directory = await self._update(target.version, source, time.monotonic() - began)
+            fetch_s = time.monotonic() - began
+            await self._server.wait_gap()
+            directory = await self._update(target.version, source, fetch_s)
             if directory is not None:
                 self._fetcher.release(keep=directory)
         except (EngineRefused, TornVersion) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from actors.runtime.actor import Context
 from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.pools import serves_clients
 from asyncrl.config.settings import Config
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.engine.control import EngineHome
@@ -27,6 +28,8 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
     key_file, model = files.engine_key_file(config.engine, engine_id), files.model_path(config.model)
     home = EngineHome(engine_id, config.engine, model, log_file, key_file, host=context.host)
     home = home._replace(priorities=bool(config.gateway.count), form=config.weights.format)
+    if config.gateway.count and serves_clients(config, engine_id):
+        home = home._replace(gap_s=config.gateway.gap_s)
     if announced is not None:
         home = home._replace(address=announced.address)
     if not config.trains:

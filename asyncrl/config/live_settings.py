@@ -53,6 +53,9 @@ class GatewaySettings(Settings):
     connections: Positive = 2048  # Connections at once of each gateway; further ones are answered with a 503.
     # Seconds after which a connection without a whole request is closed: idle, or in the middle of its headers.
     connection_s: Seconds = 120.0
+    # Seconds for which an embedded engine that answers the gateway waits, before it takes a new version, for a moment
+    # without a request of a client; then it ends those under way and sends them again (`weights.update`). 0: at once.
+    gap_s: NonNegative = 0.25
     body_kb: Positive = 8192  # Greatest size of a request's body.
     # What writes the text behind a reply: `difference`, the chat template by difference; a family of the package
     # `renderers`, such as "qwen3", whose program must write as the template does; `auto`: the family, where the package

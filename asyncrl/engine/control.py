@@ -46,6 +46,7 @@ class EngineHome(NamedTuple):
     priorities: bool = False  # some requests come before others
     form: str = "model"  # of versions: `weights.format`
     host: str = LOOPBACK  # IP address of this host that it listens on
+    gap_s: float = 0.0  # for which an update waits for a moment without requests of clients
     staged: bool = False  # versions are brought into memory beside it before its requests stop
 
     @property
@@ -118,6 +119,9 @@ class EngineControl(Protocol):
 
     async def prepare(self, directory: Path) -> None:
         """Do what makes the load of these weights quick, while the server samples."""
+
+    async def wait_gap(self) -> None:
+        """Wait for a moment without a request of a client, at most `EngineHome.gap_s`, where the server reports it."""
 
     async def load_weights(self, directory: Path, key: str) -> None:
         """Load weights, and call them `key` from here on; the server is held."""
@@ -292,6 +296,11 @@ class EmbeddedControl(OwnControl):
         if self._staging is None:
             await self.read_weights_ahead(directory)
         await super().prepare(directory)
+
+    async def wait_gap(self) -> None:
+        """Wait until no request with a priority runs or waits."""
+        if seconds := self._home.gap_s:
+            await self._load(f"?wait_idle={seconds:.3f}&priority=1", extra_s=seconds)
 
 
 class SGLangControl(OwnControl):

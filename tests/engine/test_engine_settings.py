@@ -6,6 +6,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from asyncrl.engine.errors import RequestFailed
 from benchmarks.engine import save_random_model
 from harness.configs import from_settings, the_problem
 from harness.models import made_model
+from harness.stage import until
 from harness.states import NOW_S, MadeState
 from topics.engines import EngineReady, EngineUpdating
 
@@ -32,6 +34,36 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def mode(file: Path) -> int:
     return stat.S_IMODE(file.stat().st_mode)
+
+
+async def test_an_update_waits_for_a_moment_without_a_request_of_a_client_and_for_no_rollout(
+    model: Path, tmp_path: Path
+):
+    async def has(count: int) -> bool:
+        return (await server.load()).requests == count
+
+    home = EngineHome("engine-1", EngineSettings(), model, tmp_path / "log", None, gap_s=3000.0)
+    server = EmbeddedControl(home)
+    try:
+        await server.start()
+        await server.pause("in_place")
+        rollout = asyncio.create_task(server.generate([1], SamplingParams(40)))
+        await until(lambda: has(1), "it is there")
+        await server.wait_gap()
+        assert not rollout.done()
+
+        live = asyncio.create_task(server.generate([2], SamplingParams(40, priority=100)))
+        await until(lambda: has(2), "both are there")
+        server._home, began = home._replace(gap_s=0.05), time.monotonic()
+        await server.wait_gap()
+        assert time.monotonic() - began >= 0.05 and not live.done()
+
+        server._home = home
+        gap = asyncio.create_task(server.wait_gap())
+        await server.resume()
+        await asyncio.gather(rollout, live, gap)
+    finally:
+        await server.close()
 
 
 async def test_two_servers_started_here_have_a_key_and_draw_by_seeds_of_their_own(model: Path, tmp_path: Path):

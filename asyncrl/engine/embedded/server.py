@@ -212,10 +212,13 @@ class EngineServer:
         )
 
     async def loads(self, request: BaseRequest) -> web.Response:
-        """GET /v1/loads; `?wait_idle=SECONDS` answers as soon as nothing runs or waits, or when the time is up."""
+        """GET /v1/loads; `?wait_idle=SECONDS` answers as soon as nothing runs or waits, or when the time is up.
+
+        With `&priority=1` requests without a priority do not count.
+        """
         seconds = _seconds(request, "wait_idle")
         if seconds:
-            await self._wait_idle(seconds)
+            await self._wait_idle(seconds, above=0 if request.query.get("priority") == "1" else None)
         return _json(
             {"timestamp": time.time(), "version": "asyncrl-embedded", "loads": [{"dp_rank": 0, **self._load()}]}
         )
@@ -248,10 +251,11 @@ class EngineServer:
             "utilization": len(engine.running) / engine.max_running,
         }
 
-    async def _wait_idle(self, seconds: float) -> None:
+    async def _wait_idle(self, seconds: float, *, above: int | None = None) -> None:
+        requests = self.engine.requests
         try:
             async with asyncio.timeout(seconds):
-                while not self.engine.idle:
+                while any(above is None or one.priority > above for one in requests.values()):
                     await self.engine.changed.wait()
         except TimeoutError:
             pass  # the answer lists what still runs
