@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.token_loss import Loss as Loss
     from asyncrl.algorithms.token_loss import Tokens as Tokens
     from asyncrl.bus.fold import Fold as Fold
-    from asyncrl.bus.fold import on as on
     from asyncrl.bus.log import Record as Record
     from asyncrl.bus.publish import publish as publish
     from asyncrl.config.load import load_config as load_config
@@ -59,7 +58,6 @@ _MODULES = {
     "WorkerLoop": "actors.runtime.worker",
     "load_config": "asyncrl.config.load",
     "load_dump": "asyncrl.training.dump",
-    "on": "asyncrl.bus.fold",
     "publish": "asyncrl.bus.publish",
 }
 __all__ = [*_MODULES]  # noqa: PLE0604 - each is a string

@@ -186,20 +186,6 @@ def test_commands_alone_know_their_command_line():
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_a_fold_takes_has_a_type():
-    wrong = []
-    for module in FILES:
-        for node in nodes(FILES[module]):
-            if isinstance(node, ast.FunctionDef) and any(
-                ast.unparse(mark).startswith("on(") for mark in node.decorator_list
-            ):
-                annotation = node.args.args[1].annotation
-                if annotation is None or "Any" in ast.unparse(annotation):
-                    wrong.append(f"{module}.{node.name}")
-
-    assert not wrong, "\n".join(wrong)
-
-
 def test_all_errors_have_one_root():
     known = {name for name, value in vars(builtins).items() if isinstance(value, type) and name.endswith("Error")}
     known |= {"Exception", "BaseException"}

@@ -8,7 +8,7 @@ from actors.buffer import groups
 from actors.buffer.state import BufferState, Group, Plan
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.lag import fresh_share
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.held_out import set_of
 from topics.actors import RunOpened
@@ -38,15 +38,12 @@ class BufferFold(Fold):
         # As many failures as groups may be open at once: a service that is back soon ends no run.
         self._most_failed = {stage: (plan.max_lag + 1) * count for stage, count in plan.batch_groups.items()}
 
-    @on(TrajectoryGraded)
     def _on_graded(self, graded: TrajectoryGraded, record: Record) -> None:
-        self._on_claim(graded, record.time_ns)
+        self._claim(graded, record.time_ns)
 
-    @on(TrajectoryFailed)
     def _on_failed(self, failed: TrajectoryFailed, record: Record) -> None:
-        self._on_claim(failed, record.time_ns)
+        self._claim(failed, record.time_ns)
 
-    @on(TrajectorySubmitted)
     def _on_submitted(self, submitted: TrajectorySubmitted, _record: Record) -> None:
         if submitted.prompt_id in self.state.closed:
             self.state.late += 1
@@ -58,7 +55,6 @@ class BufferFold(Fold):
         group.submitted[submitted.member] = submitted
         groups.gather(self.state, self._plan, group, submitted.member)
 
-    @on(GroupCompleted)
     def _on_completed(self, completed: GroupCompleted, record: Record) -> None:
         prompt_id = group_of(completed.group_id)
         if prompt_id not in self.state.closed:  # it may be read before the issue, which lies on another log
@@ -67,35 +63,28 @@ class BufferFold(Fold):
             self.state.grading[completed.group_id] = record.time_ns
             self.state.gathered.pop(completed.group_id, None)
 
-    @on(RunOpened)
     def _on_opened(self, _opened: RunOpened, record: Record) -> None:
         self.state.opened_ns = record.time_ns
 
-    @on(PurgeRequested)
     def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
         groups.erase(self.state, purge.secrets)
 
-    @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained = max(self.state.trained, trained.step)
 
-    @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         self.state.packed = max(self.state.packed, packed.step)
         self.state.stages_packed = self._stages_of([group.prompt_id for group in packed.groups])
         for group in packed.groups:
             self._close(group.prompt_id)
 
-    @on(TurnOverruled)
     def _on_overruled(self, overruled: TurnOverruled, _record: Record) -> None:
         if overruled.prompt_id not in self.state.closed:
             self.state.wanted.setdefault(overruled.prompt_id, {})[overruled.member] = overruled.reward
 
-    @on(EvalScored)
     def _on_scored(self, scored: EvalScored, _record: Record) -> None:
         self._close(scored.eval_id)
 
-    @on(GroupDropped)
     def _on_group_dropped(self, dropped: GroupDropped, record: Record) -> None:
         self._close(dropped.prompt_id)
         if dropped.reason == "failed":
@@ -147,11 +136,9 @@ class BufferFold(Fold):
         """Groups with members under way."""
         return len(self.state.groups) - self.ready
 
-    @on(StageBeganHeaders)
     def _on_stage_began(self, headers: StageBeganHeaders, _record: Record) -> None:
         self.state.stages.append(headers.name)
 
-    @on(PromptIssuedHeaders)
     def _on_issued(self, headers: PromptIssuedHeaders, record: Record) -> None:
         prompt_id, member = prompt_of(headers.trajectory_id), member_of(headers.trajectory_id)
         if prompt_id in self.state.closed:
@@ -176,7 +163,7 @@ class BufferFold(Fold):
         if group.complete:
             self._settle(group)
 
-    def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
+    def _claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
         prompt_id = message.prompt_id
         if isinstance(message, TrajectoryGraded):
             self.state.graded_ns = max(self.state.graded_ns, time_ns)
@@ -202,7 +189,6 @@ class BufferFold(Fold):
         if group.complete and prompt_id in self.state.issued[stage_of(prompt_id)]:
             self._settle(group)
 
-    @on(TrajectoryDropped)
     def _on_dropped(self, message: TrajectoryDropped, _record: Record) -> None:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
         if prompt_id in self.state.closed:

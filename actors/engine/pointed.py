@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any, NamedTuple
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.pools import Purpose, purpose_of
 from asyncrl.config.settings import Config
@@ -59,19 +59,16 @@ class HeldVersions(Versions):
         self._open: dict[str, int] = {}  # version by evaluation
         self._scored_early: set[str] = set()  # before the request was read
 
-    @on(EvalScored)
     def _on_scored(self, scored: EvalScored, _record: Record) -> None:
         if self._open.pop(scored.eval_id, None) is None:
             self._scored_early.add(scored.eval_id)
 
-    @on(EvalRequested)
     def _on_requested(self, request: EvalRequested, _record: Record) -> None:
         if request.eval_id in self._scored_early:
             self._scored_early.discard(request.eval_id)
         else:
             self._open.setdefault(request.eval_id, request.version)
 
-    @on(WeightsPublished)
     def _on_published(self, version: WeightsPublished, record: Record) -> None:
         """Take note of a version. An open evaluation of its number stays with the weights that were there before.
 
@@ -117,11 +114,9 @@ class LiveVersions(Versions):
         self._announced: dict[str, Announced] = {}  # by key, the newest announcement
         self._live: list[str] = []  # keys, the newest last
 
-    @on(WeightsPublished)
     def _on_published(self, version: WeightsPublished, record: Record) -> None:
         self._announced[version.key] = Announced(version, record.sequence)
 
-    @on(WeightsPromoted)
     def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
         if message.by == "rollback":
             del self._live[-1:]
@@ -153,16 +148,13 @@ class CanaryVersions(LiveVersions):
         super().__init__()
         self._canary = ""  # key
 
-    @on(WeightsPromoted)
     def _on_promoted(self, message: WeightsPromoted, record: Record) -> None:
         self._canary = ""
         super()._on_promoted(message, record)
 
-    @on(WeightsCanaried)
     def _on_canaried(self, message: WeightsCanaried, _record: Record) -> None:
         self._canary = message.key
 
-    @on(CanaryEnded)
     def _on_canary_ended(self, _message: CanaryEnded, _record: Record) -> None:
         self._canary = ""
 
@@ -183,7 +175,6 @@ class FirstVersion(Versions):
         super().__init__()
         self._announced: Announced | None = None
 
-    @on(WeightsPublished)
     def _on_published(self, version: WeightsPublished, record: Record) -> None:
         """Take note of the first one, and of its bytes that are written once more."""
         if self._announced is None or self._announced.version.key == version.key:

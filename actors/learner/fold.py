@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 
 from actors.runtime.checkpoints import CheckpointFold, CheckpointState
-from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.held_out import HeldOut, held_out_sets
 from asyncrl.config.settings import Config, WeightsSettings
@@ -84,7 +83,6 @@ class LearnerFold(CheckpointFold):
             return words
         return f"{words}; to go on without this batch: asyncrl up --resume {root} --skip-batch {step}"
 
-    @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained = trained.step
         self.state.lineage = trained.lineage
@@ -92,7 +90,6 @@ class LearnerFold(CheckpointFold):
         if trained.skipped:
             self.state.skipped.append(trained.step)
 
-    @on(WeightsPublished)
     def _on_published(self, published: WeightsPublished, record: Record) -> None:
         self.state.announced, self.state.newest = record.sequence, published.key
         self.state.full = self.state.full if published.base else record.sequence
@@ -101,7 +98,6 @@ class LearnerFold(CheckpointFold):
         self.state.lineage = published.lineage
         self.state.published[published.version] = published.digest
 
-    @on(EngineReady)
     def _on_ready(self, ready: EngineReady, _record: Record) -> None:
         if not ready.direct:
             self.state.costs.add_loaded(ready)
@@ -119,7 +115,6 @@ class LearnerFold(CheckpointFold):
             return f"{state.chained} differences came before it"
         return "" if settings.delta == "always" else state.costs.full_because()
 
-    @on(WeightsRefused)
     def _on_refused(self, refused: WeightsRefused, _record: Record) -> None:
         self.state.refused = max(self.state.refused, refused.sequence)
 
@@ -128,33 +123,27 @@ class LearnerFold(CheckpointFold):
         """Sequence of the newest weights.published, where an engine refused that one; else 0."""
         return self.state.announced if self.state.announced == self.state.refused else 0
 
-    @on(CardRequested)
     def _on_asked(self, asked: CardRequested, _record: Record) -> None:
         turns = self.state.turns
         turns.turn = asked.turn
         turns.holders = [name for name in turns.holders if name not in asked.without]
 
-    @on(CardTaken)
     def _on_taken(self, taken: CardTaken, record: Record) -> None:
         turns = self.state.turns
         turns.taken = record.sequence
         turns.holders = sorted({*turns.holders, taken.engine_id})
 
-    @on(CardLeft)
     def _on_left(self, left: CardLeft, _record: Record) -> None:
         turns = self.state.turns
         turns.holders = [name for name in turns.holders if name != left.engine_id]
 
-    @on(SkipRequested)
     def _on_skip(self, request: SkipRequested, _record: Record) -> None:
         self.state.skip_requests.append(request.step)
 
-    @on(EvalRequested)
     def _on_eval(self, request: EvalRequested, _record: Record) -> None:
         self.state.asked_for[request.dataset] = request.version
         self.state.evaluations += 1
 
-    @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
         self.state.finished = finished.step
 
@@ -186,7 +175,6 @@ class LearnerFold(CheckpointFold):
         """Fold a batch in again that was forgotten: no checkpoint contains it after all."""
         self.state.batches[packed.step] = record.sequence
 
-    @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, record: Record) -> None:
         if packed.step <= self.kept_step:
             return

@@ -14,7 +14,7 @@ from actors.learner.teacher import TeacherServer
 from asyncrl.algorithms.batches import GradedGroup, build_rows, skipped_stats
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import read_log
 from asyncrl.config.settings import Config
@@ -58,23 +58,18 @@ class TrainingLog(Fold):
         self.results: set[int] = set()  # sequences of the results that are still stored
         self.unreadable = 0
 
-    @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, record: Record) -> None:
         self.batches[message.step] = (message, record.sequence)
 
-    @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, _record: Record) -> None:
         self.trained[message.step] = message
 
-    @on(WeightsPublished)
     def _on_published(self, message: WeightsPublished, _record: Record) -> None:
         self.published[message.version] = message.digest
 
-    @on(CheckpointSaved)
     def _on_saved(self, message: CheckpointSaved, _record: Record) -> None:
         self.checkpoints.append(message)
 
-    @on(TrajectoryGeneratedHeaders)
     def _on_generated(self, _headers: TrajectoryGeneratedHeaders, record: Record) -> None:
         self.results.add(record.sequence)
 

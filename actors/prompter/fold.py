@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from actors.prompter.sources import SOURCES, Group, PrompterState, PromptSource, mixed
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import Schedule
@@ -101,7 +101,6 @@ class PrompterFold(Fold):
         for source in self.sources.values():
             source.opened(data, rows_per_epoch)
 
-    @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         self.state.ended_of_stages.step = max(self.state.ended_of_stages.step, packed.step)
         for group in packed.groups:
@@ -113,7 +112,6 @@ class PrompterFold(Fold):
         else:
             self.state.packed[packed.step] = groups
 
-    @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         if trained.step <= self.state.trained:
             return  # trained again after a rollback: its groups returned their credit already
@@ -125,7 +123,6 @@ class PrompterFold(Fold):
         else:
             self._close(groups)
 
-    @on(GroupDropped)
     def _on_group_dropped(self, dropped: GroupDropped, _record: Record) -> None:
         self.count_answers(dropped.prompt_id, dropped.task, dropped.rewards)
         self._close([dropped.prompt_id])
@@ -146,35 +143,29 @@ class PrompterFold(Fold):
             most_issued = self._begin[TASK] + self.state.ended + (self._max_lag + 1) * self._plans["rl"].batch_groups
             self._curricula[task].record(climb, number, scores, rises_at=most_issued)
 
-    @on(TrajectoryDropped)
     def _on_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
         attempt = dropped.attempt + 1
         if dropped.again and self.state.attempts.get(dropped.trajectory_id, 0) < attempt:
             self.state.again[dropped.trajectory_id] = attempt
 
-    @on(EvalRequested)
     def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:
         number = int(request.eval_id[1:])
         if number > self.state.evaluated:  # else it was asked for before
             self.state.evaluated = number
             self.state.requests[number] = request
 
-    @on(TurnAdmitted)
     def _on_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
         number = self.state.live_admitted
         self.state.live_admitted += 1
         if number >= self.state.first(LIVE):  # else its issue was read before
             self.state.live[number] = admitted
 
-    @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
         self.state.finished_at = finished.step
 
-    @on(AdmissionPaused)
     def _on_paused(self, _paused: AdmissionPaused, _record: Record) -> None:
         self.state.paused = True
 
-    @on(AdmissionResumed)
     def _on_resumed(self, _resumed: AdmissionResumed, _record: Record) -> None:
         self.state.paused = False
 
@@ -268,7 +259,6 @@ class PrompterFold(Fold):
         group = self.sources[prompt_id[0]].group(self.state, int(prompt_id[1:]))
         return Wanted(group, int(member), self._min_version, attempt)
 
-    @on(ReissueRequested)
     def _on_reissue(self, request: ReissueRequested, _record: Record) -> None:
         prompt_id = request.prompt_id
         origin = self.state.origins[int(prompt_id[1:])] if prompt_id.startswith(REISSUE) else prompt_id
@@ -276,12 +266,10 @@ class PrompterFold(Fold):
             raise ValueError(f"{origin!r} is no prompt of RL: only those are issued again")
         self.state.origins.append(origin)
 
-    @on(StageRequested)
     def _on_stage_requested(self, request: StageRequested, record: Record) -> None:
         self._check_stage(request.name)
         self.state.stage_asked = (record.sequence, request.name)
 
-    @on(StageBeganHeaders)
     def _on_stage_began(self, began: StageBeganHeaders, _record: Record) -> None:
         self._check_stage(began.name)
         self.state.stages.append((began.prompt, began.name))
@@ -307,7 +295,6 @@ class PrompterFold(Fold):
         begun = prompt_name(TASK, first) in self.state.members
         return [StageBegan(name=name, prompt=first + begun, request=request, after=after)]
 
-    @on(PromptIssuedHeaders)
     def _on_issued(self, headers: PromptIssuedHeaders, _record: Record) -> None:
         name, attempt = headers.trajectory_id, headers.attempt
         prompt_id, stage = prompt_of(name), stage_of(name)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.live.agreement import Agreement
 from asyncrl.state.parts import taught_nothing
@@ -122,17 +122,14 @@ class RecorderFold(Fold):
         """Return the seconds of the run up to a time, without those for which it lay stopped."""
         return round((until_ns - self.state.first_ns - self._stopped_ns(0, until_ns)) / 1e9, 3)
 
-    @on(TrajectoryFailed)
     def _on_failed(self, failed: TrajectoryFailed, _record: Record) -> None:
         if failed.stage != "eval":  # the score counts it
             self.state.failed[failed.reason] = self.state.failed.get(failed.reason, 0) + 1
 
-    @on(TrajectoryDropped)
     def _on_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
         if stage_of(dropped.trajectory_id) != "eval":  # the score counts it
             self._count_dropped(dropped.reason, 1, dropped.tokens)
 
-    @on(GroupDropped)
     def _on_group_dropped(self, dropped: GroupDropped, _record: Record) -> None:
         self._count_dropped(dropped.reason, dropped.members, dropped.tokens)
 
@@ -140,16 +137,13 @@ class RecorderFold(Fold):
         self.state.dropped[reason] = self.state.dropped.get(reason, 0) + members
         self.state.sampled_tokens += tokens
 
-    @on(EngineReady)
     def _on_ready(self, ready: EngineReady, _record: Record) -> None:
         if ready.update_s:
             self.state.update_s = [*self.state.update_s, ready.update_s][-_UPDATES:]
 
-    @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
         self.state.exported, self.state.finished_at = finished.exported, finished.step
 
-    @on(RunOpened)
     def _on_opened(self, opened: RunOpened, _record: Record) -> None:
         self.state.steps_wanted = opened.steps
 
@@ -205,7 +199,6 @@ class RecorderFold(Fold):
             "last_batch": state.figures,
         }
 
-    @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, record: Record) -> None:
         state = self.state
         tokens = sum(member.tokens for group in message.groups for member in group.members)
@@ -215,7 +208,6 @@ class RecorderFold(Fold):
         if message.stage == "rl":
             state.sampled_tokens += tokens + int(message.figures.get("discarded_tokens", 0))
 
-    @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
         state = self.state
         if state.trained is not None and message.step <= state.trained:
@@ -265,7 +257,6 @@ class RecorderFold(Fold):
             state.flat_steps = state.flat_steps + 1 if taught_nothing(message) else 0
         self.rows.append({"event": "step", **row})
 
-    @on(WeightsPublished)
     def _on_published(self, message: WeightsPublished, record: Record) -> None:
         if message.choice:  # else every version is full
             row = {
@@ -273,16 +264,13 @@ class RecorderFold(Fold):
             }
             self.rows.append({"event": "weights", "time_s": self._seconds(record.time_ns), **row})
 
-    @on(TurnJudgedHeaders)
     def _on_judged(self, headers: TurnJudgedHeaders, _record: Record) -> None:
         if headers.reward is not None:
             self.state.agreement.judge(headers.turn_id, headers.reward)
 
-    @on(FeedbackGivenHeaders)
     def _on_feedback(self, headers: FeedbackGivenHeaders, _record: Record) -> None:
         self.state.agreement.user(headers.turn_id, headers.score)
 
-    @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         state = self.state
         score = Score(message.version, message.versions, message.accuracy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.streams import CheckpointRequested
@@ -41,15 +41,12 @@ class CheckpointFold(Fold):
     def _forget(self) -> None:
         """Forget what is up to `kept_step`."""
 
-    @on(CheckpointSaved)
     def _on_saved(self, saved: CheckpointSaved, _record: Record) -> None:
         self.state.checkpoints = [*self.state.checkpoints, saved][-self._keep_checkpoints :]
         self._forget()
 
-    @on(CheckpointLost)
     def _on_lost(self, lost: CheckpointLost, _record: Record) -> None:
         self.state.checkpoints = [saved for saved in self.state.checkpoints if saved.path != lost.path]
 
-    @on(CheckpointRequested)
     def _on_checkpoint_requested(self, request: CheckpointRequested, _record: Record) -> None:
         self.state.asked_after = max(self.state.asked_after, request.after)

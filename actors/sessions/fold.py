@@ -13,7 +13,7 @@ from itertools import islice
 
 from actors.sessions.admission import Admission, Room
 from actors.sessions.state import OnWay, OpenSession, OpenTurn, SessionsState, Verdict
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.live_settings import LiveSettings
 from topics.batches import BatchPacked, BatchTrained
@@ -48,7 +48,6 @@ class SessionsFold(Fold):
         self._idle_ns, self._judge_ns = int(settings.idle_s * 1e9), int(settings.judge_s * 1e9)
         self.state = SessionsState()
 
-    @on(TurnStartedHeaders)
     def _on_started(self, headers: TurnStartedHeaders, record: Record) -> None:
         state, name, session, parent = self.state, headers.turn_id, headers.session, headers.parent
         skip = None if headers.skip in self._allowed else headers.skip
@@ -73,7 +72,6 @@ class SessionsFold(Fold):
             entry.left = False  # the client goes on with it
             entry.turns.add(name)
 
-    @on(TurnFinishedHeaders)
     def _on_finished(self, headers: TurnFinishedHeaders, record: Record) -> None:
         name, turn = headers.turn_id, self.state.turns.get(headers.turn_id)
         self._active(headers.session, record)
@@ -90,7 +88,6 @@ class SessionsFold(Fold):
             turn.skip = "garbage" if "garbage" in marks else None
         self._grade(name, turn, record)
 
-    @on(SessionLeftHeaders)
     def _on_left(self, headers: SessionLeftHeaders, record: Record) -> None:
         name = headers.session_id
         if name not in self.state.sessions and name not in self.state.closed_early:
@@ -102,7 +99,6 @@ class SessionsFold(Fold):
             if not session.turns:
                 self.state.emptied[name] = None
 
-    @on(TurnJudgedHeaders)
     def _on_judged(self, headers: TurnJudgedHeaders, record: Record) -> None:
         name, reward, turn = headers.turn_id, headers.reward, self.state.turns.get(headers.turn_id)
         if turn is not None and headers.purged:
@@ -116,7 +112,6 @@ class SessionsFold(Fold):
                 turn.verdict.shadow, turn.verdict.trial = self._admission.bounded(headers.shadow), headers.trial
             self._grade(name, turn, record)
 
-    @on(PurgeRequested)
     def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
         self.state.purged.update(purge.secrets)
         for name in self.state.turns:
@@ -127,7 +122,6 @@ class SessionsFold(Fold):
         if not self.state.purged.isdisjoint(turn.secrets.split(",")):
             turn.skip, self.state.due[name] = "purged", None
 
-    @on(FeedbackGivenHeaders)
     def _on_feedback(self, headers: FeedbackGivenHeaders, record: Record) -> None:
         name, tenant, score = headers.turn_id, headers.tenant, headers.score
         turn, on_way = self.state.turns.get(name), self.state.on_way
@@ -153,7 +147,6 @@ class SessionsFold(Fold):
             state.waiting.pop(name, None)
             self._settle(name, turn)
 
-    @on(TurnReady)
     def _on_ready(self, ready: TurnReady, record: Record) -> None:
         turn = self.state.turns.get(ready.turn_id)
         if turn is None:
@@ -163,7 +156,6 @@ class SessionsFold(Fold):
             self.state.waiting[ready.turn_id] = record.time_ns
         self._settle(ready.turn_id, turn)
 
-    @on(TurnAdmitted)
     def _on_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
         state, bounded = self.state, self._admission.bounded
         prompt, known = prompt_name(LIVE, state.admitted), prompt_name(LIVE, state.admitted) in state.ended_prompts
@@ -184,20 +176,16 @@ class SessionsFold(Fold):
         if not known:
             state.on_way.admit(prompt, on_way)
 
-    @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained = trained.step  # less than before where an older checkpoint goes on
 
-    @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         for group in packed.groups:
             self._prompt_ended(group.prompt_id, {member_of(one.trajectory_id): one.reward for one in group.members})
 
-    @on(TurnOverruled)
     def _on_overruled(self, overruled: TurnOverruled, _record: Record) -> None:
         self.state.on_way.overrule(overruled.turn_id, overruled.reward)
 
-    @on(GroupDropped)
     def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
         self._prompt_ended(dropped.prompt_id, {})
 
@@ -205,12 +193,10 @@ class SessionsFold(Fold):
         if prompt_id.startswith(LIVE) and not self.state.on_way.end(prompt_id, trained):
             self.state.ended_prompts.add(prompt_id)
 
-    @on(TurnSkipped)
     def _on_skipped(self, skipped: TurnSkipped, _record: Record) -> None:
         self.state.skipped[skipped.reason] = self.state.skipped.get(skipped.reason, 0) + 1
         self._end(skipped.turn_id)
 
-    @on(SessionClosed)
     def _on_closed(self, closed: SessionClosed, _record: Record) -> None:
         session = self.state.sessions.get(closed.session_id)
         if session is not None and session.newest <= closed.until:

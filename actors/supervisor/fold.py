@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from actors.supervisor.trimmer_fold import RoomState, TrimmerFold
-from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
@@ -116,113 +115,92 @@ class SupervisorFold(TrimmerFold):
         """Return whether training is over: a run that was made longer has finished before and goes on."""
         return self.state.finished_at is not None and self.state.finished_at >= self._steps
 
-    @on(FleetScaled)
     def _on_scaled(self, scaled: FleetScaled, record: Record) -> None:
         self.state.wanted.update(scaled.wanted)
         self.state.scaling.answer(scaled, record.sequence)
 
-    @on(ScaleRequested)
     def _on_scale_requested(self, request: ScaleRequested, record: Record) -> None:
         self.state.scaling.ask(request, record.sequence)
 
-    @on(EngineAnnounced)
     def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:
         message.check()
         self.state.announced = [*dict.fromkeys([*self.state.announced, message.engine_id])]
         self.state.withdrawn.discard(message.engine_id)
 
-    @on(EngineWithdrawn)
     def _on_withdrawn(self, message: EngineWithdrawn, _record: Record) -> None:
         self._engines.group_of(message.engine_id)  # raises ValueError for a name that is none
         self.state.announced = [name for name in self.state.announced if name != message.engine_id]
         self.state.withdrawn.add(message.engine_id)
 
-    @on(RunOpened)
     def _on_opened(self, _opened: RunOpened, record: Record) -> None:
         self.state.stopping = ""  # requests from before the run was opened again have been served
         if self._lent:  # other runs may have these by now
             self.state.scaling.ask(ScaleRequested(dict.fromkeys(self._lent, 0), by="start"), record.sequence)
 
-    @on(StopRequested)
     def _on_stop(self, request: StopRequested, _record: Record) -> None:
         self.state.stopping = request.reason or "asked to stop"
 
-    @on(BatchTrained)
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained += 1
         self.state.channel.divergence.trained(trained)
         self.achieved += 1
 
-    @on(TrajectoryGeneratedHeaders)
     def _on_stored(self, headers: TrajectoryGeneratedHeaders, record: Record) -> None:
         super()._on_stored(headers, record)
         self.achieved += 1
 
-    @on(TrainingFinished)
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
         self.state.finished_at = finished.step
 
-    @on(ActorStarted)
     def _on_started(self, started: ActorStarted, _record: Record) -> None:
         self.state.pids[started.actor_id] = started.pid
         self.state.left.discard(started.actor_id)
         self.state.reasons.pop(started.actor_id, None)  # it had told why it waited, or how the one before had ended
         self._announce_start(started.actor_id)
 
-    @on(ActorStopped)
     def _on_stopped(self, stopped: ActorStopped, _record: Record) -> None:
         self.state.left.add(stopped.actor_id)
         if stopped.reason:
             self.state.reasons[stopped.actor_id] = stopped.reason
 
-    @on(PromotionRequested)
     def _on_promotion_requested(self, request: PromotionRequested, record: Record) -> None:
         self.state.channel.ask(request, record.sequence)
 
-    @on(WeightsPromoted)
     def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
         self.state.channel.promote(message, self._weights)
 
-    @on(WeightsCanaried)
     def _on_canaried(self, message: WeightsCanaried, record: Record) -> None:
         self.state.channel.try_out(message, record.sequence)
 
-    @on(CanaryEnded)
     def _on_canary_ended(self, message: CanaryEnded, _record: Record) -> None:
         self.state.channel.end_canary(message)
 
-    @on(TurnAdmitted)
     def _on_turn_admitted(self, admitted: TurnAdmitted, _record: Record) -> None:
         for turn in admitted.turns:
             self.state.channel.count(turn)
             self.achieved += 1
 
-    @on(TurnSkipped)
     def _on_turn_skipped(self, skipped: TurnSkipped, _record: Record) -> None:
         self.state.channel.count(skipped)
         self.achieved += skipped.reason not in _WITHOUT_REPLY
 
-    @on(PromotionRefused)
     def _on_promotion_refused(self, message: PromotionRefused, _record: Record) -> None:
         self.state.channel.answer(message.by, message.cause)
 
-    @on(WeightsRefused)
     def _on_weights_refused(self, message: WeightsRefused, _record: Record) -> None:
         self.state.channel.refuse(message)
 
-    @on(EvalRequested)
     def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:
         if (self._weights.gate_metric or self._exact) and request.eval_id not in self.state.scored_early:
             self.state.channel.evaluated[request.eval_id] = request.version
-        self._on_eval(request.eval_id, self.state.evals_open, self.state.scored_early)
+        self._match_eval(request.eval_id, self.state.evals_open, self.state.scored_early)
 
-    @on(EvalScored)
     def _on_scored(self, scored: EvalScored, record: Record) -> None:
         super()._on_scored(scored, record)
         self.state.channel.score(scored, record.sequence, self._weights)
-        self._on_eval(scored.eval_id, self.state.scored_early, self.state.evals_open)
+        self._match_eval(scored.eval_id, self.state.scored_early, self.state.evals_open)
 
-    def _on_eval(self, name: str, here: set[str], there: set[str]) -> None:
+    def _match_eval(self, name: str, here: set[str], there: set[str]) -> None:
         """The second of the two ends an evaluation."""
         if name in there:
             there.discard(name)

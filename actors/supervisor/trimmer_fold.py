@@ -14,7 +14,6 @@ import msgspec
 from actors.runtime.checkpoints import CheckpointFold, CheckpointState
 from actors.supervisor.channel import Channel, Stored
 from asyncrl.bus.blobs import Blob, blobs_of
-from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from topics.batches import BatchPacked
@@ -113,11 +112,9 @@ class TrimmerFold(CheckpointFold):
         self._logs: dict[str, _Stretch] = {}
         self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names them
 
-    @on(GroupDropped)
     def _on_dropped(self, dropped: GroupDropped, _record: Record) -> None:
         self._close(dropped.prompt_id)
 
-    @on(EvalScored)
     def _on_scored(self, scored: EvalScored, _record: Record) -> None:
         self._close(scored.eval_id)
 
@@ -125,30 +122,24 @@ class TrimmerFold(CheckpointFold):
         kept = self.kept_step
         self.state.batches = {step: batch for step, batch in self.state.batches.items() if step > kept}
 
-    @on(WeightsPublished)
     def _on_published(self, published: WeightsPublished, record: Record) -> None:
         base = version_of(published.base) if published.base else None
         name, digest = Path(published.location).name, published.digest
         version = Version(published.lineage, published.version, name, base, digest, record.sequence)
         self.state.published.append(version)
 
-    @on(EngineUpdating)
     def _on_updating(self, engine: EngineUpdating, _record: Record) -> None:
         self.state.engines.setdefault(engine.engine_id, set()).add((engine.lineage, engine.version))
 
-    @on(EngineReady)
     def _on_ready(self, engine: EngineReady, _record: Record) -> None:
         self.state.engines[engine.engine_id] = {(engine.lineage, engine.version)}
 
-    @on(EngineGone)
     def _on_gone(self, engine: EngineGone, _record: Record) -> None:
         self.state.engines.pop(engine.engine_id, None)
 
-    @on(AdmissionPaused)
     def _on_paused(self, _paused: AdmissionPaused, _record: Record) -> None:
         self.state.paused = True
 
-    @on(AdmissionResumed)
     def _on_resumed(self, _resumed: AdmissionResumed, _record: Record) -> None:
         self.state.paused = False
 
@@ -260,17 +251,14 @@ class TrimmerFold(CheckpointFold):
         newest = kept[-1]
         return Kept(frozenset(Path(saved.path).name for saved in kept), (newest.lineage, newest.step))
 
-    @on(ProgressStoredHeaders)
     def _on_progress(self, _headers: ProgressStoredHeaders, record: Record) -> None:
         log = record.key
         self._logs[log] = _Stretch(self._logs[log].first if log in self._logs else record.sequence, record.sequence)
         self._note_blob(record, log)
 
-    @on(TrajectoryProgressedHeaders)
     def _on_progressed(self, headers: TrajectoryProgressedHeaders, record: Record) -> None:
         self.note(record, [(headers.log, record.sequence), *_continued(headers)])
 
-    @on(TrajectoryGeneratedHeaders)
     def _on_stored(self, _headers: TrajectoryGeneratedHeaders, record: Record) -> None:
         self.note(record)
 
@@ -297,7 +285,6 @@ class TrimmerFold(CheckpointFold):
         if blobs := list(blobs_of(record)):
             self._blobs[record.sequence] = _Named(blobs, owner)
 
-    @on(BatchPacked)
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         if packed.step > self.kept_step and any(group.members for group in packed.groups):
             lowest = min(member.payload.sequence for group in packed.groups for member in group.members)

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import FunctionType
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
-
-import msgspec
+from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from asyncrl.bus.log import Record
 from topics.table import topic_of_type
 from topics.topic import Stream, Topic
 from topics.wire import Headers, Message
 
-F = TypeVar("F")
-M = TypeVar("M", bound=Message | Headers)
-_Method = Callable[[F, M, Record], None]
-_Kind: TypeAlias = type[msgspec.Struct]
-_MARKED: dict[Callable[..., None], _Kind] = {}  # methods: what each folds
-
-
-def on(kind: type[M]) -> Callable[[_Method[F, M]], _Method[F, M]]:
-    """Mark the method that folds in the messages of a type, or by their headers alone those that have such headers."""
-
-    def mark(method: _Method[F, M]) -> _Method[F, M]:
-        _MARKED[method] = kind
-        return method
-
-    return mark
+_Kind: TypeAlias = type[Message | Headers]
 
 
 class Input(NamedTuple):
@@ -38,13 +21,16 @@ class Input(NamedTuple):
 
 
 class Fold:
-    """Base of folds: `apply` calls the method that is marked for the type; other types change nothing."""
+    """Base of folds: `apply` calls the method `_on_...` whose message has the type; other types change nothing.
+
+    A method whose message is the headers of a type folds in by these alone.
+    """
 
     _methods: ClassVar[dict[_Kind, Callable[..., None]]] = {}  # by the type of the message, or of its headers
 
     def __init_subclass__(cls) -> None:
-        members = [one for one in vars(cls).values() if isinstance(one, FunctionType) and one in _MARKED]
-        cls._methods = cls._methods | {_MARKED[member]: member for member in members}
+        members = [one for name, one in vars(cls).items() if name.startswith("_on_")]
+        cls._methods = cls._methods | {_kind_of(member): member for member in members}
 
     @classmethod
     def inputs(cls) -> dict[Stream, Input]:
@@ -65,3 +51,12 @@ class Fold:
             method(self, message, record)
         elif (method := self._methods.get(kind := topic.message.HEADERS)) is not None:
             method(self, kind.of(message) if isinstance(message, Message) else message, record)
+
+
+def _kind_of(method: Callable[..., None]) -> _Kind:
+    """Return the type of a method's message; of a union, for readers of bodies or headers, the first."""
+    annotation = next(iter(get_type_hints(method).values()))
+    kind: _Kind = next(iter(get_args(annotation)), annotation)
+    if not issubclass(kind, Message | Headers):
+        raise TypeError(f"{method.__qualname__} takes {kind.__name__}, expected a type of messages or of their headers")
+    return kind

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import read_log
 from asyncrl.bus.publish import BY
@@ -71,23 +71,19 @@ class TrajectoryHistory(Fold):
         what = what or record.subject.split(".")[3]
         self._events.append(HistoryEvent(record.time_ns, record.stream.name, record.sequence, what, by + about))
 
-    @on(RunOpened)
     def _on_opened(self, _: RunOpened, record: Record) -> None:
         self.began_ns = self.began_ns or record.time_ns
 
-    @on(PromptIssuedHeaders)
     def _on_issued(self, headers: PromptIssuedHeaders, record: Record) -> None:
         again = f", the row of {headers.origin} again" if headers.origin else ""
         group = f"{headers.stage}, group of {headers.group_size}"
         self._add(record, f"attempt {headers.attempt}, {group}, for version {headers.min_version} or newer{again}")
 
-    @on(TrajectoryProgressedHeaders)
     def _on_progressed(self, headers: TrajectoryProgressedHeaders, record: Record) -> None:
         self.logs.add(headers.log)
         at = f"continued at {headers.offset:,} tokens" if headers.offset else "from its start"
         self._add(record, f"{_attempt_text(headers.attempt, headers.delivery)}, {at}, stored in log {headers.log}")
 
-    @on(ProgressStored)
     def _on_stored(self, message: ProgressStored, record: Record) -> None:
         found = [
             f"{_attempt_text(entry.attempt, entry.delivery)}, {entry.offset:,} tokens so far"
@@ -97,7 +93,6 @@ class TrajectoryHistory(Fold):
         if found:
             self._add(record, "; ".join(found))
 
-    @on(TrajectoryGeneratedHeaders)
     def _on_generated(self, headers: TrajectoryGeneratedHeaders, record: Record) -> None:
         self.result = record.sequence
         counts = [count.split(":") for count in headers.by_version.split(",") if count]
@@ -107,29 +102,24 @@ class TrajectoryHistory(Fold):
         )
         self._add(record, f"{_attempt_text(headers.attempt, headers.delivery)}, {tokens or 'no trainable token'}")
 
-    @on(TrajectoryGraded)
     def _on_graded(self, message: TrajectoryGraded, record: Record) -> None:
         of = f"for message {message.payload.sequence} of TRAJECTORIES"
         given = reward_text(message.reward, message.turn_rewards)
         self._add(record, f"{_attempt_text(message.attempt, message.delivery)}, {given}, {of}")
 
-    @on(TrajectoryFailed)
     def _on_failed(self, message: TrajectoryFailed, record: Record) -> None:
         who = "reward" if message.reason == "reward" else "rollout"
         about = f"claimed by a {who} worker, {message.reason}: {message.detail}"
         self._add(record, f"{_attempt_text(message.attempt, message.delivery)}, {about}")
 
-    @on(TrajectoryDropped)
     def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
         lag = f", lag {message.lag}" if message.reason == "lag" else ""
         detail = f": {message.detail}" if message.detail else ""
         self._add(record, f"attempt {message.attempt}, {message.reason}{lag}{detail}")
 
-    @on(GroupDropped)
     def _on_group_dropped(self, message: GroupDropped, record: Record) -> None:
         self._add(record, f"with its group, {message.reason}")
 
-    @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, record: Record) -> None:
         masked = message.min_version > 0 and message.stage == "rl"
         rule = f"; tokens older than version {message.min_version} are masked" if masked else ""
@@ -140,7 +130,6 @@ class TrajectoryHistory(Fold):
                 given = reward_text(member.reward, member.turn_rewards)
                 self._add(record, f"{where}, {given}, {member.tokens:,} tokens{rule}")
 
-    @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
         if message.step in self._steps:
             where = "skipped, without effect on" if message.skipped else "in"
@@ -148,7 +137,6 @@ class TrajectoryHistory(Fold):
                 record, f"batch {message.step} on lineage {message.lineage}, {where} version {max(0, message.step)}"
             )
 
-    @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         for member in [one for one in message.members if one.trajectory_id == self.trajectory_id]:
             given = reward_text(member.reward, member.turn_rewards)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import read_log
 from asyncrl.live.owners import covers
@@ -42,17 +42,14 @@ class _Trained(Fold):
         self._prompts: set[str] = set()  # of the owner
         self._owner, self._before = owner, before
 
-    @on(PromptIssuedHeaders)
     def _on_issued(self, headers: PromptIssuedHeaders, _record: Record) -> None:
         secrets = filter(None, headers.secrets.split(","))
         if any(covers(secret, self._owner, self._before) for secret in secrets):
             self._prompts.add(prompt_of(headers.trajectory_id))
 
-    @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, _record: Record) -> None:
         self.packed[message.step] = sum(group.prompt_id in self._prompts for group in message.groups)
 
-    @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, _record: Record) -> None:
         if not message.skipped:
             self.trained.add(message.step)

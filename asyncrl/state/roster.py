@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.state.parts import SILENT_S, Actor, Engine, Scaling
 from topics.actors import AutoscaleFailed, FleetScaled, HeldWork, Vitals
@@ -72,13 +72,11 @@ class Roster(Fold):
         known = [actor for actor in self.of_role(role) if actor.gauge(name) is not None]
         return max(known, key=lambda actor: actor.seen_ns).gauge(name) if known else None
 
-    @on(EngineAnnounced)
     def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:
         message.check()
         self.announced[message.engine_id] = message.address
         self.withdrawn.discard(message.engine_id)
 
-    @on(EngineWithdrawn)
     def _on_withdrawn(self, message: EngineWithdrawn, _record: Record) -> None:
         self.announced.pop(message.engine_id, None)
         self.withdrawn.add(message.engine_id)
@@ -91,14 +89,12 @@ class Roster(Fold):
         self.wanted.update(message.wanted)
         self.scaled_ns, self.scaled_at = record.time_ns, record.sequence
 
-    @on(AutoscaleFailed)
     def _on_autoscale_failed(self, message: AutoscaleFailed, _record: Record) -> None:
         self.autoscale_fault = message.reason
 
     def _engine(self, engine_id: str) -> Engine:
         return self.engines.setdefault(engine_id, Engine(engine_id))
 
-    @on(EngineReady)
     def _on_ready(self, message: EngineReady, record: Record) -> None:
         engine, actor = self._engine(message.engine_id), self.actors.get(message.engine_id)
         if not engine.first_ns or (actor is not None and actor.starts and actor.starts[-1] > engine.ready_ns):
@@ -107,24 +103,20 @@ class Roster(Fold):
         engine.ready_ns, engine.fallback = record.time_ns, message.fallback
         engine.fallbacks = engine.fallbacks + 1 if message.fallback else 0
 
-    @on(WeightsRefused)
     def _on_refused(self, message: WeightsRefused, record: Record) -> None:
         engine = self._engine(message.engine_id)
         engine.refused, engine.refused_ns = message.version, record.time_ns
 
-    @on(EngineUpdating)
     def _on_updating(self, message: EngineUpdating, record: Record) -> None:
         engine = self._engine(message.engine_id)
         engine.updating, engine.updating_ns = message.version, record.time_ns
         if message.found:
             engine.found, engine.found_ns = message.found, record.time_ns
 
-    @on(EngineGone)
     def _on_engine_gone(self, message: EngineGone, record: Record) -> None:
         engine = self._engine(message.engine_id)
         engine.reason, engine.asked, engine.gone_ns = message.reason, message.asked, record.time_ns
 
-    @on(Vitals)
     def _on_vitals(self, message: Vitals, record: Record) -> None:
         actor = self.actors.get(message.actor_id)
         if actor is not None:

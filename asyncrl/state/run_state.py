@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from asyncrl.bus.fold import on
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Begun, first_stages
@@ -104,7 +103,6 @@ class RunState(Roster):
             self.last_ns = max(self.last_ns, record.time_ns)
         super().apply(topic, message, record)
 
-    @on(BatchPackedHeaders)
     def _on_packed(self, headers: BatchPackedHeaders, record: Record) -> None:
         self.packed, self.packed_ns, self.drops, self.failed.new = headers.step, record.time_ns, {}, {}
 
@@ -209,7 +207,6 @@ class RunState(Roster):
 
     # -- training
 
-    @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
         before = [step for step in self.steps if step.message.step < message.step]
         self.steps = [*before, Step(message, record.time_ns)][-RECENT_STEPS - 1 :]
@@ -223,7 +220,6 @@ class RunState(Roster):
         speed = "" if rate is None else f"  {rate:,.0f} tokens/s"
         self.report("step", record.time_ns, f"step {message.step:,}{total}  reward {reward:.3f}{lag}{speed}")
 
-    @on(WeightsPublished)
     def _on_published(self, message: WeightsPublished, record: Record) -> None:
         if message.lineage > self.lineage:
             text = f"lineage {message.lineage} begins: the learner went on with other weights than it published"
@@ -234,24 +230,19 @@ class RunState(Roster):
         self.lineage, self.version, self.published_ns = message.lineage, message.version, record.time_ns
         self.rejected = ""
 
-    @on(WeightsUnchanged)
     def _on_unchanged(self, message: WeightsUnchanged, _: Record) -> None:
         self.unchanged = message
 
-    @on(WeightsRejected)
     def _on_rejected(self, message: WeightsRejected, record: Record) -> None:
         self.rejected = message.reason if record.time_ns > self.opened_ns else ""
 
-    @on(CheckpointSaved)
     def _on_saved(self, message: CheckpointSaved, _: Record) -> None:
         self.checkpoint = message.step
 
-    @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         self.evals.append(msgspec.structs.replace(message, members=[]))  # these stay small
         self.report("news", record.time_ns, evaluation_text(message))
 
-    @on(TrainingFinished)
     def _on_finished(self, message: TrainingFinished, record: Record) -> None:
         self.finished_at = message.step
         if self.finished and self.phase in ("starting", "running"):
@@ -261,7 +252,6 @@ class RunState(Roster):
         where = f"; model in {message.exported}" if message.exported else ""
         self.report("news", record.time_ns, f"training finished at step {message.step}{where}")
 
-    @on(StageBegan)
     def _on_stage_began(self, message: StageBegan, record: Record) -> None:
         self.stages.append(message)
         self.report("news", record.time_ns, f"stage {message.name} from prompt {prompt_name(TASK, message.prompt)} on")
@@ -273,16 +263,13 @@ class RunState(Roster):
 
     # -- faults, and room
 
-    @on(TrajectoryFailed)
     def _on_trajectory_failed(self, message: TrajectoryFailed, record: Record) -> None:
         words = f"{message.trajectory_id} {message.reason}: {message.detail}"
         self._count(self.failed, one_line(words, f"explain {message.trajectory_id}"), record.time_ns, message.reason)
 
-    @on(GroupDropped)
     def _on_group_dropped(self, message: GroupDropped, _: Record) -> None:
         self.drops[message.reason] = self.drops.get(message.reason, 0) + 1
 
-    @on(DeadLetter)
     def _on_dead_letter(self, message: DeadLetter, record: Record) -> None:
         self.letters = [*self.letters, Letter(message.topic, message.reason, record.time_ns)][-_LETTERS:]
         words = f"{message.topic}, number {message.sequence} of {message.stream}: {message.reason}"
@@ -292,36 +279,30 @@ class RunState(Roster):
         if trouble.add(words, kind):
             self.report("warning", time_ns, str(trouble))
 
-    @on(StreamTrimmed)
     def _on_trimmed(self, message: StreamTrimmed, _: Record) -> None:
         self.trims += 1
         self.trimmed_bytes += message.bytes
 
-    @on(AdmissionPaused)
     def _on_paused(self, message: AdmissionPaused, record: Record) -> None:
         self.paused = message.reason
         self.report("warning", record.time_ns, f"admission paused: {message.reason}")
 
-    @on(AdmissionResumed)
     def _on_resumed(self, message: AdmissionResumed, record: Record) -> None:
         self.paused = ""
         self.report("news", record.time_ns, f"admission resumed: {message.reason}")
 
-    @on(StallFound)
     def _on_stall_found(self, message: StallFound, record: Record) -> None:
         if record.time_ns >= self.opened_ns:
             self.stalls[message.cause, message.object] = message
             words = f"{message.cause}: {message.object}: {message.evidence}"
             self.report("warning", record.time_ns, one_line(words, f"logs {message.object}"))
 
-    @on(StallEnded)
     def _on_stall_ended(self, message: StallEnded, record: Record) -> None:
         if self.stalls.pop((message.cause, message.object), None) is not None:
             self.report("news", record.time_ns, f"over: {message.cause}: {message.object}")
 
     # -- actors
 
-    @on(RunOpened)
     def _on_opened(self, message: RunOpened, record: Record) -> None:
         """A run begins or goes on: what was asked and how it ended before is past."""
         resumed = self.opened_ns > 0
@@ -333,12 +314,10 @@ class RunState(Roster):
         if resumed:
             self.report("news", record.time_ns, "resumed")
 
-    @on(StopRequested)
     def _on_stop_requested(self, message: StopRequested, record: Record) -> None:
         self.phase, self.stop_requested = "stopping", True
         self.report("news", record.time_ns, f"asked to stop{': ' + message.reason if message.reason else ''}")
 
-    @on(FleetScaled)
     def _on_scaled(self, message: FleetScaled, record: Record) -> None:
         if self.wanted and message.wanted:
             fleet = ", ".join(f"{role} {count}" for role, count in message.wanted.items())
@@ -346,7 +325,6 @@ class RunState(Roster):
             self.report("news", record.time_ns, f"fleet scaled: {fleet}{why}")
         self.note_scaled(message, record)
 
-    @on(ActorStarted)
     def _on_started(self, message: ActorStarted, record: Record) -> None:
         actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
         first, died = not actor.starts, actor.live
@@ -360,7 +338,6 @@ class RunState(Roster):
         if actor.restarts:
             self.report("news", record.time_ns, f"{actor.actor_id} started again")
 
-    @on(ActorStopped)
     def _on_stopped(self, message: ActorStopped, record: Record) -> None:
         actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))
         actor.on_stopped(message, record.time_ns)

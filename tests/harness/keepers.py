@@ -10,7 +10,7 @@ import pytest
 from actors.runtime.actor import Context
 from actors.runtime.keeper import NONCE, Keeper
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import LogReader, Record, last_sequence
 from harness.stage import Connect, Stage, until
 from topics.actors import KEEPER_TOPICS, FleetScaled, ScaleRequested, StopRequested
@@ -46,15 +46,12 @@ class Counter(Fold):
         self.asked = 0
         self.reasons: list[str] = []
 
-    @on(FleetScaled)
     def _on_scaled(self, scaled: FleetScaled, _record: Record) -> None:
         self.value = scaled.wanted["n"]
 
-    @on(ScaleRequested)
     def _on_request(self, request: ScaleRequested, _record: Record) -> None:
         self.asked += request.wanted["n"]
 
-    @on(StopRequested)
     def _on_stop(self, request: StopRequested, _record: Record) -> None:
         self.reasons.append(request.reason)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.violations import Violation, place_of
 from topics.evals import EvalScored
@@ -20,19 +20,15 @@ class Channel(Fold):
         self._requests: dict[int, tuple[int | None, bool]] = {}  # the version, and whether as a shadow, by sequence
         self._scores: set[int] = set()  # sequences
 
-    @on(PromotionRequested)
     def _on_requested(self, message: PromotionRequested, record: Record) -> None:
         self._requests[record.sequence] = message.version, message.shadow
 
-    @on(EvalScored)
     def _on_scored(self, _: EvalScored, record: Record) -> None:
         self._scores.add(record.sequence)
 
-    @on(WeightsPromoted)
     def _on_promoted(self, message: WeightsPromoted, record: Record) -> None:
         self._promoted.append((place_of(record), message))
 
-    @on(WeightsCanaried)
     def _on_canaried(self, message: WeightsCanaried, record: Record) -> None:
         if not message.shadow:
             self._canaries[record.sequence] = message.key

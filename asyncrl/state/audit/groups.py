@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.state.audit.comparison import group_violations, versions_text
 from asyncrl.state.audit.group import (
@@ -115,7 +115,6 @@ class Groups(Fold):
             group = self.kept[prompt_id] = Group(prompt_id)
         return group
 
-    @on(PromptIssued)
     def _on_issued(self, message: PromptIssued | PromptIssuedHeaders, record: Record) -> None:
         """An attempt at a trajectory."""
         key = Key(message.trajectory_id, message.attempt)
@@ -123,7 +122,7 @@ class Groups(Fold):
         if self._writers.owns(record):  # records that other actors put on the log have no order
             self.newest_issued[letter] = max(number, self.newest_issued.get(letter, number))
         if key.prompt_id in self.closed:
-            self._on_issued_late(key, record)
+            self._issued_late(key, record)
             return
         group = self._group(key.prompt_id)
         if not group.issues:
@@ -149,7 +148,7 @@ class Groups(Fold):
         group.issues[key] = Issue(record.sequence, message.min_version, rows)
         self._fold_if_whole(group)
 
-    def _on_issued_late(self, key: Key, record: Record) -> None:
+    def _issued_late(self, key: Key, record: Record) -> None:
         """After its group was closed: only what the buffer wanted again before the group ended."""
         if key not in self._again:
             found = f"message {record.sequence}, after its group had ended"
@@ -172,7 +171,6 @@ class Groups(Fold):
             expected = "a request" if asked is None else repr(asked)
             self._violations.add("wrong origin", group.prompt_id, f"issued again for {origin!r}", expected)
 
-    @on(TrajectoryGenerated)
     def _on_generated(self, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, record: Record) -> None:
         """A result."""
         key = Key(message.trajectory_id, message.attempt)
@@ -193,13 +191,11 @@ class Groups(Fold):
                 self._violations.add("generated twice", key, found, "one result an attempt")
             self._fold_if_whole(group)
 
-    @on(TrajectorySubmitted)
     def _on_submitted(self, message: TrajectorySubmitted, _record: Record) -> None:
         """A result whose reward needs the whole group."""
         if message.prompt_id not in self.closed:
             self._group(message.prompt_id).submitted.add(Key(message.trajectory_id, message.attempt))
 
-    @on(GroupCompleted)
     def _on_completed(self, message: GroupCompleted, record: Record) -> None:
         """One call is to grade some members: each once."""
         name = group_of(message.group_id)
@@ -214,7 +210,6 @@ class Groups(Fold):
                 found = f"messages {before.sequence} and {record.sequence}"
                 self._violations.add("completed twice", key, found, "one call for its group")
 
-    @on(GroupGraded)
     def _on_group_graded(self, message: GroupGraded, record: Record) -> None:
         """The scores of one call."""
         name = group_of(message.group_id)
@@ -225,22 +220,19 @@ class Groups(Fold):
             found = f"a second time, by message {record.sequence}"
             self._violations.add("second grade", message.group_id, found, "the scores of one call")
 
-    @on(TrajectoryGraded)
     def _on_graded(self, message: TrajectoryGraded, record: Record) -> None:
-        self._on_claim(message, Claim(record.time_ns, message))
+        self._claim(message, Claim(record.time_ns, message))
 
-    @on(TrajectoryFailed)
     def _on_failed(self, message: TrajectoryFailed, record: Record) -> None:
-        self._on_claim(message, Claim(record.time_ns, None, message.reason))
+        self._claim(message, Claim(record.time_ns, None, message.reason))
 
-    def _on_claim(self, message: TrajectoryGraded | TrajectoryFailed, claim: Claim) -> None:
+    def _claim(self, message: TrajectoryGraded | TrajectoryFailed, claim: Claim) -> None:
         """A grade or a failure; one that comes after the end of its group ends nothing."""
         if message.prompt_id not in self.closed:
             group = self._group(message.prompt_id)
             group.claims.setdefault(Key(message.trajectory_id, message.attempt), []).append(claim)
             self._fold_if_whole(group)
 
-    @on(TrajectoryDropped)
     def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
         """The end of an attempt alone."""
         key = Key(message.trajectory_id, message.attempt)
@@ -252,7 +244,6 @@ class Groups(Fold):
                 group.again.add(key._replace(attempt=key.attempt + 1))
             self._fold_if_whole(group)
 
-    @on(GroupDropped)
     def _on_group_dropped(self, message: GroupDropped, record: Record) -> None:
         """The end of a group without a batch."""
         name = message.prompt_id
@@ -262,7 +253,6 @@ class Groups(Fold):
             group.end, group.dropped = message.reason, drop
             self._fold_if_whole(group)
 
-    @on(EvalScored)
     def _on_scored(self, message: EvalScored, record: Record) -> None:
         """The members of an evaluation that were graded end in it."""
         if message.eval_id not in self.closed:

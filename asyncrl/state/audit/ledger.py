@@ -8,7 +8,7 @@ from contextlib import suppress
 import msgspec
 
 from asyncrl.bus.blobs import BlobMissing
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import unpack
 from asyncrl.bus.vault import SecretGone
@@ -81,7 +81,7 @@ class Ledger(Fold):
     def refuse(self, record: Record, error: Exception) -> None:
         """Take note of a message that cannot be read."""
         if isinstance(error, SecretGone):
-            self._on_sealed(record)
+            self._add_sealed(record)
             return
         self.unreadable += 1
         lost_chunks = isinstance(error, BlobMissing)
@@ -101,7 +101,7 @@ class Ledger(Fold):
             with suppress(LookupError, ValueError):
                 self.groups.apply(*unpack(record, None), record)
 
-    def _on_sealed(self, record: Record) -> None:
+    def _add_sealed(self, record: Record) -> None:
         """A message without a content: its headers are all that is compared."""
         if self.opening.purged.isdisjoint(record.headers[SEALED].split(",")):
             self.sealed += 1
@@ -121,7 +121,6 @@ class Ledger(Fold):
         places = [(work.stream, work.sequence) for group in self.groups.kept.values() for work in group.open()]
         return [place for place in places if place in self.letters]
 
-    @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, record: Record) -> None:
         step, newest = message.step, self.groups.newest_packed
         if step in self.batches:
@@ -135,10 +134,8 @@ class Ledger(Fold):
             self.packed_ns.append(record.time_ns)
         self.groups.on_packed(message, Batch(message, record))
 
-    @on(StreamTrimming)
     def _on_trimming(self, message: StreamTrimming, _: Record) -> None:
         self.trimmed = max(self.trimmed, message.below)
 
-    @on(DeadLetter)
     def _on_dead_letter(self, message: DeadLetter, _: Record) -> None:
         self.letters[message.stream, message.sequence] = msgspec.structs.replace(message, headers={}, body=b"")

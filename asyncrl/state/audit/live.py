@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import xxhash
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.live.rows import live_rows
 from asyncrl.state.audit.opening import Opening
@@ -56,12 +56,10 @@ class Live(Fold):
         self._wanted: dict[str, list[float]] = {}  # rewards by users, by trajectory
         self._siblings: dict[str, str] = {}  # what turns with one prompt have in common, by turn
 
-    @on(TurnStarted)
     def _on_started(self, message: TurnStarted, _record: Record) -> None:
         self._begun[message.turn_id] = message
         self._siblings[message.turn_id] = message.siblings
 
-    @on(TurnFinished)
     def _on_finished(self, message: TurnFinished, _record: Record) -> None:
         started = self._begun.pop(message.turn_id, None)
         ended = [(started, message)] if started is not None else []
@@ -86,16 +84,13 @@ class Live(Fold):
             _digest(finished.versions),
         )
 
-    @on(TurnShadowed)
     def _on_shadowed(self, message: TurnShadowed, _record: Record) -> None:
         self._shadows[message.turn_id] = _digest(message.tokens)
 
-    @on(TurnJudgedHeaders)
     def _on_judged(self, headers: TurnJudgedHeaders, _record: Record) -> None:
         if headers.reward is not None:
             self._grades.setdefault((headers.turn_id, ""), []).append(headers.reward)
 
-    @on(FeedbackGivenHeaders)
     def _on_feedback(self, headers: FeedbackGivenHeaders, _record: Record) -> None:
         self._grades.setdefault((headers.turn_id, headers.tenant), []).append(headers.score)
 
@@ -108,7 +103,6 @@ class Live(Fold):
             found = f"the reward {reward:g} by {by}"
             self._violations.add("wrong rewards", turn, found, f"one of {given}" if given else f"a grade by {by}")
 
-    @on(TurnAdmitted)
     def _on_admitted(self, message: TurnAdmitted, record: Record) -> None:
         for turn in message.turns:
             if turn.turn_id in self._names:
@@ -120,7 +114,6 @@ class Live(Fold):
             self._violations.add("wrong row", message.turn_id, found, "replies to one prompt, at one temperature")
         self._admitted.append(message)
 
-    @on(TurnOverruled)
     def _on_overruled(self, message: TurnOverruled, record: Record) -> None:
         admitted, turn = self._turn_of(message.prompt_id, message.member)
         if admitted is None or turn is None or turn.turn_id != message.turn_id:
@@ -130,7 +123,6 @@ class Live(Fold):
             self._check_grade(message.turn_id, admitted.tenant, message.reward, record)
         self._wanted.setdefault(f"{message.prompt_id}-{message.member}", []).append(message.reward)
 
-    @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, _record: Record) -> None:
         for group in message.groups:
             for member in group.members:
@@ -139,7 +131,6 @@ class Live(Fold):
                     expected = f"one of {wanted}, as its user wants" if wanted else "the reward of its grade"
                     self._violations.add("wrong rewards", member.trajectory_id, f"{member.reward:g}", expected)
 
-    @on(PromptIssued)
     def _on_issued(self, message: PromptIssued | PromptIssuedHeaders, _record: Record) -> None:
         if not isinstance(message, PromptIssued) or not message.prompt_id.startswith(LIVE):
             return
@@ -151,7 +142,6 @@ class Live(Fold):
             wanted = f"{[row.metadata for row in rows]}, as it was admitted"
             self._violations.add("wrong row", message.trajectory_id, found, wanted)
 
-    @on(TrajectoryGenerated)
     def _on_generated(self, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, _record: Record) -> None:
         if not isinstance(message, TrajectoryGenerated) or not message.prompt_id.startswith(LIVE):
             return

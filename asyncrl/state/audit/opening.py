@@ -6,7 +6,7 @@ from operator import attrgetter
 
 import msgspec
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
@@ -51,11 +51,9 @@ class Opening(Fold):
         self._sequence = 0
         self._violations = violations
 
-    @on(PurgeRequested)
     def _on_purge(self, message: PurgeRequested, _record: Record) -> None:
         self.purged.update(message.secrets)
 
-    @on(RunOpened)
     def _on_opened(self, message: RunOpened, record: Record) -> None:
         """Fold one in; one that changes what the ledger rests on is named, and changes nothing."""
         try:
@@ -87,7 +85,6 @@ class Opening(Fold):
                     setattr(learner.filter_options, name, getattr(config.learner.filter_options, name))
             learner.filters = sorted({*learner.filters, *config.learner.filters})
 
-    @on(ReissueRequested)
     def _on_reissue(self, message: ReissueRequested, _: Record) -> None:
         """An operator asks for another group on the row of a prompt.
 

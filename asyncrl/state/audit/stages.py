@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import Ended, Schedule
@@ -40,11 +40,9 @@ class Stages(Fold):
         config = self._opening.config
         return self._begun if config is None else [*first_stages(config), *self._begun]
 
-    @on(StageRequested)
     def _on_requested(self, message: StageRequested, record: Record) -> None:
         self._requests[record.sequence] = message.name
 
-    @on(StageBeganHeaders)
     def _on_began(self, began: StageBeganHeaders, _record: Record) -> None:
         """Compare one with its request and the prompts before it.
 
@@ -75,17 +73,14 @@ class Stages(Fold):
             found = f"by itself after batch {began.after}"
             self._violations.add("unasked stage", f"stage {began.name}", found, self._due or "no stage, by its batches")
 
-    @on(PromptIssuedHeaders)
     def _on_issued(self, headers: PromptIssuedHeaders, _record: Record) -> None:
         prompt_id = prompt_of(headers.trajectory_id)
         if prompt_id.startswith((REISSUE, LIVE)):
             self._again.setdefault(prompt_id, len(self.begun))
 
-    @on(GroupDropped)
     def _on_dropped(self, message: GroupDropped, _record: Record) -> None:
         self._count(message.prompt_id, message.rewards)
 
-    @on(BatchPacked)
     def _on_packed(self, message: BatchPacked, record: Record) -> None:
         self._ended.step = max(self._ended.step, message.step)
         for group in message.groups:

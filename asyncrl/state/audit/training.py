@@ -9,7 +9,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from asyncrl.bus.fold import Fold, on
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.state.audit.opening import Opening
@@ -51,7 +51,6 @@ class Training(Fold):
         """Step that was trained last; None before the first one."""
         return self._newest.step if self._newest is not None else None
 
-    @on(BatchTrained)
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
         """Steps follow each other; a newer lineage goes back, and what the older one trained from there on is lost."""
         step, lineage, last = message.step, message.lineage, self._newest
@@ -60,7 +59,7 @@ class Training(Fold):
             found = f"messages {before} and {record.sequence} on lineage {lineage}"
             self._violations.add("trained twice", f"batch {step}", found, "once on a lineage")
             return
-        self._on_lineage(lineage, f"batch {step}", "trained")
+        self._check_lineage(lineage, f"batch {step}", "trained")
         if last is not None:
             again = lineage > last.lineage and step <= last.step
             if not again and (step != last.step + 1 or lineage < last.lineage):
@@ -74,24 +73,20 @@ class Training(Fold):
         self._newest = msgspec.structs.replace(message, metrics={})
         self.trained[lineage, step] = self.surviving[step] = self._newest
 
-    @on(TrainingFinished)
     def _on_finished(self, message: TrainingFinished, _: Record) -> None:
         """Training is over when its last step is trained."""
         if message.step != self._in_weights:
             found = f"training is finished at step {message.step}"
             self._violations.add("step out of order", f"batch {message.step}", found, f"step {self._in_weights}")
 
-    @on(SkipRequested)
     def _on_skip_requested(self, message: SkipRequested, record: Record) -> None:
         """An operator asks to pass a batch over."""
         self._skips_ns.setdefault(message.step, record.time_ns)
 
-    @on(EvalRequested)
     def _on_eval_requested(self, message: EvalRequested, _: Record) -> None:
         """The prompter may issue held-out prompts."""
         self.evaluations.add(message.eval_id)
 
-    @on(EngineReady)
     def _on_ready(self, message: EngineReady, record: Record) -> None:
         """An engine samples from the weights that were published, once all of the learner's log was read."""
         published = self.published.get((message.lineage, message.version))
@@ -100,7 +95,6 @@ class Training(Fold):
             expected = f"digest {published}, as published" if published else "a version that was published"
             self._violations.add("foreign weights", place_of(record), found, expected)
 
-    @on(WeightsPublished)
     def _on_published(self, message: WeightsPublished, _: Record) -> None:
         """A version holds what was trained before it, and has one digest."""
         lineage, version = message.lineage, message.version
@@ -109,12 +103,11 @@ class Training(Fold):
         if before != message.digest:
             self._violations.add("two digests", name, f"{before} and {message.digest}", "one digest a version")
             return
-        self._on_lineage(lineage, name, "published")
+        self._check_lineage(lineage, name, "published")
         if version > self._in_weights:
             found = f"published when step {self._in_weights} was the newest one trained"
             self._violations.add("untrained version", name, found, f"batch {version} trained before it")
 
-    @on(CheckpointSaved)
     def _on_checkpoint(self, message: CheckpointSaved, record: Record) -> None:
         """A checkpoint holds the weights that were published for its step, on a lineage that there is."""
         lineage, step = message.lineage, message.step
@@ -137,7 +130,6 @@ class Training(Fold):
                 "wrong checkpoint", name, f"digest {message.digest}", f"that of its version: {published}"
             )
 
-    @on(CheckpointLost)
     def _on_lost(self, message: CheckpointLost, _: Record) -> None:
         """A checkpoint that could not be read counts no more; what was trimmed before that needs no other."""
         lost = (message.lineage, message.step)
@@ -151,7 +143,7 @@ class Training(Fold):
         first = self.opening.first_step
         return first - 1 if first is not None else 0
 
-    def _on_lineage(self, lineage: int, name: str, what: str) -> None:
+    def _check_lineage(self, lineage: int, name: str, what: str) -> None:
         """Lines are numbered one after the other."""
         if not self.lineage <= lineage <= self.lineage + 1:
             expected = f"lineage {self.lineage}, or {self.lineage + 1} as the next one"
