@@ -157,6 +157,40 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     assert not wrong, "\n".join(wrong)
 
 
+def methods(kind: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [node for node in kind.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def described(kind: ast.ClassDef, classes: dict[str, list[ast.ClassDef]]) -> set[str]:
+    """Methods of the bases of a class, of the protocols that its docstring names, and of theirs."""
+    found, seen, left = set[str](), {kind.name}, [kind]
+    while left:
+        one = left.pop()
+        names = {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in one.bases} - seen
+        names |= set(re.findall(r"`(?:\w+\.)*(\w+)", ast.get_docstring(one) or "")) - seen
+        seen |= names
+        others = [other for name in names for other in classes.get(name, [])]
+        found.update(method.name for other in others for method in methods(other))
+        left += others
+    return found
+
+
+def test_a_method_without_a_docstring_is_described_by_a_base_or_a_protocol():
+    classes: dict[str, list[ast.ClassDef]] = {}
+    for node in [node for path in FILES.values() for node in nodes(path) if isinstance(node, ast.ClassDef)]:
+        classes.setdefault(node.name, []).append(node)
+    wrong = [
+        f"{kind.name}.{method.name}"
+        for same in classes.values()
+        for kind in same
+        for method in methods(kind)
+        if not (kind.name.startswith("_") or method.name.startswith("_") or ast.get_docstring(method))
+        if method.name not in described(kind, classes)
+    ]
+
+    assert not wrong, "\n".join(wrong)
+
+
 def names_in(path: Path) -> set[str]:
     """Names that a module defines or uses."""
     fields = {ast.Name: "id", ast.Attribute: "attr", ast.arg: "arg", ast.keyword: "arg"}

@@ -124,7 +124,6 @@ class LiveVersions(Versions):
             self._live.append(message.key)
 
     def wanted(self) -> Announced | None:
-        """See `Versions`."""
         for key in reversed(self._live):
             announced = self._announced.get(key)
             if announced is None:
@@ -134,7 +133,6 @@ class LiveVersions(Versions):
         return None
 
     def chain(self, announced: Announced) -> list[WeightsPublished]:
-        """See `Versions`."""
         found = [announced.version]
         while (base := self._announced.get(found[-1].base)) is not None:
             found.append(base.version)
@@ -159,7 +157,6 @@ class CanaryVersions(LiveVersions):
         self._canary = ""
 
     def wanted(self) -> Announced | None:
-        """See `Versions`."""
         announced = self._announced.get(self._canary)
         if self._canary and announced is None:
             return None
@@ -181,7 +178,6 @@ class FirstVersion(Versions):
             self._announced = Announced(version, record.sequence)
 
     def wanted(self) -> Announced | None:
-        """See `Versions`."""
         announced = self._announced
         return announced if announced is not None and announced.sequence not in self._refused else None
 

@@ -313,17 +313,14 @@ class Turn(Watch):
         return [form.closer] if form is not None and form.closer and not self.request.parallel else []
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
-        """See `Watch`."""
         if tokens:
             self._lineages = [*{*self._lineages, lineage}]
             self._came.set()
 
     def on_likeliest(self, likeliest: list[Likeliest]) -> None:
-        """See `Watch`."""
         self._likeliest += likeliest
 
     def again(self) -> None:
-        """See `Watch`."""
         self._likeliest.clear()
 
     async def _end(self, facts: Facts, finish: Finish, safety: SafetySettings) -> None:

@@ -121,15 +121,12 @@ class ElasticGroup:
         await first_of(self._closed.wait(), self._context.stop.wait(), timeout_s=seconds)
 
     async def do(self, call: Call[T]) -> T:
-        """See `TrainerGroup.do`."""
         return await self._group.do(call)
 
     def check(self) -> None:
-        """See `TrainerGroup.check`."""
         self._group.check()
 
     async def close(self) -> None:
-        """See `TrainerGroup.close`."""
         self._closed.set()
         self._looking.cancel()
         await self._group.close()

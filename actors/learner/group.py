@@ -46,7 +46,6 @@ class TrainerGroup(Protocol):
 
     async def open(self) -> None:
         """Start, with the model as it was before the run."""
-        ...
 
     async def do(self, call: Call[T]) -> T:
         """Let the ranks do something, and return what it comes to.
@@ -55,20 +54,16 @@ class TrainerGroup(Protocol):
             GroupLost: a rank died or fell silent.
             AsyncRLError: what the call names, of the first rank that fails.
         """
-        ...
 
     def check(self) -> None:
         """Raise what ended the group, if anything did."""
-        ...
 
     @property
     def can_grow(self) -> bool:
         """Return whether cards that it goes on without are there again: opened anew, it has more ranks."""
-        ...
 
     async def close(self) -> None:
         """End all ranks, for good."""
-        ...
 
 
 class RankProcesses:
@@ -103,7 +98,6 @@ class RankProcesses:
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
-        """See `TrainerGroup.open`."""
         context = self._context
         folder = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-ranks-")))
         server = await asyncio.start_unix_server(self._accept, folder / "socket")
@@ -130,7 +124,6 @@ class RankProcesses:
             await self._closing.aclose()  # several ranks may look into their folder later
 
     async def do(self, call: Call[T]) -> T:
-        """See `TrainerGroup.do`."""
         return await carried_out(call, self._ask)
 
     async def _ask(self, call: Call[Any]) -> list[Any]:
@@ -154,12 +147,10 @@ class RankProcesses:
         return [msgspec.msgpack.decode(value, type=call.answer) for value in values]
 
     def check(self) -> None:
-        """See `TrainerGroup.check`."""
         if self._lost is not None:
             raise self._lost
 
     async def close(self) -> None:
-        """See `TrainerGroup.close`."""
         self._lose("the group is closed")
         placed, self._placed = self._placed, []
         for one in placed:

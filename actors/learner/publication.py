@@ -98,11 +98,9 @@ class WriteVersion(Call[WeightsPublished]):
         return rank.publisher.write_version(self.attempt, self.choice)
 
     def following(self, answers: Sequence[VersionShare]) -> Call[WeightsPublished]:
-        """See `Call`."""
         return CompleteVersion(self.attempt, self.choice, list(answers))
 
     def undone(self) -> Call[None]:
-        """See `Call`."""
         return Drop("version")
 
 
@@ -118,7 +116,6 @@ class CompleteVersion(Call[WeightsPublished]):
         return rank.publisher.complete_version(self.attempt, self.choice, self.shares)
 
     def undone(self) -> Call[None]:
-        """See `Call`."""
         return Drop("version")
 
 
@@ -136,11 +133,9 @@ class Save(Call[str]):
         return rank.publisher.write_checkpoint(self.checkpoint)
 
     def following(self, answers: Sequence[FullShare]) -> Call[str]:
-        """See `Call`."""
         return CompleteSave(self.checkpoint, list(answers))
 
     def undone(self) -> Call[None]:
-        """See `Call`."""
         return Drop("checkpoint")
 
 
@@ -155,7 +150,6 @@ class CompleteSave(Call[str]):
         return str(rank.publisher.complete_checkpoint(self.checkpoint, self.shares))
 
     def undone(self) -> Call[None]:
-        """See `Call`."""
         return Drop("checkpoint")
 
 
@@ -173,11 +167,9 @@ class Export(Call[None]):
         return rank.publisher.write_model(Path(self.directory))
 
     def following(self, answers: Sequence[FullShare]) -> Call[None]:
-        """See `Call`."""
         return CompleteExport(self.directory, list(answers))
 
     def undone(self) -> Call[None]:
-        """See `Call`."""
         return Drop("model")
 
 
@@ -192,5 +184,4 @@ class CompleteExport(Call[None]):
         rank.publisher.complete_model(Path(self.directory), self.shares)
 
     def undone(self) -> Call[None]:
-        """See `Call`."""
         return Drop("model")

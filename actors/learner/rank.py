@@ -55,7 +55,7 @@ class StepResult(NamedTuple):
 
 
 class Rank:
-    """A trainer in this process, alone or with peers. What takes long is done in threads."""
+    """See `TrainerGroup`: a trainer in this process, alone or with peers. What takes long is done in threads."""
 
     can_grow = False
 
@@ -86,11 +86,9 @@ class Rank:
         self.publisher: Publisher
 
     async def open(self) -> None:
-        """See `TrainerGroup.open`."""
         await self.do(Open())
 
     async def do(self, call: Call[T]) -> T:
-        """See `TrainerGroup.do`."""
 
         async def ask(one: Call[Any]) -> list[Any]:
             return [await one.run(self)]
@@ -101,7 +99,6 @@ class Rank:
         """See `TrainerGroup.check`: nothing ends it."""
 
     async def close(self) -> None:
-        """See `TrainerGroup.close`."""
         for task in self._fetches.values():
             task.cancel()
         if self._teacher is not None:
@@ -232,7 +229,6 @@ class Fetch(Call[None]):
     batch: int  # sequence in the batch log
 
     async def run(self, rank: Rank) -> None:
-        """See `Call`."""
         rank.fetch(self.batch)
 
 
@@ -247,7 +243,6 @@ class Gather(Call[None]):
     batch: int  # sequence in the batch log
 
     async def run(self, rank: Rank) -> None:
-        """See `Call`."""
         await rank.fetch(self.batch)
 
 
@@ -264,7 +259,6 @@ class Step(Call[StepResult]):
     usual: Usual | None = None  # see `Trainer.step`
 
     async def run(self, rank: Rank) -> StepResult:
-        """See `Call`."""
         packed, groups = await rank.fetched(self.batch)
 
         def update() -> StepResult:
@@ -300,5 +294,4 @@ class Rest(Call[int]):
         return rank.trainer.rest()
 
     def merged(self, answers: Sequence[int]) -> int:
-        """See `Call`."""
         return sum(answers)

@@ -95,25 +95,20 @@ class OnCard:
         self._group, self._turns = group, turns
 
     async def open(self) -> None:
-        """See `TrainerGroup.open`."""
         await self._turns.take()
         await self._group.open()
 
     async def do(self, call: Call[T]) -> T:
-        """See `TrainerGroup.do`."""
         if call.on_card:
             await self._turns.take()
         return await self._group.do(call)
 
     def check(self) -> None:
-        """See `TrainerGroup.check`."""
         self._group.check()
 
     @property
     def can_grow(self) -> bool:
-        """See `TrainerGroup.can_grow`."""
         return self._group.can_grow
 
     async def close(self) -> None:
-        """See `TrainerGroup.close`."""
         await self._group.close()

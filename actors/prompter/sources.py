@@ -99,11 +99,9 @@ class PromptSource(Protocol):
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
         """Return the groups that it has and that are not wholly issued, in their order."""
-        ...
 
     def group(self, state: PrompterState, number: int) -> Group:
         """Return one of its groups."""
-        ...
 
 
 class WarmupSource:

@@ -66,18 +66,15 @@ class Decoupled(Clipped, frozen=True):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See `Loss`."""
         return (*super().needs, "proximal") if self.proximal == "recomputed" else super().needs
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """See `Loss`."""
         clips = ("clip_low", "clip_high", "dual_clip") if self.proximal == "current" else ()
         bounds = ("correction_level", "correction_floor", "correction_cap") if self.correction == "none" else ()
         return (*super().idle, *clips, *bounds)
 
     def gain(self, logprobs: torch.Tensor, tokens: Tokens) -> Gain:
-        """See `PolicyLoss`."""
         proximal, behaviour = self._anchor(logprobs.detach(), tokens), tokens.behaviour.float()
         value, clipped = self.clip(bounded_exp(logprobs - proximal), tokens)
         ratio = named(LEVELS, self.correction_level, "level")(proximal - behaviour, tokens)
@@ -110,7 +107,6 @@ class Ppo(Clipped, frozen=True):
     """Clipped surrogate of PPO: the ratio of trainer and sampler is clipped to [1 - clip_low, 1 + clip_high]."""
 
     def gain(self, logprobs: torch.Tensor, tokens: Tokens) -> Gain:
-        """See `PolicyLoss`."""
         value, clipped = self.clip(bounded_exp(logprobs - tokens.behaviour.float()), tokens)
         return uncorrected(value, clipped)
 
@@ -126,7 +122,6 @@ class Gspo(Clipped, frozen=True):
     clip_high: Annotated[float, Meta(ge=0)] = 4e-4  # Ratio clip above 1, of a row.
 
     def gain(self, logprobs: torch.Tensor, tokens: Tokens) -> Gain:
-        """See `PolicyLoss`."""
         current = logprobs.detach()
         of_row = geometric(current - tokens.behaviour.float(), tokens)
         return uncorrected(*self.clip(of_row * (logprobs - current).exp(), tokens))

@@ -70,12 +70,10 @@ class OverTop(Loss, frozen=True):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See `Loss`."""
         return (*self.loss.needs, TOP)
 
     @property
     def of_batch(self) -> dict[str, OfBatch]:
-        """See `Loss`."""
         found: dict[str, OfBatch] = self.loss.of_batch
         return found
 
@@ -86,12 +84,10 @@ class OverTop(Loss, frozen=True):
 
     @property
     def uses_entropy(self) -> bool:
-        """See `Loss`."""
         return bool(self.loss.uses_entropy)
 
     @property
     def top_k(self) -> int:
-        """See `Loss`."""
         return int(self.rule.top_k)
 
 
@@ -99,7 +95,6 @@ class Distilled(OverTop, frozen=True):
     """A loss, to which coef * the divergence from the teacher is added at each token, whatever its advantage."""
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
-        """See `Loss`."""
         policy, teacher = tokens.columns["outcomes"], tokens.columns[TOP][..., 1]
         if policy.shape[-1] > teacher.shape[-1]:
             teacher = with_rest(teacher)

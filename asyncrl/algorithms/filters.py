@@ -43,7 +43,6 @@ class ZeroVariance(Filter, frozen=True):
     """Groups of several whose rewards are all equal: no member has an advantage. A group of one is not compared."""
 
     def __call__(self, members: Sequence[Rewarded]) -> bool:
-        """See `Filter`."""
         return len(members) > 1 and len({member.reward for member in members}) == 1
 
 
@@ -58,7 +57,6 @@ class PassRate(Filter, frozen=True):
     below: Annotated[float, Meta(gt=0, le=2)] = 1.0  # It is below this; 2 for no bound.
 
     def __call__(self, members: Sequence[Rewarded]) -> bool:
-        """See `Filter`."""
         return len(members) > 1 and not self.above < fmean(one.score >= self.passing for one in members) < self.below
 
 
@@ -70,7 +68,6 @@ class Length(Filter, frozen=True):
     most_truncated: Share = 0.5  # Greatest share of members that the length limit ended.
 
     def __call__(self, members: Sequence[Rewarded]) -> bool:
-        """See `Filter`."""
         mean = fmean(member.tokens for member in members)
         too_long = bool(self.most_tokens) and mean > self.most_tokens
         return mean < self.least_tokens or too_long or fmean(one.truncated for one in members) > self.most_truncated
@@ -87,7 +84,6 @@ class Repetition(Filter, frozen=True):
     most_members: Share = 0.5  # Greatest share of members above it.
 
     def __call__(self, members: Sequence[Rewarded]) -> bool:
-        """See `Filter`."""
         return _too_many(members, "repetition", self.most, self.most_members)
 
 
@@ -99,7 +95,6 @@ class Garbage(Filter, frozen=True):
     most_members: Share = 0.5  # Greatest share of members above it.
 
     def __call__(self, members: Sequence[Rewarded]) -> bool:
-        """See `Filter`."""
         return _too_many(members, "garbage", self.most, self.most_members)
 
 

@@ -31,7 +31,6 @@ class Cispo(PolicyLoss, frozen=True):
     clip_high: Annotated[float, Meta(ge=0)] = 4.0  # Ratio clip above 1.
 
     def gain(self, logprobs: torch.Tensor, tokens: Tokens) -> Gain:
-        """See `PolicyLoss`."""
         ratio = bounded_exp(logprobs.detach() - tokens.behaviour.float())
         held = ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
         return uncorrected(held * tokens.advantages.float() * logprobs, held != ratio)
@@ -46,7 +45,6 @@ class Reinforce(PolicyLoss, frozen=True):
     ratio_cap: Annotated[float, Meta(gt=0)] = 2.0  # Upper bound of the ratio.
 
     def gain(self, logprobs: torch.Tensor, tokens: Tokens) -> Gain:
-        """See `PolicyLoss`."""
         ratio = bounded_exp(logprobs.detach() - tokens.behaviour.float())
         gain = uncorrected(tokens.advantages.float() * logprobs, ratio < 0.0)
         return gain._replace(importance=ratio.clamp(max=self.ratio_cap), off_policy=ratio > self.ratio_cap)
@@ -88,7 +86,6 @@ class Dppo(PolicyLoss, frozen=True):
     divergence_cap: Annotated[float, Meta(gt=0)] = 0.2  # Largest divergence of a token that moves further away.
 
     def gain(self, logprobs: torch.Tensor, tokens: Tokens) -> Gain:
-        """See `PolicyLoss`."""
         behaviour, advantages = tokens.behaviour.float(), tokens.advantages.float()
         log_ratio = logprobs - behaviour
         away = (log_ratio.detach() * advantages) > 0

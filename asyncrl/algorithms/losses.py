@@ -25,11 +25,9 @@ class Sft(Loss, frozen=True):
 
     @property
     def uses_advantages(self) -> bool:
-        """See `Loss`."""
         return False
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
-        """See `Loss`."""
         logprobs, trained = logprobs.float(), tokens.weights > 0
         sums = {"tokens": trained.sum(), "nll": -(logprobs.detach() * trained).sum()}
         return -(tokens.weights * logprobs).sum(), sums

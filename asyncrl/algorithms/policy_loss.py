@@ -67,29 +67,24 @@ class PolicyLoss(Loss, frozen=True):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """See `Loss`."""
         masked = ("proximal", SECOND_MOMENT) if SECOND_MOMENT in self.masks else ()
         return (*(("reference",) if self.kl else ()), *masked)
 
     @property
     def of_batch(self) -> dict[str, OfBatch]:
-        """See `Loss`."""
         named_tokens = partial(second_moments, cap=self.second_moment_cap)
         return {SECOND_MOMENT: named_tokens} if SECOND_MOMENT in self.masks else {}
 
     @property
     def uses_advantages(self) -> bool:
-        """See `Loss`."""
         return not self.kl and not self.entropy and not self.of_batch  # which counts all tokens
 
     @property
     def uses_entropy(self) -> bool:
-        """See `Loss`."""
         return bool(self.entropy)
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """See `Loss`."""
         found = [option for option, masks in _MASKS_WITH.items() if not set(masks) & set(self.masks)]
         return (*found, *(() if self.kl else ("kl_estimator", "kl_unbiased")))
 
@@ -103,7 +98,6 @@ class PolicyLoss(Loss, frozen=True):
         raise NotImplementedError
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
-        """See `Loss`."""
         logprobs, weights = logprobs.float(), tokens.weights.float()
         log_ratio = logprobs.detach() - tokens.behaviour.float()
         found = self.gain(logprobs, tokens)

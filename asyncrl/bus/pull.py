@@ -41,15 +41,12 @@ class Source(Protocol):
 
     async def start(self, credit: int) -> None:
         """Begin to receive up to `credit` messages."""
-        ...
 
     def grant(self, count: int = 1) -> None:
         """Allow that many more messages."""
-        ...
 
     async def close(self) -> None:
         """Receive no more."""
-        ...
 
 
 class Puller:

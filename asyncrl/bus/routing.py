@@ -29,22 +29,18 @@ class Part(Protocol):
 
     def layers(self, count: int) -> Sequence[range]:
         """Return those of so many layers."""
-        ...
 
     def tokens(self, length: int) -> Sequence[range]:
         """Return the tokens of a segment of so many."""
-        ...
 
 
 class Whole:
-    """A reader that has everything."""
+    """See `Part`: a reader that has everything."""
 
     def layers(self, count: int) -> Sequence[range]:
-        """See `Part`."""
         return [range(count)]
 
     def tokens(self, length: int) -> Sequence[range]:
-        """See `Part`."""
         return [range(length)]
 
 

@@ -22,11 +22,9 @@ class DataSource(Protocol):
 
     def row(self, index: int) -> PromptRow:
         """The row at place `index` = 0, 1, 2, ... of the order; a pure function of the source and its seed."""
-        ...
 
     def describe(self) -> str:
         """Describe the rows in one line."""
-        ...
 
 
 def check_options(spec: str, options: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -95,15 +95,12 @@ class EngineControl(Protocol):
 
     async def health(self) -> bool:
         """Return whether it answers and is well."""
-        ...
 
     async def label(self) -> str:
         """Return the name of its weights."""
-        ...
 
     async def load(self) -> EngineLoad:
         """Return its load at this moment."""
-        ...
 
     async def hold(self, *, keep: bool = False) -> None:
         """Sample nothing until `resume`; requests return with their partial tokens, unless they are kept."""

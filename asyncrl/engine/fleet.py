@@ -43,23 +43,18 @@ class Sampler(Protocol):
         alone: bool = False,
     ) -> Generation:
         """Sample a continuation; raises EngineError."""
-        ...
 
     async def health(self) -> bool:
         """Return whether the server answers and is well."""
-        ...
 
     async def label(self) -> str:
         """Return the name of the server's weights; raises EngineError."""
-        ...
 
     def announced(self, key: str) -> None:
         """Take note that the server has these weights now."""
-        ...
 
     async def close(self) -> None:
         """Cancel what is in flight and close the connections."""
-        ...
 
 
 class Wanted(NamedTuple):

@@ -61,11 +61,9 @@ class Judge(Protocol):
         Raises:
             VoteFailed: there is none. The caller bounds the time.
         """
-        ...
 
     async def close(self) -> None:
         """End what was started for judging."""
-        ...
 
 
 def verdict_of(votes: Sequence[Vote]) -> Verdict:

@@ -91,7 +91,6 @@ class RenderedSeam(Seam):
             )
 
     def after(self, history: History, messages: Sequence[Message]) -> Int32Array:
-        """See `Seam`."""
         begin = max(0, history.prompt - _SHOWN)
         shown = history.ids[begin:].tolist()
         prompt, reply = shown[: history.prompt - begin], shown[history.prompt - begin :]

@@ -47,11 +47,9 @@ class Grader(Protocol):
         Raises:
             RewardFailed: states why this one has no reward; others in flight are not touched.
         """
-        ...
 
     async def close(self) -> None:
         """End what was started for grading."""
-        ...
 
 
 async def open_grader(

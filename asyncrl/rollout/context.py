@@ -78,15 +78,12 @@ class Host(Protocol):
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
         """Extend an open answer until it is done, whatever happens to engines meanwhile."""
-        ...
 
     async def checkpoint(self) -> None:
         """Publish the journal as it is now; returns when it is stored."""
-        ...
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """The time of something that has a limit of its own: the trajectory keeps its lease for so long."""
-        ...
 
 
 class RolloutContext:

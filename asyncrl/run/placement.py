@@ -34,29 +34,23 @@ class Placed(Protocol):
     @property
     def pid(self) -> int:
         """Its number on its host."""
-        ...
 
     @property
     def returncode(self) -> int | None:
         """Its exit code, negative for the signal that ended it, or `LOST`; None while it lives."""
-        ...
 
     @property
     def end_text(self) -> str:
         """Describe how it ended, with the last lines of its log."""
-        ...
 
     async def wait(self) -> int:
         """Wait until it has ended; returns its exit code."""
-        ...
 
     def terminate(self) -> None:
         """Ask it to leave; one that has ended is no error."""
-        ...
 
     def kill(self) -> None:
         """End it at once, also where it is stopped; one that has ended is no error."""
-        ...
 
 
 class Placement(Protocol):
@@ -70,20 +64,16 @@ class Placement(Protocol):
             OSError: it could not be started.
             AsyncRLError: what it stands on is gone; where it is fatal, another start would not help.
         """
-        ...
 
     def here(self, job: Job) -> bool:
         """Return whether a process runs on this machine, which starts few at a time."""
-        ...
 
     def log(self, name: str) -> Path:
         """The file that holds what the processes of this name printed."""
-        ...
 
     @property
     def away_s(self) -> float:
         """Seconds for which that by which it reaches other hosts has not answered; 0 where it answers."""
-        ...
 
 
 class LocalProcesses:

@@ -31,11 +31,9 @@ class Gathered(Protocol):
 
     def numel(self) -> int:
         """Return its number of elements."""
-        ...
 
     def whole(self) -> torch.Tensor:
         """Gather it; every rank takes part."""
-        ...
 
 
 class Source(NamedTuple):

@@ -33,14 +33,12 @@ class Copied(Protocol):
 
         With several ranks the stems are those of `stem_of_share`.
         """
-        ...
 
     def shared(self) -> bytes:
         """Wait for the copies and return all tensors for other processes of the host, on the first rank, if at all.
 
         See `asyncrl.weights.shared`.
         """
-        ...
 
 
 class Trainer(Protocol):
@@ -65,22 +63,18 @@ class Trainer(Protocol):
             RowError: a row is longer than the model's context, holds a token outside its vocabulary, or lacks a column.
             AlgorithmError: the objective names what is not known here.
         """
-        ...
 
     def copy_weights(self) -> Copied:
         """Copy every tensor away as it is published, by its Hugging Face name, tied ones once.
 
         The next step may begin at once. The copies stay as they are until the next call.
         """
-        ...
 
     def copy_state(self) -> Copied:
         """Copy weights, optimiser and RNG away, as `copy_weights` does."""
-        ...
 
     def rest(self) -> int:
         """Move weights and optimiser off the device until the next call of any other kind; returns how many bytes."""
-        ...
 
     def load(self, directory: Path) -> None:
         """Continue from the files of a `copy_state`.
@@ -88,4 +82,3 @@ class Trainer(Protocol):
         Raises:
             CheckpointError: when the files are missing or belong to another model.
         """
-        ...

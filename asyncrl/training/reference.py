@@ -24,7 +24,6 @@ class Copy(Protocol):
 
     def __call__(self, *inputs: Any, **options: Any) -> tuple[torch.Tensor, ...]:
         """Score one micro-batch."""
-        ...
 
 
 class Reference:
@@ -53,7 +52,6 @@ class Reference:
         self._version = self._version.clamp(min=version)
 
     def __call__(self, *inputs: Any, **options: Any) -> tuple[torch.Tensor, ...]:
-        """See `Policy.forward`."""
         self.begin()
         assert self._copy is not None
         found: tuple[torch.Tensor, ...] = self._copy(*inputs, **options)

@@ -55,31 +55,24 @@ class Own(Protocol):
 
     def norm(self) -> float:
         """Norm of the gradient over all ranks."""
-        ...
 
     def update(self, update: Update, norm: float) -> None:
         """Move the weights by the gradient, whose norm this is, and forget it."""
-        ...
 
     def forget(self) -> None:
         """Forget the gradient."""
-        ...
 
     def sources(self) -> list[Source]:
         """Tensors for a checkpoint."""
-        ...
 
     def tensors(self) -> list[torch.Tensor]:
         """Weights, and the moments of the optimiser."""
-        ...
 
     def gradients(self) -> list[torch.Tensor]:
         """Memory of gradients that is kept between the updates, and holds zeros then."""
-        ...
 
     def load(self, directory: Path) -> None:
         """Continue from the files of a checkpoint."""
-        ...
 
 
 def placed_call(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
@@ -141,7 +134,6 @@ class Steps:
 
     @placed_call
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
-        """See `Trainer.step`."""
         self.anomaly = None
         self._check(rows)
         loss = loss_of(objective)
@@ -317,7 +309,6 @@ class Steps:
 
     @placed_call
     def copy_weights(self) -> HostCopy:
-        """See `Trainer.copy_weights`."""
         form, sources = self.form, self._weights()
         sources += self._further.published(sources, self._dtype)
         if form is not None:
@@ -327,7 +318,6 @@ class Steps:
 
     @placed_call
     def copy_state(self) -> HostCopy:
-        """See `Trainer.copy_state`."""
         rng = torch.get_rng_state()
         sources = [*self._own.sources(), Source(STATE, "rng", rng, rng.dtype)]
         sources += self._further.kept(sources)
@@ -336,7 +326,6 @@ class Steps:
         return self._copies[1]
 
     def rest(self) -> int:
-        """See `Trainer.rest`."""
         with self._on_device():
             self._order_copies()  # which may still read the tensors
             critic = self._critic

@@ -89,7 +89,6 @@ class TorchTrainer(Steps):
         self._copies = copied(shares=self.settings.shares), copied()
 
     def _on_device(self) -> AbstractContextManager[object]:
-        """See `Steps._on_device`."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _gradient(self, batches: list[list[TrainRow]], loss: Loss) -> tuple[Sums, float]:

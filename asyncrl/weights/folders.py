@@ -18,7 +18,6 @@ class Sink(Protocol):
         Raises:
             OSError: the disk refused it.
         """
-        ...
 
 
 class Folder(Protocol):
@@ -26,7 +25,6 @@ class Folder(Protocol):
 
     def file(self, name: str) -> AbstractContextManager[Sink]:
         """Open a new file, which is durable behind the block."""
-        ...
 
 
 class DiskFolder:
@@ -37,7 +35,6 @@ class DiskFolder:
 
     @contextmanager
     def file(self, name: str) -> Iterator[Sink]:
-        """See `Folder.file`."""
         with (self._path / name).open("wb", buffering=0) as file:
             yield _DiskFile(file.fileno())
             os.fsync(file.fileno())

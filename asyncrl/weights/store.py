@@ -23,7 +23,6 @@ class WeightStore(Protocol):
         Raises:
             CheckpointError: they cannot be stored; nothing is left behind.
         """
-        ...
 
     def complete(
         self, attempt: Attempt, digest: str, shares: Sequence[StoredFiles], describe: Describe, *, delta: bool = False
@@ -39,7 +38,6 @@ class WeightStore(Protocol):
         Raises:
             CheckpointError: it cannot be stored; nothing is left behind.
         """
-        ...
 
 
 class StorePlace(NamedTuple):

@@ -29,11 +29,9 @@ class Chunks(Protocol):
 
     def put(self, name: str, headers: Mapping[str, str], body: bytes) -> None:
         """Store a chunk under a name; several may be under way when it returns."""
-        ...
 
     def flush(self) -> None:
         """Return when all chunks are stored."""
-        ...
 
 
 class StreamIndex(msgspec.Struct):

@@ -35,7 +35,6 @@ class ChatCompletions:
     path = "/v1/chat/completions"
 
     def parse(self, body: bytes) -> Request:
-        """See `Api`."""
         fields = Body(body)
         fields.only(_READ, IGNORED, _NEUTRAL)
         messages = [_message(entry, f"messages[{n}]") for n, entry in enumerate(fields.entries("messages"))]
@@ -63,17 +62,14 @@ class ChatCompletions:
         )
 
     def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
-        """See `Api`."""
         choices = [_choice(number, ending) for number, ending in enumerate(endings)]
         head = _head(opening) | {"object": "chat.completion"}
         return {**head, "choices": choices, "usage": _usage(opening, endings)}
 
     def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
-        """See `Api`."""
         return _ChatEvents(opening, choice, usage=request.usage)
 
     def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
-        """See `Api`."""
         return openai_error(error)
 
 
@@ -87,37 +83,29 @@ class _ChatEvents:
         self._calls = 0
 
     def begin(self) -> bytes:
-        """See `Events`."""
         return self._chunk({"role": "assistant", "content": ""})
 
     def text(self, delta: str) -> bytes:
-        """See `Events`."""
         return self._chunk({"content": delta})
 
     def call(self, call: Call) -> bytes:
-        """See `Events`."""
         number, self._calls = self._calls, self._calls + 1
         return self._chunk({"tool_calls": [{"index": number, **_call(call)}]})
 
     def thought(self, delta: str) -> bytes:
-        """See `Events`."""
         return self._chunk({"reasoning_content": delta})
 
     def alive(self) -> bytes:
-        """See `Events`."""
         return self._chunk({})
 
     def end(self, ending: Ending) -> bytes:
-        """See `Events`."""
         return self._chunk({}, _finish(ending), _logprobs(ending))
 
     def done(self, endings: list[Ending]) -> bytes:
-        """See `Events`."""
         usage = _head(self._opening) | {"choices": [], "usage": _usage(self._opening, endings)}
         return (event(usage) if self._usage else b"") + b"data: [DONE]\n\n"
 
     def fail(self, error: LiveError) -> bytes:
-        """See `Events`."""
         return event(openai_error(error)[1])
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:

@@ -36,7 +36,6 @@ class Messages:
     path = "/v1/messages"
 
     def parse(self, body: bytes) -> Request:
-        """See `Api`."""
         fields = Body(body)
         fields.only(_READ, IGNORED, {})
         tools, forced = _tools(fields)
@@ -69,7 +68,6 @@ class Messages:
         return msgspec.structs.replace(asked, forced=forced, schema=_schema(fields))
 
     def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
-        """See `Api`."""
         ending = endings[0]
         content: list[dict[str, Any]] = [_thinking(ending.thoughts, opening.turn)] if ending.thoughts else []
         content += [{"type": "text", "text": ending.text}] if ending.text else []
@@ -78,11 +76,9 @@ class Messages:
         return _message(opening, usage) | {"content": content} | _stop(ending)
 
     def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
-        """See `Api`."""
         return _MessageEvents(opening)
 
     def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
-        """See `Api`."""
         return _STATUS[error.fault][0], _error_body(error, turn)
 
 
@@ -95,17 +91,14 @@ class _MessageEvents:
         self._number = 0  # of blocks that are closed
 
     def begin(self) -> bytes:
-        """See `Events`."""
         message = _message(self._opening, {"input_tokens": self._opening.prompt_tokens, "output_tokens": 0})
         return _event("message_start", message=message) + self.alive()
 
     def text(self, delta: str) -> bytes:
-        """See `Events`."""
         first = self._opened("text", {"type": "text", "text": ""})
         return first + _event("content_block_delta", index=self._number, delta={"type": "text_delta", "text": delta})
 
     def thought(self, delta: str) -> bytes:
-        """See `Events`."""
         first = self._opened("thinking", _thinking("", ""))
         part = {"type": "thinking_delta", "thinking": delta}
         return first + _event("content_block_delta", index=self._number, delta=part)
@@ -118,7 +111,6 @@ class _MessageEvents:
         return before + _event("content_block_start", index=self._number, content_block=block)
 
     def call(self, call: Call) -> bytes:
-        """See `Events`."""
         before, number = self._closed(), self._number
         self._number += 1
         delta = {"type": "input_json_delta", "partial_json": call.text}
@@ -141,20 +133,16 @@ class _MessageEvents:
         return last + _event("content_block_stop", index=number)
 
     def alive(self) -> bytes:
-        """See `Events`."""
         return _event("ping")
 
     def end(self, ending: Ending) -> bytes:
-        """See `Events`."""
         usage = {"input_tokens": self._opening.prompt_tokens, "output_tokens": ending.tokens}
         return self._closed() + _event("message_delta", delta=_stop(ending), usage=usage) + _event("message_stop")
 
     def done(self, endings: list[Ending]) -> bytes:
-        """See `Events`."""
         return b""
 
     def fail(self, error: LiveError) -> bytes:
-        """See `Events`."""
         return event(_error_body(error, self._opening.turn), "error")
 
 

@@ -52,7 +52,6 @@ class Responses:
     path = "/v1/responses"
 
     def parse(self, body: bytes) -> Request:
-        """See `Api`."""
         fields = Body(body)
         fields.only(_READ, IGNORED, _NEUTRAL)
         first = fields.get("instructions")
@@ -86,15 +85,12 @@ class Responses:
         )
 
     def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
-        """See `Api`."""
         return _response(opening, request, endings[0])
 
     def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
-        """See `Api`."""
         return _ResponseEvents(opening, request)
 
     def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
-        """See `Api`."""
         return openai_error(error)
 
 
@@ -111,12 +107,10 @@ class _ResponseEvents:
         self._place: dict[str, Any] = {}  # of the text; empty: there is none yet
 
     def begin(self) -> bytes:
-        """See `Events`."""
         first = self._event("response.created", response=_response(self._opening, self._request))
         return first + self.alive()
 
     def text(self, delta: str) -> bytes:
-        """See `Events`."""
         return self._opened() + self._event("response.output_text.delta", **self._place, delta=delta, logprobs=[])
 
     def _opened(self) -> bytes:
@@ -131,7 +125,6 @@ class _ResponseEvents:
         return first + self._event("response.content_part.added", **self._place, part=_part(""))
 
     def call(self, call: Call) -> bytes:
-        """See `Events`."""
         before = self._thought()
         number, self._items = self._items, self._items + 1
         item = _called(call)
@@ -146,7 +139,6 @@ class _ResponseEvents:
         )
 
     def thought(self, delta: str) -> bytes:
-        """See `Events`."""
         first = b""
         if not self._thinking:
             self._thinking, self._items = True, self._items + 1
@@ -182,11 +174,9 @@ class _ResponseEvents:
         return self._event(f"response.{name}.{kind}", **place, part=reasoning_part(self._request, text))
 
     def alive(self) -> bytes:
-        """See `Events`."""
         return self._event("response.in_progress", response=_response(self._opening, self._request))
 
     def end(self, ending: Ending) -> bytes:
-        """See `Events`."""
         response, last = _response(self._opening, self._request, ending), b""
         if ending.text or not ending.calls:
             last = (
@@ -202,11 +192,9 @@ class _ResponseEvents:
         return last + self._event(f"response.{response['status']}", response=response)
 
     def done(self, endings: list[Ending]) -> bytes:
-        """See `Events`."""
         return b""
 
     def fail(self, error: LiveError) -> bytes:
-        """See `Events`."""
         words = {"code": "server_error", "message": str(error)}
         response = _response(self._opening, self._request) | {"status": "failed", "error": words}
         return self._event("response.failed", response=response)

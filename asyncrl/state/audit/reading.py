@@ -69,7 +69,6 @@ class RowCheck(Protocol):
 
     async def compare(self) -> list[str]:
         """Compare all that was noted; returns why it cannot."""
-        ...
 
 
 async def audit_run(

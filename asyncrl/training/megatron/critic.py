@@ -29,7 +29,6 @@ class MegatronCritic(Critic):
         self._schedule = Schedule(values, self._own, passes, settings.layout)
 
     def _passed(self, batches: list[list[TrainRow]], clip: float) -> Sums:
-        """See `Critic._passed`."""
 
         def loss_of(batch: MicroBatch, scores: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, Sums]:
             loss, found = value_loss(scores[0], batch.tokens, clip=clip)

@@ -207,7 +207,6 @@ class ExpertLayer(Layer):
     def forward(
         self, hidden_states: torch.Tensor, *, packed_seq_params: PackedDocuments, **given: Any
     ) -> tuple[torch.Tensor, None]:
-        """See `Layer`."""
         recorded = packed_seq_params.recorded
         replay = _Replay(None if recorded is None else recorded[:, self.layer_number - 1])
         self.mlp.router.router_replay, self.mlp.counted = replay, packed_seq_params.counted

@@ -24,14 +24,12 @@ class MegatronReference(Reference):
         super().__init__({name: tensor for name, tensor in held if ".ahead." not in name}, load)
 
     def sources(self) -> list[Source]:
-        """See `Reference.sources`."""
         if self._copy is None:
             return []
         spread = [Source(STEM, name, tensor, torch.float32) for name, tensor in self._copy.parts.spread()]
         return [Source(STEM, VERSION, self._version, self._version.dtype), *spread]
 
     def load(self, directory: Path) -> None:
-        """See `Reference.load`."""
         self._copy, self._version = None, torch.tensor(NONE)
         if any(directory.glob(f"{STEM}*.safetensors")):
             copy = self._copy = self._made()

@@ -96,11 +96,9 @@ class MegatronTrainer(Steps):
         return around(self.device)
 
     def _gradient(self, batches: list[list[TrainRow]], loss: Loss) -> tuple[Sums, float]:
-        """See `Steps._gradient`."""
         return self._schedule.gradient(batches, loss.needs, partial(_loss, loss)), self._own.norm()
 
     def _weights(self) -> list[Source]:
-        """See `Steps`."""
         spread = self._policy.parts.spread(dtype=self._dtype)
         return [Source(WEIGHTS, name, tensor, tensor.dtype) for name, tensor in spread]
 
