@@ -11,6 +11,7 @@ from msgspec import Meta
 from topics.topic import ACTORS, ENGINES, Topic
 from topics.wire import Count, Id, Message, Seconds, Version
 
+_KEY = re.compile(r"(\d{1,9}):(\d{1,9}):", re.ASCII)
 ANNOUNCED = "engine-at-"  # begins the name of a server that was announced while the run goes on
 _ADDRESS = re.compile(r"^https?://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?(/[\w./-]*)?\Z", re.ASCII)
 
@@ -77,9 +78,15 @@ class EngineReady(Message):
 
 
 def version_of(key: str) -> tuple[int, int]:
-    """Lineage and version of weights by their name, `lineage:version:digest`."""
-    lineage, version, _ = key.split(":", 2)
-    return int(lineage), int(version)
+    """Lineage and version of weights by their name, `lineage:version:digest`.
+
+    Raises:
+        ValueError: it is no such name; servers of other owners may have any.
+    """
+    found = _KEY.match(key)
+    if found is None:
+        raise ValueError(f"{key[:80]!r} is no name of weights; expected lineage:version:digest")
+    return int(found[1]), int(found[2])
 
 
 class EngineGone(Message):

@@ -306,7 +306,7 @@ class EngineActor:
         """
         began, engine_id = time.monotonic(), self.context.actor_id
         self._updating, self._loaded = True, ""  # wherever this ends: it may have a part of them, and is on hold
-        updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found)
+        updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found[:1024])
         await self._publish(updating)
         crash_point("engine.updating")
         server, deadline = self._server, self.settings.update_deadline_s

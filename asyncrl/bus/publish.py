@@ -70,6 +70,7 @@ async def publish(
 
     Raises:
         SecretGone: it is to be sealed under a data key that is not there.
+        WireError: a field of an operator's request is out of its range.
     """
     return await publish_prepared(bus, await prepare(bus, message, topic=topic, headers=headers))
 
@@ -79,6 +80,8 @@ async def prepare(
 ) -> Prepared:
     """Seal a message for `publish_prepared`; arguments and errors as of `publish`."""
     topic = topic or topic_for(message)
+    if "operator" in topic.publishers:
+        decode(type(message), encode(message))  # a number that was typed may be out of range: nobody would read it
     body = await _sealed(bus, topic, message)
     return Prepared(topic.name, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
 

@@ -94,6 +94,7 @@ async def _listed(found: FoundRun) -> list[ListedEngine]:
 
 async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> str:
     """Announce a server, and wait until it has confirmed the newest weights."""
+    address = address.rstrip("/")
     try:
         name = announced_name(address)
     except ValueError as error:

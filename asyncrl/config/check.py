@@ -301,7 +301,7 @@ def _engine(engine: EngineSettings) -> Iterator[Finding]:
             yield Finding((f"engine.{key}", "engine.groups"), message)
     for table, group in engine.tables.items():
         yield from _engine_group(table, group)
-    addresses = Counter(address for group in engine.tables.values() for address in group.addresses)
+    addresses = Counter(address.rstrip("/") for group in engine.tables.values() for address in group.addresses)
     repeated = [address for address, count in addresses.items() if count > 1]
     if repeated:
         keys = tuple(f"{table}.addresses" for table in engine.tables)

@@ -205,6 +205,8 @@ class Member:
         elif fresh > 0 and not aborted:
             words = f"{fresh} new tokens came with {len(ids)} ids and {len(logprobs)} log-probs"
             raise RequestFailed(f"{words}; expected one of each for every token")
+        elif not aborted and (fresh < 0 or (finish is not None and not total)):
+            raise RequestFailed(f"{total} tokens came where {have} had come before; expected those, and at least one")
         if finish is not None and aborted and finish.status_code not in (None, _NEVER_STARTED):
             raise fault_of(finish.status_code, finish.message or "aborted")
         return wanted

@@ -197,11 +197,15 @@ async def _events(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncI
     if not streamed:
         yield await response.read()
         return
-    rest = b""
+    rest = bytearray()  # of an event, which may have megabytes: it is looked through once
     async for data in response.content.iter_any():
-        *events, rest = (rest + data).split(b"\n\n")
+        seam = rest[-1:] + data
+        rest += data
+        if b"\n\n" not in seam:
+            continue
+        *events, rest = rest.split(b"\n\n")
         for event in events:
-            payload = event.strip().removeprefix(b"data:").strip()
+            payload = bytes(event.strip().removeprefix(b"data:").strip())
             if payload == b"[DONE]":
                 await response.read()  # lets the connection be used again
                 return

@@ -138,9 +138,12 @@ def apply_delta(source: Path, base: Path, target: Path, *, expected: DeltaRecord
         found, wanted = getattr(record, name), getattr(expected, name)
         if found != wanted:
             raise TornVersion(f"{source.name} has {name} {found!r}, expected {wanted!r}")
-    for path in base.iterdir():
-        if path.name != MANIFEST:
-            shutil.copyfile(path, target / path.name)
+    try:
+        for path in base.iterdir():
+            if path.name != MANIFEST:
+                shutil.copyfile(path, target / path.name)
+    except FileNotFoundError as error:
+        raise TornVersion(f"{source.name} is a difference to {base.name}, which is not there any more") from error
     (target / MANIFEST).write_bytes(manifest)
     _apply(record.tensors, content, target)
     check_version(target, expected.key.split(":")[2])

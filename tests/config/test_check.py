@@ -141,7 +141,7 @@ TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=
         ),
         (["engine.kind=external", "engine.addresses=['a:1']"], "engine.addresses"),
         (["engine.kind=external", "engine.addresses=['http://a:x']"], "engine.addresses"),
-        (["engine.kind=external", "engine.addresses=['http://a:1', 'http://a:1']"], "engine.addresses"),
+        (["engine.kind=external", "engine.addresses=['http://a:1', 'http://a:1/']"], "engine.addresses"),
         (
             ["engine.kind=external", "engine.addresses=['http://a:1']", "engine.arguments=['-v']"],
             "engine.arguments engine.kind",

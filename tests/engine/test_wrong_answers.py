@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.batching import _events
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Manner
@@ -47,7 +49,17 @@ def forget_token(answer: dict[str, Any]) -> None:
     answer["output_ids"].pop()
 
 
-@pytest.mark.parametrize("spoil", [name_another, forget_log_prob, forget_token])
+def count_fewer(answer: dict[str, Any]) -> None:
+    answer["meta_info"]["completion_tokens"] = -5
+
+
+def end_without_any(answer: dict[str, Any]) -> None:
+    answer["output_ids"].clear()
+    answer["meta_info"]["output_token_logprobs"].clear()
+    answer["meta_info"]["completion_tokens"] = 0
+
+
+@pytest.mark.parametrize("spoil", [name_another, forget_log_prob, forget_token, count_fewer, end_without_any])
 @pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
 async def test_tokens_without_log_probs_of_their_own_are_sampled_anew_behind_those_that_came_well(
     portion: int, spoil: Callable[[dict[str, Any]], None]
@@ -108,3 +120,20 @@ async def sampled_from(server: LikeSGLang, portion: int) -> AsyncIterator[Genera
     fleet.apply(EngineReady("engine-1", server.address, 0, 0, "made", 32))
     yield Generator(fleet, ModelInfo("any", 64, 128), str, counts={}, manner=Manner(portion=portion))
     await fleet.close()
+
+
+@pytest.mark.parametrize("size", range(1, 12))
+async def test_the_events_of_a_stream_are_the_same_however_it_is_cut(size: int):
+    text = b'data: {"a": 1}\n\ndata:{"b":"\\n"}\n\n\n\ndata: [DONE]\n\ndata: "after"\n\n'
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(text), size):
+            yield text[start : start + size]
+
+    async def rest() -> bytes:
+        return b""
+
+    content = SimpleNamespace(iter_any=pieces)
+    response: Any = SimpleNamespace(content=content, read=rest)
+
+    assert [event async for event in _events(response, streamed=True)] == [b'{"a": 1}', b'{"b":"\\n"}']

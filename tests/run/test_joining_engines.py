@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from actors.supervisor.fold import SupervisorFold
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import publish
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.settings import Config
@@ -20,7 +22,9 @@ from harness.runs import UNTRAINED, command, up
 from harness.sglang_like import like_sglang
 from harness.stage import until
 from topics.actors import ScaleRequested
-from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name
+from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name, version_of
+from topics.promotions import PromotionRequested
+from topics.wire import Message, WireError
 
 
 @pytest.mark.slow
@@ -44,7 +48,7 @@ async def test_servers_of_another_owner_join_and_leave_while_a_run_trains(tmp_pa
             await run.reaches(run.steps, "the first step")
             code, output = await command(tmp_path, "engines", "add", second, "--key-file", str(key_file))
             assert code == 0, output
-            code, output = await command(tmp_path, "engines", "add", first)
+            code, output = await command(tmp_path, "engines", "add", f"{first}/")
             assert (code, output.count(f"{one} has version")) == (0, 1)  # a second announcement loads the weights again
 
             code, output = await command(tmp_path, "engines", "remove", one)
@@ -135,6 +139,19 @@ def test_what_is_no_address_of_an_engine_is_refused():
             announced_name(address)
     with pytest.raises(ValueError, match="'engine-large-1' is of no group of engines here; there are engine"):
         EngineSettings().group_of("engine-large-1")
+
+
+@pytest.mark.parametrize("message", [EngineAnnounced("engine-at-a-1", "http://a:1", 0), PromotionRequested(2**31)])
+async def test_a_request_that_nobody_would_read_is_refused_where_it_is_made(bus: Bus, message: Message):
+    with pytest.raises(WireError, match=f"not a {type(message).__name__}: Expected `int`"):
+        await publish(bus, message)
+
+
+def test_labels_of_other_owners_are_no_names_of_weights():
+    assert version_of("1:23:d") == (1, 23)
+    for label in ("default", "0:\u0663:d", "0:-1:d", "0:99999999999:d", "0:1"):
+        with pytest.raises(ValueError, match="is no name of weights"):
+            version_of(label)
 
 
 def test_an_engine_is_wanted_from_its_announcement_until_it_is_withdrawn():

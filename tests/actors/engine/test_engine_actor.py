@@ -202,12 +202,12 @@ async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
     await player.start()
     await until(lambda: player.versions(EngineReady) == [3], "it is ready")
 
-    inference.weight_version = "default"  # it was restarted, or somebody else has loaded something
+    inference.weight_version = "default" * 1000  # it was restarted, or somebody else has loaded something
 
     await until(lambda: player.versions(EngineReady) == [3, 3], "it is ready again")
     assert inference.loads == [key_of(3)] * 2
     again = [message for message in player.messages if isinstance(message, EngineUpdating)][-1]
-    assert again.found == "default"
+    assert again.found == ("default" * 1000)[:1024]  # more is in no message
     assert player.context.vitals["relabelled"] == 1
 
 

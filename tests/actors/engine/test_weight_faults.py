@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -70,6 +71,12 @@ async def empty(_bus: Bus, message: WeightsPublished) -> None:
     (path / "delta.bin").write_bytes(b"")
 
 
+async def remove_the_base(_bus: Bus, message: WeightsPublished) -> None:
+    for other in Path(message.location).parent.glob("lineage*"):
+        if other != Path(message.location):
+            shutil.rmtree(other)
+
+
 async def forget_a_chunk(bus: Bus, message: WeightsPublished) -> None:
     last = await read_last(bus, WEIGHTS, WEIGHTS_STORED.subject(bus.run, message.location))
     assert last is not None
@@ -83,6 +90,7 @@ async def forget_a_chunk(bus: Bus, message: WeightsPublished) -> None:
         ("files", name_another_run, "has run 'other'"),
         ("files", name_another_base, "has base '0:7:d'"),
         ("files", empty, "tensors differ from its manifest"),
+        ("files", remove_the_base, "which is not there any more"),
         ("stream", forget_a_chunk, "chunks are missing"),
     ],
 )
