@@ -88,9 +88,9 @@ class Gateway:
         self._log = TurnLog(self._known, most_tokens=self._settings.history_tokens, retry_s=self._settings.retry_s)
         self._turns = context.listen(TURNS, self._take_turn)
         self._news = asyncio.Event()  # a turn of another gateway
-        self._claims = Claims(context.bus, self._log, self._caught_up, hold_s=self._settings.hold_s)
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
+        self._claims = Claims(context.bus, self._log, self._caught_up, self._facts, hold_s=self._settings.hold_s)
         self._shadows = Shadows(context, self._served, self._tokenizer.decode_all, self._facts)
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
@@ -229,7 +229,7 @@ class Gateway:
                 return [Turn(request, prompt, self._wording, self._settings, asked=one) for one in who]
             return [self._turn(request, prompt, one) for one in who]
 
-        return make(False) if private or self._settings.count == 1 else await self._claims.turns(make)
+        return make(False) if private or self._settings.count == 1 else await self._claims.turns(who, make)
 
     def _turn(self, request: Request, prompt: Prompt, who: Asked) -> Turn:
         """Return a turn, which goes on with a stored one that it repeats; raises as `TurnLog.retried`."""

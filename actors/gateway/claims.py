@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 
+from actors.gateway.facts import Facts
 from actors.gateway.turn import Turn
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import TIME_TO_LIVE, Fenced, publish_if_latest, read
 from asyncrl.live.apis.words import LiveError
-from asyncrl.live.turn_log import UNDER_WAY, TurnLog
+from asyncrl.live.turn_log import UNDER_WAY, Asked, TurnLog
 from topics.topic import TURNS
 from topics.turns import TURN_CLAIMED, TurnClaimed
 
@@ -30,23 +32,30 @@ class Claims:
     was faster, there is a newer one. It expires, so that a request whose gateway died between the two is free again.
     """
 
-    def __init__(self, bus: Bus, log: TurnLog, catch_up: Callable[[], Awaitable[bool]], *, hold_s: float) -> None:
+    def __init__(
+        self, bus: Bus, log: TurnLog, catch_up: Callable[[], Awaitable[bool]], facts: Facts, *, hold_s: float
+    ) -> None:
         """
         Args:
             catch_up: waits for what other gateways have stored; returns whether it is all there.
+            facts: knows which of them live.
             hold_s: seconds that a request may wait between its claim and its begin.
         """
         self._bus = bus
         self._log = log
         self._catch_up = catch_up
+        self._facts = facts
         self._lease = f"{math.ceil(hold_s + _SPARE_S)}s"
 
-    async def turns(self, make: Make) -> list[Turn]:
+    async def turns(self, who: Sequence[Asked], make: Make) -> list[Turn]:
         """Return the turns of a request, with its claim where it goes on with another one.
 
         Raises:
             LiveError: the request with its idempotency key is under way.
         """
+        if self._log.left(who, self._facts.is_gone):
+            await self._catch_up()
+            self._log.end(self._log.left(who, self._facts.is_gone), time.time())
         turns = make(False)
         if not (name := _claimed_by(turns)) or not self._bus.client.is_connected:
             return turns

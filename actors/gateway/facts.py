@@ -19,6 +19,7 @@ from asyncrl.live.owners import covers
 from asyncrl.live.redaction import RedactionFailed, Redactor
 from asyncrl.live.spool import Spool, SpoolFault, SpoolTaken, Waiting
 from asyncrl.live.turn_log import TurnLog
+from asyncrl.run.directory import is_taken
 from topics.keys import TurnCounted
 from topics.secrets import PURGE_REQUESTED, PurgeRequested, SecretMade
 from topics.table import topic_for
@@ -175,6 +176,11 @@ class Facts:
     def waits(self) -> bool:
         """Return whether facts wait to be stored."""
         return len(self._spool) > 0
+
+    def is_gone(self, gateway: str) -> bool:
+        """Return whether another gateway, which shares port and directory, is dead: nothing has its spool open."""
+        path = self._context.files.spool / gateway
+        return gateway != self._context.bus.name and path.exists() and not is_taken(path)
 
     def has(self, turn: str) -> bool:
         """Return whether a turn is stored or will be, and can be read, so that a stored prompt may begin with it."""

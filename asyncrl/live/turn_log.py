@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
@@ -178,6 +178,18 @@ class TurnLog:
     def open_of(self, writer: str) -> list[Stored]:
         """Return the turns under way of a gateway."""
         return [turn for turn in self._open.values() if turn.writer == writer]
+
+    def left(self, requests: Sequence[Asked], is_gone: Callable[[str], bool]) -> list[str]:
+        """Return the turns of equal requests that are under way by what is known, and whose gateway lives no more."""
+        digests = {request.digest for request in requests}
+        equal = [turn for turn in self._open.values() if turn.started.digest in digests]
+        return [turn.started.turn_id for turn in equal if is_gone(turn.writer)]
+
+    def end(self, turns: Collection[str], now_s: float) -> None:
+        """Take turns as cut with their gateway, before the next one of its name says so."""
+        for turn in [self._open.pop(turn) for turn in turns if turn in self._open]:
+            turn.finish, turn.at_s = "gone", now_s
+            self._end(turn, "")
 
     def has_begun(self, turn: str) -> bool:
         """Return whether it is known that a turn has begun; of ended ones those that a retry may go on with."""

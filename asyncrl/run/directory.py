@@ -100,7 +100,7 @@ def made_at(root: Path) -> Path:
 
 def is_locked(directory: Path) -> bool:
     """Return whether a living `asyncrl up` holds a run directory."""
-    return _is_taken(directory / "lock")
+    return is_taken(directory / "lock")
 
 
 def take(path: Path) -> int | None:
@@ -117,10 +117,11 @@ def take(path: Path) -> int | None:
 def reader_of(directory: Path) -> str:
     """Return which process reads the topics of a run that is over, whose server it started; empty where none does."""
     path = directory / READING
-    return (path.read_text(encoding="utf-8") or "another process") if _is_taken(path) else ""
+    return (path.read_text(encoding="utf-8") or "another process") if is_taken(path) else ""
 
 
-def _is_taken(path: Path) -> bool:
+def is_taken(path: Path) -> bool:
+    """Return whether a living process has locked a file; False where there is none."""
     try:
         handle = os.open(path, os.O_RDWR)
     except FileNotFoundError:

@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import ClientSession
+from aiohttp import ClientError, ClientSession
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import TIME_TO_LIVE, publish, publish_if_latest
+from asyncrl.live.keys import make_key
 from asyncrl.ports import free_port
 from harness.gateways import Served, gateway_stage, in_two_halves, ready, stored_turns
+from harness.live_runs import answers
 from harness.sglang_like import Fault, LikeSGLang
 from harness.stage import Connect, Stage, until
 from topics.topic import TURNS
@@ -110,3 +112,41 @@ async def test_the_claim_of_a_gateway_that_died_before_its_turn_began_expires(
         return (await two.ask(1, **key))[0] == 200
 
     await until(answered, "the claim has expired")
+
+
+async def test_the_gateway_that_is_left_goes_on_with_the_reply_of_one_that_was_killed(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    go_on = in_two_halves(inference, 70)
+    made = gateway_stage(stage, tmp_path / "model", inference, count=2)
+    killed = await made.start("gateway", 2)
+    await until(lambda: answers(f"http://127.0.0.1:{made.config.gateway.port}"), "it listens")
+    key, added = make_key("anna")
+    for message in (added, ready(inference)):
+        await publish(bus, message)
+    body = BODY | {"max_tokens": 90, "stream": True}
+    async with ClientSession(f"http://127.0.0.1:{made.config.gateway.port}", headers={"x-api-key": key}) as client:
+
+        async def known() -> bool:
+            return (await client.get("/v1/models")).status == 200
+
+        await until(known, "it knows the key")
+        cut = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+
+        async def stored() -> bool:
+            return len(await stored_turns(bus)) == 2
+
+        await until(stored, "its first tokens are stored")
+        left = Served(bus, made)
+        await left.start()
+        killed.kill()
+        await killed.wait()
+        go_on.set()
+        with contextlib.suppress(ClientError):
+            await (await cut).read()
+        reply = await client.post("/v1/chat/completions", json=body | {"stream": False})
+        assert (await reply.json())["usage"]["completion_tokens"] == 90
+    await left.stop()
+    first, second = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert second.continues == first.turn_id
+    assert len(inference.asked[1].ids) >= len(first.tokens) + 64
