@@ -10,6 +10,7 @@ from asyncrl.config.load import load_config
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.preflight_megatron import memory_lines
 from asyncrl.run.preflight_memory import torch_memory_lines
+from asyncrl.run.reward_trial import reward_lines
 from asyncrl.run.sizing import plan
 
 
@@ -20,12 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print `ok`, hints, the memory of a rank, and what each stream needs and may hold, where there is no problem."""
+    """Print `ok`, hints, a reward each, the memory of a rank, and the room of streams, where there is no problem."""
     loaded = load_config(arguments.config, overrides=arguments.set, further=check_surroundings)
     planned = plan(loaded.config, loaded.base)
     print("ok")
     for hint in (*hints(loaded.config), *planned.hints()):
         print(f"hint: {hint}")
+    for line in reward_lines(loaded.config, loaded.base):
+        print(line)
     for line in (*memory_lines(loaded.config, loaded.base), *torch_memory_lines(loaded.config, loaded.base)):
         print(line)
     print(planned.table())

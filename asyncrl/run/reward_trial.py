@@ -1,0 +1,58 @@
+"""Trials of the user's rewards: `asyncrl check` calls each once, on the first row of its task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.held_out import graded_tasks, tasks_of_sets
+from asyncrl.config.settings import Config
+from asyncrl.config.tasks import Task, rows_of
+from asyncrl.data.row_maker import sample_rows
+from asyncrl.data.sources import RowSetup
+from asyncrl.rewards.graders import GradeResult, GroupGrader, GroupReward, open_grader
+from asyncrl.rewards.score import GradeRequest, RewardFailed
+
+
+def reward_lines(config: Config, base: Path) -> Iterator[str]:
+    """Yield what each function gives to the label of a row as completion, or why that has no reward.
+
+    It is no reason to refuse a config: a reward may well raise for a completion that no policy samples. Judges of
+    tournaments are not called, nor are rewards over HTTP, which may cost something.
+    """
+    sets, tried = tasks_of_sets(config), set[tuple[str, str]]()
+    for name, task in graded_tasks(config).items():
+        is_function = ":" in task.reward and task.reward.partition(":")[0] not in ("http", "https", "reasoning-gym")
+        if is_function and not task.tournament and (task.reward, task.reward_scope) not in tried:
+            tried.add((task.reward, task.reward_scope))
+            yield asyncio.run(_line(config, base, task, rows_of(config, base, task, held_out=name in sets)))
+
+
+async def _line(config: Config, base: Path, task: Task, rows: RowSetup) -> str:
+    _, (row, *_) = await sample_rows(rows, 1, 0.0, limit_s=config.task.row_limit_s)
+    label = row.label if isinstance(row.label, str | int | float) else ""
+    request = GradeRequest(str(label), row.prompt, row.label, row.metadata, "p000000-0")
+    what = f"the reward {task.reward}, called with the label {str(label)[:40]!r} of the first row as completion"
+    try:
+        found = await _graded(config, base, task, request)
+    except RewardFailed as error:
+        found = str(error).splitlines()[-1]  # of a traceback what was raised
+    return f"hint: {what}, gives none: {found}" if isinstance(found, str) else f"{what}, gives {found.reward:g}"
+
+
+async def _graded(config: Config, base: Path, task: Task, request: GradeRequest) -> GradeResult | str:
+    limits: dict[str, Any] = {"time_limit_s": config.reward.time_limit_s, "memory_mb": config.reward.memory_mb}
+    if task.reward_scope == "group":
+        group = await GroupGrader.open(GroupReward(task.reward), base=base, workers=1, most=2, **limits)
+        try:
+            found = await group.grade([request, request])
+            return next((one for one in found if isinstance(one, str)), found[0])
+        finally:
+            await group.close()
+    grader = await open_grader(task.reward, base=base, batch=config.reward.batch, **limits)
+    try:
+        return await grader.grade(request)
+    finally:
+        await grader.close()

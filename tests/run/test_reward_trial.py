@@ -1,0 +1,50 @@
+"""`asyncrl check` calls each reward of the user once."""
+
+from pathlib import Path
+
+from asyncrl.config.load import load_config
+from asyncrl.run.reward_trial import reward_lines
+
+REWARDS = """
+def exact(completion, label):
+    return float(completion == label)
+
+def raises(completion, label):
+    raise ValueError("no such unit")
+
+def half(completion):
+    return [1.0, None]
+"""
+CONFIG = """
+run = "tried"
+[tasks.good]
+source = "reverse"
+reward = "own.py:exact"
+[tasks.same]
+source = "sum"
+reward = "own.py:exact"
+[tasks.bad]
+source = "reverse"
+reward = "own.py:raises"
+[tasks.whole]
+source = "reverse"
+reward = "own.py:half"
+reward_scope = "group"
+[tasks.named]
+source = "sum"
+"""
+
+
+def test_each_function_is_called_once_and_what_it_gives_is_told(tmp_path: Path):
+    (tmp_path / "own.py").write_text(REWARDS)
+    (tmp_path / "run.toml").write_text(CONFIG)
+    loaded = load_config(str(tmp_path / "run.toml"))
+
+    good, bad, whole = reward_lines(loaded.config, loaded.base)
+
+    assert good.startswith("the reward own.py:exact, called with the label '")
+    assert good.endswith("' of the first row as completion, gives 1")
+    assert bad.startswith("hint: the reward own.py:raises")
+    assert bad.endswith("gives none: ValueError: no such unit")
+    assert whole.startswith("hint: the reward own.py:half")
+    assert "None; expected a number" in whole
