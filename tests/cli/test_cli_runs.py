@@ -163,6 +163,7 @@ async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
             for words in (["status"], ["down"], ["tap", "*"], ["scale", "rollout=2"]):
                 code, output = await command(tmp_path, *words)
                 assert (code, "2 runs are live" in output and "back, front" in output) == (1, True), output
+            await until(lambda: trained(tmp_path / "runs" / "back") > 2, "three steps of the other run")
             front.process.send_signal(signal.SIGHUP)
             assert await front.ended() == 0
             summary = json.loads((front.root / "summary.json").read_text())
@@ -188,6 +189,10 @@ async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
     code, output = await command(tmp_path, "rm", "back", "front")
     assert code == 0, output
     assert not list((tmp_path / "runs").iterdir())
+
+
+def trained(root: Path) -> int:
+    return (root / "metrics.jsonl").read_bytes().count(b'"event":"step"')
 
 
 async def ended(root: Path) -> None:

@@ -1,6 +1,7 @@
 """A rollout function behind a gate: a run does not end before its test has done what comes before the end."""
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -20,8 +21,15 @@ def closed_gate(folder: Path, version: int) -> Path:
     """
     shutil.copy(__file__, folder / "gated.py")
     gate = folder / "gate"
-    gate.write_text(str(version))
+    move(gate, version)
     return gate
+
+
+def move(gate: Path, version: int) -> None:
+    """Let a gate hold what is sampled by another version on."""
+    written = gate.with_name("moved")
+    written.write_text(str(version))
+    os.replace(written, gate)  # whoever looks finds the one or the other
 
 
 async def pass_gate(context: RolloutContext) -> None:

@@ -18,6 +18,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.process import python
+from harness.gated import move
 
 LIMIT_S = 300.0  # no run of a test is longer; a loaded machine takes many times as long as an idle one
 _PROGRAM = ("-m", "asyncrl.cli.main")
@@ -48,6 +49,9 @@ lr = 1e-3
 
 PACED = f"task.rollout={Path(__file__).with_name('paced.py')}:rollout"
 """Setting of a run that goes on until its test has seen enough: else it trains with all that the machine has."""
+
+GATED = "task.rollout=gated.py:rollout"
+"""Setting of a run that is held by a gate (`closed_gate`) in its folder."""
 
 UNTRAINED = ("learner.trainer=scripted", "learner.scripted_step_s=0.2", "warmup.steps=0")
 """Settings of a run in which it does not matter what is learned: no process loads torch to train."""
@@ -313,6 +317,9 @@ def all_processes() -> Iterator[tuple[int, str, bytes]]:
                 continue  # it ended in this moment, or is somebody else's
 
 
-async def two_steps_more(run: Run, what: str) -> None:
+async def two_steps_more(run: Run, what: str, gate: Path | None = None) -> None:
+    """Wait for two steps; a gate (`closed_gate`) is moved so that there are two, and no more than its lag behind."""
     at = len(run.steps())
+    if gate is not None:
+        move(gate, at + 2)
     await run.reaches(lambda: len(run.steps()) > at + 1, what)

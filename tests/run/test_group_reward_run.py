@@ -7,7 +7,7 @@ import pytest
 from harness.audited import messages_on
 from harness.gated import closed_gate
 from harness.recorded import Recorded
-from harness.runs import command, topics_left_in, up
+from harness.runs import GATED, command, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_COMPLETED, GROUP_GRADED
@@ -33,7 +33,7 @@ async def test_groups_are_graded_by_one_call_each_and_all_adds_up(tmp_path: Path
     (tmp_path / "ranked.py").write_text(RANKED)
     own = [f"reward.function={tmp_path / 'ranked.py'}:reward", "reward.scope=group", "learner.steps=4"]
     gate = closed_gate(tmp_path, 1)
-    async with up(tmp_path, *own, *FAST, *EVALUATED, "task.rollout=gated.py:rollout") as run:
+    async with up(tmp_path, *own, *FAST, *EVALUATED, GATED) as run:
         await run.reaches(lambda: 1 in run.steps(), "its first step")
         await run.kill("groupreward-1")
         gate.unlink()
@@ -77,10 +77,12 @@ async def test_a_tournament_goes_on_over_kills_of_its_workers(tmp_path: Path):
     (tmp_path / "judge.py").write_text(JUDGE)
     own = [f"reward.function={tmp_path / 'judge.py'}:judge", "reward.scope=group", "reward.tournament=anchor"]
     own += ["reward.workers=2", "learner.steps=9", "workers.lease_s=1.0"]
-    async with up(tmp_path, *own, *FAST, "eval.prompts=0", "learner.scripted_step_s=0.2") as run:
+    gate = closed_gate(tmp_path, 4)
+    async with up(tmp_path, *own, *FAST, GATED, "eval.prompts=0", "learner.scripted_step_s=0.2") as run:
         for kills in range(1, 5):
             await run.reaches(lambda kills=kills: kills in run.steps(), f"step {kills}")
             await run.kill(f"groupreward-{1 + kills % 2}")
+        gate.unlink()
         assert await run.ended() == 0, run.story
         name = run.root.name
 

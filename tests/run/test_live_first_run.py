@@ -17,7 +17,7 @@ from topics.topic import ENGINES
 pytestmark = pytest.mark.slow
 
 FULL = ["engine.max_running=2", "rollout.max_new_tokens=120"]
-REQUESTS, TOKENS = 12, 4
+TOKENS = 4
 
 
 async def retracted(bus: Bus) -> int:
@@ -36,11 +36,10 @@ async def test_rollouts_give_their_rows_to_requests_of_the_gateway_and_go_on_wit
         bus = await Bus.connect(address_of(run), "short")
         await run.reaches(run.steps, "rollouts have the engine's rows")
         async with sdks(address, key) as (client, _):
-            for _ in range(REQUESTS):
+            while not await retracted(bus):  # where rollouts are short, both rows may be free for a moment
                 messages = [{"role": "user", "content": "abc"}]
                 reply = await client.chat.completions.create(model="any", messages=messages, max_tokens=TOKENS)
                 assert reply.choices[0].finish_reason in ("stop", "length")
-        assert await retracted(bus) > 0
         await two_steps_more(run, "what gave way is resumed and trained")
         await bus.close()
         code, _ = await command(tmp_path, "down")

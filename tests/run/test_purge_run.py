@@ -93,6 +93,10 @@ async def data_keys(bus: Bus) -> dict[str, bytes]:
     return found
 
 
+async def have_keys(bus: Bus, count: int) -> bool:
+    return len(await data_keys(bus)) >= count
+
+
 async def trained_turns(bus: Bus, tenant: str) -> set[str]:
     """The prompts of a tenant's turns in batches that are trained."""
     owner = tenant_digest(tenant)
@@ -152,6 +156,7 @@ async def test_what_is_planted_stands_in_no_file_and_a_purge_leaves_nothing_that
         clients.append(Client(address, keys[1], "abc", USER))
         async with asyncio.TaskGroup() as talks:
             talking = [talks.create_task(client.talk()) for client in clients]
+            await until(lambda: have_keys(bus, len(clients)), "all three users have said something")
             await more_trained(run, bus, "anna", "turns are trained")
             waiting = await clients[0].ask_once()
             for client in clients[:2]:

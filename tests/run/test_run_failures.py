@@ -18,8 +18,9 @@ from asyncrl.ports import free_port
 from asyncrl.process import living_descendants
 from asyncrl.training.checkpoint import read_checkpoint
 from harness.folds import NO_PAYLOAD, Feed
+from harness.gated import closed_gate
 from harness.models import made_model
-from harness.runs import SHORT, UNTRAINED, WITHOUT_MODEL, Run, at_server, kill, up
+from harness.runs import GATED, SHORT, UNTRAINED, WITHOUT_MODEL, Run, at_server, kill, up
 from harness.stage import until
 from topics.actors import RunOpened
 from topics.groups import GroupDropped
@@ -316,7 +317,8 @@ async def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_batch(tmp_pa
 
 @SLOW
 async def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=200", "learner.checkpoint_every=20") as run:
+    gate = closed_gate(tmp_path, 4)
+    async with up(tmp_path, GATED, "learner.steps=200", "learner.checkpoint_every=20") as run:
         checkpoints = run.root / "checkpoints"
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         learner = run.actor("learner-1")
@@ -324,6 +326,7 @@ async def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path:
         room = 600_000  # more than the weights take, less than the optimiser's state
         for rank in living_descendants(learner):  # they write
             resource.prlimit(rank, resource.RLIMIT_FSIZE, (room, room))
+        gate.unlink()
         assert await run.ended() == 1, run.story
 
     assert re.search(r"run short failed: learner-1: batch 2\d: .*could not be written", run.error), run.error

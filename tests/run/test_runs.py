@@ -14,8 +14,9 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.load import PACKAGE
 from harness.audited import Messages, assert_audited, assert_consistent, assert_within_lag, messages_on
+from harness.gated import closed_gate
 from harness.models import made_model
-from harness.runs import WITHOUT_MODEL, Run, address_of, at_server, command, up
+from harness.runs import GATED, WITHOUT_MODEL, Run, address_of, at_server, command, two_steps_more, up
 from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, TRAINING
 
@@ -85,11 +86,12 @@ async def test_a_synchronous_config_with_rows_and_a_reward_of_ones_own(tmp_path:
 
 
 HELD = '''
-"""The five turns of the example, once the file `held` is gone."""
+"""The five turns of the example, once the file `held` is gone, and the gate behind them."""
 import asyncio
 from pathlib import Path
 
 from five_turns import rollout as five_turns
+from gated import pass_gate
 
 HELD = Path(__file__).with_name("held")
 
@@ -98,6 +100,7 @@ async def rollout(row, context):
     while HELD.exists():
         await asyncio.sleep(0.02)
     await five_turns(row, context)
+    await pass_gate(context)
 '''
 
 
@@ -105,6 +108,7 @@ async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_traine
     shutil.copy(PACKAGE / "examples" / "five_turns.py", tmp_path)
     (tmp_path / "held_turns.py").write_text(HELD)
     (tmp_path / "held").touch()
+    gate = closed_gate(tmp_path, 3)
     settings = ["task.rollout=held_turns.py:rollout", "task.options.letters=3", "rollout.max_new_tokens=4"]
     settings += ["engine.groups.near.max_running=64", "engine.groups.far.kind=embedded"]
     async with up(tmp_path, *settings, "learner.steps=8", "buffer.max_lag=2") as run:
@@ -117,10 +121,9 @@ async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_traine
 
         (tmp_path / "held").unlink()
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
-        (tmp_path / "held").touch()  # what rollout-2 holds by now is handed back
         code, output = await command(tmp_path, "scale", "rollout=1", "engine-near=0")
         assert (code, output) == (0, "scaled: rollout 1, engine-near 0\n")
-        (tmp_path / "held").unlink()
+        gate.unlink()  # what rollout-2 had behind it was handed back
         assert await run.ended() == 0, run.story
 
     assert_consistent(run, steps=8, warmup_steps=4)
@@ -197,34 +200,35 @@ async def outliving(server: EmbeddedServer, folder: Path, *settings: str) -> Asy
 
 
 async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server: EmbeddedServer, tmp_path: Path):
-    settings = ["learner.steps=24", "learner.checkpoint_every=4"]
+    settings = ["learner.steps=12", "learner.checkpoint_every=4", GATED]
+    gate = closed_gate(tmp_path, 7)
     async with outliving(server, tmp_path, *settings) as (run, bus):
         await run.reaches(lambda: len(run.steps()) >= 6, "the sixth step")
         await run.kill("learner-1")
-        at = run.steps()[-1]
+        gate.unlink()
         assert await run.ended() == 0, run.story
 
-        assert at < 24
         assert '"event": "checkpoint loaded"' in run.log("learner-1")
-        assert_audited(await messages_on(bus, BATCHES), await messages_on(bus, TRAINING), 24)
-    assert_consistent(run, steps=24, warmup_steps=4)
+        assert_audited(await messages_on(bus, BATCHES), await messages_on(bus, TRAINING), 12)
+    assert_consistent(run, steps=12, warmup_steps=4)
     assert_within_lag(run, max_lag=2)
     assert "learner-1 started again" in run.out
 
 
 async def test_every_other_actor_killed_one_after_another_costs_no_batch(server: EmbeddedServer, tmp_path: Path):
-    settings = ["learner.steps=60", "workers.lease_s=1.0"]
+    settings = ["learner.steps=32", "workers.lease_s=1.0", GATED]
     victims = ("rollout-1", "reward-1", "buffer-1", "prompter-1", "engine-1", "recorder-1")
+    gate = closed_gate(tmp_path, 0)
     async with outliving(server, tmp_path, *settings) as (run, bus):
         for victim in victims:
-            before = len(run.steps())
-            await run.reaches(lambda before=before: len(run.steps()) > before, f"a step before {victim} is killed")
+            await two_steps_more(run, f"steps before {victim} is killed", gate)
             await run.kill(victim)
+        gate.unlink()
         assert await run.ended() == 0, run.story
 
         batches = await messages_on(bus, BATCHES)
-        assert_audited(batches, await messages_on(bus, TRAINING), 60)
-    assert_consistent(run, steps=60, warmup_steps=4)
+        assert_audited(batches, await messages_on(bus, TRAINING), 32)
+    assert_consistent(run, steps=32, warmup_steps=4)
     assert_within_lag(run, max_lag=2)
     assert [victim for victim in victims if f"{victim} started again" not in run.out] == []
     assert run.summary["trajectories_trained"] == sum(len(group.members) for group in trained_groups(batches))

@@ -24,7 +24,7 @@ from topics.topic import ACTORS, ENGINES, FLEET
 pytestmark = pytest.mark.slow
 
 ON_RAY = pytest.mark.skipif("ASYNCRL_RAY_CAMPAIGN" not in os.environ, reason="minutes: ASYNCRL_RAY_CAMPAIGN=1")
-FLEET_OF_TWO = ("--fleet", "engine=2", "rollout=2", "--window", "30")
+FLEET_OF_TWO = ("--fleet", "engine=2", "rollout=2", "--window", "30", "--wait", "300")
 LENT = ('placement.lent=["engine", "rollout"]', "learner.steps=100000", "rollout.slots=4")
 
 

@@ -23,8 +23,9 @@ from asyncrl.state.run_state import RunState
 from harness.audited import assert_audited, assert_consistent, assert_within_lag, messages_on, topics_left_by
 from harness.buffer_feed import feed as buffer_feed
 from harness.folds import Feed
+from harness.gated import closed_gate
 from harness.launches import prepared
-from harness.runs import WITHOUT_MODEL, Run, address_of, command, kill, resume, two_steps_more, up
+from harness.runs import GATED, WITHOUT_MODEL, Run, address_of, command, kill, resume, two_steps_more, up
 from harness.stage import until
 from topics.actors import (
     ActorStarted,
@@ -66,21 +67,23 @@ async def has_vitals(folder: Path) -> bool:
 @SLOW
 async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(tmp_path: Path):
     weights = ["weights.store=stream", "weights.delta=always"]  # a version may be under way in each of the kills
-    async with up(tmp_path, "learner.steps=80", "workers.lease_s=1.0", *weights) as run:
-        await two_steps_more(run, "two steps")
+    gate = closed_gate(tmp_path, 0)
+    async with up(tmp_path, GATED, "learner.steps=24", "workers.lease_s=1.0", *weights) as run:
+        await two_steps_more(run, "two steps", gate)
         kill(run.server())
-        await two_steps_more(run, "two steps on the second server")
+        await two_steps_more(run, "two steps on the second server", gate)
         await until(lambda: has_vitals(tmp_path), "vital signs, which live in the server's memory, are there again")
         learner = run.actor("learner-1")
         await run.kill("supervisor-1")
         await until(lambda: learner not in run.processes(), "the actors went with their supervisor")
-        await two_steps_more(run, "two steps under the second supervisor")
+        await two_steps_more(run, "two steps under the second supervisor", gate)
         kill(run.server())
+        gate.unlink()
         assert await run.ended() == 0, run.story
 
     assert run.out.count("the NATS server died: exit code -9; it is started again") == 2
     assert "supervisor-1 started again" in run.out
-    await assert_whole(run, 80)
+    await assert_whole(run, 24)
 
 
 @SLOW
@@ -153,27 +156,29 @@ def count_after(restarts: RestartPolicy, *, worked: bool) -> int:
 
 @SLOW
 async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_path: Path):
-    length = ["warmup.steps=4", "learner.steps=60", "learner.checkpoint_every=7"]
-    async with up(tmp_path, *WITHOUT_MODEL, *length) as first:
-        await two_steps_more(first, "two steps")
+    length = ["warmup.steps=4", "learner.steps=20", "learner.checkpoint_every=7"]
+    gate = closed_gate(tmp_path, 0)
+    async with up(tmp_path, *WITHOUT_MODEL, *length, GATED) as first:
+        await two_steps_more(first, "two steps", gate)
         first.interrupt()
         assert await first.ended() == 0, first.story
     assert f"to go on: asyncrl up --resume {first.root}" in first.out
 
     async with resume(tmp_path, "short") as second:
-        await two_steps_more(second, "two steps after the interrupt")
+        await two_steps_more(second, "two steps after the interrupt", gate)
         code, output = await command(tmp_path, "down")
         assert code == 0, output
         assert await second.ended() == 0, second.story
     assert "resumed" in second.out
     assert "step 1 of" not in second.out  # what was shown once is not news
 
-    async with resume(tmp_path, "short", "--set", "learner.steps=70") as third:
+    gate.unlink()
+    async with resume(tmp_path, "short", "--set", "learner.steps=24") as third:
         assert await third.ended() == 0, third.story
     events = [line.split(maxsplit=1)[-1] for line in third.out.splitlines() if line]
     assert "finished" in events
     assert "stopped" not in events
-    await assert_whole(third, 70)
+    await assert_whole(third, 24)
 
     async with resume(tmp_path, "short") as fourth:
         assert await fourth.ended() == 1
@@ -182,21 +187,24 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
 
 @SLOW
 async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
-    async with up(tmp_path, "learner.steps=40", "learner.checkpoint_every=7", "workers.lease_s=1.0") as killed:
+    gate = closed_gate(tmp_path, 9)
+    settings = ["learner.steps=20", "learner.checkpoint_every=7", "workers.lease_s=1.0", GATED]
+    async with up(tmp_path, *settings) as killed:
         await killed.reaches(lambda: len(killed.steps()) >= 9, "a step behind a checkpoint")
         kill(killed.process.pid)
         await killed.ended()
         await until(lambda: not killed.processes(), "nobody is left")
+    gate.unlink()
 
     async with resume(tmp_path, "short") as run:
         assert await run.ended() == 0, run.story
     assert '"event": "checkpoint loaded"' in run.log("learner-1")
-    await assert_whole(run, 40)
+    await assert_whole(run, 20)
 
     (run.root / "summary.json").unlink()  # as if it had been killed between its last step and its last word
     async with resume(tmp_path, "short") as closed:
         assert await closed.ended() == 0, closed.story
-    await assert_whole(closed, 40)
+    await assert_whole(closed, 20)
 
 
 async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path):
