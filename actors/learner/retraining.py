@@ -287,6 +287,8 @@ def medians(steps: Sequence[ReplayedStep]) -> dict[str, tuple[float, float]]:
 
 def medians_text(steps: Sequence[ReplayedStep]) -> str:
     """The medians as a table, one metric a line."""
-    lines = [f"{'median of a step':>20}  {'recorded':>12}  {'replayed':>12}"]
-    lines += [f"{name:>20}  {was:>12.6g}  {now:>12.6g}" for name, (was, now) in medians(steps).items()]
+    found = medians(steps)
+    width = max(map(len, found), default=0)
+    lines = [f"{'median of a step':>{width}}  {'recorded':>12}  {'replayed':>12}"]
+    lines += [f"{name:>{width}}  {was:>12.6g}  {now:>12.6g}" for name, (was, now) in found.items()]
     return "\n".join(lines)

@@ -75,7 +75,9 @@ def main() -> int:
 def run(words: Sequence[str]) -> int:
     """Run one command and print errors that a user can fix as they are. Returns the exit code."""
     try:
-        arguments = parser_for(words).parse_args(words)
+        arguments, unknown = parser_for(words).parse_known_args(words)
+        if unknown:
+            arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
         return int(arguments.run(arguments))
     except AsyncRLError as fault:
         print(fault, file=sys.stderr)

@@ -168,7 +168,8 @@ def _resolved(
     found = [*dict.fromkeys(options), *(finding for check in _CHECKS for finding in check(config))]
     found += further(config, base) if further else []
     findings += [finding for finding in found if not any(_within(key, wrong) for key in finding.keys)]
-    return config, problems + [_located(finding, lines, wanted) for finding in findings]
+    problems += [_located(finding, lines, wanted) for finding in findings]
+    return config, list(dict.fromkeys(problems))  # two checks may meet the same damaged file
 
 
 def _located(finding: Finding, lines: dict[str, int], overrides: Sequence[str]) -> Problem:
@@ -214,7 +215,8 @@ def _find(path_or_name: str) -> tuple[Path, str, Path]:
         return path, path_or_name, path.resolve().parent
     near = difflib.get_close_matches(path_or_name, SHIPPED, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    message = f"no such file, and the shipped configs are {', '.join(SHIPPED)}{meant}"
+    found = "a directory" if path.is_dir() else "no such file"
+    message = f"{found}, and the shipped configs are {', '.join(SHIPPED)}{meant}"
     raise ConfigError(path_or_name, [Problem(None, "", message)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +20,7 @@ from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
 from asyncrl.judges.rule import judge_setup
 from asyncrl.ports import is_ip, listen_problem
+from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
 from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup, rollout_setup
 from asyncrl.run.autoscale_function import autoscale_setup
 from asyncrl.run.preflight_megatron import check_megatron
@@ -41,7 +42,7 @@ from asyncrl.sandbox.frames import Setup
 from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 
-REWARDS = ("exact", "math", *ANSWER_REWARDS, "reasoning-gym")
+REWARDS = ("exact", "math", *ANSWER_REWARDS, *INSTRUCTION_REWARDS, "reasoning-gym")
 ROLLOUTS = ("single_turn",)
 
 _LEAST_MEMORY_MB = 128
@@ -201,7 +202,6 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
         for field, known in (("reward", REWARDS), ("rollout", ROLLOUTS))
     ]
     for keys, spec, known, task in named:
-        near = difflib.get_close_matches(spec, known, n=1)
         if known is REWARDS:
             how = reward_setup(
                 spec,
@@ -213,18 +213,10 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
             )
         else:
             how = rollout_setup(spec, base=base, time_limit_s=reward.time_limit_s)
-        if spec in known or (not spec and known is REWARDS):
-            continue
-        if ":" not in spec:
-            meant = f"; did you mean {near[0]}?" if near else ""
-            message = (
-                f'found "{spec}", expected {", ".join(known)}, path/to/file.py:function or package.module:function'
-            )
-            yield Finding(keys, message + meant)
-        elif how is not None:
+        if how is not None and (":" in spec or spec in INSTRUCTION_REWARDS):  # these need packages of the user's
             asked[keys] = how
-        elif not _has_host(spec):
-            yield Finding(keys, f'found "{spec}", expected http://host:port/path')
+        elif spec not in known and (spec or known is not REWARDS) and not _has_host(spec):
+            yield Finding(keys, _unknown_function(spec, known))
     if reward.batch > 1 and not any(how.arguments.get("lists") for how in asked.values()):
         yield Finding(("reward.batch",), "has no effect: no reward is a function of yours; leave it out")
     if reward.batch > reward.in_flight:
@@ -235,6 +227,17 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
     for keys, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
         if problem:
             yield Finding(keys, problem)
+
+
+def _unknown_function(spec: str, known: Sequence[str]) -> str:
+    """The message about what names neither something built in, nor a function, nor a server."""
+    if spec.startswith(("http:", "https:")):
+        return f'found "{spec}", expected http://host:port/path'
+    address = "http://host:port/path, " if known is REWARDS else ""
+    near = difflib.get_close_matches(spec, known, n=1)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    forms = f"{address}path/to/file.py:function or package.module:function"
+    return f'found "{spec}", expected {", ".join(known)}, {forms}{meant}'
 
 
 def _functions_beside(config: Config, base: Path) -> Iterator[Finding]:

@@ -211,10 +211,12 @@ def _idle(state: RunState) -> Iterator[StallFound]:
         for own in queues_of(role):
             queue.update(state.queues.get(own.name, {}))
         living = [actor for actor in state.of_role(role) if actor.live and not actor.process]
-        if queue.get("waiting") and not queue.get("under_way") and not (queue.get("pulls") and living):
+        waiting, held = queue["waiting"], queue["under_way"]  # also what workers that are gone held
+        if (waiting or held) and not (living and (held or queue["pulls"])):
             wanted = len(state.names_of(role)) if state.wanted else 0
             present = f"{len(living)} of {wanted} workers live" if wanted else f"{role} was scaled to 0"
-            evidence = f"{queue['waiting']:,} wait in its queue; {present}, none asks for work"
+            left = f" and {held:,} are left of workers that are gone" if held else ""
+            evidence = f"{waiting:,} wait in its queue{left}; {present}, none asks for work"
             yield finding("no worker", role, evidence)
 
 

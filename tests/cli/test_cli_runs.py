@@ -142,6 +142,7 @@ async def test_conditions_that_nothing_meets_are_refused_at_once(tmp_path):
         (["tap", "batch.trained", "--no-follow"], "--no-follow goes with --from-start"),
         (["scale"], "asyncrl scale rollout=4"),
         (["rm", "nothing"], "no run called nothing"),
+        (["logs", "--sinc", "3"], "usage: asyncrl logs "),
     ):
         code, output = await command(tmp_path, *words)
         assert code != 0

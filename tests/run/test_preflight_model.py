@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -192,6 +193,15 @@ def test_only_headers_are_read_and_torch_is_not_loaded(rows, written, tmp_path):
     assert not {"torch", "transformers"} & set(modules)
 
 
+def test_a_damaged_file_that_two_checks_read_is_one_problem(rows, written, tmp_path):
+    made_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+
+    problem = the_problem(written(OWN), "seed=1", files=True)  # the only one
+
+    assert "config.json is not a JSON object" in problem.message
+
+
 # Functions
 
 LOADED = {
@@ -249,6 +259,13 @@ def test_what_a_file_starts_at_its_import_holds_nobody_up(written, tmp_path):
     load_config(written(SOUND), overrides=["reward.function=my.py:reward"], further=check_surroundings)
 
     assert time.monotonic() - began < 100
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lighteval") is not None, reason="lighteval is installed")
+def test_a_reward_whose_package_is_missing_is_refused_with_its_name():
+    problem = the_problem("demo", "reward.function=ifeval", files=True)
+
+    assert "the reward 'ifeval' needs the package lighteval, which is not installed" in problem.message
 
 
 @pytest.mark.parametrize("function", ["http://", "https://[::1", "reasoning-gym:leg_count"])

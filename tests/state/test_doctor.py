@@ -153,6 +153,17 @@ def test_work_that_nobody_asks_for_is_found():
     assert case.evidence() == "7 wait in its queue; rollout was scaled to 0, none asks for work"
 
 
+def test_work_that_was_left_by_workers_that_are_gone_is_found_before_its_groups_are_dropped():
+    """A lease that ended counts as under way until somebody asks for the message again."""
+    case = MadeState().publish(FleetScaled({"rollout": 0})).queue("rollout", under_way=9, pulls=0)
+    case.publish(ActorStopped("rollout", "rollout-1"))
+    for number in range(4):
+        case.publish(GroupDropped(f"p00000{number}", "deadline", 8))
+
+    assert case.found() == [("no worker", "rollout")]
+    assert "and 9 are left of workers that are gone; rollout was scaled to 0" in case.evidence()
+
+
 def test_weights_that_a_step_did_not_change_are_reported_until_one_does():
     case = MadeState().publish(weights.WeightsUnchanged(0, 6, "0:5:d"))
     case.publish(WeightsPublished(0, 6, "d", "files", "there"))
