@@ -70,10 +70,6 @@ class PromptIssued(Message):
     level: Annotated[int, Meta(ge=0, le=2**20)] = 0  # of the difficulty of its row, where that rises
     secrets: SecretIds = ""  # data keys that reading it takes, of a turn of live traffic
 
-    def __post_init__(self) -> None:
-        if self.member >= self.group_size:
-            raise ValueError(f"{self.trajectory_id} is no member of a group of {self.group_size}")
-
     @property
     def trajectory_id(self) -> str:
         """`p000042-3`."""

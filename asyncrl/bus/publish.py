@@ -231,6 +231,8 @@ def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
         member = getattr(message, "member", None)
         if member is not None and named != f"{getattr(message, 'prompt_id', '')}-{member}":
             raise WireError(f"{named!r} is not member {member} of its prompt {getattr(message, 'prompt_id', '')!r}")
+        if member is not None and member >= (size := getattr(message, "group_size", member + 1)):
+            raise WireError(f"{named!r} is no member of a group of {size}")
     expected, found = headers_of(message), record.headers
     if not expected.items() <= found.items():
         name, value = next(item for item in expected.items() if found.get(item[0]) != item[1])

@@ -283,10 +283,22 @@ class EmbeddedControl(OwnControl):
 
     module = "asyncrl.engine.embedded"
     device = "cpu"
+    _keeps = False  # requests while it is held
+
+    async def hold(self, *, keep: bool = False) -> None:
+        """See `EngineControl`."""
+        self._keeps = keep
+        await super().hold(keep=keep)
 
     async def drain(self) -> None:
         """End all requests, in the one call that pauses it."""
         await self.pause("abort")
+
+    async def resume(self) -> None:
+        """Sample again; what came meanwhile was sent for the weights before, and its tokens would be lost."""
+        if not self._keeps:
+            await self.abort_all()
+        await super().resume()
 
     async def prepare(self, directory: Path) -> None:
         """Let it read the weights while it samples, where no process beside it does."""
