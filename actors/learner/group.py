@@ -137,7 +137,7 @@ class RankProcesses:
         for rank in ranks:
             self._writers[rank].write(frame)
         try:
-            if call.undone() is not None:  # no rank waits for another one in it
+            if call.undone is not None:  # no rank waits for another one in it
                 await asyncio.wait(futures.values())
             # Of others the first that fails ends the wait: the rest may wait for it in vain.
             values = await asyncio.gather(*futures.values())

@@ -91,6 +91,7 @@ class WriteVersion(Call[WeightsPublished]):
     """Write the shares of a version; see `Publish`."""
 
     answer, beside = VersionShare, True
+    undone = Drop("version")
     attempt: Attempt
     choice: Choice
 
@@ -100,23 +101,18 @@ class WriteVersion(Call[WeightsPublished]):
     def following(self, answers: Sequence[VersionShare]) -> Call[WeightsPublished]:
         return CompleteVersion(self.attempt, self.choice, list(answers))
 
-    def undone(self) -> Call[None]:
-        return Drop("version")
-
 
 class CompleteVersion(Call[WeightsPublished]):
     """Make a version of the shares; see `Publish`."""
 
     answer, every_rank, beside = WeightsPublished, False, True
+    undone = Drop("version")
     attempt: Attempt
     choice: Choice
     shares: list[VersionShare]
 
     def _compute(self, rank: Rank) -> WeightsPublished:
         return rank.publisher.complete_version(self.attempt, self.choice, self.shares)
-
-    def undone(self) -> Call[None]:
-        return Drop("version")
 
 
 class Save(Call[str]):
@@ -127,6 +123,7 @@ class Save(Call[str]):
     """
 
     answer, beside = FullShare, True
+    undone = Drop("checkpoint")
     checkpoint: Checkpoint
 
     def _compute(self, rank: Rank) -> FullShare:
@@ -135,22 +132,17 @@ class Save(Call[str]):
     def following(self, answers: Sequence[FullShare]) -> Call[str]:
         return CompleteSave(self.checkpoint, list(answers))
 
-    def undone(self) -> Call[None]:
-        return Drop("checkpoint")
-
 
 class CompleteSave(Call[str]):
     """Make a checkpoint of the shares; see `Save`."""
 
     answer, every_rank, beside = str, False, True
+    undone = Drop("checkpoint")
     checkpoint: Checkpoint
     shares: list[FullShare]
 
     def _compute(self, rank: Rank) -> str:
         return str(rank.publisher.complete_checkpoint(self.checkpoint, self.shares))
-
-    def undone(self) -> Call[None]:
-        return Drop("checkpoint")
 
 
 class Export(Call[None]):
@@ -161,6 +153,7 @@ class Export(Call[None]):
     """
 
     answer = FullShare
+    undone = Drop("model")
     directory: str
 
     def _compute(self, rank: Rank) -> FullShare:
@@ -169,19 +162,14 @@ class Export(Call[None]):
     def following(self, answers: Sequence[FullShare]) -> Call[None]:
         return CompleteExport(self.directory, list(answers))
 
-    def undone(self) -> Call[None]:
-        return Drop("model")
-
 
 class CompleteExport(Call[None]):
     """Make a model of the shares; see `Export`."""
 
     every_rank = False
+    undone = Drop("model")
     directory: str
     shares: list[FullShare]
 
     def _compute(self, rank: Rank) -> None:
         rank.publisher.complete_model(Path(self.directory), self.shares)
-
-    def undone(self) -> Call[None]:
-        return Drop("model")

@@ -157,6 +157,7 @@ class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
     every_rank: ClassVar[bool] = True  # else the first one alone
     beside: ClassVar[bool] = False
     on_card: ClassVar[bool] = False  # it uses the memory of the trainer's device
+    undone: ClassVar[Call[None] | None] = None  # the call that removes what ranks did, where another one could not
 
     async def run(self, rank: Rank) -> Any:
         """Do it: in a thread, as all that takes long."""
@@ -174,10 +175,6 @@ class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
         """Return the call that is made once all ranks have answered, whose result is that of this one."""
         return None
 
-    def undone(self) -> Call[None] | None:
-        """Return the call that removes what ranks did, where another one could not."""
-        return None
-
 
 async def carried_out(call: Call[T], ask: Callable[[Call[Any]], Awaitable[list[Any]]]) -> T:
     """Make a call and those that follow it; returns the result.
@@ -189,9 +186,9 @@ async def carried_out(call: Call[T], ask: Callable[[Call[Any]], Awaitable[list[A
         try:
             answers = await ask(call)
         except AsyncRLError:
-            if undone := call.undone():
+            if call.undone:
                 with contextlib.suppress(AsyncRLError):  # the first one says more
-                    await ask(undone)
+                    await ask(call.undone)
             raise
         following = call.following(answers)
         if following is None:

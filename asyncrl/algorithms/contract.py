@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, ParamSpec
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from asyncrl.errors import AsyncRLError, last_lines
 _ROWS = 9
 _GROUPS = (4, 1, 2, 8)  # members
 _LIMIT_S = 30.0  # for some hundred tokens
+P = ParamSpec("P")
 
 
 class ContractError(AsyncRLError):
@@ -98,16 +100,37 @@ def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
     return Computed(total.detach(), logprobs.grad, sums)
 
 
-def loss_problem(loss: Loss) -> str:
+def _problem(check: Callable[P, None]) -> Callable[P, str]:
+    """Let a check return the rule that it finds broken; in a thread, left behind where a user's function hangs."""
+
+    @functools.wraps(check)
+    def problem(*given: P.args, **named: P.kwargs) -> str:
+        found = [f"it did not return within {_LIMIT_S:g} s; a step of the learner would wait for it, too"]
+
+        def run() -> None:
+            try:
+                check(*given, **named)
+                found[0] = ""
+            except (ContractError, AlgorithmError) as error:
+                found[0] = str(error)
+            except BaseException as error:  # anything may happen in a user's function, also an exit
+                found[0] = f"it raised\n{last_lines(error)}"
+
+        thread = threading.Thread(target=run, name="contract", daemon=True)
+        thread.start()
+        thread.join(_LIMIT_S)
+        return found[0]
+
+    return problem
+
+
+@_problem
+def loss_problem(loss: Loss) -> None:
     """Return the rule that a loss breaks; empty where it breaks none.
 
     Every loss is one number with a finite gradient and with sums; a token without weight has no effect on any of them;
     those of micro-batches add up to those of the batch.
     """
-    return _broken(lambda: _check_loss(loss))
-
-
-def _check_loss(loss: Loss) -> None:
     logprobs, tokens = some_tokens(np.random.default_rng(0), loss)
     whole = computed(loss, logprobs, tokens)
     without = tokens.weights == 0
@@ -142,16 +165,13 @@ def _alike(found: Sums, expected: Sums) -> bool:
     return found.keys() == expected.keys() and all(_close(found[name], expected[name]) for name in found)
 
 
-def advantage_problem(estimator: Estimator) -> str:
+@_problem
+def advantage_problem(estimator: Estimator) -> None:
     """Return the rule that an estimator breaks; empty where it breaks none.
 
     It gives one finite number for each member of each group, whatever the sizes of the groups, also where all rewards
     are equal.
     """
-    return _broken(lambda: _check_advantage(estimator))
-
-
-def _check_advantage(estimator: Estimator) -> None:
     rng = np.random.default_rng(0)
     groups = [rng.normal(size=size) for size in _GROUPS] + [np.full(3, 0.1)]
     for given in (groups, groups[:1], groups[1:2], groups[4:]):
@@ -168,15 +188,12 @@ def _check_advantage(estimator: Estimator) -> None:
             raise ContractError("it changes the rewards that it is given")
 
 
-def column_problem(column: Column) -> str:
+@_problem
+def column_problem(column: Column) -> None:
     """Return the rule that a column of rows breaks; empty where it breaks none.
 
     It gives one finite number for each token of a row, however long, and leaves the row as it is.
     """
-    return _broken(lambda: _check_column(column))
-
-
-def _check_column(column: Column) -> None:
     for size in (2, 5, 64):
         mask, half = np.minimum(np.arange(size), 1).astype(np.uint8), np.full(size, 0.5, np.float32)
         ids = np.arange(size, dtype=np.int32)
@@ -186,7 +203,8 @@ def _check_column(column: Column) -> None:
             raise ContractError("it changes the row that it is given")
 
 
-def filter_problem(drops: Callable[[Sequence[Rewarded]], bool], groups: Sequence[Sequence[Rewarded]]) -> str:
+@_problem
+def filter_problem(drops: Callable[[Sequence[Rewarded]], bool], groups: Sequence[Sequence[Rewarded]]) -> None:
     """Return the rule that a filter breaks; empty where it breaks none.
 
     It gives one answer to a group, whenever it is asked, and leaves the members as they are.
@@ -194,33 +212,10 @@ def filter_problem(drops: Callable[[Sequence[Rewarded]], bool], groups: Sequence
     Args:
         groups: members as the buffer hands them over.
     """
-
-    def check() -> None:
-        for members in groups:
-            before = copy.deepcopy(members)
-            first, second = (drops(members) for _ in range(2))
-            if not isinstance(first, bool) or first != second:
-                raise ContractError(f"it answers {first!r} and then {second!r} about one group, expected one bool")
-            if members != before:
-                raise ContractError("it changes the members that it is given")
-
-    return _broken(check)
-
-
-def _broken(check: Callable[[], None]) -> str:
-    """Return the rule that a check finds broken; in a thread, which is left behind where a user's function hangs."""
-    found = [f"it did not return within {_LIMIT_S:g} s; a step of the learner would wait for it, too"]
-
-    def run() -> None:
-        try:
-            check()
-            found[0] = ""
-        except (ContractError, AlgorithmError) as error:
-            found[0] = str(error)
-        except BaseException as error:  # anything may happen in a user's function, also an exit
-            found[0] = f"it raised\n{last_lines(error)}"
-
-    thread = threading.Thread(target=run, name="contract", daemon=True)
-    thread.start()
-    thread.join(_LIMIT_S)
-    return found[0]
+    for members in groups:
+        before = copy.deepcopy(members)
+        first, second = (drops(members) for _ in range(2))
+        if not isinstance(first, bool) or first != second:
+            raise ContractError(f"it answers {first!r} and then {second!r} about one group, expected one bool")
+        if members != before:
+            raise ContractError("it changes the members that it is given")

@@ -18,7 +18,6 @@ _SHOWN = 20  # violations printed; all are counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     parser.add_argument(
         "--deep",

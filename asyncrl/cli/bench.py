@@ -14,7 +14,6 @@ _CHECKOUT = Path(__file__).parents[2]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     _benchmarks().add_arguments(parser)
 
 

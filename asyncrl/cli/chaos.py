@@ -58,7 +58,6 @@ class Plan(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("config", nargs="?", default="", help="TOML file, or a shipped config (default: demo)")
     parser.add_argument(
         "--run",

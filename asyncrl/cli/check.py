@@ -15,7 +15,6 @@ from asyncrl.run.sizing import plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("config", nargs="?", default="demo", help="TOML file, or a shipped config (default: demo)")
     add_settings(parser)
 

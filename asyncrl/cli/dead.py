@@ -14,7 +14,6 @@ from asyncrl.state.dead_letters import letter_numbered, read_letters, reissue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     add_json(parser, "as one JSON array")
     parser.add_argument("--show", type=int, default=0, metavar="N", help="print dead letter N in full")

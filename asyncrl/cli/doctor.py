@@ -13,7 +13,6 @@ from topics.stalls import StallFound
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     add_json(parser)
 

@@ -15,7 +15,6 @@ from asyncrl.training.dump import DumpError, write_dump
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser, "the newest")
     parser.add_argument("--step", type=int, required=True, metavar="N", help="the step of the batch")
     parser.add_argument("-o", "--out", default="", metavar="FOLDER", help="a new folder (default: RUN/dumps/stepN)")

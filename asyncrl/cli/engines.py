@@ -35,7 +35,6 @@ class ListedEngine(msgspec.Struct):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_action(parser, "list | add URL | remove NAME", "list servers, add or remove one (default: list)")
     parser.add_argument("--key-file", type=Path, metavar="FILE", help="with add: file that holds the server's API key")
     parser.add_argument(

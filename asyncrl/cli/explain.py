@@ -19,7 +19,6 @@ _ID = re.compile(r"([prwel]\d{6,})-\d+")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     parser.add_argument("trajectory", metavar="TRAJECTORY", help="such as p000042-3: member 3 of the group of a prompt")
 

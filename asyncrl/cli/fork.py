@@ -27,7 +27,6 @@ from topics.stages import STAGE_BEGAN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("run_id", metavar="RUN", help="id or directory of the run to start from, live or over")
     parser.add_argument("new", metavar="NEW", help="id of the new run")
     parser.add_argument("--at", type=int, required=True, metavar="STEP", help="the new run continues after this step")

@@ -22,7 +22,6 @@ _NONE = "its config has gateway.count = 0 (`asyncrl up --set gateway.count=1` st
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     about = "list keys, add or revoke one (default: list)"
     add_action(parser, "list | add --tenant NAME | revoke --key ID", about)
     parser.add_argument("--tenant", default="", help="with add: tenant that owns the key")

@@ -23,7 +23,6 @@ _STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser, "the live one, else the newest", remote=False)
     parser.add_argument("actor", nargs="?", default="", metavar="ACTOR", help="actor or role (default: all)")
     parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")

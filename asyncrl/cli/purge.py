@@ -19,7 +19,6 @@ from topics.wire import ID_PATTERN
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser, remote=False)  # `--user` is the user of a tenant
     parser.add_argument("--tenant", required=True, help="whose turns")
     parser.add_argument("--user", default="", help="of the tenant, as requests name it (default: all of them)")

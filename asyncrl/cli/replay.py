@@ -52,7 +52,6 @@ class Replay(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser, "the newest", remote=False)
     parser.add_argument(
         "--from",

@@ -12,7 +12,6 @@ from asyncrl.run.remove import remove_directory, remove_topics
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("run_ids", nargs="+", metavar="RUN", help="ids or directories of runs that are over")
     add_directory(parser)
     add_server(parser)

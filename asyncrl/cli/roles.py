@@ -18,7 +18,6 @@ _RUN = re.compile(r"[a-z0-9-]{1,32}")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("runs", nargs="*", default=["run"], metavar="RUN", help="ids of runs (default: run)")
     parser.add_argument(
         "--runs",

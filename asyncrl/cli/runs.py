@@ -34,7 +34,6 @@ class RunRow(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_directory(parser)
     add_server(parser)
     add_json(parser, "as one JSON array")

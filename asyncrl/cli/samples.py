@@ -19,7 +19,6 @@ from topics.prompts import ONLY_TASK
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="samples of batch N (default: the newest)")

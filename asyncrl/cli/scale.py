@@ -15,7 +15,6 @@ from topics.roles import ROLE_NAMES, SCALABLE, pool_of, role_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     roles = ", ".join(SCALABLE)
     about = f"such as rollout=4, or engine-NAME=2 for one of several groups of engines; roles: {roles}"

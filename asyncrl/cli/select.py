@@ -18,7 +18,6 @@ from topics.prompts import PromptRow
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     band, which = Band(), "newest groups of each row whose answers are counted together"
     parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="new file for the rows, a `task.source`")

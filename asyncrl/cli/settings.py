@@ -11,7 +11,6 @@ from asyncrl.errors import WrongUsage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument(
         "prefix", nargs="?", default="", help="show only settings that begin with this, such as `learner.`"
     )

@@ -15,7 +15,6 @@ from asyncrl.state.sharing import Sharer, Sharing
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("weights", nargs="+", metavar="RUN=WEIGHT", help="such as base=0.7 tools=0.3")
     parser.add_argument(
         "--fleet",

@@ -21,7 +21,6 @@ NO_STAGE = "(none)"  # before the first one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="stage to switch to (default: list them)")
     add_wait(parser)

@@ -13,7 +13,6 @@ from asyncrl.state.watch import read_state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     add_json(parser)
 

@@ -24,7 +24,6 @@ _REPORT_S = 1.0  # between two reports of missed messages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     add_run(parser)
     parser.add_argument(
         "pattern", help="topic, with `*` for any part and an optional key: 'trajectory.*', '*.trained', '*'"

@@ -20,7 +20,6 @@ from topics.table import BY_NAME, TOPICS, subscribers_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("topic", nargs="?", default="", help="show this topic with all its fields")
     parser.add_argument("--config", default="", help="include the topics of the actors that this config names")
     form = parser.add_mutually_exclusive_group()

@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     parser.add_argument("config", nargs="?", help="TOML file, or a shipped config (default: demo)")
     add_settings(parser)
     parser.add_argument(

@@ -40,7 +40,6 @@ _NEWEST = 64  # versions that are looked for in the store, besides those that we
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
     about = "list versions, promote one, or go back to the one before (default: list)"
     add_action(parser, "list | promote VERSION | rollback", about)
     parser.add_argument(

@@ -17,7 +17,7 @@ from asyncrl.crash import crash_point
 from asyncrl.files import write_json
 from asyncrl.weights.directories import CheckpointError as CheckpointError
 from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
-from asyncrl.weights.tensors import FileRecord, file_records
+from asyncrl.weights.tensors import FileRecord, at_once, file_record
 
 _RECORD = "checkpoint.json"
 
@@ -101,7 +101,7 @@ def check_files(directory: Path, files: Mapping[str, FileRecord]) -> None:
         CheckpointError: naming the file that is missing, cut short or changed.
     """
     try:
-        found = file_records([directory / name for name in files])
+        found = at_once(file_record, [directory / name for name in files])
     except OSError as error:
         raise _incomplete(error) from error
     for (name, expected), record in zip(files.items(), found, strict=True):

@@ -216,15 +216,6 @@ def file_record(path: Path) -> FileRecord:
         return FileRecord(file.tell(), digest.hexdigest())
 
 
-def file_records(paths: Sequence[Path]) -> list[FileRecord]:
-    """Return sizes and hashes of files, in their order.
-
-    Raises:
-        OSError: one cannot be read.
-    """
-    return at_once(file_record, paths)
-
-
 def at_once(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Results in the order of the items, which several threads share."""
     if len(items) <= 1:
