@@ -283,7 +283,7 @@ def test_epochs_must_be_enough_for_all_steps(written, tmp_path, source, steps, p
     ("code", "message"),
     [
         ("def rewrad(): ...", "my.py has no function 'reward'; it has rewrad"),
-        ("import sys; sys.exit()", "its process ended at loading: exit code 0"),
+        ("import sys; sys.exit()", "SystemExit"),
         ("raise SystemExit('no licence')", "no licence"),
         ("1 / 0", "ZeroDivisionError"),
     ],
@@ -347,8 +347,8 @@ def test_chat_rows_need_a_chat_template(model, written, tmp_path):
 
 def test_a_misspelt_reward_is_answered_with_the_nearest():
     assert the_problem("demo", "reward.function=exat", files=True).message == (
-        'found "exat", expected exact, math, dapo, deepscaler, f1, gpqa, reasoning-gym, '
-        "path/to/file.py:function or package.module:function; did you mean exact?"
+        'found "exat", expected exact, math, dapo, deepscaler, f1, gpqa, ifbench, ifeval, reasoning-gym, '
+        "http://host:port/path, path/to/file.py:function or package.module:function; did you mean exact?"
     )
 
 
