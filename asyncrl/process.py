@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import sys
+import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -48,6 +50,16 @@ def die_with(parent: int, number: int = signal.SIGKILL) -> None:
 def with_parent() -> Callable[[], None]:
     """`preexec_fn` for a child that shall not outlive this process."""
     return partial(die_with, os.getpid())
+
+
+def _apart(parent: int) -> None:
+    """Leave the process group and the terminal of the parent, but not its session: see `ChildProcess.start`."""
+    die_with(parent)
+    os.setpgid(0, 0)
+    with contextlib.suppress(OSError):  # there is none
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+        fcntl.ioctl(terminal, termios.TIOCNOTTY)
+        os.close(terminal)
 
 
 class LivingProcess(NamedTuple):
@@ -145,7 +157,7 @@ class ChildProcess:
         log: Path | None = None,
         piped: bool = False,
         environment: Mapping[str, str] | None = None,
-        own_session: bool = False,
+        apart: bool = False,
         inherits: tuple[int, ...] = (),
     ) -> ChildProcess:
         """Start a process that the kernel kills when this one ends.
@@ -154,7 +166,8 @@ class ChildProcess:
             log: what it prints is added to this file, which only its owner reads; none: to where this one prints.
             piped: what it prints as errors goes to a pipe, `process.stderr`, and the rest nowhere.
             environment: what it has besides that of this process.
-            own_session: Ctrl-C in the terminal is not for it.
+            apart: it leads a group of its own and has no terminal, so Ctrl-C is not for it. It stays in the session:
+                Linux divides cores between sessions, and nice values count within one alone (`sched(7)`, autogroup).
             inherits: file descriptors that stay open in it.
         """
         output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if log is not None else None
@@ -166,8 +179,7 @@ class ChildProcess:
                 stdout=asyncio.subprocess.DEVNULL if piped else output,
                 stderr=asyncio.subprocess.PIPE if piped else output,
                 env={**os.environ, **(environment or {})},
-                preexec_fn=with_parent(),
-                start_new_session=own_session,
+                preexec_fn=partial(_apart, os.getpid()) if apart else with_parent(),
                 pass_fds=inherits,
             )
         finally:
@@ -213,7 +225,7 @@ class ChildProcess:
         return await self.wait()
 
     def kill_group(self) -> None:
-        """Kill the session that it leads: what it started may have outlived it."""
+        """Kill the group that it leads: what it started may have outlived it."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 

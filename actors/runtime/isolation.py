@@ -147,7 +147,7 @@ class Isolation:
         ours, theirs = socket.socketpair()
         with theirs:
             command = python("-m", "actors.runtime.isolated", *login, str(theirs.fileno()))
-            child = await ChildProcess.start(command, own_session=True, inherits=(theirs.fileno(),))
+            child = await ChildProcess.start(command, apart=True, inherits=(theirs.fileno(),))
         return _Process(child, *await asyncio.open_connection(sock=ours))
 
     async def _follow(self, process: _Process) -> str | None:

@@ -141,7 +141,7 @@ class EmbeddedServer:
         config = self.directory / "nats.conf"
         write_private(config, _config(self._listen, self._users(), self.directory / "nats", self._place).encode())
         self.address.save(self._file)
-        self.process = await ChildProcess.start([find_server(), "-c", str(config)], piped=True, own_session=True)
+        self.process = await ChildProcess.start([find_server(), "-c", str(config)], piped=True, apart=True)
         output = self.process.process.stderr
         assert output is not None
         log = (self.directory / "nats.log").open("ab")

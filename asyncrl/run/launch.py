@@ -368,7 +368,7 @@ class Launch:
         aside.rename(self.files.model)
 
     async def _start_supervisor(self) -> None:
-        job = actor_job(self.files.credentials, self.config.run, "supervisor", SUPERVISOR, own_session=True)
+        job = actor_job(self.files.credentials, self.config.run, "supervisor", SUPERVISOR, apart=True)
         self._supervisor = await PLACEMENTS[self.config.placement.kind](self.config, self.files).start(job)
 
 

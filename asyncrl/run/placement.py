@@ -18,7 +18,7 @@ class Job(NamedTuple):
     words: tuple[str, ...] = ()
     credentials: Path | None = None  # file that follows as `--credentials FILE`; it holds a secret
     environment: Mapping[str, str] = {}
-    own_session: bool = False  # Ctrl-C in the terminal is not for it
+    apart: bool = False  # Ctrl-C in the terminal is not for it
 
 
 class NoRoom(AsyncRLError):
@@ -95,7 +95,7 @@ class LocalProcesses:
             python("-m", job.module, *words),
             log=self.log(job.name),
             environment={"OMP_NUM_THREADS": "1", **job.environment},
-            own_session=job.own_session,
+            apart=job.apart,
         )
 
     def here(self, _job: Job) -> bool:
@@ -107,11 +107,11 @@ class LocalProcesses:
         return self._logs / f"{name}.log"
 
 
-def actor_job(credentials: Path, run: str, role: str, actor_id: str, *, own_session: bool = False) -> Job:
+def actor_job(credentials: Path, run: str, role: str, actor_id: str, *, apart: bool = False) -> Job:
     """Return the process of an actor.
 
     Args:
         credentials: folder with one file per role.
     """
     words = (role, actor_id, "--run", run)
-    return Job(actor_id, "actors.main", words, credentials / f"{role}.json", own_session=own_session)
+    return Job(actor_id, "actors.main", words, credentials / f"{role}.json", apart=apart)

@@ -38,7 +38,7 @@ class ShellProcesses:
         words = [*job.words, *(["--credentials", str(job.credentials)] if job.credentials else [])]
         script = 'cd / && exec "$0" "$@"'
         command = ["/bin/sh", "-c", script, sys.executable, "-P", "-m", job.module, *words]
-        return await ChildProcess.start(command, log=self.log(job.name), environment=job.environment, own_session=True)
+        return await ChildProcess.start(command, log=self.log(job.name), environment=job.environment, apart=True)
 
     def here(self, _job: Job) -> bool:
         return True
