@@ -14,7 +14,7 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.engine.client import EngineClient, EngineLoad, SamplingParams
-from asyncrl.engine.control import CONTROLS, EngineControl, EngineHome, SGLangControl
+from asyncrl.engine.control import CONTROLS, EmbeddedControl, EngineControl, EngineHome, SGLangControl
 from asyncrl.engine.starting import EngineFailed
 from benchmarks.engine import save_random_model
 from harness.sglang_like import like_sglang
@@ -74,6 +74,28 @@ async def controlled(kind: str, model: Path, logs: Path) -> AsyncIterator[Engine
     async with like_sglang() as server:
         controls = {**CONTROLS, "own": OwnControl}
         yield controls[kind](home(model, logs, addresses=[server.address]))
+
+
+@pytest.mark.parametrize(("keep", "finish"), [(False, "abort"), (True, "length")])
+async def test_a_request_that_reaches_a_held_engine_is_sent_back_where_none_is_kept(
+    model: Path, tmp_path: Path, keep: bool, finish: str
+):
+    server = EmbeddedControl(home(model, tmp_path))
+    await server.start()
+    client = EngineClient(server.address)
+    await server.hold(keep=keep)
+    late = asyncio.create_task(client.generate([1, 2, 3], SamplingParams(4, ignore_eos=True)))
+    await until(lambda: is_queued(server), "the request")
+    await server.resume()
+    generation = await late
+    await client.close()
+    await server.close()
+
+    assert (generation.finish_reason, len(generation.token_ids)) == (finish, 4 if keep else 0)
+
+
+async def is_queued(server: EngineControl) -> bool:
+    return (await server.load()).requests == 1
 
 
 @pytest.mark.parametrize("number", [1, 2])
