@@ -7,7 +7,8 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from topics.topic import ACTORS, FLEET, Topic
-from topics.wire import Count, Message, Sequence, Version
+from topics.weights import OfVersion
+from topics.wire import Message, Sequence, Version
 
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 Owner: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,64}\Z")]
@@ -23,12 +24,9 @@ class PromotionRequested(Message):
     shadow: bool = False  # that share is answered by it as well, and nobody gets these answers
 
 
-class WeightsPromoted(Message):
+class WeightsPromoted(OfVersion):
     """The channel `live` is at this version from here on; it stays in the store while it can be rolled back to."""
 
-    lineage: Count
-    version: Version
-    digest: str
     # start: the first one, where engines serve the channel; canary: as good as what was live; reward: by live reward,
     # ahead or back to the version before.
     by: Literal["command", "gate", "rollback", "start", "canary", "reward"]
@@ -36,18 +34,10 @@ class WeightsPromoted(Message):
     cause: Sequence
     reason: str = ""
 
-    @property
-    def key(self) -> str:
-        """Name of the version on engines: `lineage:version:digest`."""
-        return f"{self.lineage}:{self.version}:{self.digest}"
 
-
-class WeightsCanaried(Message):
+class WeightsCanaried(OfVersion):
     """A share of sessions is answered by this version from here on, until a later message about the channel."""
 
-    lineage: Count
-    version: Version
-    digest: str
     against: str  # key of the version that is live, to whose turns its turns are compared
     by: Literal["command", "gate", "newest"]
     cause: Sequence  # of the promotion.requested, eval.scored or (newest) weights.published that it follows
@@ -55,11 +45,6 @@ class WeightsCanaried(Message):
     owner: Owner = ""  # of a tenant or user alone; "": of all
     reason: str = ""
     shadow: bool = False  # what is live answers them; this version does beside it, and nobody gets its answers
-
-    @property
-    def key(self) -> str:
-        """Name of the version on engines: `lineage:version:digest`."""
-        return f"{self.lineage}:{self.version}:{self.digest}"
 
 
 class CanaryEnded(Message):

@@ -10,12 +10,22 @@ from topics.topic import ENGINES, TRAINING, VITALS, WEIGHTS, Topic
 from topics.wire import Count, Id, Message, Seconds, Sequence, Step, Version
 
 
-class WeightsPublished(Message):
-    """A version is in the weight store, complete. Its identity is (run, lineage, version, digest)."""
+class OfVersion(Message):
+    """Base of messages about one version of the weights."""
 
     lineage: Count
     version: Version
     digest: str  # xxh3_128 of its manifest, hex: name, dtype, shape and digest of every tensor
+
+    @property
+    def key(self) -> str:
+        """Return the name of this version on engines: `lineage:version:digest`."""
+        return f"{self.lineage}:{self.version}:{self.digest}"
+
+
+class WeightsPublished(OfVersion):
+    """A version is in the weight store, complete. Its identity is (run, lineage, version, digest)."""
+
     store: str  # a name in asyncrl.weights.store.STORES
     location: str  # directory with its files, or its name among `weights.stored`
     base: str = ""  # key of the version that its files are a difference to; "": they are a Hugging Face model
@@ -25,11 +35,6 @@ class WeightsPublished(Message):
     write_s: Seconds = 0.0  # to write it, and to keep it in memory where the next one may be a difference to it
     choice: str = ""  # why it is a difference, or why not; "" where differences are not asked for
     answers: Count = 0  # sequence of the weights.published that an engine refused; its version is there once more
-
-    @property
-    def key(self) -> str:
-        """Return the name of this version on engines: `lineage:version:digest`."""
-        return f"{self.lineage}:{self.version}:{self.digest}"
 
 
 class WeightsStored(Message):

@@ -286,7 +286,6 @@ class EmbeddedControl(OwnControl):
     _keeps = False  # requests while it is held
 
     async def hold(self, *, keep: bool = False) -> None:
-        """See `EngineControl`."""
         self._keeps = keep
         await super().hold(keep=keep)
 
