@@ -42,6 +42,9 @@ def shape_faults(context: Context) -> Middleware:
             return await handler(request)
         except web.HTTPException:
             raise
+        except ConnectionError:  # before its request was whole
+            context.count("clients_gone")
+            return web.Response()
         except Exception:
             context.log.exception("a request fails", path=request.path)
             context.count("requests_broken")

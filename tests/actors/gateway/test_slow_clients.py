@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,10 +13,14 @@ from actors.gateway import bodies
 from actors.gateway import reply as reply_of
 from actors.gateway.listening import listening
 from actors.gateway.reply import Answered
+from asyncrl.bus.connection import Bus
 from asyncrl.live.apis.table import APIS
 from asyncrl.live.apis.words import Ending, LiveError, Opening, Request
 from asyncrl.live.sessions import Session
 from asyncrl.ports import free_port
+from harness.gateways import gateway
+from harness.sglang_like import LikeSGLang
+from harness.stage import Stage, until
 
 MORE_THAN_SOCKETS_HOLD = "x" * 2**25
 LIMIT_S = 120
@@ -132,3 +137,16 @@ async def test_a_connection_too_many_is_told_so_and_a_place_that_becomes_free_is
         held.close()
         while (await first_line())[0] != b"HTTP/1.1 200 OK\r\n":  # its end has not come to the server yet
             pass
+
+
+async def test_a_client_that_is_gone_before_its_request_is_whole_is_counted_and_is_no_fault(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    async with gateway(bus, stage, tmp_path / "model", inference) as served:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(served.address.rpartition(":")[2]))
+        head = f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-api-key: {served.key}\r\nContent-Length: 9\r\n\r\nhalf"
+        writer.write(head.encode())
+        await until(lambda: bool(served.gateway._meter._usage._begun["anna"]), "its head was read")
+        writer.transport.abort()
+        await until(lambda: served.count("clients_gone") == 1, "it is gone")
+        assert served.count("requests_broken") == 0
