@@ -85,7 +85,7 @@ def replay_text(replay: Replay) -> str:
     """Return the result of a replay as text."""
     steps, different = replay.steps, first_difference(replay.steps)
     if not steps:
-        return "no step to train again: the checkpoint is that of the last step"
+        return f"no step to train again: the run trained none after step {replay.origin}"
     versions = sum(bool(step.published) for step in steps)
     text = f"{len(steps):,} steps"
     if replay.changed:

@@ -15,6 +15,7 @@ from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.state.parts import reward_text
 from asyncrl.state.samples import Sample, Turn, packed_batch, samples_of, scored_evaluation
+from topics.ids import stage_of
 from topics.prompts import ONLY_TASK
 
 
@@ -69,15 +70,18 @@ def sample_text(sample: Sample) -> Text:
         head.append(f"  {sample.tokens:,} tokens{marks}", "not bold")
     if sample.label is not None:
         head.append(f"  label {_plain(sample.label)}", "not bold")
-    turns = [_turn_text(turn) for turn in sample.turns] or [Text(sample.completion)]
+    warm = stage_of(sample.name) == "warmup"
+    turns = [_turn_text(turn, "label:   " if warm else "sampled: ") for turn in sample.turns] or [
+        Text(sample.completion)
+    ]
     if sample.metrics:
         head.append("".join(f"  {name} {value:g}" for name, value in sample.metrics.items()), "not bold")
     artefacts = [Text(f"{name}: {text}", "dim") for name, text in sample.artefacts.items()]
     return Text("\n").join([head, Text(_plain(sample.prompt), "dim"), *turns, *artefacts])
 
 
-def _turn_text(turn: Turn) -> Text:
-    return Text(f"sampled:  {turn.text}") if turn.sampled else Text(f"observed: {turn.text}", "dim")
+def _turn_text(turn: Turn, trained: str) -> Text:
+    return Text(f"{trained} {turn.text}") if turn.sampled else Text(f"observed: {turn.text}", "dim")
 
 
 def _plain(value: Any) -> str:

@@ -48,7 +48,8 @@ def read_counts(words: list[str]) -> dict[str, int]:
         if role_of(role) in ROLE_NAMES:
             _check_scalable(role)
         if not count.isdecimal() or int(count) > MOST_PROCESSES:
-            raise WrongUsage(f"{word!r}: expected {role}=COUNT with a whole number from 0 to {MOST_PROCESSES}")
+            name = role if "=" in word else "ROLE"
+            raise WrongUsage(f"{word!r}: expected {name}=COUNT with a whole number from 0 to {MOST_PROCESSES}")
         wanted[role] = int(count)
     return wanted
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,9 +12,10 @@ from actors.recorder.actor import main
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
+from asyncrl.cli.samples import sample_text
 from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.state.samples import Sample, SampleRow, SamplesFile
+from asyncrl.state.samples import Sample, SampleRow, SamplesFile, Turn
 from harness.runs import command
 from harness.stage import Stage, until
 from harness.tokenizers import make_model
@@ -100,6 +102,13 @@ class Scene:
 async def scene(bus: Bus, server: EmbeddedServer, tmp_path: Path) -> Callable[..., Scene]:
     await publish(bus, RunOpened(12, 0, {}))
     return lambda **recorder: Scene(tmp_path, server, bus, **recorder)
+
+
+def test_labels_of_the_warm_up_are_not_called_sampled():
+    sample = Sample("w000001-0", 0.0, "^ab=", "ba", None, turns=[Turn(False, "^cd="), Turn(True, "dc")])
+
+    assert sample_text(sample).plain.endswith("^ab=\nobserved: ^cd=\nlabel:    dc")
+    assert "sampled:  dc" in sample_text(msgspec.structs.replace(sample, name="p000001-0")).plain
 
 
 async def test_samples_are_shown_from_the_logs_and_after_a_trim_from_the_file(scene: Callable[..., Scene]):
