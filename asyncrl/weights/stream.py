@@ -169,7 +169,7 @@ class Assembly:
         if size is None or not offset.isdecimal() or int(offset) + len(body) > size:
             raise TornVersion(f"a chunk of {len(body)} bytes at {offset[:20]!r} of file {name[:80]!r} has no place")
         mode = "r+b" if any(file == name for file, _ in self._chunks) else "wb"
-        with (self._directory / name).open(mode, buffering=0) as file:
+        with (self._directory / name).open(mode) as file:  # buffered: without, a disk that is nearly full takes a part
             file.seek(int(offset))
             file.write(body)
         self._chunks[name, int(offset)] = len(body)

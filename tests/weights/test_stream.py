@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.weights import versions
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.files import FileStore
-from asyncrl.weights.stream import FILE, OFFSET, StreamStore, TornVersion
+from asyncrl.weights.stream import FILE, OFFSET, Assembly, StreamIndex, StreamStore, TornVersion
 from asyncrl.weights.tensors import HostTensor
 from harness.stage import Stage, until
 from topics.engines import ENGINE_READY, EngineReady
@@ -239,3 +240,13 @@ async def test_versions_that_are_not_kept_are_purged_but_for_the_newest_which_ma
     assert (await stream_states(bus, [WEIGHTS]))["WEIGHTS"]["messages"] == before // 2
     for version in (versions[1], versions[3]):
         await Fetcher(bus, context.files).directory(version)
+
+
+def test_a_chunk_that_the_disk_takes_a_part_of_is_an_error_of_the_disk(tmp_path: Path):
+    assembly, limits = Assembly(tmp_path, StreamIndex({"a.bin": 2**17}, 1)), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            assembly.add({FILE: "a.bin", OFFSET: "0"}, bytes(2**17))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
