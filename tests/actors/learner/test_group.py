@@ -147,19 +147,20 @@ async def test_a_group_ends_with_its_first_rank_and_all_that_waits_is_told_and_n
 
 
 @pytest.mark.slow
-async def test_a_killed_rank_starts_the_group_anew_and_nothing_is_published_twice(
+async def test_a_rank_that_is_killed_or_freezes_starts_the_group_anew_and_nothing_is_published_twice(
     bus: Bus, stage: Callable[..., Stage]
 ):
-    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "checkpoint_every": 2, "lr": 1e-3})
+    learner = {**LEARNER, "ranks": 2, "checkpoint_every": 2, "lr": 1e-3}
+    stand = stage(**SMALL, learner=learner, supervision={"silence_s": 3.0})
     stand.make_model()
     await stand.open()
     playing = Playing(stand.context("learner", bus))
     try:
-        for step, victim in ((1, 0), (2, 1), (3, None)):
+        for step, end, victim in ((1, signal.SIGKILL, 0), (2, signal.SIGSTOP, 1), (3, None, 0)):
             await pack(bus, step)
             await until(lambda step=step: playing.learner.fold.state.published.keys() >= {step}, f"version {step}", 300)
-            if victim is not None:
-                os.kill(playing.learner.group._group._placed[victim].pid, signal.SIGKILL)
+            if end is not None:
+                os.kill(playing.learner.group._group._placed[victim].pid, end)
     finally:
         await playing.kill()
 
