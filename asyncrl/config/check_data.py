@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from asyncrl.config.check import Finding
 from asyncrl.config.held_out import HeldOut, graded_tasks, held_out_sets
@@ -42,6 +43,11 @@ def _stages(config: Config) -> Iterator[Finding]:
         if not any(task.share for task in stage_tasks(config, name).values()):
             yield Finding((table,), "leaves no task a share; give one of them 1 or more")
         yield from _condition(config, name)
+    steps = [(name, stage.at_step) for name, stage in config.stages.items() if stage.at_step]
+    for (before, earlier), (name, step) in pairwise(steps):
+        if step <= earlier:
+            order = f"stages begin in the order of their tables, and stage {before} before it at batch {earlier}"
+            yield Finding((f"stages.{name}.at_step",), f"found {step}, but {order}; exchange the two")
     for name in sorted(set(config.start.stages.values()) - config.stages.keys()):
         message = f"the run is forked behind its stage {name}; keep [stages.{name}], whose shares its prompts follow"
         yield Finding(("start.stages", "stages"), message)

@@ -97,7 +97,7 @@ async def test_the_shipped_reward_grades_the_share_of_right_letters():
         ("def reward(completion, answer): ...", "asks for 'answer'; it may name completion, prompt, label, metadata"),
         ("def reward(a, b, /): ...", "asks for 'b'"),
         ("import os; os._exit(3)", "its process ended at loading: exit code 3"),
-        ("raise SystemExit(4)", "its process ended at loading: exit code 4"),
+        ("raise SystemExit(4)", "SystemExit: 4"),
     ],
 )
 async def test_a_function_that_cannot_be_used_stops_the_start(tmp_path, source, message):
