@@ -8,12 +8,13 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.vault import SecretGone
+from asyncrl.live.owners import owner_of
 from asyncrl.live.stored import TurnReader
-from asyncrl.run.purge import _erase, _stored
+from asyncrl.run.purge import _erase, _stored, purge
 from harness.gateways import gateway, stored_turns
-from harness.sdks import sdks
+from harness.sdks import openai, sdks
 from harness.sglang_like import LikeSGLang
-from harness.stage import Connect, Stage
+from harness.stage import Connect, Stage, until
 from topics.turns import TurnStarted
 
 
@@ -44,3 +45,23 @@ async def test_a_conversation_goes_on_under_more_data_keys_than_a_message_can_na
     reading.vault._known.clear()
     with pytest.raises(SecretGone):
         await reader.read(begun[21].turn_id)
+
+
+async def test_nothing_goes_on_with_a_purged_turn(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference) as served,
+        sdks(served.address, served.key) as (first, _),
+    ):
+        ask: dict[str, Any] = {"model": "any", "input": "abc", "max_output_tokens": 4}
+        keyed, again = {"Idempotency-Key": "k"}, {"x-stainless-retry-count": "1"}
+        one = await first.responses.create(**ask, extra_headers=keyed)
+        await purge(bus, owner_of("anna", ""), "", "operator")
+        await until(lambda: not served.gateway._data_keys._current, "the gateway has read it")
+        with pytest.raises(openai.NotFoundError, match="send all messages"):
+            await first.responses.create(**ask, previous_response_id=one.id)
+        with pytest.raises(openai.NotFoundError):
+            await first.post("/feedback", cast_to=object, body={"turn": one.id, "thumb": "up"})
+        others = [await first.responses.create(**ask, extra_headers=headers) for headers in (keyed, again)]
+        assert others[0].id == others[1].id != one.id
