@@ -46,7 +46,7 @@ async def chaos(folder: Path, *words: str) -> dict[str, Any]:
     (folder / "short.toml").write_text(SHORT)
     settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
     settings += ["--set", PACED, "--stall", "200"]  # a rank that is frozen while it starts is given up after 120 s
-    code, output = await command(folder, "chaos", "short.toml", *settings, *words, limit_s=500)
+    code, output = await command(folder, "chaos", "short.toml", *settings, *words, limit_s=1200)
     assert code == 0, output
     report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
     assert report["finished"]
@@ -57,10 +57,10 @@ async def chaos(folder: Path, *words: str) -> dict[str, Any]:
 
 @SLOW
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_forty_seconds_of_injections_lose_nothing_and_train_nothing_twice(tmp_path: Path, seed: int):
-    report = await chaos(tmp_path, "--seconds", "40", "--seed", str(seed))
+async def test_injections_lose_nothing_and_train_nothing_twice(tmp_path: Path, seed: int):
+    report = await chaos(tmp_path, "--seconds", "200", "--kills", "16", "--seed", str(seed))
 
-    assert len(report["injections"]) >= 8, report["injections"]
+    assert len(report["injections"]) == 16, report["injections"]
     assert report["lost"] == report["duplicated"] == report["violations"] == []
 
 
@@ -101,7 +101,7 @@ async def stalled(
     rows = [{"prompt": "^ab=", "label": "flat" if number < 4 else "ba"} for number in range(48)]
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = [word for setting in words for word in ("--set", setting)]
-    injections = ("--targets", "recorder:kill", "--every", "2", "--stall", "30")
+    injections = ("--targets", "recorder:kill", "--every", "2", "--stall", "60")  # four runs start at once
     running = asyncio.create_task(command(folder, "chaos", "short.toml", *settings, *injections, limit_s=300))
     if freeze is not None:
         freezing = asyncio.create_task(freeze(folder))

@@ -117,7 +117,7 @@ async def test_a_row_that_is_never_made_holds_up_no_plan(tmp_path: Path, monkeyp
     gyms.put_in_place(tmp_path, monkeypatch)
     config = config_of(task={"source": "reasoning-gym:hangs", "row_limit_s": 600})  # its third row never ends
 
-    planned = await asyncio.wait_for(asyncio.to_thread(plan, config, tmp_path), 30)
+    planned = await asyncio.wait_for(asyncio.to_thread(plan, config, tmp_path), 300)
 
     assert 20 < planned.row_bytes < 100  # of the rows before it
 
@@ -341,17 +341,17 @@ async def test_a_run_that_fits_goes_on_whatever_the_disk_did_meanwhile(tmp_path:
         code, output = await command(tmp_path, "check", "demo")
         assert (code, output.splitlines()[0]) == (0, "ok"), output
         settings = ["nats.stream_max_mb=0", "learner.steps=120", "learner.checkpoint_every=20"]
+        settings += ["learner.scripted_step_s=0.1"]  # few steps pass while it is being stopped
         async with up(tmp_path, *settings, config=SCRIPTED) as run:
-            await stopped_after(run, 20)
+            await stopped_after(run, 5)
         leave_free(disk, 320)
         async with resume(tmp_path, "short") as run:
-            await stopped_after(run, 20)
+            await stopped_after(run, 5)
         leave_free(disk, 150)
         async with resume(tmp_path, "short") as run:
             assert await run.ended() == 1, run.story
-        assert re.search(
-            r"needs \d+ MB and there is room for 0 in \S+ \(1\d\d MB free, of which 200 stay free", run.error
-        )
+        reason = r"needs \d+ MB and there is room for 0 in \S+ \(1\d\d MB free, of which 200 stay free"
+        assert re.search(reason, run.error)
         leave_free(disk, 320)
         async with resume(tmp_path, "short") as run:
             assert await run.ended() == 0, run.story
@@ -361,12 +361,13 @@ async def test_a_run_that_fits_goes_on_whatever_the_disk_did_meanwhile(tmp_path:
             held, states = await held_bytes(bus), await stream_states(bus, [PROMPTS, GRADES])
         config = msgspec.json.decode((run.root / "config.json").read_bytes(), type=Config)
         needed = (await asyncio.to_thread(plan, config, tmp_path)).needs
-        # A loaded machine drops groups for their age, whose prompts are replaced, and grades twice where leases lapse.
+        # Groups are dropped for their age, whose prompts are replaced, and grades given twice where leases lapse: how
+        # often depends on the machine. What is dropped is in the log of batches, too, smaller than what is packed.
         trained = run.summary["trajectories_trained"]
         more = {name: max(1.0, state["messages"] / trained) for name, state in states.items()}
-        logs = ("PROMPTS", "GRADES", "BATCHES")
-        grown = {name: held[name].stored / needed[name].least / more.get(name, 1.0) for name in logs}
-        assert all(0.7 < share < 1.1 for share in grown.values()), (grown, more)
+        grown = {name: held[name].stored / needed[name].least for name in ("PROMPTS", "GRADES", "BATCHES")}
+        assert all(share / more.get(name, 1.0) > 0.7 for name, share in grown.items()), (grown, more)
+        assert all(share / more.get(name, more["PROMPTS"]) < 1.1 for name, share in grown.items()), (grown, more)
 
 
 @SLOW

@@ -101,10 +101,10 @@ async def test_the_death_of_the_process_is_the_error_of_the_row_that_was_being_m
 
 
 async def test_a_maker_without_work_has_no_limit_and_outlives_its_process(tmp_path: Path):
-    async with maker("reverse", tmp_path, limit_s=0.3) as rows:
+    async with maker("reverse", tmp_path, limit_s=1.0) as rows:
         rows.want([0])
         await rows.row(0)
-        await asyncio.sleep(0.6)  # two limits: nothing is to be made, and nothing is overdue
+        await asyncio.sleep(2.0)  # two limits: nothing is to be made, and nothing is overdue
         [child] = rows._sandbox._children
 
         child.link.process.kill()

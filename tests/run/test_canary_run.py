@@ -137,7 +137,7 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
 
         await until(is_shadowed, "a version answers users unseen", 180)
         await assert_compared(tmp_path, bus, {await users.hold_their_tongues() for _ in range(PAIRS)})
-        await asyncio.wait_for(bus.close(), 30)
+        await asyncio.wait_for(bus.close(), 120)
         code, output = await command(tmp_path, "weights", "list")
         assert (code, "canary rolled back: mean reward of its" in output, " shadow " in output) == (0, True, True)
         code, _ = await command(tmp_path, "down")

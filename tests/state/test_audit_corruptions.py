@@ -12,8 +12,9 @@ from asyncrl.run.connect import FoundRun, opened
 from asyncrl.state.audit.audit import Queue
 from asyncrl.state.audit.reading import audit_run
 from harness.corruptions import CORRUPTIONS, STEPS, remove_group
+from harness.gated import closed_gate
 from harness.recorded import Recorded
-from harness.runs import address_of, command, up
+from harness.runs import GATED, address_of, command, up
 from topics.actors import (
     DEAD_LETTER,
     DeadLetter,
@@ -38,15 +39,19 @@ class Finished:
         self.recorded: Recorded
 
     async def run(self) -> None:
-        async with up(self.folder, f"learner.steps={STEPS}", "nats.keep=run") as run:
+        gate = closed_gate(self.folder, STEPS - 3)  # the run waits for the audits, two steps later at most
+        async with up(self.folder, GATED, f"learner.steps={STEPS}", "nats.keep=run") as run:
             await run.reaches(run.steps, "the first step")
             bus = await Bus.connect(address_of(run), "short")
             base = Path((run.root / "base").read_text())
             check = partial(DataOrder, base=base)
-            while run.process.returncode is None and len(run.steps()) < STEPS - 1:
+            going_on = True
+            while going_on:
+                going_on = len(run.steps()) < STEPS - 3
                 audited = await audit_run(bus, deep=True, check_rows=check)
                 self.live += [str(found) for found in audited.findings.violations]
             await bus.close()
+            gate.unlink()
             assert await run.ended() == 0, run.story
         async with opened(FoundRun(run.root.name, run.root), "test") as bus:
             self.recorded = await Recorded.read(bus, base)

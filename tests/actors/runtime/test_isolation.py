@@ -254,7 +254,7 @@ async def test_a_worker_that_is_asked_to_leave_gives_back_what_is_done_alone(bus
 
 
 async def test_what_stands_still_in_a_process_of_its_own_is_killed_and_poison(bus: Bus, scene: Any):
-    play = scene(supervision={"silence_s": 0.5})
+    play = scene(supervision={"silence_s": 2.0})
     await play.engine()
     await play.suspect("p000000-0", "blocks")
     await give_back(bus, 1)
