@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from harness.audited import assert_consistent
+from harness.models import make_endless_model
 from harness.runs import LIMIT_S, UNTRAINED, command, up
 
 pytestmark = pytest.mark.slow
@@ -48,9 +49,11 @@ async def test_answers_of_an_engine_that_leaves_go_on_at_the_other_with_all_thei
     (tmp_path / "rollouts.py").write_text(HELD)
     for name in ("closed", "held"):
         (tmp_path / name).touch()
-    # An untrained model writes on for dozens of tokens. Nothing is trained, and no version follows, before it is read
-    # what the engine that stays was sent.
-    settings = [*UNTRAINED, "task.rollout=rollouts.py:rollout", "rollout.max_new_tokens=200", "eval.prompts=0"]
+    # Answers of a thousand tokens: it is met in their middle. Nothing is trained, and no version follows, before it is
+    # read what the engine that stays was sent.
+    make_endless_model(tmp_path / "model", spread=30)
+    settings = [*UNTRAINED, f"model.path={tmp_path / 'model'}", "rollout.max_new_tokens=1000"]
+    settings += ["task.rollout=rollouts.py:rollout", "eval.prompts=0"]
     async with up(tmp_path, *settings, "engine.count=2", "learner.steps=3") as run, aiohttp.ClientSession() as http:
         await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
         http.headers["Authorization"] = f"Bearer {(run.root / 'engine.key').read_text()}"
