@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from asyncrl.data.model_dir import ModelInfo
+from asyncrl.engine.answer import Generation
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.routing import keep_routing
 from asyncrl.engine.tape import Tape
@@ -18,6 +19,11 @@ from topics.wire import WireError, decode, encode
 
 SHAPE = ModelInfo("any", 64, 128, experts=200)
 TURN = 3  # tokens of an answer, in two requests
+
+
+def told(tokens, routed):
+    """A request that ended with so many tokens, and with experts from its first token on."""
+    return Generation(np.full(tokens, 7, np.int32), np.zeros(tokens, np.float32), [], "length", routed)
 
 
 class Host:
@@ -34,7 +40,8 @@ class Host:
             Tape(answer).extend(np.full(new, 7, np.int32), np.zeros(new, np.float32), 0)
             if self.requests not in self._lost:
                 fed = len(ids) + len(answer.tokens) - 1
-                keep_routing(answer, np.full(2 * fed, self.requests), prompt=len(ids), had=had, fed=fed, model=SHAPE)
+                generation = told(new, np.full(2 * fed, self.requests, np.int32))
+                keep_routing(answer, generation, prompt=len(ids), had=had, model=SHAPE)
             await self.checkpoint()
         answer.done, answer.finish = True, "stop"
 
@@ -122,8 +129,8 @@ async def test_rows_that_do_not_continue_what_is_there_are_refused():
 
 def test_engines_that_return_rows_of_another_width_are_refused():
     answer = Answer("generate", "", tokens=np.arange(2, dtype=np.int32))
-    keep_routing(answer, np.ones(8, np.int32), prompt=3, had=0, fed=4, model=SHAPE)
+    keep_routing(answer, told(2, np.ones(8, np.int32)), prompt=3, had=0, model=SHAPE)
     with pytest.raises(
         EngineRefused, match="returned 3 bytes of experts of a token, expected 2 as in the request before"
     ):
-        keep_routing(answer, np.ones(12, np.int32), prompt=3, had=1, fed=4, model=SHAPE)
+        keep_routing(answer, told(1, np.ones(12, np.int32)), prompt=3, had=1, model=SHAPE)
