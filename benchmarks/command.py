@@ -29,6 +29,7 @@ NAMES = {
     "gateway": "what the gateway adds to a reply, beside the same ids sent straight to the engine",
     "live": "what clients of a gateway meet while its model learns, beside the same load without training",
     "sessions": "many sessions at once through the gateway while versions come, beside the same ids straight",
+    "drafts": "tokens of one pass of SGLang whose model drafts them, before its layer for it is trained and after",
     "learner": "tokens per second of the trainer, beside a bare loop, the matrix rate, and itself on several ranks",
     "megatron": "the same of the trainer on megatron-core, in layouts of two cards, with experts and their replay",
     "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
@@ -99,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ways = ("resume", "in_place")
     parsers["live"].add_argument("--update", choices=ways, default="resume", help="weights.update (default: resume)")
     _add_sessions_options(parsers["sessions"])
+    _add_drafts_options(parsers["drafts"])
     _add_tastes_options(parsers["tastes"])
     _add_ray_options(parsers["ray"])
 
@@ -213,6 +215,15 @@ def _add_rescoring_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lr", type=float, default=1e-3, help="of the steps between them (default: 1e-3)")
     _add_server_options(parser)
     _add_trainer_options(parser)
+
+
+def _add_drafts_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--arguments", default="", help="of SGLang, as on a command line")
+    parser.add_argument("--pythonpath", default="", metavar="FOLDERS", help="with which SGLang is imported")
+    parser.add_argument("--prompts", type=int, default=64, help="requests at once (default: 64)")
+    parser.add_argument("--tokens", type=int, default=256, help="of an answer (default: 256)")
+    parser.add_argument("--steps", type=int, default=200, help="of training (default: 200)")
+    parser.add_argument("--lr", type=float, default=1e-3, help="of its steps (default: 1e-3)")
 
 
 def _add_sessions_options(parser: argparse.ArgumentParser) -> None:

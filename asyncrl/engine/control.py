@@ -119,6 +119,7 @@ class EngineControl(Protocol):
 
     async def wait_gap(self) -> None:
         """Wait for a moment without a request of a client, at most `EngineHome.gap_s`, where the server reports it."""
+        return  # most servers do not
 
     async def load_weights(self, directory: Path, key: str) -> None:
         """Load weights, and call them `key` from here on; the server is held."""
