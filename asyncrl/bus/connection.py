@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeAlias
 
@@ -54,7 +55,8 @@ class Bus:
         self.denied = ""  # the server's newest refusal for want of a permission
         self.on_reconnect: list[Callable[[], None]] = []
         self.on_fault: Callable[[BaseException], None] = lambda _: None  # a reader raised, or the connection ended
-        self.readers = BackgroundTasks(self._on_reader_fault)  # their work beside callbacks
+        # Work of readers beside callbacks; `on_fault` is set later.
+        self.readers = BackgroundTasks(lambda fault: self.on_fault(fault))  # noqa: PLW0108
         self.ended_by: BusError | None = None  # why the connection ended for good, unless it was closed here
         self._prefix = ""
         self._closing = False
@@ -73,23 +75,25 @@ class Bus:
             BusUnreachable: nothing answered within `deadline_s`.
             BusDenied: the server refused the login, or its certificate is not trusted: at once.
         """
-        faults: list[str] = []
+        faults: deque[str] = deque(maxlen=8)
+        until = (loop := asyncio.get_running_loop()).time() + deadline_s
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout_at(until):
                 while True:
                     bus = cls(Client(), address, run, publish_deadline_s)
                     bus.name = name
                     try:
-                        await bus._open(name or f"asyncrl {run}", faults)
+                        await bus._open(name or f"asyncrl {run}", faults, until)
                     except BusDenied:
                         await _close_quietly(bus.client)
                         raise
                     except (OSError, nats.errors.Error) as error:
                         faults.append(str(error) or type(error).__name__)
-                        if (final := refusal(address, error)) is not None:
-                            await _close_quietly(bus.client, 0.1)  # a handshake that failed is never quite closed
-                            raise final from error
-                        await _close_quietly(bus.client)
+                        final = refusal(address, error)
+                        # A handshake that failed is never quite closed.
+                        await _close_quietly(bus.client, 3.0 if final is None else 0.1)
+                        if final is not None or loop.time() >= until:
+                            raise final or TimeoutError from error
                         await asyncio.sleep(0.1)  # no event announces its return
                     else:
                         return bus
@@ -100,18 +104,18 @@ class Bus:
                 f"NATS at {address.url} did not answer within {deadline_s:.0f} s ({failure}); is it running there?"
             ) from error
 
-    async def _open(self, name: str, faults: list[str]) -> None:
+    async def _open(self, name: str, faults: deque[str], until: float) -> None:
         """Connect the client and listen for answers; what goes wrong meanwhile is added to `faults`."""
-        connecting = True
+        connecting, now = True, asyncio.get_running_loop().time
 
         async def on_error(error: Exception) -> None:
             faults.append(str(error) or type(error).__name__)
-            del faults[:-8]
             final = refusal(self.address, error)
+            # A login is refused again; `wait_for` (Python 3.11) swallows a cancellation that comes with a refusal.
+            if connecting and (final is not None or now() >= until):
+                raise error
             if final is None:
                 self._on_error(error)
-            elif connecting:
-                raise error  # another attempt with the same login ends in the same way
             else:
                 self._end(final)
 
@@ -363,9 +367,6 @@ class Bus:
         if not handled:
             self.on_fault(refused)
 
-    def _on_reader_fault(self, error: BaseException) -> None:
-        self.on_fault(error)  # else its failure would not be seen
-
     def _end(self, error: BusError) -> None:
         """End the connection for good: waiting callers get the reason, and no retry follows."""
         if self._closing:
@@ -392,8 +393,7 @@ def _time_out(future: asyncio.Future[Msg], subject: str) -> None:
 
 
 async def _close_quietly(client: Client, within_s: float = 3.0) -> None:
-    try:
+    # What is broken may break again; RuntimeError: uvloop has closed the socket.
+    with contextlib.suppress(TimeoutError, nats.errors.Error, OSError, RuntimeError):
         async with asyncio.timeout(within_s):
             await client.close()
-    except (TimeoutError, nats.errors.Error, OSError, RuntimeError):  # the latter: uvloop has closed the socket
-        pass  # closing a broken connection may break again

@@ -1,9 +1,15 @@
-"""The client reads and writes headers as that of nats-py does."""
+"""The client reads and writes headers as that of nats-py does, and gives up in time."""
+
+import asyncio
 
 import pytest
 from nats.aio.client import Client as PlainClient
+from nats.aio.transport import TcpTransport
 
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.client import Client
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusUnreachable
 
 
 @pytest.mark.parametrize(
@@ -37,3 +43,16 @@ async def test_headers_are_written_as_by_the_plain_client(headers):
         await client._send_publish("a.subject", "a.reply", b"body", 4, headers)
         written.append((sent, client.stats))
     assert written[0] == written[1] and len(written[0][0]) == 1
+
+
+async def test_a_server_that_refuses_in_the_moment_of_the_deadline_is_named(monkeypatch: pytest.MonkeyPatch):
+    async def refused(*_: object, **__: object) -> None:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:  # as wait_for does it where both come at once
+            raise ConnectionRefusedError("refused") from None
+
+    monkeypatch.setattr(TcpTransport, "connect", refused)
+    async with asyncio.timeout(60):
+        with pytest.raises(BusUnreachable, match=r"did not answer within 0 s .*refused"):
+            await Bus.connect(BusAddress("nats://127.0.0.1:1"), "a-run", deadline_s=0.1)

@@ -104,7 +104,10 @@ async def test_trajectories_that_wait_are_graded_by_one_call(bus: Bus, stage: Ca
     for number in range(3):
         name = f"p000001-{number}"
         await publish(
-            bus, msgspec.structs.replace(generated(1), trajectory_id=name, member=number, completion="x" * number)
+            bus,
+            msgspec.structs.replace(
+                generated(1), trajectory_id=name, member=number, group_size=3, completion="x" * number
+            ),
         )
     found = {}
 
