@@ -169,7 +169,9 @@ async def in_warmup(folder: Path) -> None:
 @SLOW
 async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tmp_path: Path):
     few = ["task.source=rows.jsonl", "task.epochs=1", "task.options={}", "learner.steps=6"]
-    few += ["buffer.max_lag=8", "learner.keep_versions=10"]  # no group becomes too old: five batches come of the rows
+    roomy = "nats.stream_max_mb=64"  # whose streams are never nearly full, which is a finding, too
+    # No group becomes too old: five batches come of the rows.
+    few += [roomy, "buffer.max_lag=8", "learner.keep_versions=10"]
     first, data, warm, last = await asyncio.gather(
         stalled(tmp_path / "a", ["reward.function=sleeps.py:reward", "reward.time_limit_s=500", "warmup.steps=0"]),
         stalled(
@@ -181,7 +183,7 @@ async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tm
             ["nats.stream_max_mb=0", "warmup.steps=9000", "learner.scripted_step_s=0.1"],
             in_warmup,
         ),
-        stalled(tmp_path / "d", ["warmup.steps=0"], before_training),
+        stalled(tmp_path / "d", [roomy, "warmup.steps=0"], before_training),
     )
     assert first["stall"]["step"] is None and first["injections"] == []
     assert any("reward hanging: reward-1: grades p0000" in found for found in first["stall"]["findings"])
