@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from contextlib import AsyncExitStack
+from http import HTTPStatus
 from pathlib import Path
 
 import aiohttp
@@ -23,7 +24,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.generator import Generator, Manner, Watch
 from benchmarks.load import fleet_of
-from benchmarks.talks import APIS, CONTEXT, LETTERS, SPECIAL, Talk
+from benchmarks.talks import APIS, CONTEXT, LETTERS, SPECIAL, Reply, Talk
 from topics.trajectories import Answer
 
 _TURNS = 3  # of a session
@@ -48,14 +49,6 @@ class Crowd(msgspec.Struct):
     first: int = 0  # number of the first session
 
 
-class Met(msgspec.Struct, array_like=True):
-    """A reply as its client met it; times are of this host's clock."""
-
-    asked_s: float
-    events: list[tuple[float, int]]  # when tokens came, and how many
-    failed: bool
-
-
 class _Through:
     """A session through the gateway."""
 
@@ -63,9 +56,8 @@ class _Through:
         self._crowd = crowd
         self._talk = Talk(http, crowd.gateway, crowd.key, APIS[number % len(APIS)])
 
-    async def send(self, text: str) -> Met:
-        reply = await self._talk.send(text, tokens=self._crowd.tokens)
-        return Met(reply.asked_s, list(reply.came), reply.failed)
+    async def send(self, text: str) -> Reply:
+        return (await self._talk.send(text, tokens=self._crowd.tokens))._replace(text="")
 
 
 class _Straight(Watch):
@@ -75,24 +67,24 @@ class _Straight(Watch):
         self._crowd = crowd
         self._generator = generator
         self._ids: list[int] = []
-        self._met = Met(0.0, [], failed=False)
+        self._came: list[tuple[float, int]] = []
 
-    async def send(self, text: str) -> Met:
+    async def send(self, text: str) -> Reply:
         self._ids += [LETTERS.index(letter) + SPECIAL for letter in text + ">"]
-        self._met = Met(time.monotonic(), [], failed=False)
+        self._came, asked = [], time.monotonic()
         sampling = SamplingParams(self._crowd.tokens)
         answer = Answer("generate", "", done=False)
         answer = await self._generator.generate(np.array(self._ids, np.int32), sampling, answer=answer, watch=self)
         self._ids += [*answer.tokens.tolist(), _END]
-        return self._met
+        return Reply(asked, time.monotonic() - asked, self._came, HTTPStatus.OK, broken=False)
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """See `Watch`."""
         if tokens:
-            self._met.events.append((time.monotonic(), tokens))
+            self._came.append((time.monotonic(), tokens))
 
 
-async def _hold(crowd: Crowd, replies: list[Met]) -> None:
+async def _hold(crowd: Crowd, replies: list[Reply]) -> None:
     """Hold sessions until this is cancelled."""
     async with AsyncExitStack() as stack:
         if crowd.straight:
@@ -120,7 +112,7 @@ async def _hold(crowd: Crowd, replies: list[Met]) -> None:
 
 
 async def _until_ended(crowd: Crowd) -> None:
-    replies: list[Met] = []
+    replies: list[Reply] = []
     holding = asyncio.create_task(_hold(crowd, replies))
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
     await asyncio.wait([holding, ended], return_when=asyncio.FIRST_COMPLETED)

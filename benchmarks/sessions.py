@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import statistics
 import sys
 import time
@@ -18,9 +17,9 @@ import aiohttp
 import msgspec
 
 from benchmarks.random_model import SHAPES
-from benchmarks.session_clients import Crowd, Met
+from benchmarks.session_clients import Crowd
 from benchmarks.stage import BenchError, report
-from benchmarks.talks import CONTEXT, gateway_key, percentile
+from benchmarks.talks import CONTEXT, Reply, gateway_key, percentile
 from benchmarks.updates import STREAM_TOKENS, Served, Updates
 
 _DEADLINE_S = 900.0
@@ -137,25 +136,24 @@ async def _begun(process: asyncio.subprocess.Process) -> None:
         raise BenchError(f"clients ended with code {await process.wait()}")
 
 
-async def _replies(process: asyncio.subprocess.Process) -> list[Met]:
+async def _replies(process: asyncio.subprocess.Process) -> list[Reply]:
     output, _ = await process.communicate(b"")
     if process.returncode:
         raise BenchError(f"clients ended with code {process.returncode}")
-    return msgspec.msgpack.decode(output, type=list[Met])
+    return msgspec.msgpack.decode(output, type=list[Reply])
 
 
-def summed(replies: list[Met], began: float, ended: float) -> dict[str, float]:
+def summed(replies: list[Reply], began: float, ended: float) -> dict[str, float]:
     """Of the window: tokens that came in it, and what was met by requests that were asked in it."""
-    tokens = sum(count for one in replies for at, count in one.events if began <= at < ended)
+    tokens = sum(count for one in replies for at, count in one.came if began <= at < ended)
     asked = [one for one in replies if began <= one.asked_s < ended]
-    whole = [one for one in asked if one.events and not one.failed]
-    first_ms = [1e3 * (one.events[0][0] - one.asked_s) for one in whole]
-    silences = [later[0] - one[0] for reply in whole for one, later in itertools.pairwise(reply.events)]
+    whole = [one for one in asked if not one.failed]
+    first_ms = [1e3 * one.first_s for one in whole]
     return {
         "tokens_per_s": tokens / (ended - began),
         "requests": float(len(asked)),
         "failed": float(sum(one.failed for one in asked)),
         "first_token_p50_ms": percentile(first_ms, 0.5),
         "first_token_p99_ms": percentile(first_ms, 0.99),
-        "longest_silence_s": max(silences, default=float("nan")),
+        "longest_silence_s": max((one.silence_s for one in whole), default=float("nan")),
     }

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import string
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,15 +32,23 @@ class Reply(NamedTuple):
     """A streamed reply as its client met it; seconds are of the monotonic clock."""
 
     asked_s: float
-    first_s: float  # from the request to its first text; infinite where none came
     whole_s: float  # from the request to the end of the stream
-    silence_s: float  # longest time between two events of text
+    came: list[tuple[float, int]]  # when each text came, and its characters
     status: int  # of HTTP; 0: no connection
     broken: bool  # the stream had no end, or one that says that it failed
     events: int = 0
     text: str = ""
     turn: str = ""
-    came: Sequence[tuple[float, int]] = ()  # when each text came, and its characters
+
+    @property
+    def first_s(self) -> float:
+        """Return the seconds from the request to its first text; infinite where none came."""
+        return self.came[0][0] - self.asked_s if self.came else float("inf")
+
+    @property
+    def silence_s(self) -> float:
+        """Return the longest time between two texts."""
+        return max((later[0] - one[0] for one, later in itertools.pairwise(self.came)), default=0.0)
 
     @property
     def failed(self) -> bool:
@@ -152,9 +160,7 @@ async def timed(
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
         ended = False
     whole = time.monotonic() - asked
-    first = came[0][0] - asked if came else float("inf")
-    silence = max((later[0] - one[0] for one, later in itertools.pairwise(came)), default=0.0)
-    return Reply(asked, first, whole, silence, status, not ended, events, "".join(texts), turn, came)
+    return Reply(asked, whole, came, status, not ended, events, "".join(texts), turn)
 
 
 async def events_of(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
