@@ -1,0 +1,28 @@
+"""`asyncrl bench drafts`: what it does without a server, which needs a GPU."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from benchmarks.drafts import Sample, accept_length, trained, write_model
+
+AHEAD = "model.layers.4.eh_proj.weight"  # of the layer that predicts ahead
+
+
+@pytest.mark.slow
+def test_the_layer_ahead_is_trained_with_a_weight_and_stays_without(tmp_path: Path):
+    write_model(tmp_path / "model")
+    samples = [Sample([3, 4], [(first + 7 * i) % 70 + 3 for i in range(16)], [-1.0] * 16, 8) for first in range(4)]
+    before = load_file(tmp_path / "model" / "model.safetensors")[AHEAD]
+
+    versions = {
+        weight: trained(tmp_path / f"{weight}", tmp_path / "model", samples, weight, 2, 1e-3) for weight in (0, 1)
+    }
+
+    after = {
+        weight: load_file(next(Path(one.location).glob("*.safetensors")))[AHEAD] for weight, one in versions.items()
+    }
+    assert accept_length(samples) == 2.0
+    assert (after[0].to(before.dtype) == before).all()
+    assert (after[1] != after[0]).any()
