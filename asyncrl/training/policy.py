@@ -134,7 +134,7 @@ class Loading:
 def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> Policy:
     """Load a Hugging Face model directory, with float32 master weights where it is trained.
 
-    Where torch.distributed is initialised, parameters are sharded with FSDP2 over all ranks.
+    Where torch.distributed has several ranks, parameters are sharded with FSDP2 over all of them.
     """
     logging.disable_progress_bar()  # type: ignore[no-untyped-call] # it would be drawn into logs and reports
     options = {"dtype": torch.float32, "attn_implementation": DOCUMENTS}
@@ -150,7 +150,7 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     if how.recompute:
         model.gradient_checkpointing_enable()
     policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
-    if dist.is_initialized():
+    if dist.is_initialized() and dist.get_world_size() > 1:
         _shard(policy, how.device, how.dtype)
     elif how.dtype != torch.float32 and how.trained:
         policy.masters = Masters(policy.model)

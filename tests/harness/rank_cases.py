@@ -111,7 +111,7 @@ def run(rank, ranks, model, folder):
     found = {}
     for fanned_out in (False, True):
         trainer = TorchTrainer(model)
-        assert all(isinstance(parameter, DTensor) for parameter in trainer._policy.parameters())
+        assert {isinstance(parameter, DTensor) for parameter in trainer._policy.parameters()} == {ranks > 1}
         own = share(rows_of(fanned_out), rank, ranks)
         for count in MICRO_BATCHES:
             case = f"{ranks}-{count}-{'fanned' if fanned_out else 'merged'}"
