@@ -7,15 +7,20 @@ import importlib
 import importlib.util
 import inspect
 import re
+import signal
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import xxhash
 
 from asyncrl.errors import FunctionError, last_lines
+
+IMPORT_LIMIT_S = 60.0  # of a file that every process imports which reads a config; PyTorch may be loaded by it
 
 
 def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
@@ -56,6 +61,39 @@ def load_module(where: str, *, base: Path, spec: str = "") -> ModuleType:
     """
     spec = spec or where
     return _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
+
+
+class ImportHangs(SystemExit):
+    """A user's file has not imported in time. It passes by what catches every `Exception`."""
+
+
+@contextmanager
+def import_deadline() -> Iterator[None]:
+    """Interrupt a user's file that hangs at its import within the block, which then ends with its `FunctionError`.
+
+    Only the main thread can be interrupted, where commands and actors read their config; there is no limit elsewhere.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(_signal: int, frame: FrameType | None) -> None:
+        while frame is not None and frame.f_code.co_name != "<module>":  # of the file that is being imported
+            frame = frame.f_back
+        where = f"line {frame.f_lineno} of {frame.f_code.co_filename}" if frame is not None else "its beginning"
+        raise ImportHangs(
+            f"after {IMPORT_LIMIT_S:g} s its import had come to {where}; every process of a run imports it, so what "
+            "takes long belongs into a function"
+        )
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    # Again and again: what is raised inside a callback of C, or a bare `except`, is lost.
+    signal.setitimer(signal.ITIMER_REAL, IMPORT_LIMIT_S, 1.0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def load_plain_function(spec: str, *, base: Path, argument: str) -> Callable[..., Any]:

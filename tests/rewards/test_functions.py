@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import re
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from asyncrl import functions
+from asyncrl.config.load import ConfigError, load_config
 from asyncrl.errors import FunctionError
 from asyncrl.functions import load_function
+from asyncrl.run.user_actors import ActorsError, load_actors
 
 
 @pytest.fixture(autouse=True)
@@ -117,6 +122,31 @@ def test_a_module_that_does_not_import_shows_its_own_fault(tmp_path, monkeypatch
     (tmp_path / "broken_module.py").write_text("import no_such_package\n")
 
     assert "broken_module does not import" in refused("broken_module:get", tmp_path)
+
+
+STUBBORN = "while True:\n    try:\n        threading.Event().wait()\n    except Exception:\n        pass"
+
+
+@pytest.mark.parametrize("body", ["threading.Event().wait()", STUBBORN])
+def test_a_loss_or_an_actor_that_hangs_at_its_import_is_reported_with_the_line_that_it_stood_at(
+    tmp_path, monkeypatch, body
+):
+    monkeypatch.setattr(functions, "IMPORT_LIMIT_S", 0.1)
+    (tmp_path / "hangs.py").write_text(f"import threading\n\n{body}\n")
+    config = tmp_path / "my.toml"
+    config.write_text('[learner]\nloss = "hangs.py:loss"\n')
+
+    with pytest.raises(ConfigError) as error:
+        load_config(str(config))
+    with pytest.raises(ActorsError, match=r"after 0\.1 s its import had come to line"):
+        load_actors(["hangs.py"], tmp_path)
+
+    (problem,) = error.value.problems
+    assert (problem.line, problem.key) == (2, "learner.loss")
+    assert "hangs.py does not import" in problem.message
+    assert re.search(rf"after 0\.1 s its import had come to line [345] of {tmp_path}/hangs.py; every", problem.message)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("spec", ["rewards.py", "rewards.py:", ":get", "rewards.py:a-b", ""])
