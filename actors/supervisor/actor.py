@@ -12,7 +12,7 @@ import msgspec
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.autoscaler import autoscale
-from actors.supervisor.channel import Decision
+from actors.supervisor.channel import Decision, Stored, absent
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.observer import follow_run, publish_state, watch_for_stalls
 from actors.supervisor.retention import retain
@@ -174,14 +174,20 @@ class Supervisor:
         """Refuse a version whose files are gone: the logs name those that were removed before this process, too."""
         if decision.by == "start":
             return decision  # the newest one is never pruned
-        names = self.fold.names_of(decision.lineage, decision.version)
-        if names and all([await is_stored(self.context.bus, self.context.files.weights, name) for name in names]):
+        if await self._is_there(decision):
             return decision
-        why = f"the files of version {decision.version} are not in the store"
+        why = absent(decision.version, [one for one in self.fold.stored if await self._is_there(one)])
         if decision.by == "canary":
             return CanaryEnded(decision.key, "weights", decision.cause, why)
         by: Literal["command", "gate", "newest", "reward"] = "command" if decision.by == "rollback" else decision.by
         return PromotionRefused(by, decision.cause, why)
+
+    async def _is_there(self, version: Stored | WeightsPromoted | WeightsCanaried) -> bool:
+        """Return whether the files of a version are in the store, with those that it is a difference to."""
+        names = self.fold.names_of(version.lineage, version.version)
+        return bool(names) and all(
+            [await is_stored(self.context.bus, self.context.files.weights, name) for name in names]
+        )
 
     async def _scale(self, decision: FleetScaled) -> None:
         await self.keeper.append_until_stored([decision])

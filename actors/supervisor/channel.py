@@ -6,7 +6,7 @@ supervisor's own log that names it: a supervisor that dies before that message i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -23,6 +23,7 @@ from topics.weights import WeightsRefused
 
 Decision: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
 _REFUSALS = 64  # of engines that are remembered; each is of a version that was the newest
+_NAMED = 32  # versions in the store that a refusal names, the newest
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -37,6 +38,12 @@ class Stored(msgspec.Struct, frozen=True):
     def key(self) -> str:
         """Its name on engines."""
         return f"{self.lineage}:{self.version}:{self.digest}"
+
+
+def absent(version: int, stored: Iterable[Stored]) -> str:
+    """Return why the channel does not move to a version that is not there, and where it may move to."""
+    numbers = ", ".join(map(str, sorted({one.version for one in stored})[-_NAMED:]))
+    return f"version {version} is not in the store (there: {numbers or 'none'}); the channel stays as it is"
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -268,9 +275,7 @@ class Channel(msgspec.Struct):
     ) -> WeightsPromoted | PromotionRefused:
         found = next((one for one in reversed(stored) if one.version == version), None)
         if found is None:
-            return PromotionRefused(
-                by, cause, f"version {version} is not in the store; `asyncrl weights list` prints what is"
-            )
+            return PromotionRefused(by, cause, absent(version, stored))
         if found.sequence in self.refused:
             why = f"an engine refused version {version}: {self.refused[found.sequence]}"
             return PromotionRefused(by, cause, why)

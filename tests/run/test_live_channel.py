@@ -90,7 +90,8 @@ async def test_what_is_live_outlives_the_supervisor_and_the_run_and_goes_back_in
             if row["version"] == first:
                 shutil.rmtree(row["location"])
         code, output = await command(tmp_path, "weights", "rollback")
-        assert (code, f"the files of version {first} are not in the store" in output) == (1, True), output
+        assert (code, f"version {first} is not in the store (there: " in output) == (1, True), output
+        assert await live(tmp_path) == [second]
         again.interrupt()
         await again.ended()
     [row] = [row for row in await versions(tmp_path) if row["live"]]

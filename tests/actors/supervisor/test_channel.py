@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+import shutil
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
+from actors.supervisor.actor import Supervisor
 from actors.supervisor.fold import SupervisorFold, SupervisorState
+from actors.supervisor.sweeper import purge
+from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
+from harness.stage import Stage
+from harness.versions import Versions
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
 from topics.promotions import (
     PROMOTION_REQUESTED,
@@ -19,8 +26,14 @@ from topics.promotions import (
     WeightsPromoted,
 )
 from topics.table import topic_for
-from topics.topic import Topic
-from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_REFUSED, WeightsPublished, WeightsRefused
+from topics.topic import WEIGHTS, Topic
+from topics.weights import (
+    WEIGHTS_PUBLISHED,
+    WEIGHTS_REFUSED,
+    WEIGHTS_STORED,
+    WeightsPublished,
+    WeightsRefused,
+)
 
 
 class Supervised:
@@ -99,7 +112,39 @@ def test_what_is_live_or_can_be_rolled_back_to_stays_and_one_that_is_gone_is_ref
 
     assert run.kept() == [2, 3, 16, 17, 18, 19]  # 4 was rolled back from, and three are remembered
     run.ask(5)
-    assert "version 5 is not in the store" in run.settle().reason
+    assert "version 5 is not in the store (there: 2, 3, 16, 17, 18, 19)" in run.settle().reason
+
+
+@pytest.mark.parametrize("store", ["files", "stream"])
+async def test_a_rollback_to_a_version_whose_files_are_gone_moves_nothing_and_names_those_that_are_there(
+    bus: Bus, stage: Callable[..., Stage], store: str
+):
+    """A version is gone, too, where what it is a difference to is."""
+    context = stage(weights={"store": store, "delta": "always"}).context("supervisor", bus)
+    learner, supervisor, run = Versions(bus, context), Supervisor(context), Supervised()
+    supervisor.fold = run.fold
+    gone = ""
+    for version in range(4):
+        learner.weights.nudge(0.01, version)
+        message = await learner.publish(full=version != 2)
+        gone = message.location if version == 1 else gone
+        run.add(WEIGHTS_PUBLISHED, message)
+    for version in (0, 2, 3):
+        run.ask(version)
+        run.settle()
+    rollback = run.ask(None)
+    there = run.decide()
+    assert there == await supervisor._if_there(there)
+
+    if store == "files":
+        shutil.rmtree(gone)
+    else:
+        await purge(bus, WEIGHTS, [{"filter": WEIGHTS_STORED.subject(bus.run, gone)}])
+    refused = await supervisor._if_there(there)
+
+    assert isinstance(refused, PromotionRefused)
+    assert (refused.by, refused.cause) == ("command", rollback)
+    assert refused.reason == "version 2 is not in the store (there: 0, 3); the channel stays as it is"
 
 
 def test_a_rollback_ends_at_the_oldest_version_that_is_remembered():
