@@ -60,6 +60,7 @@ class EngineActor:
         self._fetcher = Fetcher(context.bus, context.files)
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
+        self._weights = ("", "")  # name and path that it told then
         self._highest = (-1, -1)  # lineage and version that it has had
         self._found = ""  # its own label for them, where another client had relabelled it
         self._answers = True
@@ -196,21 +197,22 @@ class EngineActor:
             await asyncio.sleep(lease_s / 4)
 
     async def _compare(self) -> None:
-        """Ask the server which weights it has, and load them again if another client restarted or relabelled it."""
-        loaded = self._loaded
-        found = await self._server.label()
+        """Ask the server which weights it has, and load them again if another client restarted or changed it."""
+        loaded, weights = self._loaded, self._weights
+        found = await self._server.weights()
         if loaded == _UNTRAINED.key:
             return  # a server of another owner has a name of its own for the weights that it serves
-        if loaded and found != loaded and self._loaded == loaded and not self._updating:
+        if loaded and found != weights and (self._loaded, self._weights) == (loaded, weights) and not self._updating:
+            label, path = found
             self.context.count("relabelled")
-            self.context.log.warning("server has other weights", found=found, expected=loaded)
-            self._loaded, self._found = "", found
+            self.context.log.warning("server has other weights", found=found, expected=weights)
+            self._loaded, self._found = "", label if label != loaded else f"{label} from {path}"
             self._news.set()
 
     async def _lose(self, words: str) -> None:
         """Wait for an external server that is away: it gets its weights again when it is back."""
         self._answers, self._loaded = False, ""
-        await self._publish(EngineGone(self.context.actor_id, words))
+        await publish(self.context.bus, EngineGone(self.context.actor_id, words))
 
     async def _bring(self, target: Announced) -> None:
         """Bring the server to a version, unless it is overtaken by a newer one, or the server is away.
@@ -220,7 +222,7 @@ class EngineActor:
         """
         try:
             if target.version is _UNTRAINED:
-                await self._server.label()  # it answers
+                await self._server.weights()  # it answers
                 self._loaded = target.version.key
                 await self._publish_ready(target.version)
                 return
@@ -292,8 +294,8 @@ class EngineActor:
         version, self._refused = target.version, target
         self.context.count("versions_refused")
         self.context.log.error("weights refused", version=version.version, reason=str(error))
-        engine_id, reason = self.context.actor_id, str(error)[:1024]
-        await self._publish(WeightsRefused(engine_id, version.lineage, version.version, target.sequence, reason))
+        about = (self.context.actor_id, version.lineage, version.version, target.sequence, str(error)[:1024])
+        await publish(self.context.bus, WeightsRefused(*about))
 
     async def _update(self, target: WeightsPublished, source: Path | WeightsOffered, fetch_s: float) -> Path | None:
         """Swap the weights, under the requests that run or after they have come back with their partial tokens.
@@ -307,7 +309,7 @@ class EngineActor:
         began, engine_id = time.monotonic(), self.context.actor_id
         self._updating, self._loaded = True, ""  # wherever this ends: it may have a part of them, and is on hold
         updating = EngineUpdating(engine_id, target.lineage, target.version, found=self._found[:1024])
-        await self._publish(updating)
+        await publish(self.context.bus, updating)
         crash_point("engine.updating")
         server, deadline = self._server, self.settings.update_deadline_s
         try:
@@ -320,11 +322,11 @@ class EngineActor:
                 loaded = time.monotonic()
                 await server.resume()
                 self._held, pause_s = False, time.monotonic() - paused
-                confirmed = await server.label()
+                self._weights = await server.weights()
         except TimeoutError:
             words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
             raise EngineFailed(words) from None
-        if confirmed != target.key:
+        if (confirmed := self._weights[0]) != target.key:
             raise EngineFailed(f"the server reports weights {confirmed!r}, expected {target.key!r}")
         crash_point("engine.swapped")
         self._loaded, self._found, self._overtaken = target.key, "", 0
@@ -338,7 +340,7 @@ class EngineActor:
         """Let the learner have the card; what comes next loads the weights again."""
         lineage, version = version_of(self._loaded) if self._loaded else (0, 0)
         self._loaded, self._held, self._updating = "", True, True
-        await self._publish(EngineUpdating(self.context.actor_id, lineage, version))
+        await publish(self.context.bus, EngineUpdating(self.context.actor_id, lineage, version))
         await card.leave_for_learner(self._server, self.settings.update_deadline_s)
         self._updating = False
         if await card.take():
@@ -375,13 +377,10 @@ class EngineActor:
         if not self._server.own or (target.lineage, target.version) <= self._highest:
             ready.cache = secrets.token_hex(4)
         self._highest = max(self._highest, (target.lineage, target.version))
-        await self._publish(ready)
-
-    async def _publish(self, message: Message) -> None:
-        await publish(self.context.bus, message)
+        await publish(self.context.bus, ready)
 
     async def _leave(self) -> None:
-        await self._publish(EngineGone(self.context.actor_id, "stopped", asked=True))
+        await publish(self.context.bus, EngineGone(self.context.actor_id, "stopped", asked=True))
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(VITALS_S):
                 if self._server.own:

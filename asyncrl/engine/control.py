@@ -96,8 +96,8 @@ class EngineControl(Protocol):
     async def health(self) -> bool:
         """Return whether it answers and is well."""
 
-    async def label(self) -> str:
-        """Return the name of its weights."""
+    async def weights(self) -> tuple[str, str]:
+        """Return the name of its weights, and the path from which it read some last; "" where it tells none."""
 
     async def load(self) -> EngineLoad:
         """Return its load at this moment."""
@@ -160,6 +160,11 @@ class ExternalControl(EngineClient, EngineControl):
     async def resume(self) -> None:
         """Sample again."""
         await self.continue_generation()
+
+    async def weights(self) -> tuple[str, str]:
+        """Return name and path: a load that gives no name moves the path alone."""
+        info = await self.model_info()
+        return str(info.get("weight_version")), str(info.get("model_path", ""))
 
 
 def _name_of_gpu(number: int) -> str:
@@ -356,9 +361,9 @@ class ScriptedControl(EngineControl):
         """Return True: there is no server that could be ill."""
         return True
 
-    async def label(self) -> str:
-        """Return what was loaded last."""
-        return self._label
+    async def weights(self) -> tuple[str, str]:
+        """Return what was loaded last; from no path."""
+        return self._label, ""
 
     async def load(self) -> EngineLoad:
         """Return no load: it serves no requests itself."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 
 import aiohttp
 import numpy as np
@@ -336,6 +337,15 @@ async def test_a_pause_of_an_unknown_mode_is_refused(served, client):
 
     assert status == 400
     assert len((await client.generate([1], SamplingParams(2))).token_ids) == 2
+
+
+async def test_a_load_that_gives_no_name_keeps_the_label_and_moves_the_path(served, client, tmp_path):
+    other = shutil.copytree(served.model, tmp_path / "other")
+    body = {"model_path": str(other), "load_format": "auto"}
+    assert (await post(served, "/update_weights_from_disk", body))[0] == 200
+
+    info = await client.model_info()
+    assert (info["weight_version"], info["model_path"]) == ("none", str(other))
 
 
 async def test_continue_without_a_pause_is_no_fault(served, client):

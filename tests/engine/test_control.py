@@ -38,8 +38,8 @@ class OwnControl(EngineControl):
     async def health(self) -> bool:
         return self._open
 
-    async def label(self) -> str:
-        return self._label
+    async def weights(self) -> tuple[str, str]:
+        return self._label, ""
 
     async def load(self) -> EngineLoad:
         return EngineLoad(0, 0)
@@ -126,7 +126,7 @@ async def test_a_server_starts_takes_weights_by_name_and_leaves(kind: str, model
             await server.load_weights(model, "0:1:first")
             await server.resume()
 
-            assert await server.label() == "0:1:first"
+            assert (await server.weights())[0] == "0:1:first"
             assert (await server.load()).requests == 0
             assert not server.frozen
             assert not ended.done()

@@ -54,7 +54,7 @@ class LikeSGLang:
     def __init__(self) -> None:
         self.address = ""
         self.runner: web.AppRunner
-        self.weight_version = "default"
+        self.weight_version, self.model_path = "default", "base"
         self.key = ""  # asked for everywhere but /health, where there is one
         self.healthy = True
         self.health_asked = self.info_asked = 0
@@ -191,10 +191,11 @@ class LikeSGLang:
 
     async def _update(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if why := await self.refusal(body["weight_version"]):
+        named = body.get("weight_version") or self.weight_version  # as it was, where a load gives no name
+        if why := await self.refusal(named):
             return web.json_response({"success": False, "message": why}, status=400)
-        self.loads.append(body["weight_version"])
-        self.weight_version = body["weight_version"]
+        self.loads.append(named)
+        self.weight_version, self.model_path = named, body["model_path"]
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
 
     async def _abort(self, request: web.Request) -> web.StreamResponse:
@@ -232,7 +233,7 @@ class LikeSGLang:
 
     async def _model_info(self, request: web.Request) -> web.StreamResponse:
         self.info_asked += 1
-        return web.json_response({"weight_version": self.weight_version})
+        return web.json_response({"weight_version": self.weight_version, "model_path": self.model_path})
 
     async def _loads(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"loads": [{"num_running_reqs": 0, "num_waiting_reqs": 0}]})

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 
@@ -209,6 +210,24 @@ async def test_a_server_that_lost_its_weights_within_a_lease_gets_them_again(
     again = [message for message in player.messages if isinstance(message, EngineUpdating)][-1]
     assert again.found == ("default" * 1000)[:1024]  # more is in no message
     assert player.context.vitals["relabelled"] == 1
+
+
+async def test_a_server_that_another_client_gave_weights_without_a_name_gets_its_own_again(
+    inference: LikeSGLang, make: Callable[[str], Player]
+):
+    player = make(inference.address)
+    await player.publish(3)
+    await player.start()
+    await until(lambda: player.versions(EngineReady) == [3], "it is ready")
+
+    async with aiohttp.ClientSession(inference.address) as session:
+        await session.post("/update_weights_from_disk", json={"model_path": "/weights/of/another"})
+    assert inference.weight_version == key_of(3), "it tells the name that it had"
+
+    await until(lambda: player.versions(EngineReady) == [3, 3], "it is ready again")
+    assert inference.model_path == str(empty_version(player.context.files, 3).location)
+    again = [message for message in player.messages if isinstance(message, EngineUpdating)][-1]
+    assert again.found == f"{key_of(3)} from /weights/of/another"
 
 
 async def test_weights_that_come_back_meet_no_prefix_that_others_computed_under_their_name(
