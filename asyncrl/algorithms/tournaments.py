@@ -1,7 +1,8 @@
 """Tournaments: scores of the members of a group from a judge that compares two at a time.
 
 A judge answers the scores of the two members that it compares; the greater wins. Scores lie in [0, 1], 1 for the best
-member, and members that cannot be told apart share the mean of their places.
+member, and members that cannot be told apart share the mean of their places: those of equal standing, and those that
+met and tied.
 Source: ArenaRL (qqr), its five topologies; Swiss pairing and Buchholz scores as in the handbook of FIDE.
 """
 
@@ -9,10 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from itertools import combinations
 from math import ceil, fsum, log2
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 Judge: TypeAlias = Callable[[int, int], Awaitable[tuple[float, float]]]
 """Compares two members by their numbers in the group: their scores, in that order."""
@@ -47,10 +48,22 @@ class Matches:
         results = await self.play_all(pairs)
         return [left if a >= b else right for (left, right), (a, b) in zip(pairs, results, strict=True)]
 
-    def tied(self, left: int, right: int) -> bool:
-        """Return whether two members that met could not be told apart."""
-        first, second = self.scores[min(left, right), max(left, right)]
-        return first == second
+    @property
+    def beaten(self) -> set[int]:
+        """Members that lost a match."""
+        return {pair[int(a > b)] for pair, (a, b) in self.scores.items() if a != b}
+
+    def tied(self, size: int) -> list[set[int]]:
+        """Return of each member those that it cannot be told apart from: it met and tied with them, or with others who
+        did. A tie counts for nothing where it would put two together of whom one beat the other."""
+        groups = [{member} for member in range(size)]
+        decided = {pair for pair, (a, b) in self.scores.items() if a != b}
+        for left, right in sorted(self.scores.keys() - decided):
+            together = groups[left] | groups[right]
+            if not any(pair in decided for pair in combinations(sorted(together), 2)):
+                for member in together:
+                    groups[member] = together
+        return groups
 
     def mean(self, member: int) -> float:
         """Mean score of a member over all its matches; 0 before the first."""
@@ -62,7 +75,7 @@ async def anchor(size: int, judge: Judge, _draw: random.Random) -> list[float]:
     """Everyone meets member 0: size - 1 matches. The anchor's own score is the mean of those it got."""
     matches = Matches(judge)
     await matches.play_all((0, member) for member in range(1, size))
-    return places([matches.mean(member) for member in range(size)])
+    return _shared([matches.mean(member) for member in range(size)], matches)
 
 
 async def round_robin(size: int, judge: Judge, _draw: random.Random) -> list[float]:
@@ -79,7 +92,9 @@ async def swiss(size: int, judge: Judge, draw: random.Random) -> list[float]:
     """Rounds in which members of about equal points meet, none of them twice: log2(size), rounded up.
 
     One that is left over rests, and none does twice: a point in the pairing, in the end the mean of its matches. Equal
-    points are told apart by the points of the opponents (Buchholz), of which a rest is one with half of all.
+    points are told apart by the points of the opponents (Buchholz), of which a rest is one with half of all. Where
+    several never lost, they meet until all of these are tied, and stand above the others. Members that met and tied
+    share the place of the best of them.
     """
     points, opponents = [0.0] * size, [list[int]() for _ in range(size)]
     rested: set[int] = set()
@@ -99,59 +114,57 @@ async def swiss(size: int, judge: Judge, draw: random.Random) -> list[float]:
             _award(points, left, right, scores)
     total = [points[member] * rounds / max(len(opponents[member]), 1) for member in range(size)]
     met = [fsum(total[one] for one in opponents[member]) + (member in rested) * rounds / 2 for member in range(size)]
-    return places(list(zip(total, met, strict=True)))
+    best = await _play_off(size, matches)
+    return _shared([(member in best, total[member], met[member]) for member in range(size)], matches)
 
 
 async def single_elimination(size: int, judge: Judge, _draw: random.Random) -> list[float]:
     """A knock-out, seeded by a match of each against member 0: at most 2 * size - 2 matches.
 
     The best two seeds can only meet in the final. Who lost in a later round is above who lost before, and of one round
-    the greater mean score over all matches; who was left out at a tie shares the place of who went on.
+    the greater mean score over all matches. Members that met and tied share the place of the best of them.
     """
     matches = Matches(judge)
     await matches.play_all((0, member) for member in range(1, size))
     seeds = sorted(range(size), key=lambda member: (-matches.mean(member), member))
     bracket: list[int | None] = [seeds[seed] if seed < size else None for seed in _bracket(size)]
     last = dict.fromkeys(range(size), 0)
-    beaten: dict[int, list[int]] = {}
     while len(bracket) > 1:
         pairs = list(zip(bracket[::2], bracket[1::2], strict=True))
         played = [(left, right) for left, right in pairs if left is not None and right is not None]
         won = dict(zip(played, await matches.winners(played), strict=True))
-        beaten |= {left + right - winner: [winner] for (left, right), winner in won.items()}
         bracket = [won.get((left, right), right if left is None else left) for left, right in pairs]  # type: ignore[arg-type]
         for winner in bracket:
             if winner is not None:
                 last[winner] += 1
-    return _knocked_out([(last[member], matches.mean(member)) for member in range(size)], beaten, matches)
+    return _shared([(last[member], matches.mean(member)) for member in range(size)], matches)
 
 
 async def double_elimination(size: int, judge: Judge, draw: random.Random) -> list[float]:
     """A knock-out in which two losses end it: at most 2 * size - 1 matches.
 
     Members without a loss are paired with each other, and so are those with one. The last of both meet in the final,
-    once more where it leaves both with one loss. Who was out later is above who was out before; who is out by ties
-    alone shares the place of who went on.
+    once more where it leaves both with one loss. Who was out later is above who was out before. Members that met and
+    tied share the place of the best of them.
     """
     matches = Matches(judge)
-    beaten: dict[int, list[int]] = {member: [] for member in range(size)}
+    lost = dict.fromkeys(range(size), 0)
     out: dict[int, int] = {}
     rounds = 0
     while size - len(out) > 1:
         rounds += 1
         alive = draw.sample([member for member in range(size) if member not in out], size - len(out))
-        upper, lower = ([member for member in alive if len(beaten[member]) == lost] for lost in (0, 1))
+        upper, lower = ([member for member in alive if lost[member] == losses] for losses in (0, 1))
         if len(upper) == len(lower) == 1:
             upper, lower = [*upper, *lower], []
         for bracket in (upper, lower):
             pairs = list(zip(bracket[::2], bracket[1::2], strict=False))
             for (left, right), winner in zip(pairs, await matches.winners(pairs), strict=True):
                 loser = left + right - winner
-                beaten[loser].append(winner)
-                if len(beaten[loser]) == 2:
+                lost[loser] += 1
+                if lost[loser] == 2:
                     out[loser] = rounds
-    standings = [(out.get(member, rounds + 1), matches.mean(member)) for member in range(size)]
-    return _knocked_out(standings, {member: beaten[member] for member in out}, matches)
+    return _shared([(out.get(member, rounds + 1), matches.mean(member)) for member in range(size)], matches)
 
 
 TOURNAMENTS: dict[str, Tournament] = {
@@ -175,18 +188,19 @@ def places(standings: Sequence[Hashable]) -> list[float]:
     return [1 - shares[standing] / last if last else 0.5 for standing in standings]
 
 
-def _knocked_out(
-    standings: list[tuple[int, float]], beaten: Mapping[int, Sequence[int]], matches: Matches
-) -> list[float]:
-    """Scores by standings, where whoever is out by ties alone stands where the one does who was preferred last.
+def _shared(standings: Sequence[Any], matches: Matches) -> list[float]:
+    """Scores by standings, where members that are tied stand where the best of them does."""
+    return places([max(standings[one] for one in group) for group in matches.tied(len(standings))])
 
-    Args:
-        beaten: of each member that is out those that went on instead.
-    """
-    for member in sorted(beaten, key=lambda one: standings[one], reverse=True):  # who went on was out later
-        if all(matches.tied(member, winner) for winner in beaten[member]):
-            standings[member] = standings[beaten[member][-1]]
-    return places(standings)
+
+async def _play_off(size: int, matches: Matches) -> set[int]:
+    """Let those who never lost meet until all that are left are tied, and return these; none where everyone lost."""
+    while True:
+        tied, beaten = matches.tied(size), matches.beaten
+        best = [member for member in range(size) if member == min(tied[member]) and not tied[member] & beaten]
+        if len(best) < 2:
+            return tied[best[0]] if best else set()
+        await matches.play_all(zip(best[::2], best[1::2], strict=False))
 
 
 def _award(points: list[float], left: int, right: int, scores: tuple[float, float]) -> None:

@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from asyncrl.algorithms.tournaments import TOURNAMENTS, places, single_elimination, swiss
+from asyncrl.algorithms.tournaments import TOURNAMENTS, Matches, places, single_elimination, swiss
 from asyncrl.errors import FunctionError
 from asyncrl.rewards.tournaments import TournamentReward
 from harness.sandboxes import grading, outcomes
@@ -25,6 +25,14 @@ class Noiseless:
         return self.worth[left] + self.bias, self.worth[right]
 
 
+class Ordinal(Noiseless):
+    """A judge that says who is better and not by how much."""
+
+    async def __call__(self, left, right):
+        one, other = await super().__call__(left, right)
+        return 0.5 * (one >= other) + 0.5 * (one > other), 0.5 * (other >= one) + 0.5 * (other > one)
+
+
 def worth_of(size, seed):
     return random.Random(seed).sample(range(size), size)
 
@@ -39,7 +47,7 @@ async def test_the_true_best_has_the_greatest_score_and_scores_follow_the_truth(
             scores = await TOURNAMENTS[name](size, judge, random.Random(seed))
             best = worth.index(size - 1)
             assert scores[best] == max(scores), (size, seed)
-            assert scores.count(scores[best]) == 1 or name == "swiss", (size, seed)
+            assert scores.count(scores[best]) == 1, (size, seed)
             assert all(0.0 <= score <= 1.0 for score in scores)
             assert sum(scores) == pytest.approx(size / 2)
             found += scores
@@ -64,17 +72,34 @@ async def test_members_that_are_all_equal_have_equal_scores(name, size):
     assert scores == [0.5] * size
 
 
-@pytest.mark.parametrize(
-    "name", sorted(TOURNAMENTS.keys() - {"swiss"})
-)  # that has too few rounds to have all of them met
-@pytest.mark.parametrize("size", [4, 7])
-async def test_of_two_that_tie_for_the_best_both_are_first(name, size):
-    worth = [min(value, size - 2) for value in worth_of(size, 3)]
-    scores = await TOURNAMENTS[name](size, Noiseless(worth), random.Random(1))
+@pytest.mark.parametrize("name", TOURNAMENTS)
+@pytest.mark.parametrize("judging", [Noiseless, Ordinal])
+async def test_of_a_mixed_group_all_that_tie_for_the_best_are_first_and_none_that_met_and_tied_are_apart(name, judging):
+    for size in SIZES:
+        for seed in range(20):
+            draw = random.Random(100 * seed + size)
+            worth = [draw.randrange(max(2, size // 2)) for _ in range(size)]
+            judge = judging(worth)
+            scores = await TOURNAMENTS[name](size, judge, random.Random(seed))
+            first = {member for member in range(size) if scores[member] == max(scores)}
+            best = {member for member in range(size) if worth[member] == max(worth)}
+            if name == "anchor" and judging is Ordinal:  # whoever is better than the anchor is first
+                assert best <= first, (size, seed)
+            else:
+                assert best == first, (size, seed)
+            met = {pair for pair in judge.asked if worth[pair[0]] == worth[pair[1]]}
+            assert all(scores[left] == scores[right] for left, right in met), (size, seed)
 
-    assert [member for member in range(size) if scores[member] == max(scores)] == [
-        member for member in range(size) if worth[member] == size - 2
-    ]
+
+async def test_a_tie_does_not_put_those_together_of_whom_one_beat_the_other():
+    async def judge(left, right):  # 0 and 1 tie, 1 and 2 tie, and 0 beats 2
+        return (1.0, 0.0) if (left, right) == (0, 2) else (0.0, 1.0) if (left, right) == (2, 0) else (0.5, 0.5)
+
+    matches = Matches(judge)
+    await matches.play_all([(0, 1), (1, 2), (0, 2)])
+
+    assert matches.tied(3) == [{0, 1}, {0, 1}, {2}]
+    assert matches.beaten == {2}
 
 
 @pytest.mark.parametrize("size", SIZES)
