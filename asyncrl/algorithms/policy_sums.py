@@ -47,18 +47,20 @@ def policy_sums(log_ratio: torch.Tensor, tokens: Tokens, treated: Treated) -> Su
         "clip_fraction": treated.clipped & trained,
         "off_policy_fraction": treated.off_policy & trained,
         "masked_fraction": treated.masked & trained,
+        **_ratio_bins(ratio, trained),
     }
     sums = {name: value.sum() for name, value in values.items()}
     sums["ratio_max"] = ratio.max() if ratio.numel() else ratio.sum()
-    return sums | _ratio_histogram(ratio, trained) | _by_lag(values, tokens)
+    return sums | _by_lag(values, tokens)
 
 
-def _ratio_histogram(ratio: torch.Tensor, trained: torch.Tensor) -> Sums:
+def _ratio_bins(ratio: torch.Tensor, trained: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tokens of each bin of a histogram of the ratio, [N] boolean each."""
     edges = (float("-inf"), *RATIO_EDGES, float("inf"))
     names = [f"{low:g}_to_{high:g}" for low, high in pairwise(RATIO_EDGES)]
     names = [f"below_{RATIO_EDGES[0]:g}", *names, f"from_{RATIO_EDGES[-1]:g}"]
     bins = zip(names, pairwise(edges), strict=True)
-    return {f"ratio_{name}": ((ratio >= low) & (ratio < high) & trained).sum() for name, (low, high) in bins}
+    return {f"ratio_{name}": (ratio >= low) & (ratio < high) & trained for name, (low, high) in bins}
 
 
 def _by_lag(values: dict[str, torch.Tensor], tokens: Tokens) -> Sums:

@@ -11,6 +11,16 @@ from asyncrl.algorithms.sums import merge_sums, metrics
 from asyncrl.algorithms.token_loss import Tokens
 from harness.losses import random_case, tokens_of
 
+BINS = {
+    "ratio_below_0.5": (0.0, 0.5),
+    "ratio_0.5_to_0.8": (0.5, 0.8),
+    "ratio_0.8_to_0.95": (0.8, 0.95),
+    "ratio_0.95_to_1.05": (0.95, 1.05),
+    "ratio_1.05_to_1.25": (1.05, 1.25),
+    "ratio_1.25_to_2": (1.25, 2.0),
+    "ratio_from_2": (2.0, math.inf),
+}
+
 
 def test_metrics_compare_trainer_and_sampler_on_trained_tokens():
     # Ratios 2 and 1/2; the third token is not trained on.
@@ -42,12 +52,15 @@ def test_figures_by_lag_are_those_of_the_tokens_with_that_lag():
             part = {name.partition("/")[0]: found[name] for name in found if name.endswith(f"/{kind}_{bucket}")}
             assert part.keys() == {
                 *("ess", "ratio_mean", "mismatch_k3", "clip_fraction", "off_policy_fraction", "masked_fraction"),
+                *BINS,
                 "token_share",
             }
             assert part["token_share"] == pytest.approx(len(ratio) / int((tokens.weights > 0).sum()))
             assert part["ratio_mean"] == pytest.approx(ratio.mean(), rel=1e-4)
             assert part["ess"] == pytest.approx(ratio.sum() ** 2 / len(ratio) / (ratio**2).sum(), rel=1e-4)
             assert part["mismatch_k3"] == pytest.approx((ratio - 1 - np.log(ratio)).mean(), rel=1e-3, abs=1e-6)
+            for name, (low, high) in BINS.items():
+                assert part[name] == pytest.approx(np.mean((ratio >= low) & (ratio < high)))
     names = {name for name in found if name.startswith("clip_fraction/")}
     assert len(names) == 4 + 5  # nothing of lags that no token has
 
@@ -57,17 +70,8 @@ def test_the_ratio_histogram_counts_each_trained_token_once():
     tokens = tokens_of([-2.0] * 10, [1.0] * 10, [1.0] * 9 + [0.0])
     _, sums = Ppo()(torch.log(torch.tensor(ratios)) - 2.0, tokens)
 
-    bins = {name: round(value * 9) for name, value in metrics(sums).items() if name.startswith("ratio_")}
-    del bins["ratio_max"]
-    assert {name: count for name, count in bins.items() if "mean" not in name} == {
-        "ratio_below_0.5": 1,
-        "ratio_0.5_to_0.8": 2,
-        "ratio_0.8_to_0.95": 1,
-        "ratio_0.95_to_1.05": 1,
-        "ratio_1.05_to_1.25": 1,
-        "ratio_1.25_to_2": 1,
-        "ratio_from_2": 2,
-    }
+    found = metrics(sums)
+    assert {name: round(found[name] * 9) for name in BINS} == dict(zip(BINS, [1, 2, 1, 1, 1, 1, 2], strict=True))
 
 
 def test_sums_of_parts_are_the_sums_of_the_whole():
