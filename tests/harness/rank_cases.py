@@ -8,6 +8,7 @@ import dataclasses
 import faulthandler
 import sys
 from datetime import timedelta
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from tests.harness.training import copies, host_tensor, policy, save
 from topics.batches import Distillation, Objective
 from topics.trajectories import Segment
 
-TOP_K = 4
+TOP_K, ROW_TOKENS = 4, 32
 OBJECTIVE = Objective(
     loss="ppo",
     aggregation="trajectory",
@@ -36,8 +37,12 @@ MICRO_BATCHES = (1, 3, 7)
 SAVED, LOADED = 2, (1, 4)  # ranks
 
 
-def segments(rng, fanned_out):
-    """Two turns as one row, or as a row for each: the second has the first as its prompt."""
+def segments(rng, fanned_out, padded):
+    """Two turns as one row, or as a row for each: the second has the first as its prompt.
+
+    Args:
+        padded: all rows are filled up to one length, with tokens that are not trained.
+    """
     first, size = int(rng.integers(5, 12)), int(rng.integers(16, 30))
     tokens = rng.integers(3, 29, size).astype(np.int32)
     logprobs = rng.uniform(-4.5, -2.5, size).astype(np.float32)
@@ -46,12 +51,16 @@ def segments(rng, fanned_out):
 
     def segment(mask, stop):
         mask, versions = mask[:stop], np.where(mask[:stop], 0, -1).astype(np.int32)
-        return Segment(tokens[:stop], mask, np.where(mask, logprobs[:stop], 0).astype(np.float32), versions)
+        filled = [tokens[:stop], mask, np.where(mask, logprobs[:stop], 0).astype(np.float32), versions]
+        if padded:
+            rest = (0, ROW_TOKENS - stop)
+            filled = [np.pad(array, rest, constant_values=-1 if array is versions else 0) for array in filled]
+        return Segment(*filled)
 
     return [segment(of_first, first), segment(of_second, size)] if fanned_out else [segment(of_first | of_second, size)]
 
 
-def rows_of(fanned_out):
+def rows_of(fanned_out, padded=False):
     """Rows of 32 trajectories in groups of four, uneven in length and reward."""
     rng = np.random.default_rng(0)
     groups = []
@@ -60,7 +69,7 @@ def rows_of(fanned_out):
         for member in range(4):
             own = np.random.default_rng(4 * number + member)
             reward = float(rng.normal())
-            members.append(GradedTrajectory(f"p{number}-{member}", segments(own, fanned_out), reward))
+            members.append(GradedTrajectory(f"p{number}-{member}", segments(own, fanned_out, padded), reward))
         groups.append(GradedGroup(members, "grpo", 0.8 + 0.1 * number))
     return [with_top(row) for row in build_rows(groups, OBJECTIVE, step=1, min_version=0)[0]]
 
@@ -69,7 +78,7 @@ def with_top(row):
     """A row with what a teacher finds most probable: the same at each place of all rows of a trajectory."""
     group, member = map(int, row.trajectory_id[1:].split("-"))
     rng = np.random.default_rng(100 + 4 * group + member)
-    logits = rng.normal(size=(32, 29))
+    logits = rng.normal(size=(ROW_TOKENS, 29))
     ids = np.argsort(-logits)[:, :TOP_K]
     logprobs = np.take_along_axis(logits, ids, 1) - np.log(np.exp(logits).sum(1, keepdims=True))
     top = np.stack([ids, logprobs], -1).astype(np.float32)
@@ -109,12 +118,13 @@ def run(rank, ranks, model, folder):
     store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=290))
     found = {}
-    for fanned_out in (False, True):
+    for fanned_out, padded in product((False, True), repeat=2):
         trainer = TorchTrainer(model)
         assert {isinstance(parameter, DTensor) for parameter in trainer._policy.parameters()} == {ranks > 1}
-        own = share(rows_of(fanned_out), rank, ranks)
+        own = share(rows_of(fanned_out, padded), rank, ranks)
+        assert not padded or {len(row.tokens) for row in own} == {ROW_TOKENS}
         for count in MICRO_BATCHES:
-            case = f"{ranks}-{count}-{'fanned' if fanned_out else 'merged'}"
+            case = f"{ranks}-{count}-{'fanned' if fanned_out else 'merged'}-{'padded' if padded else 'packed'}"
             found |= {f"{case}/{name}": one for name, one in gradient(trainer, own, count).items()}
     states = {}
     own, saved = share(rows_of(False), rank, ranks), folder / "saved"

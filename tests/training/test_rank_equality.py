@@ -1,4 +1,4 @@
-"""The same batch over 1, 2 and 4 ranks, in 1, 3 and 7 micro-batches, merged and fanned out."""
+"""The same batch over 1, 2 and 4 ranks, in 1, 3 and 7 micro-batches, packed and padded, merged and fanned out."""
 
 import pytest
 import torch
@@ -20,14 +20,14 @@ def results(tmp_path_factory):
     return folder
 
 
-def test_the_gradient_is_the_same_at_any_ranks_micro_batches_and_fan_out(results):
+def test_the_gradient_is_the_same_at_any_ranks_micro_batches_padding_and_fan_out(results):
     cases = {}
     for ranks in (1, 2, 4):
         for name, tensor in load_file(results / f"gradients{ranks}.safetensors").items():
             case, parameter = name.split("/")
             cases.setdefault(case, {})[parameter] = tensor
-    assert len(cases) == 3 * 3 * 2
-    expected = cases["1-1-merged"]
+    assert len(cases) == 3 * 3 * 2 * 2
+    expected = cases["1-1-merged-packed"]
     norm = torch.nn.utils.get_total_norm(expected.values())
     assert norm > 1e-2
     for case, found in cases.items():
