@@ -37,3 +37,9 @@ def last_lines(error: BaseException, *, skip: int = 0) -> str:
     text = "".join(traceback.format_exception(type(error), error, trace)).rstrip()
     text = text.encode(errors="backslashreplace").decode()  # half a pair, as from JSON, is in no message
     return "\n".join(text.splitlines()[-_LINES:])[-4000:]
+
+
+def places(error: BaseException) -> list[str]:
+    """Return where an error came from, the innermost last, without its words: those may quote what a user said."""
+    frames = traceback.extract_tb(error.__traceback__)[-_LINES:]
+    return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]

@@ -331,6 +331,9 @@ class Gateway:
         try:
             key = self._keys.key(http.headers)
             self._meter.begin(key, replies=False)
+            if _is_private(key, http):
+                words = "feedback is stored, and the key or the header of this request asks that nothing of it is"
+                raise LiveError("forbidden", f"{words}: leave {PRIVATE_HEADER} out, and use a key that consents")
             opinion = parse_feedback(await read_body(http, _LONG))
             identity = await give_feedback(self._context.bus, key.tenant, opinion, self._facts)
         except LiveError as error:

@@ -12,12 +12,13 @@ from aiohttp.typedefs import Middleware
 
 from actors.gateway.turn import Turn
 from actors.runtime.actor import Context
+from asyncrl.errors import places
 from asyncrl.live.apis.table import APIS, MESSAGES
 from asyncrl.live.apis.words import Api, Call, Ending, LiveError, Piece, Thought
 from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 
 Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_OPENED = web.RequestKey("opened", bool)  # the first event of its reply is sent
+_OPENED = web.RequestKey("opened", web.StreamResponse)  # its reply, of which the first event is sent
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _READ_S = 30.0  # for a client to read what is sent
 
@@ -45,11 +46,14 @@ def shape_faults(context: Context) -> Middleware:
         except ConnectionError:  # before its request was whole
             context.count("clients_gone")
             return web.Response()
-        except Exception:
-            context.log.exception("a request fails", path=request.path)
+        except Exception as error:  # noqa: BLE001 - logged, without its words and the path, which may quote what is said
+            context.log.error("a request fails", api=api_of(request).path, error=type(error).__name__, at=places(error))
             context.count("requests_broken")
-            if request.get(_OPENED):
-                raise  # its connection is cut: nothing can follow half an event
+            opened: web.StreamResponse | None = request.get(_OPENED)
+            if opened is not None:  # nothing can follow half an event
+                if request.transport is not None:
+                    request.transport.abort()
+                return opened
             status, body = api_of(request).error(LiveError("internal", "the gateway failed at this request"), "none")
             return web.json_response(body, status=status)
 
@@ -134,8 +138,7 @@ class Reply:
     async def _opened(self) -> web.StreamResponse:
         async with self._preparing:  # choices come at the same time
             if self.response is None:
-                self._http[_OPENED] = True
-                self.response = web.StreamResponse(headers=_EVENTS | self._headers)
+                self._http[_OPENED] = self.response = web.StreamResponse(headers=_EVENTS | self._headers)
                 await self.response.prepare(self._http)
                 await self.response.write(b"".join(events.begin() for events in self._events))
             return self.response

@@ -31,6 +31,8 @@ a change or for the same again; a tool failed because of the call. Vote 0 where 
 You may think first. Then end with one line, and write nothing behind it: VOTE {mark}: +1, or VOTE {mark}: 0, or \
 VOTE {mark}: -1. If you vote -1 and what followed shows how the reply should have been, write one line before it: \
 HINT {mark}: and one or two sentences that tell the assistant what to do otherwise."""
+# Shapes of special tokens: <|im_end|>, <end_of_turn>, </s>, [INST].
+_LIKE_SPECIAL = re.compile(r"<(?=/?[\w|\uff5c\u2581-]+>)|\[(?=/?[A-Z_]{2,}\])")
 _SCORES = {"+1": 1, "1": 1, "0": 0, "-1": -1}
 
 
@@ -41,11 +43,12 @@ class Question(NamedTuple):
     mark: str
 
 
-def question_of(case: Case, *, special: Collection[str] = ()) -> Question:
+def question_of(case: Case, *, special: Collection[str] | None = None) -> Question:
     """Return the question about a turn, with a new mark.
 
     Args:
         special: texts that the tokenizer of the judge reads as special tokens; they are broken up in what is quoted.
+            None: they are not known, and all that has the shape of one is.
 
     Raises:
         VoteFailed: nothing followed the reply, so there is nothing to ask.
@@ -53,9 +56,9 @@ def question_of(case: Case, *, special: Collection[str] = ()) -> Question:
     if not case.evidence.strip():
         raise VoteFailed("nothing followed the reply")
     parts = {
-        "conversation": plain(case.prompt, special),
-        "reply": plain(case.reply, special),
-        "what followed": plain(case.evidence, special),
+        "conversation": _quoted(case.prompt, special),
+        "reply": _quoted(case.reply, special),
+        "what followed": _quoted(case.evidence, special),
     }
     mark = secrets.token_hex(8)
     while any(mark in text for text in parts.values()):
@@ -66,13 +69,19 @@ def question_of(case: Case, *, special: Collection[str] = ()) -> Question:
     return Question([{"role": "system", "content": _ROLE.format(mark=mark)}, {"role": "user", "content": quoted}], mark)
 
 
-def plain(text: str, special: Collection[str] = ()) -> str:
+def _quoted(text: str, special: Collection[str] | None) -> str:
     """Return text in which nothing is read as a special token: a space breaks what looks like one."""
-    text = text.replace("<|", "< |").replace("|>", "| >")
+    text = _plain(text)
+    if special is None:
+        return _LIKE_SPECIAL.sub(r"\g<0> ", text)
     for token in special:
         if len(token) > 1:
             text = text.replace(token, f"{token[0]} {token[1:]}")
     return text
+
+
+def _plain(text: str) -> str:
+    return text.replace("<|", "< |").replace("|>", "| >")
 
 
 def read_vote(answer: str, mark: str) -> Vote:
@@ -94,4 +103,4 @@ def read_vote(answer: str, mark: str) -> Vote:
 
 def cut_hint(text: str) -> str:
     """Return a hint as one line of at most `HINT_CHARS` characters."""
-    return plain(" ".join(text.split()))[:HINT_CHARS]
+    return _plain(" ".join(text.split()))[:HINT_CHARS]

@@ -20,13 +20,14 @@ _KIND_HEADERS = ("x-asyncrl-turn-type", "x-turn-type")  # ours, OpenClaw's; `sid
 _DONE_HEADERS = ("x-asyncrl-session-done", "x-session-done")
 _TRUE = ("1", "true", "yes", "on")
 _MOST_CHARS = 256
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,96}")  # a name that is part of a message's subject as it is
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,96}")  # a name that a reply repeats as it is
+_MADE = re.compile(r"[0-9a-f]{24}|[0-9a-f]{32}")  # a turn's id, or a digest: it tells nothing
 
 
 class Session(NamedTuple):
     """The session that a turn belongs to."""
 
-    id: str  # in messages: of the tenant, and the name
+    id: str  # in messages: digests of the tenant, and of a name that the client gave
     name: str  # the reply repeats it, so that a session that was inferred can be named too
     side: bool = False  # the client marked the turn as no part of the conversation: a title, a heartbeat
     done: bool = False  # the client ends the session with this turn
@@ -46,12 +47,13 @@ def session_of(tenant: str, headers: Mapping[str, str], turn: str, known: str) -
     if len(named) > _MOST_CHARS:
         words = f"the session's name has {len(named)} characters; at most {_MOST_CHARS} are taken"
         raise LiveError("invalid", words)
-    name = named or known.partition("_")[2] or turn
-    if not _PLAIN.fullmatch(name):
-        name = xxhash.xxh3_128_hexdigest(name.encode(errors="replace"))
+    own = named or known.partition("_")[2] or turn
+    if named and not _MADE.fullmatch(named):  # what a client calls it may say something, and ids are not sealed
+        own = xxhash.xxh3_128_hexdigest(named.encode(errors="replace"))
     side = any(headers.get(header, "").strip().lower() == "side" for header in _KIND_HEADERS)
     done = any(headers.get(header, "").strip().lower() in _TRUE for header in _DONE_HEADERS)
-    return Session(f"{xxhash.xxh3_64_hexdigest(tenant.encode())}_{name}", name, side, done)
+    name = named if _PLAIN.fullmatch(named) else own
+    return Session(f"{xxhash.xxh3_64_hexdigest(tenant.encode())}_{own}", name, side, done)
 
 
 def skip_of(sampling: SamplingParams, *, side: bool) -> EarlySkip | None:

@@ -9,8 +9,10 @@ from asyncrl.live.apis.words import LiveError
 from asyncrl.live.sessions import Session, session_of, skip_of
 from topics.wire import ID_PATTERN
 
+FIRST = "0123456789abcdef01234567"  # as ids of turns are made
 
-def of(headers: dict[str, str], *, tenant: str = "anna", turn: str = "t1", known: str = "") -> Session:
+
+def of(headers: dict[str, str], *, tenant: str = "anna", turn: str = FIRST, known: str = "") -> Session:
     return session_of(tenant, headers, turn, known)
 
 
@@ -28,13 +30,22 @@ def test_without_a_header_it_is_that_of_the_turn_before_else_a_new_one_that_can_
     first = of({})
     second = of({}, turn="t2", known=first.id)
 
-    assert (first.name, second) == ("t1", first)
+    assert (first.name, second) == (FIRST, first)
     assert of({"x-asyncrl-session": first.name}, turn="t3") == first
     assert of({}, turn="t4") != first
 
 
 def test_no_tenant_can_name_the_session_of_another():
     assert of({"x-session-id": "mine"}).id != of({"x-session-id": "mine"}, tenant="eve").id
+
+
+def test_what_a_client_calls_a_session_is_repeated_to_it_and_stands_in_no_id():
+    named = of({"x-session-id": "divorce-of-anna"})
+
+    assert named.name == "divorce-of-anna" and "divorce" not in named.id
+    assert of({"x-session-id": "divorce-of-anna"}, turn="t2") == named
+    inferred = of({}, turn="t2", known=named.id)
+    assert inferred.id == named.id == of({"x-session-id": inferred.name}).id
 
 
 def test_any_name_becomes_part_of_a_subject_and_one_too_long_is_refused():

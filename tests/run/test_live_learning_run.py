@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.bus.connection import Bus
+from asyncrl.live.sessions import SESSION_HEADER, session_of
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway
 from harness.recorded import Recorded
@@ -165,11 +166,12 @@ async def turns_that_are_not_trained(address: str, key: str) -> dict[str, str]:
 
 
 async def run_closes(bus: Bus, name: str) -> None:
-    """Wait until the keeper has closed a session that its client ended."""
+    """Wait until the keeper has closed a session of the tenant that its client ended."""
+    session = session_of("anna", {SESSION_HEADER: name}, "", "").id
 
     async def closed() -> bool:
         ended = (await messages_on(bus, SESSIONS)).on(SESSION_CLOSED)
-        return any(one.session_id.endswith(f"_{name}") and one.reason == "left" for one in ended)
+        return any(one.session_id == session and one.reason == "left" for one in ended)
 
     await until(closed, f"session {name} is closed")
 

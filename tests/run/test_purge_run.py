@@ -38,11 +38,13 @@ class Client:
 
     def __init__(self, address: str, key: str, words: str, user: str) -> None:
         self._address, self._key, self._words, self._user = address, key, words, user
+        self._conversations = 0
         self._stop = asyncio.Event()
 
     async def talk(self) -> None:
         async with sdks(self._address, self._key) as (client, _):
             while not self._stop.is_set():
+                self._conversations += 1
                 messages: list[dict[str, str]] = [{"role": "user", "content": self._words}]
                 reply = await self.ask(client, messages)
                 messages.append({"role": "assistant", "content": reply.choices[0].message.content})
@@ -53,7 +55,8 @@ class Client:
 
     async def ask(self, client: Any, messages: list[dict[str, str]]) -> Any:
         asked = {"model": "any", "messages": messages, "max_tokens": 8, "user": self._user}
-        return await client.chat.completions.create(**asked)
+        session = {"x-asyncrl-session": f"{self._words}-{self._conversations}"}
+        return await client.chat.completions.create(**asked, extra_headers=session)
 
     async def ask_once(self) -> str:
         """Ask in a session that nothing ends; returns the turn's id."""

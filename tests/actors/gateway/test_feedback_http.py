@@ -32,10 +32,11 @@ async def replies(served: Served) -> list[str]:
 
 
 async def give(
-    served: Served, turn: str, key: str = "", version: str = "", **fields: Any
+    served: Served, turn: str, key: str = "", version: str = "", private: str = "", **fields: Any
 ) -> tuple[int, dict[str, Any]]:
     """Return status and body of the answer."""
-    headers = {"x-api-key": key or served.key} | ({"anthropic-version": version} if version else {})
+    named = {"anthropic-version": version, "x-asyncrl-private": private}
+    headers = {"x-api-key": key or served.key} | {name: value for name, value in named.items() if value}
     async with (
         ClientSession(headers=headers) as http,
         http.post(f"{served.address}/v1/feedback", json={"turn": turn, **fields}) as response,
@@ -95,6 +96,19 @@ async def test_what_may_not_be_judged_is_refused_in_the_shape_of_the_api(
         assert (status, body["error"]["param"]) == (400, "thumb")
         assert (await give(served, chat, "sk-wrong", thumb="up"))[0] == 401
         assert await stored(bus) == []
+
+
+async def test_feedback_that_is_not_to_be_stored_is_refused(bus: Bus, stage: Callable[..., Stage], tmp_path: Path):
+    async with like_sglang() as inference, gateway(bus, stage, tmp_path / "model", inference) as served:
+        chat, _, _ = await replies(served)
+        key, added = make_key("anna", private=True)
+        await publish(bus, added)
+        await until(lambda: added.key_id in served.gateway._keys.valid, "the key is known")
+        for how in ({"private": "1"}, {"key": key}):
+            status, body = await give(served, chat, text="too long", thumb="down", **how)
+            assert status == 403 and "feedback is stored" in body["error"]["message"]
+        assert await stored(bus) == []
+        assert (await give(served, chat, text="too long", thumb="down", private="0"))[0] == 200
 
 
 async def test_feedback_is_overload_while_the_nats_server_is_away(
