@@ -24,6 +24,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.ports import LOOPBACK
 from asyncrl.process import DENIED, FATAL
 from asyncrl.telemetry.logs import open_log
+from asyncrl.telemetry.output import print_lossy
 from topics.roles import OWN
 
 
@@ -49,6 +50,7 @@ def main() -> int:
     """Parse the arguments and run."""
     import uvloop
 
+    print_lossy()
     return int(uvloop.run(run(parse(sys.argv[1:]))))
 
 

@@ -39,6 +39,7 @@ Cause: TypeAlias = Literal[
     "channel behind",
     "live alarm",
     "turns unrecorded",
+    "metrics unwritten",
     "no credit",
     "end of data",
     "slow data",

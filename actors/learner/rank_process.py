@@ -26,6 +26,7 @@ from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames
 from asyncrl.telemetry.logs import open_log
+from asyncrl.telemetry.output import print_lossy
 from asyncrl.training import torch_trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
 from asyncrl.training.ranks import NoCard
 
@@ -105,6 +106,7 @@ def main() -> None:
     parser.add_argument("--credentials", type=Path, required=True)
     parser.add_argument("--address", default="")
     given = parser.parse_args()
+    print_lossy()
     gc.freeze()  # what was imported stays
     gc.enable()
     login = Login("learner", f"{given.actor_id}-rank{given.rank}", given.run, given.credentials, given.address)

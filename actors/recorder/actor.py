@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager, suppress
 from itertools import chain, islice, zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,9 @@ from asyncrl.bus.log import Record, last_sequence, read_last_of_each, read_next,
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import read
 from asyncrl.bus.vault import SecretGone
+from asyncrl.errors import AsyncRLError
 from asyncrl.files import write_json
+from asyncrl.state.facts import UNWRITTEN
 from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, seal_sample
 from asyncrl.telemetry.plot import draw_reward
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
@@ -32,6 +34,25 @@ from topics.wire import Headers, Message, WireError
 
 _MB = 1_000_000
 _TOPICS: dict[Event, Topic[Any]] = {"step": BATCH_PACKED, "eval": EVAL_SCORED}
+_ROOM_BYTES = 1 << 18  # that the disk must take before a recorder that could not write tries again
+_AGAIN_S = 2.0  # between two looks whether it does
+
+
+class NotWritten(AsyncRLError):
+    """A file of the run took no more: its disk is full, or gone."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.errno = error.errno or 0
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Raise NotWritten where a file cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise NotWritten(error) from error
 
 
 class Sampler:
@@ -50,11 +71,12 @@ class Sampler:
         """Take up where the file ends; anew where it is of other logs."""
         if self._count:
             self._first = int((await stream_info(self._bus, TRAJECTORIES))["state"]["first_seq"])
-            self._after = self._file.begin()
             ends = {event: await last_sequence(self._bus, topic.stream) for event, topic in _TOPICS.items()}
-            if any(self._after[event] > end for event, end in ends.items()):
-                self._file.path.unlink()
+            with _writing():
                 self._after = self._file.begin()
+                if any(self._after[event] > end for event, end in ends.items()):
+                    self._file.path.unlink()
+                    self._after = self._file.begin()
             self._newest = ends
 
     def stored(self, topic: Topic[Message], record: Record) -> None:
@@ -70,7 +92,8 @@ class Sampler:
                 else:
                     step, groups = message.version, [message.members]
                 if samples := await self._of(groups):
-                    self._file.append(SampleRow(event, step, sequence, samples))
+                    with _writing():
+                        self._file.append(SampleRow(event, step, sequence, samples))
 
     async def _since(self, event: Event, topic: Topic[Any]) -> AsyncIterator[tuple[int, Any]]:
         subject = topic.subject(self._bus.run)
@@ -167,9 +190,39 @@ _ROWS = 1024  # rows that wait for being written
 
 
 async def main(context: Context) -> None:
-    """Run the recorder: rows while the run goes on, summary and plot when it ends."""
-    recorder = Recorder(context)
-    await recorder.run()
+    """Run the recorder: rows while the run goes on, summary and plot when it ends.
+
+    No run ends, and nothing waits, because these files cannot be written: the recorder reports that, and goes on from
+    what they hold once there is room. All that is missing in them it reads from the logs then.
+    """
+    while True:
+        try:
+            await Recorder(context).run()
+        except NotWritten as error:
+            context.log.error("files are not written", reason=str(error))
+            context.vitals[UNWRITTEN] = error.errno
+            if context.stop.is_set():
+                return
+            await _room(context)
+            context.vitals.pop(UNWRITTEN)
+        else:
+            return
+
+
+async def _room(context: Context) -> None:
+    """Return once the run's folder takes files again, or the recorder shall stop."""
+    probe = context.files.root / "recorder.room"
+    while not context.stop.is_set():
+        await first_of(context.stop.wait(), timeout_s=_AGAIN_S)  # no event announces room on a disk
+        try:
+            probe.write_bytes(bytes(_ROOM_BYTES))
+        except OSError:
+            continue
+        else:
+            return
+        finally:
+            with suppress(OSError):
+                probe.unlink(missing_ok=True)
 
 
 class Recorder:
@@ -183,12 +236,36 @@ class Recorder:
         self._samples = Sampler(context)
         self._positions = {stream.name: 0 for stream in _LOGS}
         self._since = 0  # messages since the positions were stored, large ones more than once
+        self._unwritten: NotWritten | None = None  # from then on nothing is folded
 
     async def run(self) -> None:
-        """Follow until asked to stop, then write what the run amounts to."""
+        """Follow until asked to stop, then write what the run amounts to.
+
+        Raises:
+            NotWritten: a file took no more. Another recorder goes on from what the files hold.
+        """
         await self._go_on()
         await self._samples.begin()
         listeners = {stream: self._listener(stream) for stream in _LOGS}
+        try:
+            await self._follow(listeners)
+        finally:
+            for listener in listeners.values():
+                await listener.close()
+        # Messages published before the end belong to the summary.
+        bus, inputs = self.context.bus, self.fold.inputs()
+        subjects = {stream: [topic.pattern(bus.run) for topic in inputs[stream].topics] for stream in _LOGS}
+        rest = [Part(stream, subjects=subjects[stream], after=one.last) for stream, one in listeners.items()]
+        await read_merged(bus, rest, self._take, self.context.refuse)
+        self._write_rows()
+        with _writing():
+            self._file.store(self._positions, self.fold.state)
+        self.fold.issued = await self._count_issued()
+        with _writing():
+            await self._summarise()
+        await self._samples.write()
+
+    async def _follow(self, listeners: dict[Stream, Listener]) -> None:
         for stream, listener in listeners.items():
             await listener.start(self._positions[stream.name])
             await listener.caught_up()
@@ -197,17 +274,6 @@ class Recorder:
             self._write_rows()
             await self._samples.write()
             await first_of(self._news.wait(), self.context.stop.wait())
-        for listener in listeners.values():
-            await listener.close()
-        # Messages published before the end belong to the summary.
-        bus, inputs = self.context.bus, self.fold.inputs()
-        subjects = {stream: [topic.pattern(bus.run) for topic in inputs[stream].topics] for stream in _LOGS}
-        rest = [Part(stream, subjects=subjects[stream], after=one.last) for stream, one in listeners.items()]
-        await read_merged(bus, rest, self._take, self.context.refuse)
-        self._write_rows()
-        self._file.store(self._positions, self.fold.state)
-        await self._summarise()
-        await self._samples.write()
 
     async def _go_on(self) -> None:
         """Continue from the positions in the files; start anew where there are none, or those of other logs."""
@@ -219,11 +285,11 @@ class Recorder:
                 self.context.log.info("metrics go on", rows_bytes=recorded.rows_bytes, **recorded.positions)
             except WireError:
                 recorded = None
-        self._file.begin(recorded)
+        with _writing():
+            self._file.begin(recorded)
 
     async def _summarise(self) -> None:
         root, steps = self.context.files.root, self._file.steps()
-        self.fold.issued = await self._count_issued()
         summary = self.fold.summary(self.context.bus.run, steps)
         summary["metrics"] = str(self._file.path)
         summary["reports"] = _reports(self.context.files.reports)
@@ -252,23 +318,36 @@ class Recorder:
         return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup - self.fold.state.evaluated)
 
     def _take(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
+        if self._unwritten is not None:
+            return
         self.fold.apply(topic, message, record)
         self._samples.stored(topic, record)
         self._positions[record.stream.name] = record.sequence
         self._since += 1 + len(record.data) // _COUNTED_BYTES
+        try:
+            self._write_some()
+        except NotWritten as error:  # this is called by the reader of a log, which cannot mend it
+            self._unwritten = error
+            self._news.set()
+
+    def _write_some(self) -> None:
         if self._since >= self.context.config.supervision.snapshot_every:
             self._write_rows()
             self._since = 0
-            self._file.store(self._positions, self.fold.state)
+            with _writing():
+                self._file.store(self._positions, self.fold.state)
         elif len(self.fold.rows) >= _ROWS:
             self._write_rows()
         elif self.fold.rows:
             self._news.set()
 
     def _write_rows(self) -> None:
+        if self._unwritten is not None:
+            raise self._unwritten
         rows, self.fold.rows = self.fold.rows, []
         if rows:
-            self._file.append(rows)
+            with _writing():
+                self._file.append(rows)
 
 
 def _reports(folder: Path) -> dict[str, str]:

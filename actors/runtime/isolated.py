@@ -20,6 +20,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_message
 from asyncrl.bus.pull import position
 from asyncrl.telemetry.logs import open_log
+from asyncrl.telemetry.output import print_lossy
 from topics.table import QUEUES
 
 _HEARTBEAT_S = 1.0
@@ -104,6 +105,7 @@ async def run_actor(login: Login, sock: socket.socket) -> None:
 
 
 if __name__ == "__main__":
+    print_lossy()
     loop = uvloop.new_event_loop()
     try:
         role, actor_id, run, credentials, address, number = sys.argv[1:]

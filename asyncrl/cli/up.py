@@ -117,6 +117,8 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
         console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
         if not (figures["finished"] or reason):
             print(f"to go on: asyncrl up --resume {launch.files.root}")
+    elif bus is not None and not reason:
+        print(f"no summary of run {launch.config.run} was written: see {launch.files.logs}/recorder-1.log")
     if reason:
         print(f"run {launch.config.run} failed: {reason}\nlogs: {launch.files.logs}", file=sys.stderr)
     return 1 if reason else 0

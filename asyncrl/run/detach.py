@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from asyncrl.telemetry.output import print_lossy
+
 _LAST_BYTES = 4000  # of the output, where the command ended before it was ready
 
 
@@ -29,6 +31,7 @@ def detached(output: Path, work: Callable[[Callable[[], None]], int]) -> tuple[b
         os.close(reader)
         os.setsid()
         _redirect(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644))
+        print_lossy()
         code = 1
         try:
             code = work(lambda: _report_ready(writer))

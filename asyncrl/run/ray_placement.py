@@ -119,7 +119,8 @@ class RayProcess:
             while True:
                 news: News = await self.seat.call("news")
                 for name, content in news.output.items():
-                    append_private(self._log.with_name(name), content)
+                    with contextlib.suppress(OSError):  # the disk is full: the process is well
+                        append_private(self._log.with_name(name), content)
                 if news.code is not None:
                     self._end(news.code)
                     return

@@ -34,7 +34,7 @@ _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
 _MOVES_S = 2.0  # an actor with progress so recent is advancing
 _BRIEF = 4  # groups that are few enough to be called stragglers
 _UNEXPLAINED_S = 60.0
-_BESIDE = ("dead letters", "clock off")  # no process waits for these
+_BESIDE = ("dead letters", "clock off", "metrics unwritten")  # no process waits for these
 _WAITING = {
     "function": "in the rollout function",
     "engine": "{name}",

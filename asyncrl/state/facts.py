@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 from asyncrl.config.pools import purpose_of
@@ -48,6 +49,7 @@ ADVICE: dict[Cause, str] = {
     "channel behind": "promote a newer version with `asyncrl weights promote`, or raise buffer.max_lag",
     "live alarm": "look at turns with `asyncrl tap`; live.safety has the bounds, `asyncrl weights rollback` goes back",
     "turns unrecorded": "make room on the disk, or by gateway.spool_mb or turns_mb; see `asyncrl logs gateway-1`",
+    "metrics unwritten": "make room where the run's directory is; what is missing is then written from the logs",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
     "end of data": "add epochs with `asyncrl up --resume RUN --set task.epochs=0`; check `asyncrl logs prompter-1`",
     "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",
@@ -56,6 +58,7 @@ ADVICE: dict[Cause, str] = {
 
 
 AWAY = "hosts_away_s"  # vital sign of the supervisor: see `Placement.away_s`
+UNWRITTEN = "unwritten_errno"  # vital sign of the recorder: why its files take nothing; not there while they do
 
 
 def finding(cause: Cause, object: str, evidence: str) -> StallFound:
@@ -108,6 +111,7 @@ def faults(state: RunState) -> Iterator[StallFound]:
     yield from _not_direct(state, ill)
     yield from _missing_cards(state)
     yield from _cluster(state)
+    yield from _unwritten(state)
     same = state.unchanged
     if same.base and (same.lineage, same.version) == (state.lineage, state.version):
         evidence = f"all tensors of version {same.version} are those of {same.base}"
@@ -311,6 +315,13 @@ def _cluster(state: RunState) -> Iterator[StallFound]:
                 f"the head of the Ray cluster {where} has not answered for {away_s:.0f} s; actors work on until Ray"
             )
             yield finding("cluster away", actor.actor_id, f"{evidence} ends them, after 60 s as it is installed")
+
+
+def _unwritten(state: RunState) -> Iterator[StallFound]:
+    for actor in state.of_role("recorder"):
+        if actor.live and (number := actor.gauge(UNWRITTEN)):
+            evidence = f"metrics.jsonl, samples.jsonl and summary.json take nothing: {os.strerror(int(number))}"
+            yield finding("metrics unwritten", actor.actor_id, f"{evidence}; the run goes on without them")
 
 
 def _failed_version(state: RunState, actor: Actor) -> str:

@@ -349,6 +349,15 @@ def test_cards_that_a_learner_goes_on_without_are_told():
     assert case.found() == []
 
 
+def test_a_recorder_that_cannot_write_is_told_and_explains_no_stall():
+    case = MadeState(last_step_s=NOW_S - 1)
+    case.publish(ActorStarted("recorder", "recorder-1", "elsewhere", 1), at_s=1.0)
+    case.state.wanted["recorder"] = 1
+    case.vitals("recorder-1", unwritten_errno=28)
+    assert case.found() == [("metrics unwritten", "recorder-1")]
+    assert "No space left on device; the run goes on" in case.evidence()
+
+
 def test_a_cluster_whose_head_is_away_is_told_while_training_goes_on():
     case = MadeState(last_step_s=NOW_S - 1)
     case.state.config.placement.address = "10.0.0.1:6379"

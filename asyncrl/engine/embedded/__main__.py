@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncrl.telemetry.output import print_lossy
+
 if TYPE_CHECKING:
     from asyncrl.engine.embedded.scheduler import Engine
 
@@ -106,4 +108,5 @@ async def serve(engine: Engine, listener: socket.socket, options: argparse.Names
 
 
 if __name__ == "__main__":
+    print_lossy()
     sys.exit(main())

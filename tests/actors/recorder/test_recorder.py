@@ -1,7 +1,9 @@
 """The recorder goes on from its files: no row is lost or doubled, wherever it was killed, and none is made twice."""
 
+import errno
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -9,11 +11,14 @@ import pytest
 from actors.recorder.actor import main
 from actors.recorder.fold import RecorderFold
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish
+from asyncrl.state.facts import UNWRITTEN
 from asyncrl.state.summary import summary_rows
+from harness.disks import leave_free, small_disk
 from harness.folds import NO_PAYLOAD, Feed, failure
 from harness.stage import Stage, until
-from topics.actors import RunOpened
+from topics.actors import VITALS_TAKEN, RunOpened, Vitals
 from topics.batches import (
     Anomaly,
     BatchGroup,
@@ -25,6 +30,7 @@ from topics.batches import (
 )
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
+from topics.topic import VITALS
 from topics.turns import FeedbackGiven, TurnJudged
 
 BY_KEEPER = {"writer": "test"}
@@ -137,6 +143,40 @@ async def test_rows_of_a_recorder_that_is_killed_again_and_again_are_whole(scene
 
     assert scene.trained() == [*range(1, 13)]
     assert scene.metrics.read_bytes().count(b'"event":"eval"') == 12
+
+
+async def test_a_recorder_whose_disk_is_full_lives_and_writes_what_is_missing_once_there_is_room(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
+):
+    with small_disk(tmp_path / "run-0", 4):
+        scene = Scene(stage(supervision={"snapshot_every": 7}, recorder={"plot": False}), bus)
+        await publish(bus, RunOpened(12, 0, {}))
+        process = await scene.stage.start("recorder")
+
+        async def unwritten() -> bool:
+            record = await read_last(bus, VITALS, VITALS_TAKEN.subject(bus.run, "recorder-1"))
+            values = msgspec.json.decode(record.data, type=Vitals).values if record is not None else {}
+            return values.get(UNWRITTEN) == errno.ENOSPC
+
+        await scene.steps(1, 3)
+        await until(lambda: 2 in scene.trained(), "it writes rows")
+        leave_free(tmp_path / "run-0", 0)
+        await scene.steps(4, 40)
+        await until(unwritten, "it reports the full disk")
+        assert process.returncode is None
+        (tmp_path / "run-0" / "filler").unlink()
+        await until(lambda: scene.trained() == [*range(1, 41)], "it has written what was missing")
+
+        leave_free(tmp_path / "run-0", 0)
+        await scene.steps(41, 80)
+        await until(unwritten, "it reports the full disk again")
+        process.terminate()
+        assert await process.wait() == 0
+        assert not scene.summary.exists()
+        (tmp_path / "run-0" / "filler").unlink()
+        await scene.record()
+        assert scene.trained() == [*range(1, 81)]
+        await scene.stage.stop()
 
 
 def test_the_time_for_which_a_run_lay_stopped_is_no_time_of_the_run():
