@@ -21,7 +21,7 @@ from actors.gateway.feedback import give_feedback
 from actors.gateway.listening import listening
 from actors.gateway.meter import Meter
 from actors.gateway.places import Places
-from actors.gateway.reply import Answered, Reply, all_of, api_of, retry_after, shape_faults
+from actors.gateway.reply import Answered, Reply, all_of, shape_errors
 from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
@@ -168,7 +168,7 @@ class Gateway:
         self._news.set()
 
     def _application(self) -> web.Application:
-        app = web.Application(middlewares=[shape_faults(self._context)])
+        app = web.Application(middlewares=[shape_errors(self._context)])
         app.add_routes([web.post(api.path, self._answerer(name, api)) for name, api in APIS.items()])
         app.add_routes(
             [web.post(COUNT_PATH, self._count), web.get(MODELS_PATH, self._models), web.get("/health", self._health)]
@@ -180,17 +180,14 @@ class Gateway:
 
     def _answerer(self, name: str, api: Api) -> Answered:
         async def answer(http: web.Request) -> web.StreamResponse:
-            try:
-                key = self._keys.key(http.headers)
-                private = _is_private(key, http)
-                begun_s = self._meter.begin(key)  # before anything that costs: it may be a flood
-                request, user, prompt = await self._read(http, key.tenant, api.parse, private=private)
-                owner = _owner(user, private=private)
-                who = asked(owner, name, request, http.headers, messages=prompt.key)
-                turns = await self._turns_of(request, prompt, who, private=private)
-                session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
-            except LiveError as error:
-                return self._refusal(api, error, "none")
+            key = self._keys.key(http.headers)
+            private = _is_private(key, http)
+            begun_s = self._meter.begin(key)  # before anything that costs: it may be a flood
+            request, user, prompt = await self._read(http, key.tenant, api.parse, private=private)
+            owner = _owner(user, private=private)
+            who = asked(owner, name, request, http.headers, messages=prompt.key)
+            turns = await self._turns_of(request, prompt, who, private=private)
+            session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
             reply, new = Reply(http, api, turns, session), [turn for turn in turns if not turn.repeats]
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:
@@ -319,63 +316,44 @@ class Gateway:
         return True
 
     async def _count(self, http: web.Request) -> web.StreamResponse:
-        try:
-            tenant = self._keys.tenant(http.headers)
-            _, _, prompt = await self._read(http, tenant, MESSAGES.parse_count)
-        except LiveError as error:
-            return self._refusal(MESSAGES, error, "none")
+        _, _, prompt = await self._read(http, self._keys.tenant(http.headers), MESSAGES.parse_count)
         return web.json_response({"input_tokens": len(prompt.ids)})
 
     async def _feedback(self, http: web.Request) -> web.StreamResponse:
         """Take what a user says of a reply."""
-        try:
-            key = self._keys.key(http.headers)
-            self._meter.begin(key, replies=False)
-            if _is_private(key, http):
-                words = "feedback is stored, and the key or the header of this request asks that nothing of it is"
-                raise LiveError("forbidden", f"{words}: leave {PRIVATE_HEADER} out, and use a key that consents")
-            opinion = parse_feedback(await read_body(http, _LONG))
-            identity = await give_feedback(self._context.bus, key.tenant, opinion, self._facts)
-        except LiveError as error:
-            return self._refusal(api_of(http), error, "none")
+        key = self._keys.key(http.headers)
+        self._meter.begin(key, replies=False)
+        if _is_private(key, http):
+            words = "feedback is stored, and the key or the header of this request asks that nothing of it is"
+            raise LiveError("forbidden", f"{words}: leave {PRIVATE_HEADER} out, and use a key that consents")
+        opinion = parse_feedback(await read_body(http, _LONG))
+        identity = await give_feedback(self._context.bus, key.tenant, opinion, self._facts)
         self._context.count("feedback")
         return web.json_response(feedback_body(identity, opinion))
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
         """List the models, or return the one that the path names."""
-        try:
-            self._keys.tenant(http.headers)
-            name = http.match_info.get("name", "")
-            if name:
-                check_model(name, self._settings.models)
-        except LiveError as error:
-            return self._refusal(api_of(http), error, "none")
+        self._keys.tenant(http.headers)
+        name = http.match_info.get("name", "")
+        if name:
+            check_model(name, self._settings.models)
         names = self._settings.models or [self._context.config.run]
         return web.json_response(model_body(name) if name else models_body(names))
 
     async def _leave(self, http: web.Request) -> web.StreamResponse:
         """Take the end of a session; one that the tenant never had, or that has ended, ends again without an effect."""
-        try:
-            key = self._keys.key(http.headers)
-            self._meter.begin(key, replies=False)
-            session = session_of(key.tenant, {SESSION_HEADER: http.match_info["name"]}, "", "")
-        except LiveError as error:
-            return self._refusal(APIS["chat"], error, "none")
+        key = self._keys.key(http.headers)
+        self._meter.begin(key, replies=False)
+        session = session_of(key.tenant, {SESSION_HEADER: http.match_info["name"]}, "", "")
         if not _is_private(key, http):
             await self._facts.put(SessionLeft(session_id=session.id, tenant=key.tenant), anyway=True)
         return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
 
     async def _nothing(self, http: web.Request) -> web.StreamResponse:
-        error = LiveError("absent", f"there is no {http.method} {http.path} here; docs/gateway.md lists all paths")
-        return self._refusal(api_of(http), error, "none")
+        raise LiveError("absent", f"there is no {http.method} {http.path} here; docs/gateway.md lists all paths")
 
     async def _health(self, _http: web.Request) -> web.StreamResponse:
         return web.json_response({"status": "ok"})
-
-    def _refusal(self, api: Api, error: LiveError, turn: str) -> web.Response:
-        self._context.count("requests_refused")
-        status, body = api.error(error, turn)
-        return web.json_response(body, status=status, headers=retry_after(error))
 
 
 def _is_private(key: KeyAdded, http: web.Request) -> bool:

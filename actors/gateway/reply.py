@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
@@ -23,19 +23,21 @@ _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-
 _READ_S = 30.0  # for a client to read what is sent
 
 
-def retry_after(error: LiveError) -> dict[str, str]:
-    """Return the header that says when a refused request may be tried again, where that is known."""
-    return {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
+def refusal(api: Api, error: LiveError, turn: str = "none", headers: Mapping[str, str] = {}) -> web.Response:
+    """Return the answer to a request that gets no reply, with when it may be tried again, where that is known."""
+    status, body = api.error(error, turn)
+    later = {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
+    return web.json_response(body, status=status, headers={**headers, **later})
 
 
-def api_of(http: web.Request) -> Api:
-    """Return the API whose shape a refusal has: of a path that both vendors' clients ask that of its client."""
-    named = next((api for api in APIS.values() if http.path.startswith(api.path)), APIS["chat"])
-    return MESSAGES if "anthropic-version" in http.headers else named
+def _api_of(http: web.Request) -> Api:
+    """Return the API whose shape an error has: that of the path, or of the client where all of them ask a path."""
+    client = MESSAGES if "anthropic-version" in http.headers else APIS["chat"]
+    return next((api for api in APIS.values() if http.path.startswith(api.path)), client)
 
 
-def shape_faults(context: Context) -> Middleware:
-    """Return what answers a request at which the gateway itself fails, in the shape of its API; the others go on."""
+def shape_errors(context: Context) -> Middleware:
+    """Return what answers, in the shape of its API, a request that is refused or at which the gateway itself fails."""
 
     @web.middleware
     async def shaped(request: web.Request, handler: Answered) -> web.StreamResponse:
@@ -43,19 +45,22 @@ def shape_faults(context: Context) -> Middleware:
             return await handler(request)
         except web.HTTPException:
             raise
+        except LiveError as error:
+            context.count("requests_refused")
+            return refusal(_api_of(request), error)
         except ConnectionError:  # before its request was whole
             context.count("clients_gone")
             return web.Response()
         except Exception as error:  # noqa: BLE001 - logged, without its words and the path, which may quote what is said
-            context.log.error("a request fails", api=api_of(request).path, error=type(error).__name__, at=places(error))
+            api = _api_of(request)
+            context.log.error("a request fails", api=api.path, error=type(error).__name__, at=places(error))
             context.count("requests_broken")
             opened: web.StreamResponse | None = request.get(_OPENED)
             if opened is not None:  # nothing can follow half an event
                 if request.transport is not None:
                     request.transport.abort()
                 return opened
-            status, body = api_of(request).error(LiveError("internal", "the gateway failed at this request"), "none")
-            return web.json_response(body, status=status)
+            return refusal(api, LiveError("internal", "the gateway failed at this request"))
 
     return shaped
 
@@ -118,8 +123,7 @@ class Reply:
         """Send the event of a failure; what fails before the first event is a refusal with its status."""
         if self._events and self.response is not None:
             return await self._last(self._events[0].fail(error))
-        status, body = self._api.error(error, self._opening.turn)
-        return web.json_response(body, status=status, headers=self._headers | retry_after(error))
+        return refusal(self._api, error, self._opening.turn, self._headers)
 
     async def _last(self, events: bytes) -> web.StreamResponse:
         with contextlib.suppress(TimeoutError):
