@@ -18,6 +18,7 @@ from actors.engine.home import home_of
 from actors.engine.pointed import Announced, Versions, versions_of
 from actors.engine.watching import announced, watch_load
 from actors.runtime.actor import VITALS_S, ActorDown, Context
+from asyncrl.background import first_of
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import publish, read
@@ -83,7 +84,6 @@ class EngineActor:
         first = await self._first() if self._pinned is None else 1
         for listener in self._listeners:
             await listener.start(first - 1)  # those before do not matter
-        stop = asyncio.create_task(self.context.stop.wait())
         probes: list[asyncio.Task[None]] = []
         try:
             if self._direct is not None:
@@ -108,13 +108,11 @@ class EngineActor:
                 if target is not None and self._wants(target):
                     await self._bring(target)
                     continue
-                news = asyncio.create_task(self._news.wait())
-                await asyncio.wait({news, stop}, return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
+                await first_of(self._news.wait(), self.context.stop.wait())
         except (EngineFailed, EngineError) as error:
             raise ActorDown(f"engine {self._server.address}: {error}") from error
         finally:
-            for task in (stop, *probes):
+            for task in probes:
                 task.cancel()
             await self._leave()
 

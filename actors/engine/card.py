@@ -62,7 +62,7 @@ class Card:
             if not left:
                 left = True
                 await self.leave()
-            await self._changed()
+            await first_of(self._news.wait(), self._context.stop.wait())
         return False
 
     async def leave_for_learner(self, server: EngineControl, deadline_s: float) -> None:
@@ -86,9 +86,6 @@ class Card:
         self._held = False
         await publish(self._context.bus, CardLeft(self._context.actor_id))
         crash_point("card.left")
-
-    async def _changed(self) -> None:
-        await first_of(self._news.wait(), self._context.stop.wait())
 
     async def _look(self) -> int:
         """Read the newest turns; returns the sequence of the newest request."""

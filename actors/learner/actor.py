@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -13,13 +14,13 @@ from actors.learner.coming import fetch_once_packed, gathered
 from actors.learner.elastic import ElasticGroup
 from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
-from actors.learner.group import GroupLost, new_group
+from actors.learner.group import GROUPS, GroupLost, TrainerGroup
 from actors.learner.offers import Offers
 from actors.learner.outbox import Outbox, step_record
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
-from actors.learner.rank import Load, Rest, Step, StepResult
+from actors.learner.rank import Call, Load, Rest, Step, StepResult
 from actors.learner.teacher import TeacherFault
-from actors.learner.turns import OnCard, Stopping, Turns
+from actors.learner.turns import Stopping, Turns
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import skipped_stats
@@ -41,6 +42,8 @@ from topics.weights import (
     WeightsRejected,
     WeightsUnchanged,
 )
+
+T = TypeVar("T")
 
 
 async def main(context: Context) -> None:
@@ -80,9 +83,15 @@ class Learner:
         self._recent = Recent(self.config.learner.assertions.outlier)
         self._resumed = False  # all that was reported trained is in the weights
 
-    def _new_group(self) -> OnCard:
-        make = ElasticGroup if self.config.learner.elastic_s else new_group
-        return OnCard(make(self.context, self.keeper.wake), self.turns)
+    def _new_group(self) -> TrainerGroup:
+        learner = self.config.learner
+        make = ElasticGroup if learner.elastic_s else GROUPS[learner.trainer]
+        return make(self.context, self.keeper.wake)
+
+    async def _do(self, call: Call[T]) -> T:
+        if call.on_card:
+            await self.turns.take()
+        return await self.group.do(call)
 
     async def run(self) -> None:
         """Resume from the log, then train to the end."""
@@ -152,6 +161,7 @@ class Learner:
         Only then is the log claimed; and a learner that stands by has none of this in memory.
         """
         self.context.doing(Activity("loading"))
+        await self.turns.take()
         await self.group.open()
         for saved in reversed(self.fold.state.checkpoints):
             try:
@@ -174,10 +184,11 @@ class Learner:
     async def _load(self, checkpoint: Path) -> Checkpoint:
         found = await asyncio.to_thread(read_checkpoint, checkpoint)
         try:
-            await self.group.do(Load(str(checkpoint)))
+            await self._do(Load(str(checkpoint)))
         except CheckpointError:
             await self.group.close()  # a part of it may be in the weights
             self.group = self._new_group()
+            await self.turns.take()
             await self.group.open()
             raise
         return found
@@ -198,7 +209,7 @@ class Learner:
             self.context.log.warning("weights differ from those published; a new lineage begins", lineage=self.lineage)
         if self._publishes(self.step) and (self._differed or self.step not in self.fold.state.published):
             await self._publish()
-        self._ask_for_evaluation()
+        self.outbox.put(*self._evaluations.due(self.step))
         await self._save_if_due()  # it may have died between a step and its checkpoint
         self._recent.figures = self.fold.state.figures
         self._resumed = True
@@ -206,7 +217,7 @@ class Learner:
     async def _digest(self) -> str:
         await self._written()
         await self.offers.withdraw()
-        await self.group.do(CopyWeights())
+        await self._do(CopyWeights())
         return await self.group.do(Digest())
 
     async def _differs(self) -> bool:
@@ -236,7 +247,7 @@ class Learner:
         if self._publishes(self.step):
             await self._publish()
         self.context.vitals.update(step=self.step, reward=result.stats.reward_mean)
-        self._ask_for_evaluation()
+        self.outbox.put(*self._evaluations.due(self.step))
         await self._save_if_due()
 
     def _assert(self, step: int, result: StepResult) -> None:
@@ -256,7 +267,7 @@ class Learner:
         fetching = self.outbox.begin(fetch_once_packed(self.keeper, self.fold, self.group, packed.step + 1))
         range_of = self._recent.usual(packed.stage) if self._resumed else None  # else it was judged before
         try:
-            result = await self.group.do(Step(sequence, range_of))
+            result = await self._do(Step(sequence, range_of))
         finally:
             fetching.cancel()
         self._recent.add(packed.stage, result.metrics)
@@ -279,7 +290,7 @@ class Learner:
             await self.outbox.stored()  # the version before is what the next one may be a difference to
         self.context.doing(Activity("publishing", self.step))
         await self.offers.withdraw()
-        await self.group.do(CopyWeights())
+        await self._do(CopyWeights())
         state, why = self.fold.state, self.fold.full_because(self.config.weights, self.lineage)
         call = Publish(self.lineage, self.step, "" if why else state.newest, why)
         self._version = self.outbox.begin(self._write_version(call, state.full, answers))
@@ -306,9 +317,6 @@ class Learner:
         if self._version is not None:
             await self._version
 
-    def _ask_for_evaluation(self) -> None:
-        self.outbox.put(*self._evaluations.due(self.step))
-
     async def _save_if_due(self) -> None:
         if self.fold.wants_checkpoint(self.step, self._begun, every=self.config.learner.checkpoint_every):
             await self._save()
@@ -320,7 +328,7 @@ class Learner:
             return
         self.context.doing(Activity("saving", self.step))
         digest = "" if self._publishes(self.step) else await self._digest()
-        await self.group.do(CopyState())
+        await self._do(CopyState())
         self._begun = self.step
         checkpoint = Checkpoint(self.lineage, self.step, digest, self.batch_sequence)
         self._checkpoint = self.outbox.begin(self._write_checkpoint(checkpoint))
@@ -352,7 +360,7 @@ class Learner:
         await self._settled()
         exported = self.context.files.root / "exported"
         await self.offers.withdraw()
-        await self.group.do(CopyWeights())
+        await self._do(CopyWeights())
         await self.group.do(Export(str(exported)))
         crash_point("learner.exported")
         self.outbox.put(TrainingFinished(self.step, "steps", str(exported)))

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from actors.learner.rank import Fetch, Gather
+from asyncrl.background import first_of
 from topics.actors import Activity
 
 if TYPE_CHECKING:
@@ -32,12 +33,11 @@ async def gathered(context: Context, group: TrainerGroup, step: int, sequence: i
     if not context.config.learner.teacher.url:
         return True
     context.doing(Activity("awaiting teacher", step))
-    waiting, stopped = asyncio.ensure_future(group.do(Gather(sequence))), asyncio.ensure_future(context.stop.wait())
+    gathering = asyncio.ensure_future(group.do(Gather(sequence)))
     try:
-        await asyncio.wait((waiting, stopped), return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done():
-            await waiting
-        return waiting.done()
+        await first_of(gathering, context.stop.wait())
+        if gathering.done():
+            await gathering
+        return gathering.done()
     finally:
-        waiting.cancel()
-        stopped.cancel()
+        gathering.cancel()

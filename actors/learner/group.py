@@ -17,7 +17,7 @@ from actors.learner.card import TakeCard
 from actors.learner.rank import Call, Open, Rank, carried_out
 from actors.learner.rank_wire import ERRORS, NO_CARD, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
-from asyncrl.background import BackgroundTasks
+from asyncrl.background import BackgroundTasks, first_of
 from asyncrl.framing import pack, read_frames
 from asyncrl.run.placement import Job, NoRoom, Placed
 
@@ -202,9 +202,7 @@ class RankProcesses:
                     future.set_exception(ERRORS[reply.error](reply.reason))
                 else:
                     future.set_result(bytes(reply.value))
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_END_S):
-                await self._gone.wait()  # the end of its process explains more
+        await first_of(self._gone.wait(), timeout_s=_END_S)  # the end of its process explains more
         self._lose(f"rank {rank} is silent")
 
     async def _watch(self, rank: int, placed: Placed) -> None:
@@ -241,8 +239,3 @@ def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:
 MakeGroup: TypeAlias = Callable[[Context, Callable[[], None]], TrainerGroup]
 GROUPS: dict[str, MakeGroup] = {"torch": RankProcesses, "megatron": RankProcesses, "scripted": in_process}
 """By `learner.trainer`. The scripted trainer computes nothing, so it needs no process of its own."""
-
-
-def new_group(context: Context, on_lost: Callable[[], None]) -> TrainerGroup:
-    """Return the trainer group of a run's settings, which is not open yet."""
-    return GROUPS[context.config.learner.trainer](context, on_lost)

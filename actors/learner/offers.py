@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from actors.runtime.actor import Context
+from asyncrl.background import first_of
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import publish
@@ -67,11 +68,7 @@ class Offers:
                 self._context.count("direct_overdue", len(self._readers))
                 self._context.log.warning("weights in memory not returned", engines=sorted(self._readers))
                 return self._readers.clear()
-            try:
-                async with asyncio.timeout(left_s):
-                    await self._news.wait()
-            except TimeoutError:
-                continue
+            await first_of(self._news.wait(), timeout_s=left_s)
 
     def _take(self, _topic: Topic[Any], message: Any, record: Record) -> None:
         if isinstance(message, WeightsReturned):

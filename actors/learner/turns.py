@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from actors.learner.rank import Call
 from asyncrl.bus.log import read_last
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
@@ -14,12 +13,9 @@ from topics.topic import ENGINES
 
 if TYPE_CHECKING:
     from actors.learner.fold import LearnerFold
-    from actors.learner.group import TrainerGroup
     from actors.learner.outbox import Outbox
     from actors.runtime.actor import Context
     from actors.runtime.keeper import Keeper
-
-T = TypeVar("T")
 
 
 class Stopping(AsyncRLError):
@@ -86,29 +82,3 @@ class Turns:
     def _check(self) -> None:
         if self._context.stop.is_set():
             raise Stopping("the learner shall stop before it has the card")
-
-
-class OnCard:
-    """A trainer group that has the card whenever it does what needs it. See `TrainerGroup`."""
-
-    def __init__(self, group: TrainerGroup, turns: Turns) -> None:
-        self._group, self._turns = group, turns
-
-    async def open(self) -> None:
-        await self._turns.take()
-        await self._group.open()
-
-    async def do(self, call: Call[T]) -> T:
-        if call.on_card:
-            await self._turns.take()
-        return await self._group.do(call)
-
-    def check(self) -> None:
-        self._group.check()
-
-    @property
-    def can_grow(self) -> bool:
-        return self._group.can_grow
-
-    async def close(self) -> None:
-        await self._group.close()

@@ -18,6 +18,7 @@ from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.sweeper import Sweeper, purge, purge_blobs, purge_versions
 from actors.supervisor.trimmer_fold import Kept, Needless, TrimmerFold
+from asyncrl.background import first_of
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline, stream_info
 from asyncrl.bus.provision import queue_info
@@ -94,8 +95,7 @@ class Trimmer:
                 await self._stored.caught_up()
             while not self._ended.is_set():
                 await self._look()
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ended.wait(), _POLL_S)
+                await first_of(self._ended.wait(), timeout_s=_POLL_S)
             await self._prune()
         finally:
             await self._stored.close()

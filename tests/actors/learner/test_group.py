@@ -160,7 +160,7 @@ async def test_a_rank_that_is_killed_or_freezes_starts_the_group_anew_and_nothin
             await pack(bus, step)
             await until(lambda step=step: playing.learner.fold.state.published.keys() >= {step}, f"version {step}", 300)
             if end is not None:
-                os.kill(playing.learner.group._group._placed[victim].pid, end)
+                os.kill(playing.learner.group._placed[victim].pid, end)
     finally:
         await playing.kill()
 
