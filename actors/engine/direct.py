@@ -49,10 +49,6 @@ class DirectWay:
     """The versions that one engine takes out of the learner's memory."""
 
     def __init__(self, context: Context, group: EngineGroup, server: EngineClient) -> None:
-        """
-        Args:
-            group: of the server.
-        """
         self.kind = context.config.weights.direct
         self.failure = ""  # why the version asked for last does not come this way; "" also while the sender starts
         self._context = context

@@ -32,6 +32,7 @@ class Versions(Fold):
 
     def __init__(self) -> None:
         self._refused: set[int] = set()  # sequences of announcements whose bytes could not be taken
+        self._known: dict[str, WeightsPublished] = {}  # versions, and what they are differences to, by key
 
     def wanted(self) -> Announced | None:
         """Return the version to have; None where it may stay as it is."""
@@ -39,11 +40,17 @@ class Versions(Fold):
 
     def chain(self, announced: Announced) -> list[WeightsPublished]:
         """Return the full version that one begins with, the differences from there on, and the version itself."""
-        raise NotImplementedError
+        found = [announced.version]
+        while (base := self._known.get(found[-1].base)) is not None:
+            found.append(base)
+        return found[::-1]
 
     def pass_over(self, announced: Announced) -> None:
         """Want another version than one whose bytes could not be taken."""
         self._refused.add(announced.sequence)
+
+    def _is_taken(self, announced: Announced) -> bool:
+        return announced.sequence not in self._refused
 
 
 class HeldVersions(Versions):
@@ -55,7 +62,6 @@ class HeldVersions(Versions):
     def __init__(self) -> None:
         super().__init__()
         self._announced: dict[int, Announced] = {}  # by version, the newest last
-        self._known: dict[str, WeightsPublished] = {}  # these and what they are differences to, by key
         self._open: dict[str, int] = {}  # version by evaluation
         self._scored_early: set[str] = set()  # before the request was read
 
@@ -84,18 +90,9 @@ class HeldVersions(Versions):
         """Return the version of the oldest open evaluation that can be had; None where there is none."""
         for version in self._open.values():
             announced = self._announced.get(version)
-            if announced is not None and announced.sequence not in self._refused:
+            if announced is not None and self._is_taken(announced):
                 return announced
         return None
-
-    def chain(self, announced: Announced) -> list[WeightsPublished]:
-        """Return the full version that one begins with, the differences from there on, and the version itself."""
-        found: list[WeightsPublished] = []
-        version: WeightsPublished | None = announced.version
-        while version is not None:
-            found.append(version)
-            version = self._known.get(version.base) if version.base else None
-        return found[::-1]
 
     def _forget(self) -> None:
         """Forget versions that are neither recent nor asked for, unless one of those is a difference to them."""
@@ -116,6 +113,7 @@ class LiveVersions(Versions):
 
     def _on_published(self, version: WeightsPublished, record: Record) -> None:
         self._announced[version.key] = Announced(version, record.sequence)
+        self._known[version.key] = version
 
     def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
         if message.by == "rollback":
@@ -128,15 +126,9 @@ class LiveVersions(Versions):
             announced = self._announced.get(key)
             if announced is None:
                 return None  # its announcement, on another log, is yet to be read
-            if announced.sequence not in self._refused:
+            if self._is_taken(announced):
                 return announced
         return None
-
-    def chain(self, announced: Announced) -> list[WeightsPublished]:
-        found = [announced.version]
-        while (base := self._announced.get(found[-1].base)) is not None:
-            found.append(base.version)
-        return found[::-1]
 
 
 class CanaryVersions(LiveVersions):
@@ -160,7 +152,7 @@ class CanaryVersions(LiveVersions):
         announced = self._announced.get(self._canary)
         if self._canary and announced is None:
             return None
-        if announced is not None and announced.sequence not in self._refused:
+        if announced is not None and self._is_taken(announced):
             return announced
         return super().wanted()
 
@@ -179,11 +171,7 @@ class FirstVersion(Versions):
 
     def wanted(self) -> Announced | None:
         announced = self._announced
-        return announced if announced is not None and announced.sequence not in self._refused else None
-
-    def chain(self, announced: Announced) -> list[WeightsPublished]:
-        """See `Versions`: nothing lies before it."""
-        return [announced.version]
+        return announced if announced is not None and self._is_taken(announced) else None
 
 
 _KINDS: dict[Purpose, type[Versions]] = {

@@ -18,11 +18,8 @@ def room_of(http: web.Request, most: int) -> int:
     return http.content_length
 
 
-async def read_body(http: web.Request, most: int) -> bytes:
+async def read_body(http: web.Request, most_bytes: int) -> bytes:
     """Return the body of a request; aiohttp's own way keeps it as long as the request is under way.
-
-    Args:
-        most: bytes.
 
     Raises:
         LiveError: it is larger, does not come in time, or is not encoded as its headers say.
@@ -32,8 +29,8 @@ async def read_body(http: web.Request, most: int) -> bytes:
         async with asyncio.timeout(_BODY_S):
             async for part in http.content.iter_any():
                 body += part
-                if len(body) > most:
-                    raise LiveError("large", f"the body is larger than {most:,} bytes")
+                if len(body) > most_bytes:
+                    raise LiveError("large", f"the body is larger than {most_bytes:,} bytes")
     except TimeoutError as error:
         raise LiveError("invalid", f"the body has not come within {_BODY_S:g} s") from error
     except web.RequestPayloadError as error:

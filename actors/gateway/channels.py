@@ -32,11 +32,6 @@ class Channels:
     """The fleets of a gateway, and what samples from them."""
 
     def __init__(self, context: Context, served: ModelInfo, decode: Decode) -> None:
-        """
-        Args:
-            served: the model, as engines serve it.
-            decode: tokens to text, special tokens included.
-        """
         self._context = context
         settings = context.config.gateway
         purposes: list[Purpose] = ["live"] if settings.engines else ["training"]

@@ -42,15 +42,10 @@ class Facts:
     """
 
     def __init__(self, context: Context, log: TurnLog, *, most_bytes: int) -> None:
-        """
-        Args:
-            log: takes each fact at once.
-            most_bytes: of all facts that wait.
-        """
         self.redactor: Redactor | None = None  # of what is said, before it is stored
         self._context = context
-        self._log = log
-        self._most = most_bytes
+        self._log = log  # it takes each fact at once
+        self._most = most_bytes  # of all facts that wait
         self._spool = Spool(context.files.spool / context.bus.name)
         self._lost: OrderedDict[str, None] = OrderedDict()  # turns that are not stored as they were, the newest
         self._storing: asyncio.Task[None] | None = None

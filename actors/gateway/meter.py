@@ -27,11 +27,7 @@ class Meter:
         self._before = 0  # sequence of the last turn that was stored before it began
 
     async def start(self, before: int) -> None:
-        """Read the counts of the day.
-
-        Args:
-            before: sequence of the last turn that was stored before this process began.
-        """
+        """Read the counts of the day; `before` is the sequence of the last turn that was stored before this process."""
         self._before = before
         today = int(time.time() // DAY_S * DAY_S * 1e9)
         await self._counts.start(await first_since(self._bus, TURNS, today) - 1)

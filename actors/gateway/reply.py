@@ -76,13 +76,9 @@ async def all_of(replies: Sequence[Coroutine[Any, Any, Ending]]) -> list[Ending]
 
 
 class Reply:
-    """The HTTP answer to one request: whole, or a stream that is opened by its first event."""
+    """The HTTP answer to one request, whose choices are turns: whole, or a stream that is opened by its first event."""
 
     def __init__(self, http: web.Request, api: Api, turns: list[Turn], session: Session) -> None:
-        """
-        Args:
-            turns: of the request, one for each of its choices.
-        """
         self.response: web.StreamResponse | None = None
         self._headers = {SESSION_HEADER: session.name, TURN_HEADER: ",".join(turn.id for turn in turns)}
         self._http = http

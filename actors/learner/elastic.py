@@ -39,10 +39,6 @@ class ElasticGroup:
     """
 
     def __init__(self, context: Context, on_lost: Callable[[], None]) -> None:
-        """
-        Args:
-            on_lost: called when a rank is gone.
-        """
         self._context, self._on_lost = context, on_lost
         self._group = RankProcesses(context, on_lost)
         self._closed = asyncio.Event()

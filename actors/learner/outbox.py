@@ -62,11 +62,7 @@ class Outbox:
 
 
 def step_record(packed: BatchPacked, result: StepResult, sequence: int, *, lineage: int, skipped: bool) -> BatchTrained:
-    """Return the record of a step.
-
-    Args:
-        sequence: of the batch in its log.
-    """
+    """Return the record of a step, with the sequence of its batch in the batch log."""
     stats = result.stats
     return BatchTrained(
         step=packed.step,

@@ -62,18 +62,12 @@ class Rank:
     def __init__(
         self, bus: Bus, config: Config, files: RunFiles, *, rank: int = 0, ranks: int = 1, rendezvous: Path = Path()
     ) -> None:
-        """
-        Args:
-            rank: number of this one among its peers.
-            ranks: how many there are.
-            rendezvous: see `join_ranks`.
-        """
         prepare(TrajectoryGenerated)
         self._bus = bus
         self._config = config
         self._files = files
         self._place = StorePlace(files.weights, ChunkWriter(bus, WEIGHTS_STORED))
-        self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous
+        self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous  # see `join_ranks`
         self.take_card = partial(take_card, config.learner.device, rank, ranks)
         layout = layout_of(config)
         self._replica, self._replicas = layout.replica(rank, ranks), ranks // layout.model

@@ -104,7 +104,6 @@ class Retraining:
         Args:
             trainer: with the model as it was before the run.
             config: settings of the replay: where they differ from those of the run, its objectives do.
-            files: of the run.
         """
         self.step = config.origin  # newest step in the weights
         self._bus = bus

@@ -85,7 +85,8 @@ class Prompter:
         decisions: list[PromptIssued] = []
         for item in wanted:
             try:
-                rows = [row for place in item.places if (row := self._row(item, place)) is not None]
+                made = self._rows[item.group.data]
+                rows = [row for place in item.places if (row := made.get(place)) is not None]
                 rows += item.group.given if not item.member else ()
             except DataError:
                 if not decisions:
@@ -107,9 +108,6 @@ class Prompter:
         for name in self._training:
             self._rows[name].want(place for data, place in soon if data == name)
         self._ahead = len(soon)
-
-    def _row(self, item: Wanted, place: int) -> PromptRow | None:
-        return self._rows[item.group.data].get(place)
 
     def _decide_evaluation(self, wanted: list[Wanted]) -> list[PromptIssued]:
         """Issue members of an evaluation once all its rows are made: its deadline counts from their issue.

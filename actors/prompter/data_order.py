@@ -44,8 +44,6 @@ class DataOrder:
     def __init__(self, ledger: Ledger, config: Config, base: Path, *, own_code: bool = True) -> None:
         """
         Args:
-            config: of the run.
-            base: folder that the paths of the config are relative to.
             own_code: whether to import the functions that the run's user wrote.
         """
         self._own_code = own_code

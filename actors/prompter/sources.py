@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache, partial
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -84,38 +84,36 @@ class Group(NamedTuple):
         return level_of(self.places.start)
 
 
-class PromptSource(Protocol):
+class PromptSource:
     """An origin of prompts, numbered in its own order.
 
     What it answers follows from the folded state alone, so that another process goes on in the same way.
     """
 
     letter: str  # first of its prompts' names
-    stage: Stage  # open groups of `warmup` and `rl` count against the credit of that stage, those of `eval` do not
-    share: float  # of the groups of its stage, relative to the other sources; math.inf: before all others
+    stage: Stage = "rl"  # open groups of `warmup` and `rl` count against the credit of that stage, of `eval` not
+    share: float = 1.0  # of the groups of its stage, relative to the other sources; math.inf: before all others
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """Take note of how many rows some data has; None: they have no end."""
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
         """Return the groups that it has and that are not wholly issued, in their order."""
+        raise NotImplementedError
 
     def group(self, state: PrompterState, number: int) -> Group:
         """Return one of its groups."""
+        raise NotImplementedError
 
 
-class WarmupSource:
+class WarmupSource(PromptSource):
     """Rows that a teacher wrote, several to a trajectory."""
 
-    letter, share = WARMUP, 1.0
-    stage: Stage = "warmup"
+    letter, stage = WARMUP, "warmup"
 
     def __init__(self, config: Config) -> None:
         self._rows = config.warmup.rows_per_trajectory
         self._data = WARMUP_ROWS if config.warmup.source else TASK_ROWS
-
-    def opened(self, data: str, rows_per_epoch: int | None) -> None:
-        """They are taken from one epoch after the other."""
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
         """As many as the steps of the warm-up need: the stage ends with them."""
@@ -127,11 +125,10 @@ class WarmupSource:
         return Group(prompt_name(WARMUP, number), "warmup", [WARMUP_TASK], 1, places, data=self._data)
 
 
-class TaskSource:
+class TaskSource(PromptSource):
     """The rows of the tasks, each in the order of its data, mixed by their shares."""
 
-    letter, share = TASK, 1.0
-    stage: Stage = "rl"
+    letter = TASK
 
     def __init__(self, config: Config) -> None:
         self._rules, self._epochs = _Rules(config), config.task.epochs
@@ -152,17 +149,13 @@ class TaskSource:
         return self._rules(prompt_name(TASK, number), number, state)
 
 
-class ReissueSource:
+class ReissueSource(PromptSource):
     """Prompts that an operator asked to issue again, before all new ones."""
 
     letter, share = REISSUE, math.inf
-    stage: Stage = "rl"
 
     def __init__(self, config: Config) -> None:
         self._rules = _Rules(config)
-
-    def opened(self, data: str, rows_per_epoch: int | None) -> None:
-        """Their rows were there before."""
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
         """One for each request."""
@@ -174,20 +167,16 @@ class ReissueSource:
         return self._rules(prompt_name(REISSUE, number), number_of(origin), state, origin=origin)
 
 
-class LiveSource:
+class LiveSource(PromptSource):
     """Turns of live traffic, in the order in which the keeper of sessions admitted them."""
 
     letter = LIVE
-    stage: Stage = "rl"
 
     def __init__(self, config: Config) -> None:
         share = config.live.share
         self.share = math.inf if share == 1 else share / (1 - share)  # beside 1 for the tasks
         method = config.live.method
         self._alone, self._together = estimator_of(method, config.live.advantage), estimator_of(method, "rloo")
-
-    def opened(self, data: str, rows_per_epoch: int | None) -> None:
-        """They are rows of no data."""
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
         """Those that were admitted; none where nothing is learnt from them."""
@@ -210,11 +199,10 @@ class LiveSource:
         )
 
 
-class HeldOutSource:
+class HeldOutSource(PromptSource):
     """Evaluations: each is a group, and its members are answers to the first rows of a held-out set."""
 
-    letter, share = EVALUATION, 1.0
-    stage: Stage = "eval"
+    letter, stage = EVALUATION, "eval"
 
     def __init__(self, config: Config) -> None:
         self._rows: dict[str, int | None] = {}  # by data
@@ -260,11 +248,7 @@ SOURCES: dict[str, Callable[[Config], PromptSource]] = {
 
 
 def data_of(config: Config, base: Path) -> dict[str, RowSetup]:
-    """The data of a run by the name that groups refer to.
-
-    Args:
-        base: folder of the config's relative paths.
-    """
+    """The data of a run by the name that groups refer to."""
     found = {TASK_ROWS: rows_of(config, base)}
     if (own := warmup_rows(config, base)) is not None:
         found[WARMUP_ROWS] = own

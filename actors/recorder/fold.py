@@ -148,11 +148,7 @@ class RecorderFold(Fold):
         self.state.steps_wanted = opened.steps
 
     def summary(self, run: str, steps: Sequence[StepRow]) -> dict[str, object]:
-        """The figures of a run, named with their units.
-
-        Args:
-            steps: rows of the RL steps, in order.
-        """
+        """The figures of a run, named with their units; `steps` are the rows of all steps of RL, in their order."""
         state = self.state
         trained, sampled = sum(state.lags.values()), state.sampled_tokens
         first, last = state.scores.get("", (None, None))

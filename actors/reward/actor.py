@@ -33,6 +33,7 @@ from topics.trajectories import (
     TrajectoryGraded,
     TrajectorySubmitted,
     member_fields,
+    result_fields,
     tokens_sampled,
 )
 from topics.wire import WireError
@@ -85,13 +86,9 @@ class RewardWorker:
     """Grades one trajectory at a time, many at once."""
 
     def __init__(self, context: Context, graders: dict[str, Grader]) -> None:
-        """
-        Args:
-            graders: by the reward function that they call.
-        """
         self._context = context
         self._tasks = graded_tasks(context.config)
-        self._graders = graders
+        self._graders = graders  # by the reward function that they call
         self._measured = set(all_filters(context.config)) & set(QUALITY)
         # Evaluations take half of a grader at most: a grade of training never queues behind all of theirs.
         most = context.config.reward.in_flight
@@ -126,12 +123,7 @@ class RewardWorker:
         message: TrajectoryGraded | TrajectorySubmitted = kind(
             **member_fields(generated, delivery.at.num_delivered),
             payload=Reference(delivery.record.sequence, xxhash.xxh3_64_hexdigest(body), len(body)),
-            versions=generated.versions,
-            truncated=generated.truncated,
-            discarded=generated.discarded,
-            verified=generated.verified,
-            passes=generated.passes,
-            hybrid=generated.hybrid,
+            **result_fields(generated),
             lengths=[len(segment.tokens) for segment in generated.segments],
             turn_rewards=outcome.turn_rewards,
             **grade,
@@ -165,13 +157,9 @@ class GroupRewardWorker:
     """Grades one group at a time, many at once."""
 
     def __init__(self, context: Context, graders: dict[GroupReward, GroupGrader]) -> None:
-        """
-        Args:
-            graders: by the reward that they compute.
-        """
         self._context = context
         self._rewards = {name: _reward_of(task) for name, task in graded_tasks(context.config).items()}  # by task
-        self._graders = graders
+        self._graders = graders  # by the reward that they compute
 
     async def handle(
         self, completed: GroupCompleted, delivery: Delivery[GroupCompleted]
@@ -238,12 +226,7 @@ class GroupRewardWorker:
         return TrajectoryGraded(
             **fields,
             payload=member.payload,
-            versions=member.versions,
-            truncated=member.truncated,
-            discarded=member.discarded,
-            verified=member.verified,
-            passes=member.passes,
-            hybrid=member.hybrid,
+            **result_fields(member),
             lengths=member.lengths,
             turn_rewards=member.turn_rewards,
             **shaped(self._context.config, member.stage, member.tokens, grade.reward, metrics),

@@ -59,11 +59,7 @@ class Ends:
         self._forgotten_ns = -1  # when the newest of the ends that were evicted was stored
 
     def add(self, message: GroupDropped | TrajectoryDropped, time_ns: int) -> None:
-        """Note an end.
-
-        Args:
-            time_ns: server's clock when it was stored.
-        """
+        """Note an end, and the time of the server's clock at which it was stored."""
         if isinstance(message, GroupDropped):
             key, attempt = message.prompt_id, EVERY
         else:
@@ -329,8 +325,7 @@ class Execution(Watch):
 
 async def main(context: Context) -> None:
     """Run a rollout worker until asked to stop."""
-    worker = RolloutWorker(context)
-    await worker.run()
+    await RolloutWorker(context).run()
 
 
 class RolloutWorker:

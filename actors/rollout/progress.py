@@ -335,12 +335,8 @@ class ProgressReader:
     """Reads other workers' logs, each once: all trajectories of a dead worker come at about the same time."""
 
     def __init__(self, bus: Bus, refuse: Callable[[Record, Exception], None]) -> None:
-        """
-        Args:
-            refuse: is given each message that cannot be read.
-        """
         self._bus = bus
-        self._refuse = refuse
+        self._refuse = refuse  # is given each message that cannot be read
         self._logs: dict[str, _Log] = {}
 
     async def entries(self, trajectory_id: str, attempt: int, holding: Holding) -> list[StoredEntry]:

@@ -201,7 +201,9 @@ async def open_context(login: Login, log: Any) -> Context:
     bus = await Bus.connect(address, login.run, name=login.actor_id, deadline_s=30)
     try:
         opened, config = await _opened(bus)
-        files = _files(opened, login.home)
+        files = RunFiles(Path(opened.directory), Path(opened.base))
+        if login.home is not None:
+            files = RunFiles(login.home, login.home / "base", sent=True)
         load_actors(config.actors, files.base)
     except BaseException:
         await bus.close()
@@ -210,12 +212,6 @@ async def open_context(login: Login, log: Any) -> Context:
     context = Context(login.role, login.actor_id, config, files, bus, log, login.credentials, login.host)
     bus.on_fault = context.fail
     return context
-
-
-def _files(opened: RunOpened, home: Path | None) -> RunFiles:
-    if home is not None:
-        return RunFiles(home, home / "base", sent=True)
-    return RunFiles(Path(opened.directory), Path(opened.base))
 
 
 async def _opened(bus: Bus) -> tuple[RunOpened, Config]:

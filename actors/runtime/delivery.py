@@ -147,12 +147,7 @@ class Delivery(Generic[M]):
 
 
 def purged_claim(record: Record, num_delivered: int, detail: str) -> TrajectoryFailed:
-    """Return the claim that nothing will come of a turn of live traffic, which is a group of one.
-
-    Args:
-        record: about the trajectory.
-        num_delivered: of it.
-    """
+    """Return the claim that nothing will come of a turn of live traffic, which is a group of one."""
     return TrajectoryFailed(
         trajectory_id=record.key,
         attempt=attempt_of(record) or 0,

@@ -42,10 +42,6 @@ class WorkFailed(AsyncRLError):
         self.reason: FailureReason = reason
 
 
-async def _nowhere() -> int:
-    return 0
-
-
 class _Process(NamedTuple):
     """A process that does work alone, and the socket to it."""
 
@@ -72,7 +68,7 @@ class Isolation:
         self._idle: list[_Process] = []
 
     async def done_alone(
-        self, delivery: Delivery[Any], fruitless: int, came_to: Callable[[], Awaitable[int]] = _nowhere
+        self, delivery: Delivery[Any], fruitless: int, came_to: Callable[[], Awaitable[int]] | None = None
     ) -> bool:
         """Have suspect work done in a process of its own, again while it ends its process and is not yet poison.
 
@@ -91,7 +87,7 @@ class Isolation:
         bus, record = self._context.bus, delivery.record
         place = f"{record.stream.name}-{record.sequence}"
         while True:
-            at = await came_to()
+            at = 0 if came_to is None else await came_to()
             known = await self._deaths(place)
             tries = known.tries if known is not None and known.at == at else 0
             if known is not None and tries >= self._alone:
@@ -110,11 +106,7 @@ class Isolation:
         await asyncio.gather(*(process.end() for process in self._idle))
 
     async def _run(self, delivery: Delivery[Any], *, fresh: bool) -> str:
-        """One run in a process of its own; returns how it ended that process, or nothing.
-
-        Args:
-            fresh: in one that has done nothing before.
-        """
+        """One run in a process, a `fresh` one or one that did other work; returns how it ended that, or nothing."""
         with delivery.waiting(Waiting("turn")):
             await self._places.acquire()
         process = None

@@ -137,7 +137,7 @@ class Keeper:
                 await self.changes(until=self.now() + left_s)
                 if bus.reconnects != links or not bus.client.is_connected:  # it could not be read
                     links, self._rival_at = bus.reconnects, time.monotonic()
-            elif await self.append([self._heartbeat()]):
+            elif await self.append([KeeperHeartbeat(self.nonce)]):
                 self.context.doing(Activity("taking over"))
                 return
 
@@ -298,10 +298,7 @@ class Keeper:
         await self.append([snapshot])
         crash_point("snapshot.published")
 
-    def _heartbeat(self) -> KeeperHeartbeat:
-        return KeeperHeartbeat(self.nonce)
-
     async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(min(HEARTBEAT_S, self.context.config.supervision.silence_s / 3))
-            await self.append([self._heartbeat()])
+            await self.append([KeeperHeartbeat(self.nonce)])

@@ -116,11 +116,7 @@ class WorkerLoop(Generic[M]):
         await asyncio.gather(*(source.close() for source in self._sources))
 
     def _receive(self, number: int, raw: Msg) -> None:
-        """Begin with a piece of work.
-
-        Args:
-            number: of its source.
-        """
+        """Begin with a piece of work, which a source has handed out."""
         source = self._sources[number]
         at = position(raw.reply)
         record = Record(self._topic.stream, at.stream_sequence, raw.subject, raw.headers or {}, raw.data, at.time_ns)

@@ -241,13 +241,9 @@ class SessionsFold(Fold):
                 del self.state.families[turn.siblings]
         self._settle(name, turn)
 
-    def decide(self, now: float) -> list[Message]:
-        """Return what is to be appended now.
-
-        Args:
-            now: seconds of the server's clock.
-        """
-        return list(islice(self._decisions(int(now * 1e9)), _AT_ONCE))
+    def decide(self, now_s: float) -> list[Message]:
+        """Return what is to be appended at this moment of the server's clock."""
+        return list(islice(self._decisions(int(now_s * 1e9)), _AT_ONCE))
 
     def next_deadline(self) -> float | None:
         """Return the moment of the server's clock, in seconds, at which time alone decides something."""

@@ -25,10 +25,6 @@ async def autoscale(context: Context, keeper: Keeper, watch: Watch) -> None:
     What it decides follows from the state of the run and the loads of the last window: another supervisor waits for a
     window of its own, and then decides the same. A request names the decision that it rests on, and is void behind
     any other: one that is published twice, or after a user's, changes nothing.
-
-    Args:
-        keeper: of the supervisor's log.
-        watch: of the run.
     """
     settings = context.config.autoscale
     if not settings.pools:

@@ -57,28 +57,19 @@ class Channel(msgspec.Struct):
     """The state, as plain data."""
 
     live: list[str] = []  # keys, the newest last: what is live, and what can be rolled back to
-    requests: dict[int, int | None] = {}  # not answered: version, or None for the one before, by sequence
+    requests: dict[int, PromotionRequested] = {}  # not answered, by sequence
     scores: dict[int, Score] = {}  # not judged, by sequence of their eval.scored
     evaluated: dict[str, int] = {}  # open evaluations: the version that was asked for
     answered: dict[str, int] = {}  # sequence of the newest request (command) and score (gate) that was answered
     refused: dict[int, str] = {}  # reasons of engines, by sequence of the weights.published; the newest ones
-    shares: dict[int, tuple[float, str]] = {}  # requests for canaries: share and owner, by sequence
     canary: Canary = msgspec.field(default_factory=Canary)
     divergence: Divergence = msgspec.field(default_factory=Divergence)
     reward: LiveReward = msgspec.field(default_factory=LiveReward)
-    forced: set[int] = set()  # requests that no bound refuses, by sequence
-    shadows: set[int] = set()  # requests for canaries whose answers nobody gets, by sequence
 
     def ask(self, request: PromotionRequested, sequence: int) -> None:
         """Take note of a request."""
         if sequence > self.answered.get("command", 0):
-            self.requests[sequence] = request.version
-            if request.share > 0:
-                self.shares[sequence] = (request.share, request.owner)
-            if request.force:
-                self.forced.add(sequence)
-            if request.shadow:
-                self.shadows.add(sequence)
+            self.requests[sequence] = request
 
     def score(self, scored: EvalScored, sequence: int, settings: WeightsSettings) -> None:
         """Take note of an evaluation."""
@@ -131,9 +122,6 @@ class Channel(msgspec.Struct):
         waiting = self.scores if by == "gate" else self.requests
         for sequence in [sequence for sequence in waiting if sequence <= cause]:
             del waiting[sequence]
-            self.shares.pop(sequence, None)
-            self.forced.discard(sequence)
-            self.shadows.discard(sequence)
 
     def keeps(self, lineage: int, version: int, window: int, *, exact: bool) -> bool:
         """Return whether a version stays in the store.
@@ -142,7 +130,7 @@ class Channel(msgspec.Struct):
         open evaluation may be of it. The oldest one may be of the first `window` versions from the one asked for; where
         evaluations are `exact`, the `window` oldest versions that are asked for stay, and no others.
         """
-        judged = [*self.requests.values(), *(score.version for score in self.scores.values())]
+        judged = {one.version for one in self.requests.values()} | {one.version for one in self.scores.values()}
         asked = sorted({*self.evaluated.values()})
         evaluated = version in asked[:window] if exact else bool(asked) and asked[0] <= version < asked[0] + window
         live = any(version_of(key) == (lineage, version) for key in self.live) or self.canary.keeps(lineage, version)
@@ -168,7 +156,7 @@ class Channel(msgspec.Struct):
         if not isinstance(decision, WeightsPromoted | WeightsCanaried):
             return decision
         by, why = decision.by, self.divergence.beyond(decision.lineage, decision.version, kl_bound)
-        if not why or by == "start" or by == "rollback" or (by == "command" and decision.cause in self.forced):
+        if not why or by == "start" or by == "rollback" or (by == "command" and self.requests[decision.cause].force):
             return decision
         if decision.key in self.live:
             return decision  # back to what users had
@@ -186,8 +174,8 @@ class Channel(msgspec.Struct):
             return WeightsPromoted(first.lineage, first.version, first.digest, "start", first.sequence)
         if self.requests:
             sequence = min(self.requests)
-            decision = self._on_command(sequence, self.requests[sequence], stored)
-            return self._shared(decision, sequence, canaries=canaries) if sequence in self.shares else decision
+            decision = self._on_command(sequence, self.requests[sequence].version, stored)
+            return self._shared(decision, sequence, canaries=canaries) if self.requests[sequence].share else decision
         if self.scores:
             sequence = min(self.scores)
             return self._scored(self._on_score(sequence, self.scores[sequence], stored, settings), settings)
@@ -222,9 +210,8 @@ class Channel(msgspec.Struct):
             return decision
         if not canaries:
             return PromotionRefused("command", sequence, "no engines have canaries; gateway.canary_engines names them")
-        share, owner = self.shares[sequence]
-        shadow = sequence in self.shadows
-        return as_canary(decision, self.live[-1], share=share, owner=owner, shadow=shadow)
+        request = self.requests[sequence]
+        return as_canary(decision, self.live[-1], share=request.share, owner=request.owner, shadow=request.shadow)
 
     def _scored(self, decision: WeightsPromoted | PromotionRefused, settings: WeightsSettings) -> Decision:
         """Turn what a gate would promote into a canary, where it shall begin as one."""

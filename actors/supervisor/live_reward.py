@@ -33,11 +33,7 @@ class LiveReward(msgspec.Struct):
             self.moved += 1
 
     def promoted(self, turns: int) -> None:
-        """Take note that the channel moved.
-
-        Args:
-            turns: whose mean is remembered, to compare with.
-        """
+        """Take note that the channel moved, and remember the mean of so many turns, to compare with."""
         newest = [reward for _, reward in self.rewards[-turns:]] if turns else []
         self.before, self.moved = fmean(newest) if newest and len(newest) == turns else None, 0
 
@@ -57,7 +53,11 @@ class LiveReward(msgspec.Struct):
         if len(own) == settings.turns and self.before is not None and len(live) > 1:
             words = f"mean reward of its newest {len(own)} turns {fmean(own):.4g}, before it {self.before:.4g}"
             if fmean(own) < self.before - settings.margin:
-                return _move(live[-2], _sequence(live[-1], stored), f"back from {live[-1]}: {words}")
+                return _move(
+                    live[-2],
+                    next((one.sequence for one in stored if one.key == live[-1]), 0),
+                    f"back from {live[-1]}: {words}",
+                )
         ahead = [(version, reward) for version, reward in self._since() if version > now][-settings.turns :]
         if len(ahead) < settings.turns:
             return None
@@ -78,7 +78,3 @@ class LiveReward(msgspec.Struct):
 def _move(key: str, cause: int, reason: str) -> WeightsPromoted:
     lineage, version = version_of(key)
     return WeightsPromoted(lineage, version, key.split(":")[2], "reward", cause, reason)
-
-
-def _sequence(key: str, stored: Sequence[Stored]) -> int:
-    return next((one.sequence for one in stored if one.key == key), 0)

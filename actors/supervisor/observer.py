@@ -47,7 +47,6 @@ async def publish_state(context: Context, watch: Watch, now: Callable[[], float]
     """Publish the state of the run until the actor is asked to stop, and tell whether other hosts are out of reach.
 
     Args:
-        watch: of the run.
         now: the server's clock, seconds since the epoch.
     """
     while not context.stop.is_set():
@@ -61,7 +60,6 @@ async def watch_for_stalls(context: Context, keeper: Keeper, watch: Watch, train
     """Publish `stall.found` and `stall.ended` on the keeper's log until the actor is asked to stop.
 
     Args:
-        watch: of the run.
         trained: how many batches are known to be trained.
     """
     state = watch.state

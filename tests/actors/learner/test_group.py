@@ -304,7 +304,7 @@ async def test_a_learner_whose_card_is_not_replaced_goes_on_with_fewer_and_grows
                 await until(lambda: not context.vitals["ranks_missing"], "it has all ranks from the checkpoint on", 300)
             missing.append(context.vitals["ranks_missing"])
             if step == 1:
-                (rank,) = playing.learner.group._group._group._placed
+                (rank,) = playing.learner.group._group._placed
                 os.kill(rank.pid, signal.SIGKILL)  # it is tried with both again, and the other one is still missing
             if step == 2:
                 placement.refuses = False

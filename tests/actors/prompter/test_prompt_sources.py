@@ -13,22 +13,18 @@ from asyncrl.config.settings import Config
 from harness.folds import Feed
 from harness.prompter_feed import config, feed, issue
 from topics.evals import EvalRequested
-from topics.ids import Stage, prompt_name, stage_of
+from topics.ids import prompt_name, stage_of
 from topics.turns import Sibling, TurnAdmitted
 from topics.wire import decode, encode
 
 
-class Sessions:
+class Sessions(PromptSource):
     """A source beside the task's: groups of three, for every third group of RL."""
 
     letter, share = "s", 0.5
-    stage: Stage = "rl"
 
     def __init__(self, ready: int | None = None) -> None:
         self.ready = ready  # sessions that there are; None: without end
-
-    def opened(self, data: str, rows_per_epoch: int | None) -> None:
-        pass
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
         return count(state.first("s")) if self.ready is None else range(state.first("s"), self.ready)
