@@ -53,11 +53,8 @@ class LiveReward(msgspec.Struct):
         if len(own) == settings.turns and self.before is not None and len(live) > 1:
             words = f"mean reward of its newest {len(own)} turns {fmean(own):.4g}, before it {self.before:.4g}"
             if fmean(own) < self.before - settings.margin:
-                return _move(
-                    live[-2],
-                    next((one.sequence for one in stored if one.key == live[-1]), 0),
-                    f"back from {live[-1]}: {words}",
-                )
+                cause = next((one.sequence for one in stored if one.key == live[-1]), 0)
+                return _move(live[-2], cause, f"back from {live[-1]}: {words}")
         ahead = [(version, reward) for version, reward in self._since() if version > now][-settings.turns :]
         if len(ahead) < settings.turns:
             return None

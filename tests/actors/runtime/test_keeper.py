@@ -103,7 +103,7 @@ async def test_no_update_is_lost_between_two_writers(opened: Open, bus: Bus, con
     await one.keeper.start()
     won = 0
     stranger = asyncio.create_task(increment(await connect(bus.run), 40))
-    while not stranger.done() or won < 40:
+    while won < 40 or (not stranger.done() and won < 500):  # on a loaded machine the other one comes last
         won += await one.keeper.append([one.fold.next()])
     await stranger
 
