@@ -275,12 +275,6 @@ class _OfResult(_OfMember, kw_only=True):
         return sum(count.tokens for count in self.versions)
 
 
-def result_fields(of: TrajectoryGenerated | _OfResult) -> dict[str, Any]:
-    """The fields that a message about a generated trajectory has in common with its result, or another one about it."""
-    names = ("versions", "truncated", "discarded", "verified", "passes", "hybrid")
-    return {name: getattr(of, name) for name in names}
-
-
 class TrajectorySubmitted(_OfResult):
     """A generated trajectory whose reward needs its whole group, which the buffer gathers."""
 

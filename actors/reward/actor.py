@@ -33,7 +33,6 @@ from topics.trajectories import (
     TrajectoryGraded,
     TrajectorySubmitted,
     member_fields,
-    result_fields,
     tokens_sampled,
 )
 from topics.wire import WireError
@@ -123,7 +122,7 @@ class RewardWorker:
         message: TrajectoryGraded | TrajectorySubmitted = kind(
             **member_fields(generated, delivery.at.num_delivered),
             payload=Reference(delivery.record.sequence, xxhash.xxh3_64_hexdigest(body), len(body)),
-            **result_fields(generated),
+            **_result_fields(generated),
             lengths=[len(segment.tokens) for segment in generated.segments],
             turn_rewards=outcome.turn_rewards,
             **grade,
@@ -147,6 +146,12 @@ class RewardWorker:
                     return await self._graders[function].grade(request)
         except RewardFailed as error:
             raise WorkFailed("reward", str(error)) from error
+
+
+def _result_fields(of: TrajectoryGenerated | TrajectorySubmitted) -> dict[str, Any]:
+    """Return what a grade repeats of its result, or of the message that was gathered for it."""
+    names = ("versions", "truncated", "discarded", "verified", "passes", "hybrid")
+    return {name: getattr(of, name) for name in names}
 
 
 def _reward_of(task: Task) -> GroupReward:
@@ -226,7 +231,7 @@ class GroupRewardWorker:
         return TrajectoryGraded(
             **fields,
             payload=member.payload,
-            **result_fields(member),
+            **_result_fields(member),
             lengths=member.lengths,
             turn_rewards=member.turn_rewards,
             **shaped(self._context.config, member.stage, member.tokens, grade.reward, metrics),
