@@ -49,6 +49,9 @@ def _of_hints(config: Config) -> Iterator[Finding]:
         if keys:
             yield Finding(tuple(keys), f"has no effect: {why}; leave it out")
         return
+    if live.judge.kind == "rule" and not live.judge.function:
+        message = f'"{live.method}" learns from hints, and words give none; set live.judge.function, or another judge'
+        yield Finding(("live.method", "live.judge.function"), message)
     if live.method == "distillation" and "w_rl" in changed:
         message = 'has no effect: live.method = "distillation" has no rewards; leave it out, or take "combine"'
         yield Finding(("live.hindsight.w_rl", "live.method"), message)

@@ -88,6 +88,11 @@ async def silent(_http: web.Request, _mark: str) -> web.Response:
 
 @pytest.mark.parametrize(("answer", "last"), [(silent, "no answer"), (TRANSIENT["500"], "status 500: oops")])
 async def test_a_vote_that_takes_too_long_is_given_up(answer: Answer, last: str):
-    async with judging(Endpoint(answer), deadline_s=0.4) as judge:
-        with pytest.raises(VoteFailed, match=f"no vote from .* within 0.4 s; last: {last}"):
-            await judge.vote(CASE)
+    words = ""
+    for deadline_s in (0.4, 4.0, 40.0):  # a loaded machine may have had no answer by then
+        async with judging(Endpoint(answer), deadline_s=deadline_s) as judge:
+            with pytest.raises(VoteFailed, match=f"no vote from .* within {deadline_s:g} s; last: ") as failed:
+                await judge.vote(CASE)
+        if (words := str(failed.value)).endswith(last):
+            break
+    assert words.endswith(last)

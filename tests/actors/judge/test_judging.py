@@ -199,23 +199,24 @@ async def test_words_judge_and_a_turn_that_nothing_followed_has_no_vote(traffic:
     assert (judged["t4"].votes, play.vitals["turns_without_vote"]) == ([None, None], 1)
 
 
-async def test_an_endpoint_judges_and_one_that_never_answers_costs_only_its_votes(traffic: Callable[..., Traffic]):
-    async def silent_about_t2(http: Any, mark: str) -> Any:
-        if "2" in endpoint.bodies[-1]["messages"][1]["content"].partition("conversation =====")[2][:8]:
-            await asyncio.sleep(600)
+async def test_an_endpoint_judges_and_votes_that_never_come_cost_their_turn_alone(traffic: Callable[..., Traffic]):
+    async def silent(_http: Any, _mark: str) -> Any:
+        await asyncio.sleep(600)
+
+    def votes(_http: Any, mark: str) -> Any:
         return completion(f"HINT {mark}: be brief\nVOTE {mark}: -1")
 
-    endpoint = Endpoint(silent_about_t2)
-    async with endpoint.served() as address:
-        play = traffic(kind="endpoint", url=address, model="wise", votes=3, deadline_s=1.0)
+    async with Endpoint(silent).served() as never, Endpoint(votes).served() as address:
+        play = traffic(kind="endpoint", url=never, model="wise", votes=3, deadline_s=0.2)
         await play.followed("t1")
-        await play.turn("t2", "2", "xyz")
-        await play.turn("t3", "wrong", "xyz", "t2")
-        await play.ready("t2", "t3")
+        await play.judged()
+        judge = play.stage.config.live.judge
+        judge.url, judge.deadline_s = address, 60.0
+        await play.followed("t2")
         judged = await play.judged()
 
-    assert (judged["t1"].reward, judged["t1"].hints, judged["t1"].judge) == (-1.0, ["be brief"], "endpoint:wise")
-    assert (judged["t2"].reward, judged["t2"].votes) == (None, [None] * 3)
+    assert (judged["t1"].reward, judged["t1"].votes) == (None, [None] * 3)
+    assert (judged["t2"].reward, judged["t2"].hints, judged["t2"].judge) == (-1.0, ["be brief"], "endpoint:wise")
 
 
 @pytest.mark.parametrize(("name", "by"), [("engine-1", "engine"), ("engine-wise-1", "engine:0")])
