@@ -107,7 +107,7 @@ async def test_a_function_that_hangs_gives_no_text(tmp_path: Path):
     tokenizer = TaskTokenizer.load(conversing_model(tmp_path / "model"))
     redactor = await Redactor.open("hook.py:redact", base=tmp_path, limit_s=0.2, tokenizer=tokenizer)
     try:
-        with pytest.raises(RedactionFailed, match="hook.py:redact failed: time"):
+        with pytest.raises(RedactionFailed, match=r"hook\.py:redact failed: time"):
             await redactor.texts([PLANTED])
     finally:
         await redactor.close()
