@@ -17,7 +17,7 @@ from actors.gateway.channels import Channels, has_grammars
 from actors.gateway.claims import Claims
 from actors.gateway.data_keys import DataKeys
 from actors.gateway.facts import Facts
-from actors.gateway.feedback import give_feedback
+from actors.gateway.feedback import Opinions
 from actors.gateway.listening import listening
 from actors.gateway.meter import Meter
 from actors.gateway.places import Places
@@ -91,6 +91,7 @@ class Gateway:
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
         self._claims = Claims(context.bus, self._log, self._caught_up, self._facts, hold_s=self._settings.hold_s)
+        self._opinions = Opinions(context.bus, self._facts)
         self._shadows = Shadows(context, self._served, self._tokenizer.decode_all, self._facts)
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
@@ -327,7 +328,7 @@ class Gateway:
             words = "feedback is stored, and the key or the header of this request asks that nothing of it is"
             raise LiveError("forbidden", f"{words}: leave {PRIVATE_HEADER} out, and use a key that consents")
         opinion = parse_feedback(await read_body(http, _LONG))
-        identity = await give_feedback(self._context.bus, key.tenant, opinion, self._facts)
+        identity = await self._opinions.give(key.tenant, opinion)
         self._context.count("feedback")
         return web.json_response(feedback_body(identity, opinion))
 

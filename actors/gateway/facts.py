@@ -24,14 +24,14 @@ from topics.keys import TurnCounted
 from topics.secrets import PURGE_REQUESTED, PurgeRequested, SecretMade
 from topics.table import topic_for
 from topics.topic import ACTORS, Topic
-from topics.turns import SessionLeft, TurnFinished, TurnSampled, TurnShadowed, TurnStarted
+from topics.turns import FeedbackGiven, SessionLeft, TurnFinished, TurnSampled, TurnShadowed, TurnStarted
 from topics.wire import SEALED
 
 _PATIENCE_S = 2.0  # for an acknowledgement, before a client waits no longer for it
 _LOST = 65_536  # turns, more than histories are kept of
 _ANYWAY_BYTES = 16 * 2**20  # of facts that wait beyond the bound of the others
 
-Fact: TypeAlias = TurnStarted | TurnFinished | TurnCounted | SessionLeft | SecretMade
+Fact: TypeAlias = TurnStarted | TurnFinished | TurnCounted | SessionLeft | SecretMade | FeedbackGiven
 
 
 class Facts:
@@ -104,7 +104,8 @@ class Facts:
         try:
             if not self._at_hand(fact):
                 return self._lose(fact, anyway=anyway)
-            headers: dict[str, str] = {} if topic_for(fact).repeats else {EXPECT_SUBJECT: "0"}
+            several = topic_for(fact).repeats or isinstance(fact, FeedbackGiven)  # of one subject
+            headers: dict[str, str] = {} if several else {EXPECT_SUBJECT: "0"}
             prepared = await prepare(self._context.bus, fact, headers=headers)
         except SecretGone:  # purged meanwhile: nobody could read it
             self._context.count("facts_purged")

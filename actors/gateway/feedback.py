@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 
 import msgspec
 
@@ -14,47 +15,89 @@ from asyncrl.bus.publish import publish, read
 from asyncrl.bus.vault import SecretGone
 from asyncrl.live.apis.words import LiveError
 from asyncrl.live.feedback import Opinion, feedback_id
+from asyncrl.live.owners import covers, tenant_digest
 from asyncrl.live.redaction import RedactionFailed
 from topics.topic import TURNS
 from topics.turns import FEEDBACK_GIVEN, TURN_STARTED, FeedbackGiven
 from topics.wire import SEALED
 
 _LIMIT_S = 5.0  # for the NATS server to answer
+_WAITING = 4096  # turns of which the newest opinion that waits is remembered
 
 
-async def give_feedback(bus: Bus, tenant: str, opinion: Opinion, facts: Facts) -> str:
-    """Store an opinion and return its id; one that repeats the newest of its turn is stored already.
+class Opinions:
+    """Stores opinions; while the server is away, one on a turn that this gateway knows waits behind its turn."""
 
-    Raises:
-        LiveError: there is no such turn, it is another tenant's, or it cannot be stored now.
-    """
-    try:
-        if facts.redactor is not None and opinion.text:
-            (text,) = await facts.redactor.texts([opinion.text])
-            opinion = msgspec.structs.replace(opinion, text=text)
-        async with asyncio.timeout(_LIMIT_S):
-            return await _store(bus, tenant, opinion, facts)
-    except SecretGone as error:
-        words = f"the reply {opinion.turn} was purged; there is nothing left to judge"
-        raise LiveError("absent", words, field="turn") from error
-    except (TimeoutError, BusError, RedactionFailed) as error:
-        raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
+    def __init__(self, bus: Bus, facts: Facts) -> None:
+        self._bus, self._facts = bus, facts
+        self._waiting: OrderedDict[str, FeedbackGiven] = OrderedDict()  # the newest of each turn
+
+    async def give(self, tenant: str, opinion: Opinion) -> str:
+        """Store an opinion and return its id; one that repeats the newest of its turn is stored already.
+
+        Raises:
+            LiveError: there is no such turn, it is another tenant's, or it cannot be stored now.
+        """
+        try:
+            if self._facts.redactor is not None and opinion.text:
+                (text,) = await self._facts.redactor.texts([opinion.text])
+                opinion = msgspec.structs.replace(opinion, text=text)
+            if not self._bus.client.is_connected and self._facts.has(opinion.turn):
+                return await self._wait(tenant, opinion)
+            async with asyncio.timeout(_LIMIT_S):
+                return await self._store(tenant, opinion)
+        except SecretGone as error:
+            words = f"the reply {opinion.turn} was purged; there is nothing left to judge"
+            raise LiveError("absent", words, field="turn") from error
+        except (TimeoutError, BusError, RedactionFailed) as error:
+            raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
+
+    async def _store(self, tenant: str, opinion: Opinion) -> str:
+        bus, waited = self._bus, self._facts.waits
+        started = await read_last(bus, TURNS, TURN_STARTED.subject(bus.run, opinion.turn))
+        if started is None and waited:
+            if self._facts.has(opinion.turn):
+                return await self._wait(tenant, opinion)
+            raise LiveError("overloaded", f"the reply {opinion.turn} may not be stored yet; try again later")
+        if started is None:
+            raise LiveError("absent", f"there is no reply with the id {opinion.turn}", field="turn")
+        if started.headers.get("tenant") != tenant:
+            raise _foreign(opinion)
+        record = await read_last(bus, TURNS, FEEDBACK_GIVEN.subject(bus.run, opinion.turn))
+        before = None if record is None else await read(bus, FeedbackGiven, record)
+        given = _behind(before, tenant, opinion, started.headers.get(SEALED, ""))
+        if given is not before:
+            await publish(bus, given)
+        return given.feedback_id
+
+    async def _wait(self, tenant: str, opinion: Opinion) -> str:
+        """Let an opinion wait to be stored behind what waits of its turn. What was said before the server was away is
+        not known: an opinion that repeats it is stored again, and changes nothing."""
+        secret, _, _older = self._facts.secrets_of(opinion.turn).partition(",")
+        if not secret:
+            raise LiveError("absent", f"there is no reply with the id {opinion.turn}", field="turn")
+        if not covers(secret, tenant_digest(tenant), ""):
+            raise _foreign(opinion)
+        if not self._facts.waits:
+            self._waiting.clear()
+        before = self._waiting.get(opinion.turn)
+        given = _behind(before, tenant, opinion, secret)
+        if given is not before:
+            if not await self._facts.put(given, anyway=True):
+                raise LiveError("overloaded", "the feedback cannot be stored now; try again later")
+            self._waiting[opinion.turn] = given
+            if len(self._waiting) > _WAITING:
+                self._waiting.popitem(last=False)
+        return given.feedback_id
 
 
-async def _store(bus: Bus, tenant: str, opinion: Opinion, facts: Facts) -> str:
-    waited = facts.waits
-    started = await read_last(bus, TURNS, TURN_STARTED.subject(bus.run, opinion.turn))
-    if started is None and waited:
-        raise LiveError("overloaded", f"the reply {opinion.turn} may not be stored yet; try again later")
-    if started is None:
-        raise LiveError("absent", f"there is no reply with the id {opinion.turn}", field="turn")
-    if started.headers.get("tenant") != tenant:
-        raise LiveError("forbidden", f"the reply {opinion.turn} was given to another tenant", field="turn")
-    record = await read_last(bus, TURNS, FEEDBACK_GIVEN.subject(bus.run, opinion.turn))
-    newest = None if record is None else await read(bus, FeedbackGiven, record)
-    if newest is not None and (newest.score, newest.text) == (opinion.score, opinion.text):
-        return newest.feedback_id
-    identity = feedback_id(opinion, newest.feedback_id if newest is not None else "")
-    secret = started.headers.get(SEALED, "")
-    await publish(bus, FeedbackGiven(identity, opinion.turn, tenant, opinion.score, opinion.text, secret))
-    return identity
+def _behind(before: FeedbackGiven | None, tenant: str, opinion: Opinion, secret: str) -> FeedbackGiven:
+    """Return an opinion behind the newest one of its turn, or that one where it repeats it."""
+    if before is not None and (before.score, before.text) == (opinion.score, opinion.text):
+        return before
+    identity = feedback_id(opinion, before.feedback_id if before is not None else "")
+    return FeedbackGiven(identity, opinion.turn, tenant, opinion.score, opinion.text, secret)
+
+
+def _foreign(opinion: Opinion) -> LiveError:
+    return LiveError("forbidden", f"the reply {opinion.turn} was given to another tenant", field="turn")

@@ -111,18 +111,31 @@ async def test_feedback_that_is_not_to_be_stored_is_refused(bus: Bus, stage: Cal
         assert (await give(served, chat, text="too long", thumb="down", private="0"))[0] == 200
 
 
-async def test_feedback_is_overload_while_the_nats_server_is_away(
+async def test_feedback_waits_while_the_nats_server_is_away_and_is_stored_once_behind_its_turn(
     bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage], tmp_path: Path
 ):
     async with like_sglang() as inference, gateway(bus, stage, tmp_path / "model", inference) as served:
-        chat, _, _ = await replies(served)
+        key, added = make_key("ben")
+        await publish(bus, added)
+        await until(lambda: added.key_id in served.gateway._keys.valid, "the key is known")
+        before, _, _ = await replies(served)
         await server.stop()
-        status, body = await give(served, chat, thumb="up")
+        await until(lambda: not bus.client.is_connected, "the gateway has noticed")
+        _, _, during = await replies(served)
+        first = await give(served, before, thumb="up", text="thanks")
+        assert first[0] == 200 and await give(served, before, thumb="up", text="thanks") == first
+        assert (await give(served, before, thumb="down"))[0] == (await give(served, during, number=0.5))[0] == 200
+        assert (await give(served, during, key, thumb="down"))[0] == 403
+        status, body = await give(served, "chatcmpl-0", thumb="up")  # whether it is there only the server knows
         assert (status, body["error"]["type"]) == (503, "server_error")
+        raw = (served.gateway._context.files.spool / "gateway-1").read_bytes()
+        assert b"thanks" not in raw and b"feedback.given" in raw
         await server.start()
-
-        async def is_taken() -> bool:
-            return (await give(served, chat, thumb="up"))[0] == 200
-
-        await until(is_taken, "the gateway takes it again, as it told the user to try")
-    assert [one.score for one in await stored(bus)] == [1.0]
+        await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
+        assert (await give(served, during, number=0.5))[0] == 200
+    found = await stored(bus)
+    assert [(one.turn_id, one.score, one.text) for one in found] == [
+        (before.removeprefix("chatcmpl-"), 1.0, "thanks"),
+        (before.removeprefix("chatcmpl-"), -1.0, ""),
+        (during.removeprefix("msg_"), 0.5, ""),
+    ]

@@ -15,7 +15,7 @@ from harness.gateways import gateway, in_two_halves, stored_turns
 from harness.sdks import anthropic, openai, sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import LEASE_S, Stage, until
-from topics.turns import TurnStarted
+from topics.turns import FeedbackGiven, TurnStarted
 
 MOST = 12  # tokens of a reply
 USER = [{"role": "user", "content": "abc"}]
@@ -126,10 +126,12 @@ async def test_where_the_stream_of_turns_is_full_replies_are_given_and_those_tha
         assert served.count("facts_waiting") > 0
         reply = await second.messages.create(model="any", messages=USER, max_tokens=MOST)
         with pytest.raises(openai.InternalServerError, match="may not be stored yet; try again"):
-            await first.post("/feedback", cast_to=object, body={"turn": reply.id, "thumb": "up"})
+            await first.post("/feedback", cast_to=object, body={"turn": "msg_0", "thumb": "up"})
+        await first.post("/feedback", cast_to=object, body={"turn": reply.id, "thumb": "up"})
         await provision(bus, sizes, lease_s=LEASE_S)
         await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
-    assert len(await stored_turns(bus)) == 20
+    facts = await stored_turns(bus)
+    assert len(facts) == 21 and isinstance(facts[-1], FeedbackGiven) and f"msg_{facts[-1].turn_id}" == reply.id
 
 
 async def test_where_engines_cannot_be_reached_either_each_api_has_its_overload(
