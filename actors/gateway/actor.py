@@ -15,6 +15,7 @@ from aiohttp import web
 from actors.gateway.bodies import read_body, room_of
 from actors.gateway.channels import Channels, has_grammars
 from actors.gateway.claims import Claims
+from actors.gateway.clients import Leaving, lost_of, outlasting
 from actors.gateway.data_keys import DataKeys
 from actors.gateway.facts import Facts
 from actors.gateway.feedback import Opinions
@@ -97,6 +98,7 @@ class Gateway:
         self._meter = Meter(context, self._facts)
         self._places = Places(self._settings.in_flight, self._settings.hold_s)
         self._large = Places(_LARGE_AT_ONCE, self._settings.hold_s)  # of large bodies
+        self._leaving = Leaving()
         self._writing = asyncio.Semaphore(1)
 
     async def run(self) -> None:
@@ -169,7 +171,7 @@ class Gateway:
         self._news.set()
 
     def _application(self) -> web.Application:
-        app = web.Application(middlewares=[shape_errors(self._context)])
+        app = web.Application(middlewares=[outlasting, shape_errors(self._context)])
         app.add_routes([web.post(api.path, self._answerer(name, api)) for name, api in APIS.items()])
         app.add_routes(
             [web.post(COUNT_PATH, self._count), web.get(MODELS_PATH, self._models), web.get("/health", self._health)]
@@ -190,6 +192,7 @@ class Gateway:
             turns = await self._turns_of(request, prompt, who, private=private)
             session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
             reply, new = Reply(http, api, turns, session), [turn for turn in turns if not turn.repeats]
+            lost = lost_of(http)
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:
                 await turn.begin(self._facts, key.tenant, name, session, secret=secret)
@@ -197,7 +200,7 @@ class Gateway:
                 return await turn.run(service, self._facts, partial(reply.send, number), self._safety)
 
             try:
-                async with self._under_way(new, session, key.tenant, private=private):
+                async with self._under_way(new, session, key.tenant, lost, private=private):
                     secret = await self._data_keys.of(user) if new and not private else ""
                     endings = await all_of([ending(number, turn, secret) for number, turn in enumerate(turns)])
                 self._context.count("turns_repeated", len(turns) - len(new))
@@ -227,6 +230,7 @@ class Gateway:
                 return [Turn(request, prompt, self._wording, self._settings, asked=one) for one in who]
             return [self._turn(request, prompt, one) for one in who]
 
+        await self._leaving.ended(who)
         return make(False) if private or self._settings.count == 1 else await self._claims.turns(who, make)
 
     def _turn(self, request: Request, prompt: Prompt, who: Asked) -> Turn:
@@ -239,11 +243,12 @@ class Gateway:
 
     @contextlib.asynccontextmanager
     async def _under_way(
-        self, turns: Sequence[Turn], session: Session, tenant: str, *, private: bool
+        self, turns: Sequence[Turn], session: Session, tenant: str, lost: asyncio.Future[None], *, private: bool
     ) -> AsyncIterator[None]:
         """Hold a place for the new turns of a request; its session ends behind them, where it says so."""
-        with self._log.held([name for turn in turns for name in turn.holds]):
-            async with self._places.hold(tenant):
+        names = [name for turn in turns for name in turn.holds]
+        with self._leaving.watched(turns, lost), self._log.held(names):
+            async with self._places.hold(tenant, lost):
                 try:
                     yield
                 finally:

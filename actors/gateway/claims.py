@@ -53,9 +53,9 @@ class Claims:
         Raises:
             LiveError: the request with its idempotency key is under way.
         """
-        if self._log.left(who, self._facts.is_gone):
+        if self._log.under_way(who, lambda gateway: gateway != self._bus.name):  # it may have ended meanwhile
             await self._catch_up()
-            self._log.end(self._log.left(who, self._facts.is_gone), time.time())
+            self._log.end(self._log.under_way(who, self._facts.is_gone), time.time())
         turns = make(False)
         if not (name := _claimed_by(turns)) or not self._bus.client.is_connected:
             return turns

@@ -32,7 +32,7 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
     """
     most = _connections(most)
     # What aiohttp calls keep-alive is counted from the begin of a connection, and from the end of each reply.
-    runner = web.AppRunner(app, shutdown_timeout=_LEAVE_S, keepalive_timeout=silent_s)
+    runner = web.AppRunner(app, shutdown_timeout=_LEAVE_S, keepalive_timeout=silent_s, handler_cancellation=True)
     await runner.setup()
     server = runner.server
     assert server is not None

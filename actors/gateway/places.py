@@ -34,24 +34,35 @@ class Places:
         return sum(map(len, self._waiting.values()))
 
     @contextlib.asynccontextmanager
-    async def hold(self, tenant: str) -> AsyncIterator[None]:
+    async def hold(self, tenant: str, lost: asyncio.Future[None] | None = None) -> AsyncIterator[None]:
         """Hold a place for the length of the block, after a wait for it.
+
+        Args:
+            lost: done when the connection of the request is lost.
 
         Raises:
             LiveError: none became free in time, or too many requests wait.
+            ConnectionError: the client is gone.
         """
         if self._under_way.total() < self._most:
             self._under_way[tenant] += 1
         else:
-            await self._wait(tenant)
+            await self._wait(tenant, lost)
         try:
             yield
         finally:
             self._free(tenant)
 
-    async def _wait(self, tenant: str) -> None:
+    async def _wait(self, tenant: str, lost: asyncio.Future[None] | None) -> None:
         """Wait until a place is given; it is counted already."""
         place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def leave(_lost: object) -> None:
+            if not place.done():
+                place.set_exception(ConnectionResetError("the client is gone"))
+
+        if lost is not None:
+            lost.add_done_callback(leave)
         self._waiting.setdefault(tenant, deque()).append(place)
         if self.waiting > self._most:
             last = self._take(max(self._waiting, key=lambda one: len(self._waiting[one])), newest=True)

@@ -90,6 +90,7 @@ class Turn(Watch):
         self._skip: EarlySkip | None = None
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
+        self._left = False  # its client is gone
         self._patience = asyncio.timeout(None)  # with its wait for an engine
         self._patience_s = settings.hold_s  # of that wait is left
         if self.continues and self._is_ended(wording.tokenizer):
@@ -100,6 +101,11 @@ class Turn(Watch):
         """Tokens of prompt and reply; 0 where there is no reply, or a repeated one."""
         tokens = 0 if self.repeats else len(self._answer.tokens)
         return tokens and len(self.prompt.ids) + tokens
+
+    @property
+    def digest(self) -> str:
+        """Return the digest of its request."""
+        return self._asked.digest
 
     @property
     def keyed(self) -> str:
@@ -195,6 +201,11 @@ class Turn(Watch):
             return ending
         return msgspec.structs.replace(ending, thoughts=parts.thoughts, thought_tokens=parts.thought_tokens(tokens))
 
+    def leave(self) -> None:
+        """End with the tokens that there are: the client is gone."""
+        self._left = True
+        self._came.set()
+
     async def _send(self, pieces: list[Piece], send: Send) -> None:
         for piece in pieces:
             if self.request.thoughts or not isinstance(piece, Thought):
@@ -228,6 +239,8 @@ class Turn(Watch):
             except TimeoutError:
                 await send(None if self._held else "")
                 continue
+            if self._left:
+                raise ConnectionResetError("the client is gone")
             self._came.clear()
             if self.request.schema and not task.done():  # it may be sampled anew
                 continue

@@ -179,11 +179,11 @@ class TurnLog:
         """Return the turns under way of a gateway."""
         return [turn for turn in self._open.values() if turn.writer == writer]
 
-    def left(self, requests: Sequence[Asked], is_gone: Callable[[str], bool]) -> list[str]:
-        """Return the turns of equal requests that are under way by what is known, and whose gateway lives no more."""
+    def under_way(self, requests: Sequence[Asked], of: Callable[[str], bool]) -> list[str]:
+        """Return the turns of equal requests that are under way by what is known, of such gateways."""
         digests = {request.digest for request in requests}
         equal = [turn for turn in self._open.values() if turn.started.digest in digests]
-        return [turn.started.turn_id for turn in equal if is_gone(turn.writer)]
+        return [turn.started.turn_id for turn in equal if of(turn.writer)]
 
     def end(self, turns: Collection[str], now_s: float) -> None:
         """Take turns as cut with their gateway, before the next one of its name says so."""

@@ -17,7 +17,7 @@ from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.embedded.server import EngineServer
 from asyncrl.live.keys import make_key
 from asyncrl.ports import free_port
-from harness.live_runs import answers, conversing_model
+from harness.live_runs import conversing_model
 from harness.sglang_like import Asked, LikeSGLang
 from harness.stage import Stage, until
 from harness.workers import KEY, SLOTS
@@ -66,8 +66,9 @@ class Served:
     async def start(self, tenant: str = "anna") -> None:
         self.key, added = make_key(tenant)
         await publish(self.bus, added)
+        before = _listeners(self.address)  # others may share the port
         self._running = asyncio.create_task(self.gateway.run())
-        await until(lambda: self._running.done() or answers(self.address), "the gateway listens")
+        await until(lambda: self._running.done() or _listeners(self.address) > before, "the gateway listens")
 
     async def stop(self) -> None:
         self.context.stop.set()
@@ -75,6 +76,13 @@ class Served:
 
     def count(self, name: str) -> float:
         return self.context.vitals.get(name, 0)
+
+
+def _listeners(address: str) -> int:
+    """Return how many sockets of this machine listen on the port of an address."""
+    port = f":{int(address.rpartition(':')[2]):04X}"
+    rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return sum(row[1].endswith(port) and row[3] == "0A" for row in rows)
 
 
 def gateway_stage(

@@ -59,6 +59,33 @@ async def test_a_gateway_killed_in_the_middle_of_a_reply_is_followed_by_one_that
     assert whole.usage.output_tokens == other.usage.output_tokens == MOST
 
 
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "k1"}])
+async def test_a_request_whose_connection_breaks_ends_at_once_and_its_repeat_goes_on_with_the_tokens(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, headers: dict[str, str]
+):
+    go_on = in_two_halves(inference, 10)
+    asked = {"model": "any", "messages": USER, "max_tokens": 20, "extra_headers": headers}
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference, in_flight=1, alive_s=600) as served,
+        sdks(served.address, served.key) as (first, _),
+    ):
+        under_way = asyncio.create_task(first.chat.completions.create(**asked))
+        await until(lambda: bool(inference.asked and inference.asked[0].cumulative), "its first tokens are there")
+        waits = asyncio.create_task(first.chat.completions.create(model="any", messages=USER))
+        await until(lambda: served.gateway._places.waiting == 1, "another one waits for its place")
+        for cut in (waits, under_way):
+            cut.cancel()
+            await asyncio.wait([cut])
+        again = asyncio.create_task(first.chat.completions.create(**asked))
+        await until(lambda: len(inference.asked) == 2, "it is asked for again")
+        go_on.set()
+        assert (await again).usage.completion_tokens == 20
+        assert served.gateway._places.waiting == 0 and served.count("clients_gone") == 2
+    begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert [turn.continues for turn in begun] == ["", begun[0].turn_id]
+    assert inference.asked[1].ids == inference.asked[0].ids + inference.asked[0].cumulative[:10]
+
+
 async def test_a_retry_that_says_so_gets_the_stored_reply_and_an_idempotency_key_stands_for_one_request(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):

@@ -1,0 +1,68 @@
+"""Connections of clients: what a request does when its own is lost, and the turns that end with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+
+from aiohttp import web
+
+from actors.gateway.reply import Answered
+from actors.gateway.turn import Turn
+from asyncrl.live.turn_log import Asked
+
+_LOST = web.RequestKey("lost", asyncio.Future)  # done when the connection of a request is lost
+
+
+@web.middleware
+async def outlasting(request: web.Request, handler: Answered) -> web.StreamResponse:
+    """Let a request run on when its connection is lost, or the gateway stops: what it has begun is to be stored as
+    ended. It is told at once, and not only by the next thing that it sends."""
+    lost = request[_LOST] = asyncio.get_running_loop().create_future()
+    work = asyncio.ensure_future(handler(request))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        lost.set_result(None)
+        await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # its client gets no answer
+        raise
+
+
+def lost_of(http: web.Request) -> asyncio.Future[None]:
+    """Return what is done when the connection of a request is lost."""
+    return http[_LOST]
+
+
+class Leaving:
+    """Turns whose clients are gone, until they have ended: a request that repeats one waits for its tokens."""
+
+    def __init__(self) -> None:
+        self._ends: dict[asyncio.Future[None], set[str]] = {}  # with the digests of the requests
+
+    @contextlib.contextmanager
+    def watched(self, turns: Sequence[Turn], lost: asyncio.Future[None]) -> Iterator[None]:
+        """End the turns of a request when its connection is lost; at the end of the block they have ended."""
+        ended = asyncio.get_running_loop().create_future()
+
+        def leave(_lost: object) -> None:
+            self._ends[ended] = {turn.digest for turn in turns}
+            for turn in turns:
+                turn.leave()
+
+        lost.add_done_callback(leave)
+        try:
+            yield
+        finally:
+            lost.remove_done_callback(leave)
+            self._ends.pop(ended, None)
+            ended.set_result(None)
+
+    async def ended(self, requests: Iterable[Asked]) -> None:
+        """Wait for the ends of those that a request repeats."""
+        digests = {request.digest for request in requests}
+        ends = [end for end, theirs in self._ends.items() if not digests.isdisjoint(theirs)]
+        if ends:
+            await asyncio.wait(ends)
