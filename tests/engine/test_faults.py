@@ -267,15 +267,15 @@ async def test_a_stream_that_breaks_off_splices_no_two_generations(server: LikeS
 
 
 async def test_each_stream_of_a_batch_has_a_deadline_of_its_own(server: LikeSGLang):
-    client = EngineClient(server.address, generate_timeout_s=1.0)
-    steps = 7
+    client = EngineClient(server.address, generate_timeout_s=2.0)
 
     async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
-        for step in range(steps):
-            if asked.ids == [POISON]:
-                await asyncio.Event().wait()
-            await asyncio.sleep(0.2)
-            yield server.answer(asked, [4], None if step < steps - 1 else "length")
+        if asked.ids == [POISON]:
+            await asyncio.Event().wait()
+        while not server.aborted:  # the other has had its deadline
+            yield server.answer(asked, [4], None)
+            await asyncio.sleep(0.1)
+        yield server.answer(asked, [4], "length")
 
     async def one_event(asked: Asked) -> AsyncIterator[dict[str, Any]]:
         yield {"output_ids": [], "meta_info": {"id": asked.rid, "finish_reason": None, "completion_tokens": 0}}
@@ -289,9 +289,9 @@ async def test_each_stream_of_a_batch_has_a_deadline_of_its_own(server: LikeSGLa
     await until(lambda: server.aborted == rids, "the server is told")
     await client.close()
 
-    assert len(slow.token_ids) == steps  # it took longer than the deadline and came on all the time
+    assert (len(slow.token_ids) > 1, slow.finish_reason) == (True, "length")
     assert type(silent) is RequestFailed
-    assert "no token for 1 s" in str(silent)
+    assert "no token for 2 s" in str(silent)
 
 
 @pytest.mark.parametrize("streamed", [False, True])

@@ -8,7 +8,7 @@ import contextlib
 import json
 import os
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -55,20 +55,23 @@ class _SGLang(_Embedded, SGLangControl):
 
 
 @asynccontextmanager
-async def engine(kind: str, model: Path, folder: Path, *, incremental: bool, grammars: str = "") -> AsyncIterator[str]:
+async def engine(
+    kind: str, model: Path, folder: Path, *, incremental: bool, grammars: str = "", more: Sequence[str] = ()
+) -> AsyncIterator[str]:
     """The address of a server that the product's own control has started, for the length of the block.
 
     Args:
         kind: "embedded" or "sglang".
         folder: for its log and key; the key is "secret".
         grammars: what makes grammars, which needs a tokenizer; "" for none.
+        more: arguments of SGLang.
     """
     folder.mkdir()
     (folder / "key").write_text("secret\n")
     # A random model would fill an answer with blanks, which JSON takes between any two of its words.
     formed = ["--grammar-backend", grammars, "--constrained-json-disable-any-whitespace"]
     words = formed if grammars else ["--skip-tokenizer-init"]
-    extra = [*arguments(), *words] if kind == "sglang" else []
+    extra = [*arguments(), *words, *more] if kind == "sglang" else []
     settings = EngineSettings(max_running=8, arguments=extra, environment=environment() if kind == "sglang" else {})
     home = EngineHome("engine-1", settings, model, folder / "log", folder / "key")
     control = {"embedded": _Embedded, "sglang": _SGLang}[kind](home)

@@ -17,8 +17,7 @@ from actors.learner.fold import LearnerFold
 from actors.runtime.actor import Context
 from actors.supervisor.trimmer_fold import TrimmerFold
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import WRITER, publish
+from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config, WeightsSettings
 from asyncrl.training.protocol import NonFiniteWeights
 from asyncrl.weights.choice import Costs
@@ -28,11 +27,10 @@ from asyncrl.weights.tensors import first_not_finite
 from asyncrl.weights.verify import TornVersion, check_version
 from harness.disks import leave_free, small_disk
 from harness.stage import Stage, until
-from harness.versions import Copies, Versions
-from topics.engines import ENGINE_READY, EngineReady
+from harness.versions import Answers, Copies, Versions
+from topics.engines import EngineReady
 from topics.topic import ENGINES, TRAINING
 from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_REFUSED, WeightsPublished, WeightsRefused
-from topics.wire import decode
 
 
 @pytest.fixture(params=["files", "stream"])
@@ -275,50 +273,37 @@ def test_what_a_kept_version_is_a_difference_to_is_kept_too():
 async def test_an_engine_that_misses_a_fifth_of_the_announcements_arrives_at_the_newest_version(
     bus: Bus, context: Context, monkeypatch: pytest.MonkeyPatch
 ):
+    """A difference behind one that it missed is refused; the newest one, behind which nothing comes, it looks for."""
     context.config.engine.kind, context.config.supervision.silence_s = "scripted", 1.0
-    learner, answers, ready = Versions(bus, context), list[WeightsRefused](), list[str]()
-    take, dropped = EngineActor._on_published, list[int]()
+    monkeypatch.setattr("actors.engine.actor._NEWS_S", 0.1)  # no newer version comes
+    learner, take, missed, last = Versions(bus, context), EngineActor._on_published, list[int](), 19
 
     def drops(actor, topic, message, record):
-        """Miss every fifth version, the last one too, when it is announced."""
-        if message.version % 5 == 4 and message.version not in dropped:
-            dropped.append(message.version)
+        """Miss every fifth version for good, and the last one once."""
+        if message.version % 5 == 4 and (message.version != last or message.version not in missed):
+            missed.append(message.version)
         else:
             take(actor, topic, message, record)
 
     monkeypatch.setattr(EngineActor, "_on_published", drops)
-    refusals = [WEIGHTS_REFUSED.pattern(bus.run)]
-    readers = [
-        LogReader(bus, ENGINES, lambda r: answers.append(decode(WeightsRefused, r.data)), subjects=refusals),
-        LogReader(
-            bus,
-            ENGINES,
-            lambda r: ready.append(decode(EngineReady, r.data).key),
-            subjects=[ENGINE_READY.pattern(bus.run)],
-        ),
-    ]
-    for reader in readers:
-        await reader.start()
-    playing = asyncio.create_task(EngineActor(context).run())
-    for version in range(20):
-        learner.weights.nudge(0.01, version)
-        message = await learner.publish(full=version == 0)
-        sequence = await publish(bus, message, headers={WRITER: "learner"})
-        await until(lambda key=message.key: key in ready or bool(answers), "it has it, or refuses it")
-        if answers:  # it missed the base
-            assert answers[-1].sequence == sequence
-            answers.clear()
-            message = await learner.publish(full=True)
-            message.answers = sequence
-            await publish(bus, message, headers={WRITER: "learner"})
-            await until(lambda key=message.key: key in ready, "it has the full version")
+    async with Answers(bus) as answers:
+        playing = asyncio.create_task(EngineActor(context).run())
+        for version in range(last + 1):
+            learner.weights.nudge(0.01, version)
+            sequence = await learner.announce(await learner.publish(full=version == 0))
+            if version % 5 == 0 and version:
+                refused = [sequence]
+                await until(lambda at=refused: [one.sequence for one in answers.refused()[-1:]] == at, "it refuses it")
+                await learner.announce(await learner.publish(again=True), answers=sequence)
+            if version % 5 != 4 or version == last:
+                await until(lambda number=version: answers.ready()[-1:] == [number], "it has the version")
+        context.stop.set()
+        await playing
 
-    assert len(dropped) >= 4
-    assert ready[-1] == message.key
-    context.stop.set()
-    await playing
-    for reader in readers:
-        await reader.close()
+    assert {*missed} == {4, 9, 14, 19}
+    assert [refused.version for refused in answers.refused()] == [5, 10, 15]
+    assert all("which is not known here" in refused.reason for refused in answers.refused())
+    assert answers.ready() == [version for version in range(last + 1) if version not in (4, 9, 14)]
 
 
 async def test_an_engine_that_follows_makes_each_version_of_the_one_it_has(

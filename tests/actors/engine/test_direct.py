@@ -19,7 +19,7 @@ from asyncrl.engine.control import read_key
 from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess, python
 from harness.memory import Memory
-from harness.stage import Stage, until
+from harness.stage import DEADLINE_S, Stage, until
 from harness.versions import Answers
 from topics.engines import EngineReady
 
@@ -209,9 +209,8 @@ async def test_a_frozen_server_holds_the_learner_back_for_the_deadline_at_most_a
             frozen.suspend()
             await memory.publish()
             await reached(answers, 1)
-            began = asyncio.get_running_loop().time()
-            await memory.publish()
-            waited_s = asyncio.get_running_loop().time() - began
+            async with asyncio.timeout(DEADLINE_S):
+                await memory.publish()  # it has waited for the frozen one no longer than for the deadline
             await reached(answers, 2)
             frozen.resume()
             await reached(answers, 2, "engine-2")
@@ -219,7 +218,6 @@ async def test_a_frozen_server_holds_the_learner_back_for_the_deadline_at_most_a
 
     assert 1 not in ways(answers, "engine-2") or ways(answers, "engine-2")[1] == ""
     assert ways(answers) == dict.fromkeys(range(3), context.config.weights.direct)
-    assert waited_s < 2.0 + 7.0  # less than by default
     assert both[0] == both[1]
 
 

@@ -22,3 +22,14 @@ def rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
         a, b = cos.unsqueeze(1).to(tensor.dtype), sin.unsqueeze(1).to(tensor.dtype)
         new = first * a - second * b, second * a + first * b
         rotated.copy_(torch.cat(new, -1) if is_neox else torch.stack(new, -1).flatten(-2))
+
+
+_zeros = torch.zeros
+
+
+def zeros(*size, pin_memory=False, **options):
+    """Memory that is not pinned: a torch without a device has none, and SGLang asks for some where it notes experts."""
+    return _zeros(*size, **options)
+
+
+torch.zeros = zeros
