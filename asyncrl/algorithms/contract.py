@@ -26,6 +26,7 @@ from asyncrl.errors import AsyncRLError, last_lines
 _ROWS = 9
 _GROUPS = (4, 1, 2, 8)  # members
 _LIMIT_S = 30.0  # for some hundred tokens
+_REPEATED = "a step that is made again, a replay and an audit would differ: let it follow from what it is given alone"
 P = ParamSpec("P")
 
 
@@ -128,11 +129,13 @@ def _problem(check: Callable[P, None]) -> Callable[P, str]:
 def loss_problem(loss: Loss) -> None:
     """Return the rule that a loss breaks; empty where it breaks none.
 
-    Every loss is one number with a finite gradient and with sums; a token without weight has no effect on any of them;
-    those of micro-batches add up to those of the batch.
+    Every loss is one number with a finite gradient and with sums, the same whenever it is asked; a token without weight
+    has no effect on any of them; those of micro-batches add up to those of the batch.
     """
     logprobs, tokens = some_tokens(np.random.default_rng(0), loss)
-    whole = computed(loss, logprobs, tokens)
+    whole, again = (computed(loss, logprobs, tokens) for _ in range(2))
+    if not _close(whole.loss, again.loss) or not _close(whole.gradient, again.gradient):
+        raise ContractError(f"it gives {whole.loss:g} and then {again.loss:g} for the same tokens; {_REPEATED}")
     without = tokens.weights == 0
     moved = [torch.where(without, torch.full_like(values, -3.0), values) for values in (logprobs, *tokens[:2])]
     other = computed(loss, moved[0], tokens._replace(behaviour=moved[1], advantages=moved[2]))
@@ -169,8 +172,8 @@ def _alike(found: Sums, expected: Sums) -> bool:
 def advantage_problem(estimator: Estimator) -> None:
     """Return the rule that an estimator breaks; empty where it breaks none.
 
-    It gives one finite number for each member of each group, whatever the sizes of the groups, also where all rewards
-    are equal.
+    It gives one finite number for each member of each group, the same whenever it is asked, whatever the sizes of the
+    groups, also where all rewards are equal.
     """
     rng = np.random.default_rng(0)
     groups = [rng.normal(size=size) for size in _GROUPS] + [np.full(3, 0.1)]
@@ -186,19 +189,24 @@ def advantage_problem(estimator: Estimator) -> None:
             raise ContractError(f"not all advantages are finite: {[group.tolist() for group in found]}")
         if any((group != was).any() for group, was in zip(given, before, strict=True)):
             raise ContractError("it changes the rewards that it is given")
+        for one, other in zip(found, estimator.of_groups(given), strict=True):
+            if (one != other).any():
+                raise ContractError(f"it gives {one.tolist()} and then {other.tolist()} to one group; {_REPEATED}")
 
 
 @_problem
 def column_problem(column: Column) -> None:
     """Return the rule that a column of rows breaks; empty where it breaks none.
 
-    It gives one finite number for each token of a row, however long, and leaves the row as it is.
+    It gives one finite number for each token of a row, the same whenever it is asked, however long the row, and leaves
+    the row as it is.
     """
     for size in (2, 5, 64):
         mask, half = np.minimum(np.arange(size), 1).astype(np.uint8), np.full(size, 0.5, np.float32)
         ids = np.arange(size, dtype=np.int32)
         row = TrainRow("p000000-0", ids.copy(), mask, -half, np.zeros(size, np.int32), half + half, half)
-        column(row)
+        if (column(row) != column(row)).any():
+            raise ContractError(f"it gives a row other numbers when it is asked again; {_REPEATED}")
         if (row.tokens != ids).any() or (row.logprobs != -0.5).any() or (row.advantages != 1.0).any():
             raise ContractError("it changes the row that it is given")
 
@@ -215,7 +223,9 @@ def filter_problem(drops: Callable[[Sequence[Rewarded]], bool], groups: Sequence
     for members in groups:
         before = copy.deepcopy(members)
         first, second = (drops(members) for _ in range(2))
-        if not isinstance(first, bool) or first != second:
-            raise ContractError(f"it answers {first!r} and then {second!r} about one group, expected one bool")
+        if not isinstance(first, bool | np.bool_):
+            raise ContractError(f"it answers {first!r} about a group, expected True or False")
+        if first != second:
+            raise ContractError(f"it answers {first} and then {second} about one group; {_REPEATED}")
         if members != before:
             raise ContractError("it changes the members that it is given")

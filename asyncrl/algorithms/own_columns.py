@@ -39,9 +39,13 @@ def _of_user(found: Any) -> Column:
     @wraps(found)
     def column(row: TrainRow) -> Float32Array:
         values = guarded(np.asarray)(given(row), np.float32)
-        if values.shape != row.tokens.shape or not np.isfinite(values).all():
-            what = f"trajectory {row.trajectory_id!r}: a column of shape {values.shape} for {len(row.tokens)} tokens"
-            raise AlgorithmError(f"{what}; it is one finite number for each")
+        what = f"trajectory {row.trajectory_id!r}: a column"
+        if values.shape != row.tokens.shape:
+            found = f"{what} of shape {values.shape} for {len(row.tokens)} tokens"
+            raise AlgorithmError(f"{found}; it is one number for each")
+        if not np.isfinite(values).all():
+            place = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise AlgorithmError(f"{what} with {values[place]} at token {place}; each must be a finite number")
         return values
 
     return column

@@ -22,6 +22,7 @@ from asyncrl.errors import last_lines
 from topics.prompts import PromptRow
 
 _SHOWN_PROBLEMS = 5
+_MOST_ROWS = 4_000_000  # of an iterator of the user's, which might have no end
 _WARMUP = "the warm-up"
 _MESSAGES = "messages"  # usual key of a conversation: a row without a prompt may have it
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
@@ -83,6 +84,11 @@ def _open_function(spec: str, *, options: dict[str, Any], seed: int, base: Path,
         return UserSource(found, encode, name=spec)
     rows = []
     for number, value in enumerate(found):
+        if number >= _MOST_ROWS and not hasattr(found, "__len__"):
+            message = f"its iterator gave {_MOST_ROWS:,} rows and more, which are all held in memory"
+            raise DataError(
+                f"data {spec!r}: {message}; return a list, or for rows without end an object with row(index)"
+            )
         try:
             rows.append(encode(value))
         except (DataError, ValueError, OverflowError, TypeError) as error:
@@ -254,10 +260,12 @@ def read_rows(
     read = _read_jsonl if path.suffix == ".jsonl" else _read_parquet
     rows: list[bytes] = []
     problems: list[str] = []
+    left_out = 0
     for place, value in read(path, slice(*(int(text) if text else None for text in selected.groups())), keys):
         try:
             found = msgspec.json.decode(value) if isinstance(value, bytes) else value
             if convert is not None and (found := _converted(convert, found)) is None:
+                left_out += 1
                 continue
             rows.append(_encode_row(found, keys, labels_for))
         except (DataError, ValueError, OverflowError, TypeError) as error:
@@ -267,6 +275,8 @@ def read_rows(
         tail = [f"... and {more} more"] if more > 0 else []
         raise DataError("\n  ".join([f"{path}: bad rows: {len(problems)}", *problems[:_SHOWN_PROBLEMS], *tail]))
     if not rows:
+        if left_out:
+            raise DataError(f"{path}: the function of the option convert leaves out all {left_out} rows")
         raise DataError(f"{path}: slice @[{bounds}] selects no row" if bounds != ":" else f"{path}: the file is empty")
     return rows
 

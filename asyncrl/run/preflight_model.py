@@ -222,7 +222,11 @@ def _problem(config: Config, one: Named) -> str:
     from asyncrl.algorithms.contract import advantage_problem, column_problem, filter_problem, loss_problem
 
     if one.table is LOSSES:
-        return loss_problem(msgspec.convert(as_in(config, one.stage).learner.loss_options, LOSSES[one.name]))
+        try:
+            loss = msgspec.convert(as_in(config, one.stage).learner.loss_options, LOSSES[one.name])
+        except msgspec.ValidationError:
+            return ""  # its options are a problem of their own
+        return loss_problem(loss)
     if one.table is COLUMNS:
         return column_problem(COLUMNS[one.name])
     if one.table is FILTERS:

@@ -17,7 +17,6 @@ from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import Opened, RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.data.user_source import is_function
 from asyncrl.training.create import write_tokenizer
 from topics.prompts import PromptRow
 
@@ -60,14 +59,14 @@ def _check_setup(config: Config, base: Path, setup: RowSetup, what: _Checked) ->
     setup.longest = _LONGEST_ROWS
     try:
         opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))
-        if is_function(setup.parts[0].spec):
+        if setup.functions:
             again = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))[1]
             differing = (place for place, pair in enumerate(zip(rows, again, strict=False)) if pair[0] != pair[1])
             if (place := next(differing, None)) is not None:
-                message = (
-                    f"{setup.parts[0].spec}: row {place} is another one when it is opened again with the same seed"
-                )
-                yield Finding(keys, f"{message}; a run that goes on needs the same rows: draw from the seed alone")
+                names = " and ".join(dict.fromkeys(setup.functions))
+                message = f"{names}: row {place} is another one when the data is opened again with the same seed"
+                message += "; a run that goes on needs the same rows: let them follow from the seed, or the file, alone"
+                yield Finding((*keys, *what.options), message)
                 return
     except (DataError, RowMakerDown, OSError) as error:
         yield Finding((*keys, *what.options), str(error))

@@ -3,6 +3,7 @@
 import sys
 import textwrap
 import threading
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -189,6 +190,14 @@ def test_check_tries_them_out(mine: Path, override: str, expected: str):
     assert len([message for message in found if "mine.py" in message]) == 1
 
 
+def test_an_option_that_ones_own_has_not_is_the_one_problem_where_files_are_checked_too(mine: Path):
+    found = [problem.message for problem in problems(str(mine), "learner.loss_options.cap=3", files=True)]
+
+    assert [message for message in found if "mine.py" in message] == [
+        f'loss "{mine.parent}/mine.py:Gated" has no such option, its options are steepness'
+    ]
+
+
 def test_ones_own_that_keep_the_contract_have_no_problem(mine: Path):
     for name in ("Gated", "plain"):
         assert loss_problem(LOSSES[f"{mine.parent}/mine.py:{name}"]()) == ""
@@ -236,6 +245,10 @@ BROKEN = {
         weighted(logprobs, tokens),
         sums(tokens) | {"mean": (tokens.weights * logprobs.detach()).sum() / (tokens.weights > 0).sum()},
     ),
+    "for the same tokens; a step that is made again": lambda self, logprobs, tokens: (
+        weighted(logprobs, tokens) * float(torch.rand(())),
+        sums(tokens),
+    ),
     "it raised\n": raising,
     "SystemExit: 3": lambda self, logprobs, tokens: sys.exit(3),
     "it changes the advantages": lambda self, logprobs, tokens: (
@@ -261,8 +274,14 @@ def test_the_contract_names_what_an_advantage_or_a_filter_breaks():
     assert "it changes the rewards" in advantage_problem(Estimator(in_place))
     assert "of shapes [(1,)" in advantage_problem(Estimator(lambda groups: [rewards[:1] for rewards in groups]))
     answers = iter([True, False])
+    drawn = count()
+    noisy = Estimator(lambda groups: [rewards + next(drawn) for rewards in groups])
+    assert "to one group; a step that is made again, a replay" in advantage_problem(noisy)
     assert "answers True and then False" in filter_problem(lambda members: next(answers), [[Member(1.0)]])
-    assert "answers 1.0" in filter_problem(lambda members: members[0].reward, [[Member(1.0)]])
+    assert filter_problem(lambda members: np.bool_(members[0].reward > 0), [[Member(1.0)]]) == ""
+    assert "answers 1.0 about a group, expected True or False" in filter_problem(
+        lambda members: members[0].reward, [[Member(1.0)]]
+    )
     assert "it changes the members" in filter_problem(lambda members: members.clear() is not None, [[Member(1.0)]])
 
 

@@ -44,6 +44,16 @@ def convert(row):
 
 def bad_convert(row):
     return row["missing"]
+
+def convert_none(row):
+    return None
+
+def unseeded_convert(row):
+    return {"prompt": "^1=", "label": str(random.random())}
+
+def unending(seed):
+    while True:
+        yield {"prompt": "^1=", "label": "1"}
 """
 
 
@@ -80,10 +90,13 @@ def test_an_object_makes_rows_without_end(folder):
         ("own.py:wrong", {}, "row 0: no prompt under 'prompt'; found 'question'"),
         ("own.py:text", {}, "answers text; expected rows"),
         ("own.py:broken", {}, "no such table"),
+        ("own.py:unending", {}, "its iterator gave 100 rows and more, .* an object with row"),
         ("rows.jsonl", {"convert": "own.py:bad_convert"}, "line 1: the function of the option convert raises"),
+        ("rows.jsonl", {"convert": "own.py:convert_none"}, "the function of the option convert leaves out all 3 rows"),
     ],
 )
-def test_a_function_that_cannot_serve_is_refused(folder, spec, options, message):
+def test_a_function_that_cannot_serve_is_refused(folder, monkeypatch, spec, options, message):
+    monkeypatch.setattr("asyncrl.data.sources._MOST_ROWS", 100)
     with pytest.raises(DataError, match=message):
         opened(folder, spec, **options)
 
@@ -114,10 +127,17 @@ def test_tools_that_are_no_list_of_objects_are_refused(tmp_path):
         opened(tmp_path, "rows.jsonl")
 
 
-def test_check_names_rows_that_do_not_follow_from_the_seed(folder):
-    (folder / "config.toml").write_text('[task]\nsource = "own.py:unseeded"\n[rollout]\nmax_new_tokens = 8\n')
+@pytest.mark.parametrize(
+    ("data", "function"),
+    [
+        ('source = "own.py:unseeded"', "own.py:unseeded"),
+        ('source = "rows.jsonl"\noptions.convert = "own.py:unseeded_convert"', "own.py:unseeded_convert"),
+    ],
+)
+def test_check_names_rows_that_do_not_follow_from_the_seed(folder, data, function):
+    (folder / "config.toml").write_text(f"[task]\n{data}\n[rollout]\nmax_new_tokens = 8\n")
 
     problem = the_problem(str(folder / "config.toml"), files=True)
 
     assert problem.key == "task.source"
-    assert "row 0 is another one when" in problem.message
+    assert f"{function}: row 0 is another one when" in problem.message
