@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import zstandard
+
 from actors.learner.rank import Call, Rank
 from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.publisher import Choice, Kind, Prepared, VersionShare, choice_of
+from asyncrl.weights.shared import join_packed
 from asyncrl.weights.shares import Attempt
 from asyncrl.weights.tensors import TensorRecord, digest_of, manifest_of_records
 from asyncrl.weights.versions import FullShare, new_attempt
@@ -35,10 +38,17 @@ class CopyState(Call[None]):
 class Share(Call[bytes]):
     """Return the copied weights for other processes of the host: see `Publisher.shared`."""
 
-    answer, every_rank, beside = bytes, False, True
+    answer, beside = bytes, True
 
     def _compute(self, rank: Rank) -> bytes:
         return rank.publisher.shared()
+
+    def merged(self, answers: Sequence[bytes]) -> bytes:
+        """See `Call`: each rank has its own tensors in memory of its own."""
+        if len(answers) == 1:
+            return answers[0]
+        packed = join_packed([zstandard.decompress(one) for one in answers])
+        return zstandard.ZstdCompressor(level=1).compress(packed)
 
 
 class Digest(Call[str]):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -59,12 +60,11 @@ def divided(source: Source, shape: tuple[int, ...]) -> Iterator[Source]:
         shape: of the parameter.
     """
     tensor: Any = source.tensor
-    parts = parts_of(source.name, shape)
-    fused = _Fused(tensor, len(parts)) if isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1 else None
-    for name, index in parts.items():
+    sharded = isinstance(tensor, DTensor) and tensor.device_mesh.size() > 1
+    for name, index in parts_of(source.name, shape).items():
         part, rest = tensor, source.rest
         if index and tensor.ndim:
-            part = _Part(fused, index) if fused is not None else tensor[index]
+            part = _Part(tensor, index) if sharded else tensor[index]
             rest = rest[index] if rest is not None else None
         yield source._replace(name=name, tensor=part, rest=rest)
 
@@ -80,33 +80,24 @@ def read_whole(files: TensorFiles, name: str, shape: tuple[int, ...]) -> torch.T
     return whole
 
 
-class _Fused:
-    """A sharded tensor that is gathered once for its parts, which are read one after another, each once."""
-
-    def __init__(self, tensor: DTensor, parts: int) -> None:
-        self.tensor = tensor
-        self._parts = self._left = parts
-        self._known: torch.Tensor | None = None
-
-    def part(self, index: Index) -> torch.Tensor:
-        """Return a part. The whole is forgotten with the last one, so that a device never has those of all layers."""
-        known = self.tensor.full_tensor() if self._known is None else self._known
-        self._left = (self._left or self._parts) - 1
-        self._known = known if self._left else None
-        return known[index]
-
-
 class _Part:
-    """A part of a sharded tensor; see `asyncrl.training.host_copy.Gathered`."""
+    """An expert of a tensor whose experts lie on several ranks, as FSDP2 deals them out: one has all of this one.
 
-    def __init__(self, fused: _Fused, index: Index) -> None:
-        self._fused, self._index = fused, index
-        self.shape = tuple(torch.empty(fused.tensor.shape, device="meta")[index].shape)
+    See `asyncrl.training.host_copy.Gathered`.
+    """
+
+    def __init__(self, tensor: DTensor, index: Index) -> None:
+        self._tensor = tensor
+        expert, *rows = index
+        assert isinstance(expert, int)
+        holder, number = divmod(expert, -(-tensor.shape[0] // tensor.device_mesh.size()))
+        self._index, self.holders = (number, *rows), (holder,)
+        self.shape = tuple(torch.empty(tensor.shape[1:], device="meta")[tuple(rows)].shape)
 
     def numel(self) -> int:
         """Return its number of elements."""
         return torch.Size(self.shape).numel()
 
-    def whole(self) -> torch.Tensor:
-        """Gather it."""
-        return self._fused.part(self._index)
+    def whole(self, to: int) -> torch.Tensor | None:
+        """Return it on the rank that has it."""
+        return self._tensor.to_local()[self._index] if dist.get_rank() == to else None

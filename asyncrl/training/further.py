@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from asyncrl.data.model_dir import tensor_shapes
 from asyncrl.engine.embedded.config import read_shape
@@ -91,7 +92,12 @@ class FurtherTensors:
 
 
 class _OnDisk:
-    """A tensor that is read when it is copied; its file stays open, so it may have been removed since."""
+    """A tensor that is read when it is copied; its file stays open, so it may have been removed since.
+
+    See `asyncrl.training.host_copy.Gathered`: any rank can read it.
+    """
+
+    holders: Sequence[int] = ()
 
     def __init__(self, files: TensorFiles, name: str, shape: tuple[int, ...]) -> None:
         self._files, self._name = files, name
@@ -101,6 +107,7 @@ class _OnDisk:
         """Return its number of elements."""
         return torch.Size(self.shape).numel()
 
-    def whole(self) -> torch.Tensor:
-        """Read it."""
-        return self._files[self._name]
+    def whole(self, to: int) -> torch.Tensor | None:
+        """Read it on one rank."""
+        alone = not dist.is_initialized() or dist.get_rank() == to
+        return self._files[self._name] if alone else None

@@ -25,15 +25,16 @@ _UNDER_WAY_BYTES = 256 << 20  # copies queued at once: what a step copies to the
 
 @runtime_checkable
 class Gathered(Protocol):
-    """A tensor that is whole on no rank."""
+    """A tensor that is whole on no rank, or on some alone."""
 
     shape: tuple[int, ...]
+    holders: Sequence[int]  # ranks that have any of it
 
     def numel(self) -> int:
         """Return its number of elements."""
 
-    def whole(self) -> torch.Tensor:
-        """Gather it; every rank takes part."""
+    def whole(self, to: int) -> torch.Tensor | None:
+        """Return it on one of the ranks that hold it, and nothing on others; every rank calls it."""
 
 
 class Source(NamedTuple):
@@ -58,7 +59,7 @@ class Source(NamedTuple):
 class _Place(NamedTuple):
     """The memory of one copy, tensor by tensor."""
 
-    to: int | None  # rank that keeps it; None for all, which share it
+    to: int  # rank that keeps it
     host: Sequence[torch.Tensor] = ()  # where this rank keeps it
     shared: Sequence[torch.Tensor] = ()  # on the GPU, where other processes may read it: it is filled first
 
@@ -67,7 +68,8 @@ class HostCopy:
     """Copies of tensors in host memory: page-locked, and made on a stream of their own, where they come from a GPU.
 
     The copies of one `begin` are there until the next one. Each rank keeps the tensors that it writes (`owners`).
-    Sharded ones are gathered one at a time by the rank that keeps it, which has the whole of that one on its device.
+    Sharded ones are gathered one at a time by the rank that keeps it, one of those that hold it, which has the whole of
+    that one on its device.
     """
 
     def __init__(
@@ -77,16 +79,15 @@ class HostCopy:
         Args:
             rank: number of this one among its peers.
             ranks: how many there are.
-            shares: whether other processes of the host may read all of them on the first rank, which then keeps what
-                others write as well: from a GPU out of copies that stay there.
+            shares: whether other processes of the host may read what this rank keeps: from a GPU out of copies that
+                stay there.
             whole: see `owners`.
         """
         self._rank, self._ranks = rank, ranks
         self._whole = whole
         self._sized: list[Sized] = []  # tensors of the newest copy
         self._owners: list[int] = []  # ranks that write them
-        self._to_all = shares and ranks > 1  # the first one keeps all
-        self._shares = shares and rank == 0
+        self._shares = shares
         self._device = device
         cuda: Any = torch.cuda if device.type == "cuda" else None
         self._stream = cuda.Stream(device) if cuda else None
@@ -127,7 +128,7 @@ class HostCopy:
         return self._files
 
     def shared(self) -> bytes:
-        """Wait for the copies and return them for other processes of the host; empty where they are not shared."""
+        """Wait for the copies and return those of this rank for other processes of the host; empty if not shared."""
         self.files()
         if self._shared is not None:
             self._packed = self._packed or pack_tensors(self._shared, self._views)
@@ -151,15 +152,14 @@ class HostCopy:
 
     def _place(self, sources: Sequence[Source]) -> list[_Place]:
         """Lay the copies out in memory, which is made at the first time."""
-        sized = [Sized(source.stem, source.name, _bytes(source)) for source in sources]
+        sized = [Sized(source.stem, source.name, _bytes(source), _holders(source)) for source in sources]
         if sized != self._sized:
             self._sized, self._owners = sized, owners(sized, self._ranks, self._whole)
         views: list[list[View]] = []
         end = 0
         for source, owner in zip(sources, self._owners, strict=True):
-            kept = owner == self._rank or (self._to_all and self._rank == 0)
             views.append([])
-            for one in source.stored if kept else ():
+            for one in source.stored if owner == self._rank else ():
                 views[-1].append(View(*one, end))
                 end += -(-_size(one) // _ALIGNED) * _ALIGNED
         found = [view for of_source in views for view in of_source]
@@ -169,11 +169,11 @@ class HostCopy:
             self._allocate(end)
         self._views, self._files = found, {}
         return [
-            self._placed(source, of_source, None if self._to_all else owner, owner)
+            self._placed(source, of_source, owner)
             for source, of_source, owner in zip(sources, views, self._owners, strict=True)
         ]
 
-    def _placed(self, source: Source, views: Sequence[View], to: int | None, owner: int) -> _Place:
+    def _placed(self, source: Source, views: Sequence[View], owner: int) -> _Place:
         if owner == self._rank:
             stem = source.stem if source.stem in self._whole else stem_of_share(source.stem, self._rank, self._ranks)
             for view in views:
@@ -184,7 +184,7 @@ class HostCopy:
             [] if memory is None else [_part(memory, view).view(view.dtype).view(view.shape) for view in views]
             for memory in (self._memory, on_device)
         )
-        return _Place(to, host, shared)
+        return _Place(owner, host, shared)
 
     def _allocate(self, size: int) -> None:
         if self._shares:
@@ -218,7 +218,10 @@ class _PageLocked(mmap.mmap):
 
 
 def _copy(source: Source, place: _Place) -> None:
-    tensor = (source.tensor.whole() if isinstance(source.tensor, Gathered) else source.tensor).detach()
+    found = source.tensor.whole(place.to) if isinstance(source.tensor, Gathered) else source.tensor
+    if found is None:
+        return
+    tensor = found.detach()
     if source.rest is not None:
         tensor = joined(tensor, source.rest)
     if source.adapter is not None:
@@ -234,10 +237,10 @@ def _copy(source: Source, place: _Place) -> None:
             place.host[number].copy_(kept, non_blocking=True)
 
 
-def _gathered(tensor: DTensor, to: int | None) -> torch.Tensor | None:
-    """Return a sharded tensor on one rank, and nothing on the others; where none is named, on all of them."""
+def _gathered(tensor: DTensor, to: int) -> torch.Tensor | None:
+    """Return a sharded tensor on one rank, and nothing on the others."""
     [placement, *others] = tensor.placements
-    if to is None or others or not isinstance(placement, Shard):
+    if others or not isinstance(placement, Shard):
         return tensor.full_tensor()
     mesh, dim = tensor.device_mesh, placement.dim
     size = -(-tensor.shape[dim] // mesh.size())  # of all parts but the last ones, which are filled up
@@ -248,6 +251,10 @@ def _gathered(tensor: DTensor, to: int | None) -> torch.Tensor | None:
     parts = [torch.empty_like(padded) for _ in range(mesh.size())] if dist.get_rank(group) == to else None
     dist.gather(padded, parts, group=group, group_dst=to)
     return None if parts is None else torch.cat(parts, dim).narrow(dim, 0, tensor.shape[dim])
+
+
+def _holders(source: Source) -> Sequence[int]:
+    return source.tensor.holders if isinstance(source.tensor, Gathered) else ()
 
 
 def _part(memory: torch.Tensor, view: View) -> torch.Tensor:

@@ -142,7 +142,7 @@ class Publisher:
         return tensor_records(self._weights.files())
 
     def shared(self) -> bytes:
-        """Return the copied weights for other processes of the host: see `Copied.shared`."""
+        """Return the copied weights of this rank for other processes of the host: see `Copied.shared`."""
         return zstandard.ZstdCompressor(level=1).compress(self._weights.shared())
 
     def prepare(self, version: int, base: str = "") -> Prepared:

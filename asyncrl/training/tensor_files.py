@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from asyncrl.data.model_dir import PACKED, PACKED_COLUMNS, WEIGHT
+from asyncrl.data.quantisation import BLOCK, GROUP
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.weights.quantised import plain_names, read_plain
 
@@ -50,13 +51,21 @@ class TensorFiles:
         return read_plain(name, self._files, lambda stored: self._files[stored].get_tensor(stored))
 
     def narrow(self, name: str, dim: int, start: int, stop: int) -> torch.Tensor:
-        """Read a part of a tensor: of a dimension from start to stop, or to its end. A quantised one is read whole."""
-        self._check(name)
-        place = (slice(None),) * dim + (slice(start, stop),)
-        if name not in self._files or self._files[name].get_slice(name).get_dtype() == "F8_E4M3":
-            return self[name][place]
-        part: torch.Tensor = self._files[name].get_slice(name)[place]
-        return part
+        """Read a part of a tensor: of a dimension from start to stop, or to its end. Blocks are read whole."""
+        whole, before = self.shape(name)[dim], (slice(None),) * dim
+        if name in self._files and self._files[name].get_slice(name).get_dtype() != "F8_E4M3":
+            part: torch.Tensor = self._files[name].get_slice(name)[(*before, slice(start, stop))]
+            return part
+        first, last = start - start % BLOCK, stop + -stop % BLOCK
+
+        def read(stored: str) -> torch.Tensor:
+            found = self._files[stored].get_slice(stored)
+            length = found.get_shape()[dim]
+            each = next(one for one in (1, PACKED_COLUMNS, GROUP, BLOCK) if -(-whole // one) == length)
+            held: torch.Tensor = found[(*before, slice(first // each, min(last // each, length)))]
+            return held
+
+        return read_plain(name, self._files, read)[(*before, slice(start - first, stop - first))]
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, which is not read for it."""

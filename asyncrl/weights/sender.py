@@ -44,12 +44,14 @@ class _Sender:
             device = torch.device(command.device)
             return Answer(packed=self._staged.fill(Path(command.directory), device, command.spare))
         if isinstance(command, Join):
-            for tensor in self._tensors.values():
-                if tensor.is_cuda:
-                    torch.cuda.set_device(tensor.device)
+            on_cards = [tensor for tensor in self._tensors.values() if tensor.is_cuda]
+            if on_cards:
+                torch.cuda.set_device(on_cards[0].device)
             self._group = TransferGroup(command.place, 0, timeout_s=command.timeout_s)
         elif self._group is not None:
-            self._group.broadcast([self._tensors[name] for name in command.names])
+            # The group is of one card, and each rank of the learner has its tensors on another one.
+            held = (self._tensors[name] for name in command.names)
+            self._group.broadcast([one.to("cuda") if one.is_cuda else one for one in held])
         return Answer()
 
 

@@ -9,6 +9,7 @@ import io
 import math
 import pickle
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -118,19 +119,33 @@ def pack_tensors(memory: torch.Tensor, views: Sequence[View]) -> bytes:
     )
 
 
+def join_packed(parts: Sequence[bytes]) -> bytes:
+    """Return what several processes packed as one, without a look into their memory.
+
+    Raises:
+        NotShared: a part is no such tensors.
+    """
+    found = [one for part in parts for one in _loaded(part, _Keeper)]
+    return pickle.dumps(found)
+
+
 def unpack_tensors(packed: bytes) -> list[tuple[str, torch.Tensor]]:
     """Map the tensors of a `pack_tensors` of another process.
 
     Raises:
         NotShared: they are no such tensors, or their memory is gone.
     """
-    try:
-        found = _Unpickler(io.BytesIO(packed)).load()
-    except Exception as error:  # whatever a damaged pickle raises
-        raise NotShared(f"no tensors in shared memory: {type(error).__name__}: {error}") from error
+    found = _loaded(packed, _Unpickler)
     if not isinstance(found, list) or not all(_is_named(one) for one in found):
         raise NotShared("no list of names and tensors")
     return found
+
+
+def _loaded(packed: bytes, unpickler: type[_Unpickler]) -> Any:
+    try:
+        return unpickler(io.BytesIO(packed)).load()
+    except Exception as error:  # whatever a damaged pickle raises
+        raise NotShared(f"no tensors in shared memory: {type(error).__name__}: {error}") from error
 
 
 class _Unpickler(pickle.Unpickler):
@@ -140,6 +155,14 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) not in _ALLOWED:
             raise NotShared(f"{module}.{name} belongs to no tensor in shared memory")
         return _rebuild_cuda if name == "rebuild_cuda_tensor" else super().find_class(module, name)
+
+
+class _Keeper(_Unpickler):
+    """Leaves the calls that make tensors as they are."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        return partial(_Call, getattr(reductions, name)) if name in _REBUILD else found
 
 
 def _rebuild_cuda(*given: Any) -> torch.Tensor:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncrl.algorithms.balance import balanced
 from asyncrl.crash import crash_point
 from asyncrl.weights.directories import WRITE_FAULTS, CheckpointError, failed_write, remove_leftovers, sync
 from asyncrl.weights.folders import DiskFolder, Folder
@@ -28,6 +27,7 @@ class Sized(NamedTuple):
     stem: str  # see `Files`
     name: str
     bytes: int
+    holders: Sequence[int] = ()  # ranks that have any of it, one of which writes it; (): all ranks
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -61,18 +61,23 @@ class Filling:
 
 
 def owners(tensors: Sequence[Sized], ranks: int, whole: Collection[str] = ()) -> list[int]:
-    """Return the rank that writes each tensor, balanced by bytes: a function of names and sizes, the same on all ranks.
+    """Return the rank that writes each tensor: a function of what is said of them, the same on all ranks.
+
+    The ranks have about as many bytes each. Those that few ranks hold are dealt out first, then large ones before small
+    ones, each to the rank with the fewest bytes.
 
     Args:
         whole: stems whose tensors one rank writes into one file, as their readers want them; the first one does.
     """
     if ranks == 1:
         return [0] * len(tensors)
-    order = sorted(range(len(tensors)), key=lambda place: tensors[place][:2])
-    found = [0] * len(tensors)
-    shared = [place for place in order if tensors[place].stem not in whole]
-    for place, owner in zip(shared, balanced([tensors[place].bytes for place in shared], ranks), strict=True):
-        found[place] = owner
+    everyone, found, loads = range(ranks), [0] * len(tensors), [0] * ranks
+    dealt = [place for place, one in enumerate(tensors) if one.stem not in whole]
+    dealt.sort(key=lambda place: (len(tensors[place].holders or everyone), -tensors[place].bytes, tensors[place][:2]))
+    for place in dealt:
+        one = tensors[place]
+        found[place] = min(one.holders or everyone, key=loads.__getitem__)
+        loads[found[place]] += one.bytes
     return found
 
 

@@ -24,11 +24,13 @@ from asyncrl.data.quantisation import quantised_as
 from asyncrl.training.masters import joined
 from asyncrl.training.megatron import families as known
 from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parts import Reading
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.steps import WEIGHTS
 from asyncrl.weights.tensors import manifest_of_records, tensor_records
 from tests.harness import own_family
+from tests.harness.counted import counted_reads
 from tests.harness.mixtures import SHAPE, SMALL, routed_rows
 from tests.harness.training import policy_rows, save
 from topics.batches import CriticStep, Distillation, Objective, Penalty
@@ -172,14 +174,25 @@ def gradient(trainer, rows):
     trainer._gradient([[row] for row in rows], loss_of(objective(0)))
     hook.remove()
     assert kept == ({True, False} if trainer.settings.recompute else {True})
-    spread = trainer._policy.parts.trained(lambda parameter: parameter.main_grad)
-    found = {name: one.whole().clone() for name, one in spread}
+    spread = trainer._policy.parts.trained(Reading(lambda parameter: parameter.main_grad))
+    found = {name: on_every_rank(one) for name, one in spread}
     trainer._own.forget()
     return found
 
 
+def on_every_rank(gathered):
+    """A tensor that one rank gathers."""
+    owner = gathered.holders[-1] if gathered.holders else dist.get_rank()
+    found = gathered.whole(owner)
+    assert (found is None) == (dist.get_rank() != owner)
+    found = torch.empty(gathered.shape, dtype=gathered.dtype) if found is None else found.clone()
+    if gathered.holders:
+        dist.broadcast(found, owner)
+    return found
+
+
 def whole(source):
-    held = (source.tensor if isinstance(source.tensor, torch.Tensor) else source.tensor.whole()).detach()
+    held = source.tensor.detach() if isinstance(source.tensor, torch.Tensor) else on_every_rank(source.tensor)
     return held.clone() if source.rest is None else joined(held, source.rest)
 
 
@@ -288,9 +301,20 @@ def scores(folder, name, case, rank):
         save_file({"logprobs": found[0], "entropies": found[1]}, folder / f"scores-{name}-{case}.safetensors")
 
 
+def opened_and_counted(folder, name, case):
+    """A trainer, which reads what it holds of a model and no more."""
+    with counted_reads() as counted:
+        trainer = opened(folder, name, case)
+    held = sum(one.numel() for one in trainer._policy.model.state_dict().values() if one is not None)
+    padding = SHAPE["hidden_size"] * 2 * CASES[case][1].tensor  # rows of no token
+    times = 1 if case not in ROUNDED else 2  # masters are read apart
+    assert times * (held - padding) <= counted.read <= times * held
+    return trainer
+
+
 def training(folder, case, layout, rank, ranks):
     """Three steps, with a checkpoint before the last one."""
-    trainer, figures = opened(folder, model_of(case), case), []
+    trainer, figures = opened_and_counted(folder, model_of(case), case), []
     for step in range(3):
         if step == SAVED_AT:
             found = state(trainer)

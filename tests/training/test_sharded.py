@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 import numpy as np, torch, torch.distributed as dist
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
-from asyncrl.weights.shared import unpack_tensors
+from asyncrl.weights.shared import join_packed, unpack_tensors
 from tests.harness.training import policy, policy_rows, copies, save
 from torch.distributed.tensor import DTensor
 from safetensors.torch import load_file, save_file
@@ -40,10 +40,20 @@ weights = copies(trainer)
 if rank == 0:
     print(found["loss"], found["grad_norm"], found["ess"], found["ratio_max"])
 save_file(weights, out / f"weights-{rank}.safetensors")
-packed = TorchTrainer(model, TorchSettings(shares=True)).copy_weights().shared()
-mapped = dict(unpack_tensors(packed)) if rank == 0 else {}
-assert all(torch.equal(mapped[name], one) for name, one in load_file(model / "model.safetensors").items() if mapped)
-assert bool(packed) == bool(mapped) == (rank == 0)  # the first rank has all of them for engines
+copy = TorchTrainer(model, TorchSettings(shares=True)).copy_weights()
+parts = [None] * ranks
+dist.all_gather_object(parts, copy.shared())
+if rank == 0:
+    mapped, on_disk = dict(unpack_tensors(join_packed(parts))), load_file(model / "model.safetensors")
+    assert mapped.keys() == on_disk.keys()
+    assert all(torch.equal(mapped[name], one) for name, one in on_disk.items())
+    own, all_of = copy._memory.nbytes, sum(one.nbytes for one in on_disk.values())
+    assert own < 0.8 * all_of or ranks == 1  # no rank has what others write
+written = [one.name.split(".experts.") for held in copy.files().values() for one in held]
+experts = {int(name[1].partition(".")[0]) for name in written if len(name) > 1}
+half = trainer._policy.mixture.experts // ranks if experts else 0
+assert experts <= {*range(rank * half, (rank + 1) * half)}  # each stays where FSDP2 has it
+dist.barrier()
 dist.destroy_process_group()
 """
 

@@ -15,6 +15,7 @@ from asyncrl.engine.embedded.config import read_config
 from asyncrl.engine.embedded.weights import load_weights
 from asyncrl.training.protocol import NonFiniteWeights
 from asyncrl.training.publisher import Publisher
+from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.files import FileStore
@@ -55,6 +56,21 @@ def test_fp8_blocks_are_those_of_a_loop_over_scalars():
     spread = scales.repeat_interleave(128, 0)[:130].repeat_interleave(128, 1)[:, :257]
     assert bool(((back - weight).abs() <= torch.maximum(weight.abs() / 16, spread / 1024) * (1 + 1e-6)).all())
     assert not back[128:, 128:256].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_part_of_a_matrix_is_read_out_of_the_blocks_that_have_it(tmp_path, form):
+    weight = torch.randn(300, 352, generator=torch.Generator().manual_seed(0))
+    stored = dict(
+        zip((one.name for one in stored_as(form, "x.weight", (300, 352))), quantise(form, weight), strict=True)
+    )
+    save_file(stored, tmp_path / "model.safetensors")
+
+    with TensorFiles(tmp_path, "model") as files:
+        whole = files["x.weight"]
+        for dim, start, stop in ((0, 0, 150), (0, 150, 300), (0, 290, 999), (1, 0, 176), (1, 176, 352), (1, 8, 9)):
+            part = files.narrow("x.weight", dim, start, stop)
+            assert torch.equal(part, whole[start:stop] if dim == 0 else whole[:, start:stop])
 
 
 def test_int4_groups_are_those_of_compressed_tensors():

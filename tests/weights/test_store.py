@@ -178,8 +178,20 @@ def test_tensors_are_dealt_out_by_name_and_size_alone_and_evenly():
     loads = [
         sum(one.bytes for one, owner in found.items() if (owner, one.stem) == (rank, "model")) for rank in range(4)
     ]
-    assert max(loads) - min(loads) < 100
+    assert max(loads) - min(loads) < 5e-3 * max(loads)
     assert owners(sized, 1) == [0] * len(sized)
+
+
+def test_a_tensor_is_written_by_a_rank_that_holds_it_and_all_ranks_write_alike():
+    stages = [Sized("model", f"layer{number}", 100, range(number % 2 * 2, number % 2 * 2 + 2)) for number in range(40)]
+    experts = [Sized("model", f"expert{number}", 50, (number % 4,)) for number in range(41)]
+    anywhere = [Sized("model", "embedding", 330)]
+
+    found = owners(sized := [*anywhere, *stages, *experts], 4)
+
+    assert all(owner in one.holders for one, owner in zip(sized, found, strict=True) if one.holders)
+    loads = [sum(one.bytes for one, owner in zip(sized, found, strict=True) if owner == rank) for rank in range(4)]
+    assert max(loads) - min(loads) <= 330
 
 
 def test_old_files_go_and_kept_ones_and_newer_ones_stay(tmp_path: Path):

@@ -57,6 +57,14 @@ class Layout(NamedTuple):
         """Number of the replica that a rank belongs to, from 0; all its ranks train the same rows."""
         return rank // (self.tensor * self.context) % (ranks // self.model)
 
+    def holders(self, stage: int, ranks: int, expert_rank: int | None = None) -> range:
+        """Return the ranks of a stage, or those of them that have an expert, as megatron-core numbers them."""
+        count = ranks // self.pipeline
+        first = stage * count
+        if expert_rank is None:
+            return range(first, first + count)
+        return range(first + expert_rank, first + count, self.expert)
+
     def is_first(self, rank: int, ranks: int) -> bool:
         """Return whether a rank is the first of its replica, which counts the rows of all."""
         place, first = divmod(rank, self.tensor * self.context)

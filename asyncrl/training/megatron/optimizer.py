@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32, get_grad_norm_fp32
@@ -24,7 +22,7 @@ from asyncrl.training.adamw import MOMENTS
 from asyncrl.training.host_copy import Source
 from asyncrl.training.megatron.around import REPLICAS, optimizer_config
 from asyncrl.training.megatron.experts import Corrections
-from asyncrl.training.megatron.parts import Place, is_no_head, is_trained
+from asyncrl.training.megatron.parts import Place, Reading, is_no_head, is_trained
 from asyncrl.training.megatron.policy import MegatronPolicy
 from asyncrl.training.optimized import Stems, Update
 from asyncrl.training.steps import WEIGHTS
@@ -59,10 +57,6 @@ class MegatronOptimized:
         self._parts, self._device = policy.parts, policy.device
         # Weights are the rounded masters, and else the masters themselves.
         self._rounded = policy.dtype != torch.float32
-        self._replicas = (
-            parallel_state.get_data_parallel_group(with_context_parallel=True),
-            parallel_state.get_expert_data_parallel_group(),
-        )
         self._looks_ahead = policy.looks_ahead
         self._ahead = list(self._set_apart(policy))
         self._ahead_norm = 0.0
@@ -113,13 +107,13 @@ class MegatronOptimized:
 
     def sources(self) -> list[Source]:
         """Tensors for a checkpoint; every rank makes the same list."""
-        masters = self._parts.spread(_Once(partial(self._gathered, MASTER))) if self._rounded else self._parts.spread()
+        masters = self._parts.spread(self._reading(MASTER) if self._rounded else Reading())
         found = [Source(self._stems.weights, name, tensor, torch.float32) for name, tensor in masters]
         step = self._step()
         if step is None:
             return found
         for kind in MOMENTS:
-            for name, tensor in self._parts.trained(_Once(partial(self._gathered, kind))):
+            for name, tensor in self._parts.trained(self._reading(kind)):
                 found.append(Source(self._stems.state, f"{kind}.{name}", tensor, torch.float32))
         return found + [
             Source(self._stems.state, f"step.{place.name}", step, step.dtype)
@@ -204,14 +198,15 @@ class MegatronOptimized:
         states = (state for one in self._optimizer.chained_optimizers for state in one.optimizer.state.values())
         return next((state["step"] for state in states), None)
 
-    def _gathered(self, kind: str, parameter: torch.Tensor) -> torch.Tensor:
-        """Gather a master or moment over the replicas, in the shape of its parameter."""
+    def _reading(self, kind: str) -> Reading:
+        """Return how masters or moments are gathered."""
+        return Reading(_Once(partial(self._placed, kind)), summed=True)
+
+    def _placed(self, kind: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Return this rank's share of a master or moment in the shape of its parameter, zeros around it."""
         found, owned = torch.zeros_like(parameter, dtype=torch.float32), self._owned(parameter, kind)
         if owned is not None and owned[0] is not None:
             found.view(-1)[owned[1]] = owned[0].view(-1)
-        replicas = self._replicas[not getattr(parameter, "allreduce", True)]
-        if dist.get_world_size(replicas) > 1:
-            dist.all_reduce(found, group=replicas)
         return found
 
     def _set(self, parameter: torch.Tensor, kind: str, value: torch.Tensor) -> None:
@@ -221,15 +216,15 @@ class MegatronOptimized:
 
 
 class _Once:
-    """A moment, gathered once for the tensors that follow one another in one parameter, as those of experts do."""
+    """A moment, placed once for the tensors that follow one another in one parameter, as those of experts do."""
 
-    def __init__(self, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._gather = gather
+    def __init__(self, place: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._place = place
         self._known: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def __call__(self, parameter: torch.Tensor) -> torch.Tensor:
         if self._known is None or self._known[0] is not parameter:
-            self._known = parameter, self._gather(parameter)
+            self._known = parameter, self._place(parameter)
         return self._known[1]
 
 

@@ -38,25 +38,31 @@ class Place(NamedTuple):
     ahead: bool = False  # of the layer that predicts the token after the next one
 
 
-class Spread:
-    """A tensor that is whole only where its parts are gathered. Every rank gathers."""
+class Reading(NamedTuple):
+    """What is gathered of the parameters."""
 
-    def __init__(self, parts: Parts, place: Place, read: Read, dtype: torch.dtype) -> None:
-        """
-        Args:
-            read: from a parameter of this rank to what is gathered of it, a tensor of its shape.
-            dtype: of what is gathered.
-        """
-        self._parts, self._place, self._read = parts, place, read
-        self.shape, self.dtype = place.shape, dtype
+    read: Read = _itself  # from a parameter of this rank
+    dtype: torch.dtype = torch.float32
+    summed: bool = False  # over the replicas, each of which has a share of it and zeros else
+
+
+_AS_IT_IS = Reading()
+
+
+class Spread:
+    """A tensor whose parts some ranks have. See `asyncrl.training.host_copy.Gathered`."""
+
+    def __init__(self, parts: Parts, place: Place, reading: Reading) -> None:
+        self._parts, self._place, self._reading = parts, place, reading
+        self.shape, self.dtype, self.holders = place.shape, reading.dtype, parts.holders(place)
 
     def numel(self) -> int:
         """Return the number of elements of the whole."""
         return torch.Size(self.shape).numel()
 
-    def whole(self) -> torch.Tensor:
-        """Gather it."""
-        return self._parts.gathered(self._place, self._read, self.dtype)
+    def whole(self, to: int) -> torch.Tensor | None:
+        """Gather it on a rank that holds it."""
+        return self._parts.gathered(self._place, self._reading, to)
 
 
 class Parts:
@@ -75,9 +81,11 @@ class Parts:
         ]
         self._rank = parallel_state.get_tensor_model_parallel_rank()
         self._stage = parallel_state.get_pipeline_model_parallel_rank()
-        self._stages = parallel_state.get_pipeline_model_parallel_group()
         self._peers = parallel_state.get_tensor_model_parallel_group()
-        self._experts = parallel_state.get_expert_model_parallel_group()
+        self._replicas = (
+            parallel_state.get_data_parallel_group(with_context_parallel=True),
+            parallel_state.get_expert_data_parallel_group(),
+        )
         self.places = list(self._places(family))
         divided = {place.parameter: place.rule.split for place in self.places if place.rule.split is not None}
         for parameter, split in divided.items():
@@ -109,44 +117,46 @@ class Parts:
         own = rank == parallel_state.get_expert_model_parallel_rank()
         return place._replace(rule=rule, parameter=place.parameter if own else None, expert_rank=rank)
 
-    def spread(self, read: Read = _itself, dtype: torch.dtype = torch.float32) -> Iterator[tuple[str, Spread]]:
+    def spread(self, reading: Reading = _AS_IT_IS) -> Iterator[tuple[str, Spread]]:
         """Every tensor by its name, in the order of the model; buffers are read as they are."""
         for place in self.places:
-            trained = place.rule.trained
-            yield place.name, Spread(self, place, read if trained else _itself, dtype if trained else torch.float32)
+            yield place.name, Spread(self, place, reading if place.rule.trained else _AS_IT_IS)
 
-    def trained(self, read: Read) -> Iterator[tuple[str, Spread]]:
-        """Yield what belongs to every tensor that is trained, in float32."""
+    def trained(self, reading: Reading) -> Iterator[tuple[str, Spread]]:
+        """Yield what belongs to every tensor that is trained."""
         for place in self.places:
             if place.rule.trained:
-                yield place.name, Spread(self, place, read, torch.float32)
+                yield place.name, Spread(self, place, reading)
 
-    def gathered(self, place: Place, read: Read, dtype: torch.dtype) -> torch.Tensor:
-        """Gather a tensor onto every rank of the replica."""
-        found, split, peers = None, place.rule.split, self._layout.tensor
-        if place.parameter is not None:
-            own = place.rule.part(read(place.parameter).detach(), self._shape).to(dtype)
-            found = own.reshape(self._local(place)).contiguous()
-            if split is not None and peers > 1:
-                every = [torch.empty_like(found) for _ in range(peers)]
-                dist.all_gather(every, found, group=self._peers)
-                found = _joined(every, split, place.rule.stacked)
-            found = found.narrow(0, 0, place.shape[0]).contiguous()  # without the rows of no token
-        if self._layout.expert > 1 and place.expert_rank is not None and place.stage == self._stage:
-            found = self._sent(found, place, place.expert_rank, self._experts, dtype)
-        if self._layout.pipeline > 1:
-            found = self._sent(found, place, place.stage, self._stages, dtype)
-        assert found is not None
-        return found
+    def holders(self, place: Place) -> Sequence[int]:
+        """Return the ranks that have any of a tensor."""
+        return self._layout.holders(place.stage, dist.get_world_size(), place.expert_rank)
 
-    def _sent(
-        self, found: torch.Tensor | None, place: Place, rank: int, group: dist.ProcessGroup, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Give a tensor that one rank of a group has to all of them."""
-        if found is None:
-            found = torch.empty(place.shape, dtype=dtype, device=self.device)
-        dist.broadcast(found, dist.get_global_rank(group, rank), group)
-        return found
+    def gathered(self, place: Place, reading: Reading, to: int) -> torch.Tensor | None:
+        """Gather a tensor on a rank that holds it; ranks that have none of it, or have it twice, take no part."""
+        if place.parameter is None:
+            return None
+        rank, peers, split = dist.get_rank(), self._layout.tensor, place.rule.split
+        divided = split is not None and peers > 1
+        # Whose replica the one that gathers is: of a divided tensor its rank with the same part.
+        own = to // peers * peers + self._rank if divided else to
+        replicas = self._replicas[place.expert_rank is not None]
+        sums = reading.summed and dist.get_world_size(replicas) > 1 and own in dist.get_process_group_ranks(replicas)
+        if rank != own and not sums:
+            return None
+        read = place.rule.part(reading.read(place.parameter).detach(), self._shape).to(reading.dtype)
+        found = read.reshape(self._local(place)).contiguous()
+        if sums:
+            dist.reduce(found, own, group=replicas)
+        if rank != own:
+            return None
+        if divided:
+            every = [torch.empty_like(found) for _ in range(peers)] if rank == to else None
+            dist.gather(found, every, dst=to, group=self._peers)
+            if every is None:
+                return None
+            found = _joined(every, split or 0, place.rule.stacked)
+        return found.narrow(0, 0, place.shape[0]).contiguous()  # without the rows of no token
 
     def _local(self, place: Place) -> tuple[int, ...]:
         """Shape of a rank's part."""

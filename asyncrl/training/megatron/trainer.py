@@ -21,6 +21,7 @@ from asyncrl.training.layouts import MicroBatch
 from asyncrl.training.megatron.around import around, join, prepare
 from asyncrl.training.megatron.critic import MegatronCritic
 from asyncrl.training.megatron.optimizer import MegatronOptimized
+from asyncrl.training.megatron.parts import Reading
 from asyncrl.training.megatron.policy import Loading, MegatronPolicy
 from asyncrl.training.megatron.reference import MegatronReference
 from asyncrl.training.megatron.schedule import Schedule
@@ -99,7 +100,7 @@ class MegatronTrainer(Steps):
         return self._schedule.gradient(batches, loss.needs, partial(_loss, loss)), self._own.norm()
 
     def _weights(self) -> list[Source]:
-        spread = self._policy.parts.spread(dtype=self._dtype)
+        spread = self._policy.parts.spread(Reading(dtype=self._dtype))
         return [Source(WEIGHTS, name, tensor, tensor.dtype) for name, tensor in spread]
 
 
