@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, field
 
+from topics.places import Experts
 from topics.topic import SESSIONS, TURNS, Topic
 from topics.wire import Count, Float32Array, Headers, Id, Int32Array, MaybeId, Message, Real, SecretIds
 
@@ -127,6 +128,7 @@ class TurnFinished(Message):
     trial: Count = 0  # sequence of the weights.canaried in whose comparison it counts; 0: in none
     canary: bool = False  # there: all its tokens are the canary's, and not those of the version that was live
     secret: SecretIds = ""  # of its turn
+    routing: Experts | None = None  # where engines told experts; from the last token of the turn before it on
 
     @property
     def length(self) -> int:

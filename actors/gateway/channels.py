@@ -26,6 +26,7 @@ class Service(NamedTuple):
 
     generator: Generator
     arm: Arm
+    row_bytes: int = 0  # of the experts of a token; 0: engines are not asked for them
 
 
 class Channels:
@@ -40,7 +41,9 @@ class Channels:
         # Engines that hold a version load the next one without requests.
         in_place = context.config.weights.update == "in_place" and not settings.engines
         self._fleet = open_fleet(context, reserved="canary")
-        manner = Manner(settings.stream_tokens, in_place, priority=LIVE_FIRST)
+        trains = context.config.live.share > 0
+        self._row_bytes = served.route_bytes if trains and context.config.learner.routing == "replay" else 0
+        manner = Manner(settings.stream_tokens, in_place, routed=self._row_bytes > 0, priority=LIVE_FIRST)
         self._generator = Generator(self._fleet, served, decode, counts=context.vitals, manner=manner)
         self._listeners: list[Listener] = []
 
@@ -62,7 +65,7 @@ class Channels:
         Args:
             owner: whose it is, by `asyncrl.live.owners`.
         """
-        return Service(self._generator, self._trials.arm(owner, session))
+        return Service(self._generator, self._trials.arm(owner, session), self._row_bytes)
 
     async def close(self) -> None:
         """Follow them no more, and close the connections."""

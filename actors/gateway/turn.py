@@ -39,6 +39,7 @@ from asyncrl.live.tools import Wording
 from asyncrl.live.trials import Arm
 from asyncrl.live.turn_log import Asked, Stored
 from topics.actors import Waiting
+from topics.places import Experts
 from topics.trajectories import Answer
 from topics.turns import EarlySkip, Finish, Mark, TurnFinished, TurnSampled, TurnStarted
 
@@ -88,6 +89,7 @@ class Turn(Watch):
         self._arm = Arm()
         self._lineages = [-1] if self.continues else []  # of its tokens; -1: not known
         self._skip: EarlySkip | None = None
+        self._before = "", 0  # the turn that its prompt begins with, as it is stored, and the tokens of that one
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
         self._left = False  # its client is gone
@@ -139,7 +141,7 @@ class Turn(Watch):
         # Nobody could put it together, or name all that reading it takes.
         if prompt.parent and (not facts.has(prompt.parent) or len(older) > _MOST_KEYS):
             prompt, older = prompt._replace(parent="", known=0), []
-        key = facts.data_key(secret)
+        self._before, key = (prompt.parent, prompt.known), facts.data_key(secret)
         started = TurnStarted(
             turn_id=self.id,
             session=session.id,
@@ -174,7 +176,9 @@ class Turn(Watch):
             ConnectionError: the client is gone.
         """
         finish: Finish = "failed"
-        self._arm = service.arm
+        self._arm, (parent, known) = service.arm, self._before
+        if service.row_bytes and known:  # those of the tokens before are told in that turn, all but the last one's
+            self._answer.routing = Experts(service.row_bytes, follows=parent, first=known - 1)
         task = asyncio.create_task(self._sample(service.generator))
         task.add_done_callback(lambda _task: self._came.set())
         try:
@@ -355,6 +359,7 @@ class Turn(Watch):
             trial=self._arm.trial if compared else 0,
             canary=compared and self._arm.canary,
             secret=self._secret,
+            routing=answer.routing if whole and answer.routing and answer.routing.rows else None,
         )
         if not self._recorded:
             facts.know(finished)

@@ -286,7 +286,7 @@ class Execution(Watch):
         text = self._tools.tokenizer.decode(turn.finished.tokens)
         outcome = Outcome(reward=named["reward"])
         truncated = turn.finished.finish == "length"
-        segment = turn.segment()
+        segment, self._routing = turn.segment(), [turn.experts] if turn.experts.any() else []
         if (hints := self._tools.hints) is not None:
             segment.hinted = await hints.prompts(turn, named["reward"])
             self._context.vitals["hints_unplaced"] = float(hints.unplaced)

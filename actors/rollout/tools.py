@@ -60,7 +60,7 @@ class Tools:
         self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
         self._layout = Layout(**msgspec.structs.asdict(config.learner.layout))
         self.rows = GroupRows(context.bus)
-        self.turns = TurnReader(context.bus)
+        self.turns = TurnReader(context.bus, routed=routed)
         self.hints = self._hint_reader(context)
         self.log = ProgressLog(context)
         self.reader = ProgressReader(context.bus, context.refuse)

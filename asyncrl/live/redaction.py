@@ -71,7 +71,7 @@ class Redactor:
         versions = np.full(len(tokens), fact.versions.max(initial=-1), np.int32)
         logprobs = np.zeros(len(tokens), np.float32)
         changed = replace(fact, tokens=tokens, logprobs=logprobs, versions=versions, marks=[*fact.marks, "redacted"])
-        return replace(changed, history="", same="", trial=0, canary=False)
+        return replace(changed, history="", same="", trial=0, canary=False, routing=None)
 
     async def redacted(self, tokens: Int32Array) -> Int32Array | None:
         """Return tokens of the text as it was redacted; None where it was not. Raises as `turn`."""

@@ -13,13 +13,15 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import read
 from asyncrl.bus.sealing import check_keys
+from asyncrl.engine.routing import rows_of
 from asyncrl.errors import AsyncRLError
+from topics.places import Experts
 from topics.topic import TURNS, Topic
 from topics.trajectories import Segment
 from topics.turns import TURN_FINISHED, TURN_STARTED, TurnFinished, TurnStarted
-from topics.wire import Int32Array, WireError
+from topics.wire import Int32Array, UInt8Array, WireError
 
-_MOST_TOKENS = 1_000_000  # of histories that a reader keeps
+_MOST_BYTES = 64 << 20  # of histories that a reader keeps
 M = TypeVar("M", TurnStarted, TurnFinished)
 
 
@@ -33,6 +35,7 @@ class StoredTurn(NamedTuple):
     started: TurnStarted
     finished: TurnFinished
     prompt: Int32Array  # [P]
+    experts: UInt8Array  # [P + T, B] of prompt and reply, zeros where they are not known; B is 0 where none are
 
     def segment(self) -> Segment:
         """Return the turn as one row: the prompt with mask 0, the reply with mask 1, as it was sampled.
@@ -55,13 +58,28 @@ class StoredTurn(NamedTuple):
         )
 
 
+class _History(NamedTuple):
+    """The prompt and reply of a turn."""
+
+    ids: Int32Array = np.empty(0, np.int32)
+    experts: UInt8Array = np.empty((0, 0), np.uint8)  # see `StoredTurn`
+
+    @property
+    def bytes(self) -> int:
+        return self.ids.nbytes + self.experts.nbytes
+
+
 class TurnReader:
     """Reads turns from the log, and remembers the newest histories: turns of a conversation share their beginning."""
 
-    def __init__(self, bus: Bus) -> None:
-        self._bus = bus
-        self._known: OrderedDict[str, Int32Array] = OrderedDict()  # prompt and reply, by turn
-        self._tokens = 0
+    def __init__(self, bus: Bus, *, routed: bool = False) -> None:
+        """
+        Args:
+            routed: whether the experts of tokens are wanted, too.
+        """
+        self._bus, self._routed = bus, routed
+        self._known: OrderedDict[str, _History] = OrderedDict()  # by turn
+        self._bytes = 0
 
     async def read(self, turn_id: str) -> StoredTurn:
         """Read a turn.
@@ -74,17 +92,20 @@ class TurnReader:
         chain = [await self._facts(turn_id)]
         while (parent := chain[-1][0].parent) and parent not in self._known:
             chain.append(await self._facts(parent))
-        history = self._known[parent] if parent else np.empty(0, np.int32)
+        history = self._known[parent] if parent else _History()
         if parent:  # what is remembered goes with its keys
             await check_keys(self._bus, chain[-1][0].older)
         for started, finished in reversed(chain):
-            if len(history) != started.known:
+            if len(history.ids) != started.known:
                 words = f"turn {started.turn_id} follows {started.known} tokens of {started.parent or 'none'}"
-                raise TurnUnreadable(f"{words}, which has {len(history)}")
-            prompt = np.concatenate([history, started.tokens])
-            history = np.concatenate([prompt, finished.tokens])
+                raise TurnUnreadable(f"{words}, which has {len(history.ids)}")
+            prompt = np.concatenate([history.ids, started.tokens])
+            ids = np.concatenate([prompt, finished.tokens])
+            redacted = started.skip == "redacted"  # then rows are those of other tokens
+            own = finished.routing if self._routed and not redacted else None
+            history = _History(ids, _experts(history.experts, len(ids), own))
             self._keep(started.turn_id, history)
-        return StoredTurn(*chain[0], prompt)
+        return StoredTurn(*chain[0], prompt, history.experts)
 
     async def _facts(self, turn_id: str) -> tuple[TurnStarted, TurnFinished]:
         return await asyncio.gather(
@@ -100,9 +121,20 @@ class TurnReader:
         except (WireError, BlobMissing) as error:
             raise TurnUnreadable(f"turn {turn_id}: {topic.name}, message {record.sequence}: {error}") from error
 
-    def _keep(self, turn_id: str, history: Int32Array) -> None:
-        before = self._known.pop(turn_id, None)
+    def _keep(self, turn_id: str, history: _History) -> None:
+        before = self._known.pop(turn_id, _History())
         self._known[turn_id] = history
-        self._tokens += len(history) - (len(before) if before is not None else 0)
-        while self._tokens > _MOST_TOKENS and len(self._known) > 1:
-            self._tokens -= len(self._known.popitem(last=False)[1])
+        self._bytes += history.bytes - before.bytes
+        while self._bytes > _MOST_BYTES and len(self._known) > 1:
+            self._bytes -= self._known.popitem(last=False)[1].bytes
+
+
+def _experts(before: UInt8Array, length: int, given: Experts | None) -> UInt8Array:
+    """Return the experts of a turn's tokens, [length, B]: those of the turns before it, then its own."""
+    rows = np.zeros((length, given.width if given is not None else before.shape[1]), np.uint8)
+    if rows.shape[1] == before.shape[1]:
+        rows[: len(before)] = before
+    if given is not None:
+        own = rows_of(given)[: max(0, length - given.first)]
+        rows[given.first : given.first + len(own)] = own
+    return rows

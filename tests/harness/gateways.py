@@ -92,12 +92,18 @@ def gateway_stage(
     *,
     tools: bool = False,
     live: Any = None,
+    routed: bool = False,
     **settings: Any,
 ) -> Stage:
-    """Make the stage of a gateway; further arguments are settings of `gateway`."""
+    """Make the stage of a gateway; further arguments are settings of `gateway`.
+
+    Args:
+        routed: whether the model has experts, and their choice is replayed in training.
+    """
     inference.weight_version = KEY
     return make_stage(
-        model={"path": str(conversing_model(model, tools=tools))},
+        model={"path": str(conversing_model(model, tools=tools, experts=routed))},
+        learner={"routing": "replay"} if routed else {},
         engine={"kind": "external", "addresses": ["http://127.0.0.1:1"]},
         gateway={"count": 1, "port": free_port(), **settings},
         live=live or {},

@@ -8,8 +8,10 @@ from pathlib import Path
 from aiohttp import ClientError, ClientSession
 
 from asyncrl.config.settings import Config
+from asyncrl.data.tokenizer import SPECIAL_TOKENS
 from asyncrl.ports import free_port
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.create import ModelShape, create_model, write_tokenizer
+from harness.mixtures import MIXTURE, write_transformers_model
 from harness.runs import command
 from harness.stage import until
 
@@ -26,8 +28,15 @@ WITH_TOOLS = """
 {%- if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"""
 
 
-def conversing_model(folder: Path, *, tools: bool = False) -> Path:
+def conversing_model(folder: Path, *, tools: bool = False, experts: bool = False) -> Path:
     """Write an untrained model of 512 tokens with a chat template; one for tools has all letters, and reasons."""
+    if experts:
+        alphabet = Config().model.create.alphabet
+        sizes = {"vocab_size": len(alphabet) + len(SPECIAL_TOKENS), "max_position_embeddings": 512}
+        write_transformers_model(folder, "qwen3_moe", {**MIXTURE, **sizes})
+        write_tokenizer(folder, alphabet, context=512)
+        (folder / "chat_template.jinja").write_text(TEMPLATE)
+        return folder
     alphabet = Config().model.create.alphabet
     more = "".join(letter for letter in string.printable[:95] if letter not in alphabet) if tools else ""
     create_model(folder, alphabet=alphabet + more, seed=1, shape=ModelShape(context=512))
@@ -35,10 +44,10 @@ def conversing_model(folder: Path, *, tools: bool = False) -> Path:
     return folder
 
 
-def with_gateway(folder: Path) -> tuple[list[str], str]:
+def with_gateway(folder: Path, *, experts: bool = False) -> tuple[list[str], str]:
     """Return settings of a run with a gateway, and its address."""
     port = free_port()
-    model = conversing_model(folder / "conversing")
+    model = conversing_model(folder / "conversing", experts=experts)
     settings = [f"model.path={model}", "gateway.count=1", f"gateway.port={port}"]
     # With the defaults, other work on the machine would come before what the test waits for, and an engine that starts
     # beside it would take longer than requests are held.

@@ -4,6 +4,7 @@ import asyncio
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from asyncrl.bus.connection import Bus
@@ -76,8 +77,15 @@ async def live_groups(bus: Bus) -> list[str]:
 
 
 async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
-    settings, address = with_gateway(tmp_path)
-    more = ["live.share=0.5", "live.idle_s=2", "live.advantage=less_others", "learner.steps=100000", "nats.keep=run"]
+    settings, address = with_gateway(tmp_path, experts=True)
+    more = [
+        "learner.routing=replay",
+        "live.share=0.5",
+        "live.idle_s=2",
+        "live.advantage=less_others",
+        "learner.steps=100000",
+        "nats.keep=run",
+    ]
     (tmp_path / "hinting.py").write_text(HINTING)
     more += ["live.judge.kind=rule", f"live.judge.function={tmp_path / 'hinting.py'}:judge"]
     more += ["live.method=combine", "live.hindsight.wording={hint}", "gateway.hold_s=180", PACED]
@@ -108,6 +116,9 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
     assert "foreign tokens" not in recorded.kinds()
     results = recorded.messages(TRAJECTORY_GENERATED)
     assert any(result.segments[0].hinted for result in results)
+    live = [result.routing for result in results if result.prompt_id.startswith(LIVE)]
+    known = [np.unpackbits(np.frombuffer(one.known, np.uint8))[: one.tokens[-1]] for one in live if one is not None]
+    assert len(known) == len(live) and np.concatenate(known).mean() > 0.8  # all but last ones, and what the dead had
     prompts = [result.prompt_id for result in results]
     recorded.alter(TRAJECTORY_GENERATED, prompts.index(trained[-1]), plant)
     assert "foreign tokens" in recorded.kinds()

@@ -4,18 +4,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.vault import SecretGone
+from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.live.owners import owner_of
 from asyncrl.live.stored import TurnReader
 from asyncrl.run.purge import _erase, _stored, purge
-from harness.gateways import gateway, stored_turns
+from harness.gateways import Embedded, gateway, stored_turns
 from harness.sdks import openai, sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import Connect, Stage, until
-from topics.turns import TurnStarted
+from topics.turns import TurnFinished, TurnStarted
 
 
 async def test_a_conversation_goes_on_under_more_data_keys_than_a_message_can_name(
@@ -45,6 +47,33 @@ async def test_a_conversation_goes_on_under_more_data_keys_than_a_message_can_na
     reading.vault._known.clear()
     with pytest.raises(SecretGone):
         await reader.read(begun[21].turn_id)
+
+
+async def test_the_experts_of_a_conversation_are_told_once_and_are_those_of_its_tokens(
+    bus: Bus, connect: Connect, stage: Callable[..., Stage], tmp_path: Path
+):
+    engine = Embedded()
+    async with (
+        gateway(bus, stage, tmp_path / "model", engine, routed=True, live={"share": 0.5}) as served,
+        sdks(served.address, served.key) as (first, _),
+    ):
+        before: str | None = None
+        for _ in range(3):
+            ask: dict[str, Any] = {"model": "any", "input": "abc", "max_output_tokens": 6}
+            before = (await first.responses.create(**ask, previous_response_id=before)).id
+        ended = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnFinished)]
+        last = ended[-1].turn_id
+        read = await TurnReader(await connect(bus.run), routed=True).read(last)
+        ids = np.concatenate([read.prompt, read.finished.tokens])
+        client = EngineClient(engine.address)
+        whole = await client.generate(ids, SamplingParams(1, routed=0))
+        await client.close()
+    assert np.array_equal(read.experts[:-1], whole.routed.reshape(len(ids), -1)[:-1])
+    assert not read.experts[-1].any(), "the last token was not fed"
+    rows = [len(fact.routing.rows) // fact.routing.width for fact in ended]
+    assert sum(rows) == len(ids) - 1 and min(rows) > 0
+    assert [fact.routing.follows for fact in ended] == ["", ended[0].turn_id, ended[1].turn_id]
+    assert not (await TurnReader(await connect(bus.run)).read(last)).experts.size
 
 
 async def test_nothing_goes_on_with_a_purged_turn(
