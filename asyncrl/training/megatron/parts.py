@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What is gathered of the parameters."""
+    """A choice of what is gathered of the parameters."""
 
     read: Read = _itself  # from a parameter of this rank
     dtype: torch.dtype = torch.float32
