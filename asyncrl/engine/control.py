@@ -27,8 +27,6 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else a paused server answers /health after 20 s, with 503
 }
-
-
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SPARE = 6 << 30  # bytes of its GPU that a server may still want behind its start, for long prompts
 
@@ -329,9 +327,13 @@ class SGLangControl(OwnControl):
         group = self._home.group
         # With a process that makes text between the two, answers could come behind the next label.
         if keep or group.role != "regular" or group.copies > 1 or "--skip-tokenizer-init" not in group.arguments:
-            await super().hold(keep=keep)
-            return
+            return await super().hold(keep=keep)
         await self.halt()
+
+    async def release_memory(self) -> None:
+        """Give it back; SGLang ends if anything is left, and clients send until they see that it is held."""
+        await self.halt()
+        await super().release_memory()
 
     def arguments(self) -> list[str]:
         """Return its command line; each prefill server meets decode servers at a port of its own."""

@@ -39,6 +39,8 @@ async def test_learner_and_engines_never_have_the_card_at_once_and_whoever_dies_
         await until(lambda: is_often_ready(run), "engines are ready again, more than eight times", 180)
         code, output = await command(tmp_path, "down")
         assert (code, await run.ended()) == (0, 0), (output, run.story)
+        died = [row for row in run.events("supervisor-1") if row["event"] == "actor died"]
+        assert {row["code"] for row in died} == {-9}, "whatever clients send meanwhile, no engine ends over a turn"
     await audited_clean(tmp_path)
 
     turns = Turns()

@@ -68,6 +68,7 @@ class Request:
         "epoch",
         "extra_key",
         "finish",
+        "late",
         "limit",
         "listener",
         "logprobs",
@@ -116,6 +117,7 @@ class Request:
         self.finish: Finish | None = None
         self.cached_tokens = 0
         self.retractions = 0
+        self.late = False  # it came while the engine was paused
         self.epoch = -1  # which weights computed its keys and values
         self.row = -1
         self.seed = 0

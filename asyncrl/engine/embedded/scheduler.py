@@ -95,8 +95,8 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing waits."""
-        return not self.requests
+        """Nothing runs, and nothing waits but what came since it is paused: SGLang keeps that at its door."""
+        return all(request.late for request in self.requests.values())
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -117,6 +117,7 @@ class Engine:
             request.emit()
             return
         self.requests[request.rid] = request
+        request.late = self.paused is not None
         self._queue(request) if self._held is None else self._held.append(request)
         self.changed.fire()
 
@@ -177,6 +178,8 @@ class Engine:
     def resume(self) -> None:
         """Step again."""
         self.paused = None
+        for request in self.requests.values():
+            request.late = False
         self.changed.fire()
 
     def flush_cache(self) -> bool:

@@ -48,6 +48,35 @@ async def test_released_memory_is_free_until_it_is_taken_again_and_answers_wait_
         await client.close()
 
 
+async def test_what_clients_send_to_a_paused_engine_keeps_no_memory_and_what_came_before_does(tmp_path):
+    save_random_model(tmp_path / "model", vocab=64, hidden=32, layers=2)
+    async with served(tmp_path / "model", "--max-running-requests", "4", "--weight-version", "0") as address:
+        client = EngineClient(address)
+
+        async def queued(count: int) -> bool:
+            return (await client.load()).requests == count
+
+        await client.release_memory()
+        early = asyncio.create_task(client.generate([1], GREEDY))
+        await until(lambda: queued(1), "it waits for memory")
+        await client.pause("retract")
+        late = asyncio.create_task(client.generate([1, 2, 3], GREEDY))
+        await until(lambda: queued(2), "the other one came")
+        with pytest.raises(EngineRefused, match="2 requests run or wait; abort them first"):
+            await client.release_memory()
+        await client.abort_all()
+        assert len((await early).token_ids) == len((await late).token_ids) == 0
+
+        late = asyncio.create_task(client.generate([1, 2, 3], GREEDY))
+        await until(lambda: queued(1), "one came behind the abort")
+        await client.release_memory()
+        await client.resume_memory()
+        await client.update_weights(tmp_path / "model", "1", False)
+        await client.continue_generation()
+        assert len((await late).token_ids) == 8
+        await client.close()
+
+
 async def test_a_request_waits_for_memory_and_weights_and_a_busy_engine_keeps_its_memory(tmp_path):
     save_random_model(tmp_path / "model", vocab=64, hidden=32, layers=2)
     async with served(tmp_path / "model", "--max-running-requests", "4", "--weight-version", "0") as address:
