@@ -19,6 +19,7 @@ from asyncrl.data.messages import has_answer, message_problem, plain_type
 from asyncrl.data.protocol import DataError, DataSource, check_options
 from asyncrl.data.user_source import UserSource, call_source, is_function, load_data_function
 from asyncrl.errors import last_lines
+from asyncrl.rewards.built_in import reads_label
 from topics.prompts import PromptRow
 
 _SHOWN_PROBLEMS = 5
@@ -31,9 +32,7 @@ _BOUNDS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
 
 def label_reader(reward: str, *, warmup_steps: int) -> str:
     """Return what reads the label of each row, so that a row without one is an error; empty where nothing does."""
-    if reward in ("exact", "math", "dapo", "deepscaler", "f1", "gpqa") or reward.startswith("reasoning-gym"):
-        return "the reward"
-    return _WARMUP if warmup_steps else ""
+    return "the reward" if reads_label(reward) else _WARMUP if warmup_steps else ""
 
 
 def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str = "") -> DataSource:

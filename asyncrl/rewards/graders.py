@@ -12,9 +12,9 @@ import msgspec
 from asyncrl.background import BackgroundTasks
 from asyncrl.errors import AsyncRLError
 from asyncrl.http_calls import NoAnswer, Refused, answered, beginning, open_session, post
-from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
+from asyncrl.rewards.built_in import NAMED_REWARDS
 from asyncrl.rewards.score import GradeRequest, RewardFailed, read_score
-from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup
+from asyncrl.rewards.serving import reward_setup
 from asyncrl.sandbox.pool import Sandbox
 
 __all__ = ["GradeRequest", "GradeResult", "Grader", "GraderError", "RewardFailed", "open_grader"]
@@ -78,8 +78,8 @@ async def open_grader(
         return HttpGrader(spec, time_limit_s)
     setup = reward_setup(spec, base=base, time_limit_s=time_limit_s, memory_mb=memory_mb, batch=batch)
     if setup is None:
-        forms = ("reasoning-gym", "reasoning-gym:NAME", "http://ADDRESS", "FILE.py:FUNCTION", "MODULE:FUNCTION")
-        known = ", ".join(["exact", "math", *ANSWER_REWARDS, *INSTRUCTION_REWARDS, *forms])
+        forms = ("reasoning-gym:NAME", "http://ADDRESS", "FILE.py:FUNCTION", "MODULE:FUNCTION")
+        known = ", ".join([*NAMED_REWARDS, *forms])
         raise GraderError(f"unknown reward {spec!r}; known are {known}")
     sandbox = await Sandbox.open(setup, workers=workers)
     return BatchGrader(sandbox, batch) if setup.arguments["lists"] else SandboxGrader(sandbox)

@@ -14,15 +14,12 @@ import msgspec
 
 from asyncrl.errors import FunctionError
 from asyncrl.functions import is_async, load_function, load_rollout
-from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
+from asyncrl.rewards.built_in import BUILT_IN, BuiltIn
 from asyncrl.rewards.score import GradeRequest, read_score, read_scores
 from asyncrl.rewards.tournaments import TournamentReward
 from asyncrl.sandbox.frames import Service, Setup
 
 _REPLY_BYTES = 1 << 20  # of the result for one completion
-
-ANSWER_REWARDS = ("dapo", "deepscaler", "f1", "gpqa")
-"""Rewards of `asyncrl.rewards.answers`."""
 
 
 def reward_setup(
@@ -35,19 +32,15 @@ def reward_setup(
         tournament: among them, by a name in `TOURNAMENTS`: the function compares two.
     """
     kind, colon, name = spec.partition(":")
-    arguments: dict[str, Any] | None = None  # not None: the function makes the reward when called with these
-    if spec == "math":
-        spec, arguments = "asyncrl.rewards.scorers:make_math", {}
-    elif spec == "deepscaler":
-        spec, arguments = "asyncrl.rewards.answers:make_deepscaler", {}
-    elif spec in INSTRUCTION_REWARDS:
-        spec, arguments = "asyncrl.rewards.instructions:make_instructions", {"benchmark": spec}
-    elif spec in ANSWER_REWARDS:
-        spec = f"asyncrl.rewards.answers:{spec}"
-    elif kind == "reasoning-gym":
-        spec, arguments = "asyncrl.rewards.scorers:make_reasoning_gym", {"dataset": name or None}
+    if kind == "reasoning-gym":
+        row = BUILT_IN[kind]._replace(arguments={"dataset": name or None})
+    elif spec in BUILT_IN:
+        row = BUILT_IN[spec]
     elif not colon or kind in ("http", "https"):
         return None
+    else:
+        row = BuiltIn(spec)
+    spec, arguments, _ = row
     lists = batch > 1 and bool(colon) and arguments is None  # not those that are named by a word
     found = {"spec": spec, "base": str(base), "arguments": arguments, "lists": lists, "tournament": tournament}
     reply_bytes = _REPLY_BYTES * (batch if lists else 1)

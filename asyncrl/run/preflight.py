@@ -20,8 +20,9 @@ from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
 from asyncrl.judges.rule import judge_setup
 from asyncrl.ports import is_ip, listen_problem
+from asyncrl.rewards.built_in import NAMED_REWARDS
 from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
-from asyncrl.rewards.serving import ANSWER_REWARDS, reward_setup, rollout_setup
+from asyncrl.rewards.serving import reward_setup, rollout_setup
 from asyncrl.run.autoscale_function import autoscale_setup
 from asyncrl.run.preflight_megatron import check_megatron
 from asyncrl.run.preflight_model import (
@@ -42,7 +43,6 @@ from asyncrl.sandbox.frames import Setup
 from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 
-REWARDS = ("exact", "math", *ANSWER_REWARDS, *INSTRUCTION_REWARDS, "reasoning-gym")
 ROLLOUTS = ("single_turn",)
 
 _LEAST_MEMORY_MB = 128
@@ -199,10 +199,10 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
     named = [
         (task.keys(field), getattr(task, field), known, task)
         for task in graded_tasks(config).values()
-        for field, known in (("reward", REWARDS), ("rollout", ROLLOUTS))
+        for field, known in (("reward", NAMED_REWARDS), ("rollout", ROLLOUTS))
     ]
     for keys, spec, known, task in named:
-        if known is REWARDS:
+        if known is NAMED_REWARDS:
             how = reward_setup(
                 spec,
                 base=base,
@@ -215,14 +215,12 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
             how = rollout_setup(spec, base=base, time_limit_s=reward.time_limit_s)
         if how is not None and (":" in spec or spec in INSTRUCTION_REWARDS):  # these need packages of the user's
             asked[keys] = how
-        elif spec not in known and (spec or known is not REWARDS) and not _has_host(spec):
+        elif spec not in known and (spec or known is not NAMED_REWARDS) and not _has_host(spec):
             yield Finding(keys, _unknown_function(spec, known))
     if reward.batch > 1 and not any(how.arguments.get("lists") for how in asked.values()):
         yield Finding(("reward.batch",), "has no effect: no reward is a function of yours; leave it out")
     if reward.batch > reward.in_flight:
-        message = (
-            f"found {reward.batch}, but a worker holds reward.in_flight = {reward.in_flight}; expected at most that"
-        )
+        message = f"found {reward.batch}, but a worker holds reward.in_flight = {reward.in_flight}; expected no more"
         yield Finding(("reward.batch", "reward.in_flight"), message)
     for keys, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
         if problem:
@@ -233,7 +231,7 @@ def _unknown_function(spec: str, known: Sequence[str]) -> str:
     """The message about what names neither something built in, nor a function, nor a server."""
     if spec.startswith(("http:", "https:")):
         return f'found "{spec}", expected http://host:port/path'
-    address = "http://host:port/path, " if known is REWARDS else ""
+    address = "http://host:port/path, " if known is NAMED_REWARDS else ""
     near = difflib.get_close_matches(spec, known, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
     forms = f"{address}path/to/file.py:function or package.module:function"

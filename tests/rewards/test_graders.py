@@ -10,6 +10,7 @@ from aiohttp import web
 
 from asyncrl.data.sources import open_source
 from asyncrl.errors import FunctionError
+from asyncrl.rewards.built_in import BUILT_IN, BuiltIn, reads_label
 from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, GradeResult, RewardFailed, open_grader
 from harness.sandboxes import asked, failing
 
@@ -29,6 +30,17 @@ async def test_an_unknown_reward_is_refused_with_those_there_are(tmp_path):
         match="unknown reward 'exakt'; known are exact, math, dapo, deepscaler, f1, gpqa, ifbench, ifeval,",
     ):
         await open_grader("exakt", base=tmp_path)
+
+
+async def test_a_reward_of_a_new_row_is_opened_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text("def made(by):\n    return lambda completion: len(completion) / by\n")
+    monkeypatch.setitem(BUILT_IN, "length", BuiltIn(f"{tmp_path}/mine.py:made", {"by": 2}, reads_label=False))
+
+    async with opened(tmp_path, "length") as grader:
+        assert await grader.grade(asked("abc", None)) == GradeResult(1.5)
+    assert not reads_label("length")
+    assert all(map(reads_label, ("exact", "math", "reasoning-gym", "reasoning-gym:leg_counting")))
+    assert not any(map(reads_label, ("math:sqrt", "ifeval", "mine.py:reward", "")))
 
 
 async def test_an_unknown_reasoning_gym_dataset_stops_the_start(tmp_path):

@@ -1,0 +1,38 @@
+"""The built-in rewards that run in child processes: a new one is a scorer and a row of `BUILT_IN`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
+
+
+class BuiltIn(NamedTuple):
+    """A reward that configs name by a word."""
+
+    spec: str  # `module:function`, which is the reward, or makes it
+    arguments: dict[str, Any] | None = None  # with which it makes the reward; None: it is the reward
+    reads_label: bool = True  # of a row; so each row must have one
+
+
+BUILT_IN: dict[str, BuiltIn] = {
+    "math": BuiltIn("asyncrl.rewards.scorers:make_math", {}),
+    "dapo": BuiltIn("asyncrl.rewards.answers:dapo"),
+    "deepscaler": BuiltIn("asyncrl.rewards.answers:make_deepscaler", {}),
+    "f1": BuiltIn("asyncrl.rewards.answers:f1"),
+    "gpqa": BuiltIn("asyncrl.rewards.answers:gpqa"),
+    **{
+        name: BuiltIn("asyncrl.rewards.instructions:make_instructions", {"benchmark": name}, reads_label=False)
+        for name in INSTRUCTION_REWARDS
+    },
+    "reasoning-gym": BuiltIn("asyncrl.rewards.scorers:make_reasoning_gym", {"dataset": None}),
+}
+
+NAMED_REWARDS = ("exact", *BUILT_IN)
+"""All rewards that a word names; `exact` runs where it is called."""
+
+
+def reads_label(reward: str) -> bool:
+    """Return whether a reward is known to read the label of each row; of a user's own it is not known."""
+    row = BUILT_IN.get("reasoning-gym" if reward.startswith("reasoning-gym:") else reward)
+    return reward == "exact" or (row is not None and row.reads_label)
