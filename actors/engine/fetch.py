@@ -9,28 +9,21 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import msgspec
-
-from asyncrl.bus.chunks import read_chunks, read_newest_chunk
+from actors.engine.sources import SOURCES
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import Record
 from asyncrl.host import boot_id
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.directories import remove_directory, written_aside
-from asyncrl.weights.stream import FILE, Assembly, StreamIndex
 from asyncrl.weights.verify import TornVersion, check_version
-from topics.weights import WEIGHTS_STORED, WeightsPublished
+from topics.weights import WeightsPublished
 from topics.wire import WireError
-
-_STREAM_NAME = re.compile(r"lineage\d{1,9}-v\d{6,10}-[0-9a-f]{16}\Z")
 
 
 class Fetcher:
@@ -38,7 +31,7 @@ class Fetcher:
 
     def __init__(self, bus: Bus, files: RunFiles) -> None:
         self._bus = bus
-        self._store = files.weights.absolute()
+        self._sources = {name: made(bus, files) for name, made in SOURCES.items()}
         self._folder = files.fetched.absolute() / boot_id(8)  # nothing is synced: another boot may find parts
         self._known: dict[str, WeightsPublished] = {}  # versions since the newest full one, by key
         self._held: dict[Path, int] = {}  # directories in use here, with the handle that has the lock
@@ -49,14 +42,10 @@ class Fetcher:
         Raises:
             WireError: it names another place.
         """
-        location = published.location
-        if published.store == "stream":
-            if not _STREAM_NAME.match(location):
-                raise WireError(f"its weights lie in {location[:200]!r}, which is no version in the store stream")
-        elif published.store != "files":
-            raise WireError(f"its weights lie in a store {published.store[:64]!r}, expected files or stream")
-        elif not Path(os.path.abspath(location)).is_relative_to(self._store):  # a link in there is the owner's own
-            raise WireError(f"its weights lie in {location[:200]!r}, not in this run's store {self._store}")
+        if (source := self._sources.get(published.store)) is None:
+            known = " or ".join(self._sources)
+            raise WireError(f"its weights lie in a store {published.store[:64]!r}, expected {known}")
+        source.check(published.location)
 
     def note(self, published: WeightsPublished) -> None:
         """Take note of a version that others may be a difference to."""
@@ -73,7 +62,7 @@ class Fetcher:
             TornVersion: its bytes are not there, or others.
             CheckpointError, OSError: the disk refused it.
         """
-        if _lies_here(published):
+        if self._lies_here(published):
             directory = Path(published.location)
             await asyncio.to_thread(check_version, directory, published.digest)
             return directory
@@ -154,7 +143,7 @@ class Fetcher:
         base = self._known.get(published.base)
         if base is None:
             raise TornVersion(f"it is a difference to version {published.base}, which is not known here")
-        return Path(base.location) if _lies_here(base) else await self.directory(base)
+        return Path(base.location) if self._lies_here(base) else await self.directory(base)
 
     async def _make(self, published: WeightsPublished, base: Path | None, target: Path) -> None:
         """Make the directory of a version, aside at first: what it is made of stays as it is."""
@@ -162,36 +151,17 @@ class Fetcher:
             written_aside(target, synced=False) as aside,
             tempfile.TemporaryDirectory(dir=self._folder, prefix=".read-") as scratch,
         ):
-            source = Path(published.location)
-            if published.store == "stream":
-                source = aside.path if base is None else Path(scratch)
-                await self._read(published.location, source)
+            into = aside.path if base is None else Path(scratch)
+            source = await self._sources[published.store].read(published.location, into)
             if base is None:
                 await asyncio.to_thread(check_version, aside.path, published.digest)
             else:
                 expected = DeltaRecord(self._bus.run, published.base, published.key, [])
                 await asyncio.to_thread(apply_delta, source, base, aside.path, expected=expected)
 
-    async def _read(self, name: str, directory: Path) -> None:
-        """Read the files of a version from the stream."""
-        newest = await read_newest_chunk(self._bus, WEIGHTS_STORED, name)
-        try:
-            index = msgspec.msgpack.decode(newest or b"", type=StreamIndex)
-        except msgspec.MsgspecError as error:
-            raise TornVersion(f"version {name} is not, or not wholly, in the stream: {error}") from error
-        assembly = Assembly(directory, index)
-
-        def take(record: Record) -> None:
-            if FILE in record.headers:  # the index has none
-                assembly.add(record.headers, record.data)
-
-        await read_chunks(self._bus, WEIGHTS_STORED, name, take)
-        assembly.close()
-
-
-def _lies_here(published: WeightsPublished) -> bool:
-    """Return whether the store has a version as a directory that servers read."""
-    return published.store == "files" and not published.base
+    def _lies_here(self, published: WeightsPublished) -> bool:
+        """Return whether the store has a version as a directory that servers read."""
+        return self._sources[published.store].is_local and not published.base
 
 
 def _is_at(handle: int, path: Path) -> bool:

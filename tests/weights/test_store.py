@@ -9,7 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
+from actors.engine.fetch import Fetcher
+from actors.engine.sources import SOURCES
+from asyncrl.run.directory import RunFiles
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.files import FileStore
 from asyncrl.weights.shares import Attempt, Filling, Sized, StoredFiles, owners
@@ -17,6 +21,7 @@ from asyncrl.weights.store import STORES, StorePlace, WeightStore
 from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of, stem_of_share
 from asyncrl.weights.verify import TornVersion, check_version
 from asyncrl.weights.versions import FullShare, complete, new_attempt, publish, write_share
+from topics.wire import WireError
 
 INDEX = "model.safetensors.index.json"
 
@@ -110,6 +115,44 @@ def test_what_every_store_does(made: Callable[[StorePlace], WeightStore], tmp_pa
     assert publish(store, tensors(3), None, lineage=0, version=3).key == published[3].key
     attempt, shares = shares_of(store, 3)
     assert complete(store, attempt, shares, None).key == published[3].key, "of two ranks as of one"
+
+
+class MemorySource:
+    """See `Source`: what a `MemoryStore` of this process holds."""
+
+    is_local = False
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def check(self, location):
+        if location not in self._store.versions:
+            raise WireError(f"{location} is no version")
+
+    async def read(self, location, into):
+        for name, content in self._store.versions[location].files.items():
+            (into / name).write_bytes(content)
+        return into
+
+
+async def test_an_engine_reads_a_version_by_the_row_of_its_store_and_refuses_others(tmp_path: Path, monkeypatch):
+    store = MemoryStore(StorePlace(tmp_path, MemoryChunks()))
+    monkeypatch.setitem(SOURCES, store.name, lambda _bus, _files: MemorySource(store))
+    fetcher = Fetcher(None, RunFiles(tmp_path))
+    published = publish(store, tensors(3), None, lineage=0, version=3)
+
+    fetcher.check(published)
+    directory = await fetcher.directory(published)
+
+    check_version(directory, published.digest)
+    for wrong, words in (({"location": "other"}, "other is no version"), ({"store": "tape"}, "files or stream or mem")):
+        with pytest.raises(WireError, match=words):
+            fetcher.check(replace(published, **wrong))
+    fetcher.close()
+
+
+def test_every_store_has_a_side_that_engines_read():
+    assert SOURCES.keys() == STORES.keys()
 
 
 def test_a_version_of_two_ranks_is_read_as_a_model(tmp_path: Path):

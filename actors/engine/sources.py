@@ -1,0 +1,92 @@
+"""The side of each weight store that engines read: a new store has a class here, and a row of `SOURCES`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from asyncrl.bus.chunks import read_chunks, read_newest_chunk
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import Record
+from asyncrl.run.directory import RunFiles
+from asyncrl.weights.stream import FILE, Assembly, StreamIndex
+from asyncrl.weights.verify import TornVersion
+from topics.weights import WEIGHTS_STORED
+from topics.wire import WireError
+
+_STREAM_NAME = re.compile(r"lineage\d{1,9}-v\d{6,10}-[0-9a-f]{16}\Z")
+
+
+class Source(Protocol):
+    """The versions of one store, by the location that `weights.published` names."""
+
+    is_local: bool  # a location is a directory of this host, which servers may read
+
+    def check(self, location: str) -> None:
+        """Refuse a location that cannot be of this run.
+
+        Raises:
+            WireError: it is none.
+        """
+
+    async def read(self, location: str, into: Path) -> Path:
+        """Return a folder with the files of a version as they were stored: where they are, or `into`, with them in it.
+
+        Raises:
+            TornVersion: its bytes are not there, or others.
+            OSError: the disk refused it.
+        """
+
+
+class SharedFolder:
+    """See `Source`: the run's directory, which this host has."""
+
+    is_local = True
+
+    def __init__(self, _bus: Bus, files: RunFiles) -> None:
+        self._folder = files.weights.absolute()
+
+    def check(self, location: str) -> None:
+        if not Path(os.path.abspath(location)).is_relative_to(self._folder):  # a link in there is the owner's own
+            raise WireError(f"its weights lie in {location[:200]!r}, not in this run's store {self._folder}")
+
+    async def read(self, location: str, into: Path) -> Path:
+        return Path(location)
+
+
+class StoredChunks:
+    """See `Source`: chunks on the NATS server."""
+
+    is_local = False
+
+    def __init__(self, bus: Bus, _files: RunFiles) -> None:
+        self._bus = bus
+
+    def check(self, location: str) -> None:
+        if not _STREAM_NAME.match(location):
+            raise WireError(f"its weights lie in {location[:200]!r}, which is no version in the store stream")
+
+    async def read(self, location: str, into: Path) -> Path:
+        newest = await read_newest_chunk(self._bus, WEIGHTS_STORED, location)
+        try:
+            index = msgspec.msgpack.decode(newest or b"", type=StreamIndex)
+        except msgspec.MsgspecError as error:
+            raise TornVersion(f"version {location} is not, or not wholly, in the stream: {error}") from error
+        assembly = Assembly(into, index)
+
+        def take(record: Record) -> None:
+            if FILE in record.headers:  # the index has none
+                assembly.add(record.headers, record.data)
+
+        await read_chunks(self._bus, WEIGHTS_STORED, location, take)
+        assembly.close()
+        return into
+
+
+SOURCES: dict[str, Callable[[Bus, RunFiles], Source]] = {"files": SharedFolder, "stream": StoredChunks}
+"""By the names in `asyncrl.weights.store.STORES`."""
