@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
-from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.errors import EngineRefused, RequestFailed
@@ -385,15 +384,23 @@ CONTROLS: dict[str, Callable[[EngineHome], EngineControl]] = {
 """Control of the servers of each kind."""
 
 
-def open_client(settings: EngineSettings, address: str, key_file: Path | None) -> Sampler:
-    """Return the client that samples from the server at an address, as its control publishes it.
+def _scripted(settings: EngineSettings, _address: str, _key_file: Path | None) -> Sampler:
+    mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
+    return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens, slots=settings.max_running)
 
-    Raises:
-        ValueError: it is no address of an engine.
-        OSError: the key cannot be read.
-    """
-    if SCRIPTED in settings.kinds:
-        mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
-        return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens, slots=settings.max_running)
+
+def _over_http(_settings: EngineSettings, address: str, key_file: Path | None) -> Sampler:
     check_address(address)
     return EngineClient(address, api_key=read_key(key_file))
+
+
+CLIENTS: dict[str, Callable[[EngineSettings, str, Path | None], Sampler]] = {
+    "embedded": _over_http,
+    "sglang": _over_http,
+    "external": _over_http,
+    "scripted": _scripted,
+}
+"""Clients that sample from the servers of each kind, by the address that its control publishes.
+
+Raise ValueError for what is no address of such a server, and OSError where its key cannot be read.
+"""

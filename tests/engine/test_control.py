@@ -14,7 +14,7 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.engine.client import EngineClient, EngineLoad, SamplingParams
-from asyncrl.engine.control import CONTROLS, EmbeddedControl, EngineControl, EngineHome, SGLangControl
+from asyncrl.engine.control import CLIENTS, CONTROLS, EmbeddedControl, EngineControl, EngineHome, SGLangControl
 from asyncrl.engine.starting import EngineFailed
 from benchmarks.engine import save_random_model
 from harness.sglang_like import like_sglang
@@ -112,7 +112,7 @@ def test_the_servers_of_a_group_share_out_its_gpus_and_have_its_arguments(tmp_pa
 
 
 def test_every_kind_that_settings_take_has_a_row():
-    assert set(get_args(get_type_hints(EngineSettings)["kind"])) == CONTROLS.keys()
+    assert set(get_args(get_type_hints(EngineSettings)["kind"])) == CONTROLS.keys() == CLIENTS.keys()
 
 
 @pytest.mark.parametrize("kind", ["embedded", "external", "scripted", "own"])
