@@ -10,26 +10,23 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 import msgspec
 import nats
 import nats.errors
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
 from asyncrl.background import BackgroundTasks
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.answers import PASSING, Ack, denied_subject, read_ack, refusal
-from asyncrl.bus.client import Client
+from asyncrl.bus.client import LAST_S, Client, End
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
 from asyncrl.bus.vault import Vault
 from asyncrl.crash import crash_point
 from topics.table import ingest_of
 
-_LAST_S = 3.0  # for a server to take in what was published, and to send on what is under way, before an end
-End: TypeAlias = Callable[[], Coroutine[Any, Any, None]]  # of a subscription
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
 
 
@@ -146,7 +143,7 @@ class Bus:
         """Send what is buffered, then disconnect."""
         self._closing = True
         if self.client.is_connected:
-            await self.answers(_LAST_S)
+            await self.client.answers(LAST_S)
         await _close_quietly(self.client)
 
     @property
@@ -168,60 +165,24 @@ class Bus:
         denied: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()
         self._waiting[f"subscribe {subject}"] = _Waiting(subject, denied, bool)
         try:
-            end = await self._listen(subject, callback)
+            end = await self.client.listen(subject, callback)
             # A ping is answered after what came before it was refused. A server that is away refuses later: a fault.
             for _ in range(2):  # the first overtakes what waits to be written, and has it written
-                await self.answers(REQUEST_S)
+                await self.client.answers(REQUEST_S)
             if denied.done() and isinstance(error := denied.exception(), BusDenied):
                 raise error
             return end
         finally:
             self._waiting.pop(f"subscribe {subject}", None)
 
-    async def open_inbox(self, callback: Callable[[Msg], Awaitable[None]], *, drained: bool = False) -> tuple[str, End]:
+    async def open_inbox(self, callback: Callable[[Msg], Awaitable[None]], *, drained: bool) -> tuple[str, End]:
         """Open an inbox that only this user may read; returns its name, for replies to `name.anything`, and its end;
         where it is `drained`, what the server sent before that comes to the callback still."""
         inbox = self._new_inbox()
-        return inbox, await self._listen(f"{inbox}.*", callback, drained=drained)
+        return inbox, await self.client.listen(f"{inbox}.*", callback, drained=drained)
 
     def _new_inbox(self) -> str:
         return f"{self.address.inbox}.{secrets.token_hex(8)}"
-
-    async def _listen(self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, drained: bool = False) -> End:
-        try:
-            opened = await self.client.subscribe(subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0)
-        except RuntimeError as error:  # the loop has closed the socket, and the client has not noticed yet
-            raise BusUnreachable(f"the connection broke while {subject} was subscribed to") from error
-
-        async def end() -> None:
-            with contextlib.suppress(nats.errors.Error, OSError, RuntimeError):  # a lost connection has forgotten it
-                if drained:
-                    await self._drain(opened)
-                await opened.unsubscribe()
-
-        return end
-
-    async def _drain(self, subscription: Subscription) -> None:
-        """Have the server send no more, and what it has sent handed on; its own `drain` flushes, see `answers`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_LAST_S):
-                await self.client._send_unsubscribe(subscription._id)
-                if await self.answers(_LAST_S) and await self.answers(_LAST_S):  # the first may overtake the request
-                    await subscription._pending_queue.join()
-
-    async def answers(self, within_s: float) -> bool:
-        """Return whether the server answers a ping in time; then everything published before it has arrived.
-
-        `flush` of nats-py drops its pending pings, and the late pong then ends its read loop silently: the client stays
-        connected and deaf.
-        """
-        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        try:
-            await self.client._send_ping(answered)
-        except (nats.errors.Error, OSError, RuntimeError, AssertionError):
-            return False  # there is no connection, or it has just been closed
-        await asyncio.wait({answered}, timeout=within_s)
-        return answered.done() and not answered.cancelled()
 
     async def send(self, subject: str, payload: bytes = b"", headers: dict[str, str] | None = None) -> None:
         """Publish a message that need not be stored."""

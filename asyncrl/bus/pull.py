@@ -10,7 +10,8 @@ import msgspec
 from nats.aio.msg import Msg
 
 from asyncrl.background import BackgroundTasks
-from asyncrl.bus.connection import Bus, End
+from asyncrl.bus.client import End
+from asyncrl.bus.connection import Bus
 
 _EXPIRES_S = 30.0
 _GRACE_S = 5.0

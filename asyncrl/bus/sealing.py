@@ -72,7 +72,8 @@ def seal(key: bytes, name: bytes, body: bytes) -> bytes:
         key: [32].
         name: what it is sealed as; it opens as nothing else.
     """
-    made = hashlib.blake2b(len(name).to_bytes(8) + name, key=_nonce_key(key), digest_size=Aead.NONCE_SIZE)
+    nonce_key = hashlib.blake2b(b"", key=key, person=b"asyncrl nonce").digest()
+    made = hashlib.blake2b(len(name).to_bytes(8) + name, key=nonce_key, digest_size=Aead.NONCE_SIZE)
     made.update(body)
     return bytes(Aead(key).encrypt(body, name, made.digest()))
 
@@ -86,13 +87,7 @@ def unseal(key: bytes, name: bytes, sealed: bytes) -> bytes:
     try:
         return bytes(Aead(key).decrypt(sealed, name))
     except (CryptoError, ValueError) as error:
-        raise WireError(
-            f"{len(sealed)} bytes that are not sealed under the data key that their header names"
-        ) from error
-
-
-def _nonce_key(key: bytes) -> bytes:
-    return hashlib.blake2b(b"", key=key, person=b"asyncrl nonce").digest()
+        raise WireError(f"{len(sealed)} bytes that are not sealed under the data key of their header") from error
 
 
 def _name(topic: Topic[Any], key: str) -> bytes:

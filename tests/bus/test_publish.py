@@ -342,11 +342,11 @@ async def test_an_answer_that_comes_late_counts(bus: Bus, server: EmbeddedServer
     server.process.send_signal(signal.SIGSTOP)
     state = Path(f"/proc/{server.process.pid}/stat")
     await until(lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "T", "the server has stopped")
-    assert not await bus.answers(0.05)
+    assert not await bus.client.answers(0.05)
     server.process.send_signal(signal.SIGCONT)
 
     sequence = await publish_stopped(bus, 1)
 
-    assert await bus.answers(DEADLINE_S)
+    assert await bus.client.answers(DEADLINE_S)
     assert await read_message(bus, ACTORS, sequence) is not None
     assert bus.reconnects == 0

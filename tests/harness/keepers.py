@@ -137,7 +137,7 @@ class Clock:
 
     async def silence(self, gone: Keeper, standing_by: Keeper) -> None:
         """Let a lease pass behind the last that was read of a writer who is gone."""
-        assert await gone.context.bus.answers(120)  # what it sent has come to the server
+        assert await gone.context.bus.client.answers(120)  # what it sent has come to the server
         last = await last_sequence(standing_by.context.bus, standing_by.own)
         await until(lambda: standing_by._own_log.last >= last, "all of it is read")
         self._ahead_s += 1.1 * SILENCE_S
