@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from actors.prompter.data_order import DataOrder
+from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.state.audit.audit import Findings, Queue
 from asyncrl.state.audit.reading import Audited, audit_run
@@ -19,11 +20,7 @@ _SHOWN = 20  # violations printed; all are counted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    parser.add_argument(
-        "--deep",
-        action="store_true",
-        help="read every stored result and every row, and compare them with their digests and the data",
-    )
+    add_flag(parser, "--deep", "read every stored result and row, and compare them with their digests and the data")
 
 
 def run(arguments: argparse.Namespace) -> int:

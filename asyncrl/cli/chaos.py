@@ -20,7 +20,8 @@ from actors.prompter.data_order import DataOrder
 from asyncrl.bus.errors import BusError
 from asyncrl.cli.audit import findings_text
 from asyncrl.cli.bench import from_checkout, has_checkout
-from asyncrl.cli.target import add_directory, know_actors, live_run
+from asyncrl.cli.options import add_option
+from asyncrl.cli.target import add_config, add_directory, know_actors, live_run
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
@@ -58,7 +59,7 @@ class Plan(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", default="", help="TOML file, or a shipped config (default: demo)")
+    add_config(parser)
     parser.add_argument(
         "--run",
         dest="run_id",
@@ -68,20 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="use a run that is already up (default: the live one)",
     )
     add_directory(parser)
-    parser.add_argument("--seconds", type=float, default=120.0, help="how long to inject faults (default: 120)")
-    parser.add_argument(
-        "--every", type=float, default=2.0, metavar="SECONDS", help="seconds between injections (default: 2)"
-    )
-    parser.add_argument(
-        "--kills", type=int, default=0, metavar="N", help="stop after N injections; 0 for no limit (default: 0)"
-    )
-    parser.add_argument("--seed", type=int, default=7, help="seed of the order of injections (default: 7)")
-    parser.add_argument(
-        "--targets",
-        default="",
-        metavar="T,...",
-        help="learner, nats:kill, rollout:freeze, engine@engine.swapped, @work.published ... (default: everything)",
-    )
+    add_option(parser, "--seconds SECONDS", 120.0, "how long to inject faults")
+    add_option(parser, "--every SECONDS", 2.0, "seconds between injections")
+    add_option(parser, "--kills N", 0, "stop after N injections; 0 for no limit")
+    add_option(parser, "--seed SEED", 7, "seed of the order of injections")
+    about = "learner, nats:kill, rollout:freeze, engine@engine.swapped, @work.published ... (default: everything)"
+    add_option(parser, "--targets T,...", "", about)
     parser.set_defaults(campaign=("config",))
     if has_checkout():
         from_checkout(_CAMPAIGN, "asyncrl chaos").add_arguments(parser)

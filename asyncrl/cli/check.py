@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from asyncrl.cli.target import add_settings
+from asyncrl.cli.target import add_config, add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.run.preflight import check_surroundings
@@ -15,7 +15,7 @@ from asyncrl.run.sizing import plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", default="demo", help="TOML file, or a shipped config (default: demo)")
+    add_config(parser, "demo")
     add_settings(parser)
 
 

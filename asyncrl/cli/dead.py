@@ -7,6 +7,7 @@ import asyncio
 from typing import Any
 
 from asyncrl.bus.connection import Bus
+from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, print_json, show
 from asyncrl.cli.target import add_run, any_run, live_run, read_topics
 from asyncrl.run.connect import FoundRun, connected
@@ -16,7 +17,7 @@ from asyncrl.state.dead_letters import letter_numbered, read_letters, reissue
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     add_json(parser, "as one JSON array")
-    parser.add_argument("--show", type=int, default=0, metavar="N", help="print dead letter N in full")
+    add_option(parser, "--show N", 0, "print dead letter N in full")
     parser.add_argument(
         "--reissue",
         nargs="+",

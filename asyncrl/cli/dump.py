@@ -8,6 +8,7 @@ from pathlib import Path
 from actors.learner.fetching import PayloadGone, fetch_trajectories
 from actors.learner.retraining import read_training
 from asyncrl.bus.connection import Bus
+from asyncrl.cli.options import add_option
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.state.samples import samples_of, training_batch
@@ -17,7 +18,7 @@ from asyncrl.training.dump import DumpError, write_dump
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the newest")
     parser.add_argument("--step", type=int, required=True, metavar="N", help="the step of the batch")
-    parser.add_argument("-o", "--out", default="", metavar="FOLDER", help="a new folder (default: RUN/dumps/stepN)")
+    add_option(parser, "-o --out FOLDER", "", "a new folder (default: RUN/dumps/stepN)")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from asyncrl.bus.publish import publish
+from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import action_of, add_action, add_wait, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
@@ -36,14 +37,8 @@ class ListedEngine(msgspec.Struct):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_action(parser, "list | add URL | remove NAME", "list servers, add or remove one (default: list)")
-    parser.add_argument("--key-file", type=Path, metavar="FILE", help="with add: file that holds the server's API key")
-    parser.add_argument(
-        "--max-running",
-        type=int,
-        default=256,
-        metavar="N",
-        help="with add: requests that it runs at once (default: 256)",
-    )
+    add_option(parser, "--key-file FILE", Path, "with add: file that holds the server's API key")
+    add_option(parser, "--max-running N", 256, "with add: requests that it runs at once")
     add_json(parser, "the list as JSON")
     add_wait(parser)
 
@@ -103,9 +98,7 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
         for engine in state.engines.values():
             other = (engine.address == address) != (engine.engine_id == name)
             if other and engine.address and engine.state != "gone":
-                raise AsyncRLError(
-                    f"{engine.engine_id} of run {found.run} is {engine.address}: {address} cannot be added"
-                )
+                raise AsyncRLError(f"{engine.engine_id} of run {found.run} is {engine.address}: {address} is not added")
         if "scripted" in state.config.engine.kinds:
             raise AsyncRLError(f"run {found.run} has scripted engines, which cannot be mixed with servers of a model")
         if key is not None and found.root is not None:

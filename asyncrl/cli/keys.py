@@ -9,6 +9,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.merged import read_each
 from asyncrl.bus.publish import publish, read
+from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.target import action_of, add_action, any_run, live_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.live.keys import Keys, make_key
@@ -24,19 +25,11 @@ _NONE = "its config has gateway.count = 0 (`asyncrl up --set gateway.count=1` st
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "list keys, add or revoke one (default: list)"
     add_action(parser, "list | add --tenant NAME | revoke --key ID", about)
-    parser.add_argument("--tenant", default="", help="with add: tenant that owns the key")
-    parser.add_argument(
-        "--requests-per-minute", type=int, default=0, metavar="N", help="with add: limit of the tenant; 0 for none"
-    )
-    parser.add_argument(
-        "--tokens-per-day",
-        type=int,
-        default=0,
-        metavar="N",
-        help="with add: limit of the tenant per day in UTC; 0 for none",
-    )
-    parser.add_argument("--private", action="store_true", help="with add: store only counts of its requests")
-    parser.add_argument("--key", default="", metavar="ID", help="with revoke: id of the key, as list shows it")
+    add_option(parser, "--tenant TENANT", "", "with add: tenant that owns the key")
+    add_option(parser, "--requests-per-minute N", 0, "with add: limit of the tenant; 0 for none")
+    add_option(parser, "--tokens-per-day N", 0, "with add: limit of the tenant per day in UTC; 0 for none")
+    add_flag(parser, "--private", "with add: store only counts of its requests")
+    add_option(parser, "--key ID", "", "with revoke: id of the key, as list shows it")
 
 
 def run(arguments: argparse.Namespace) -> int:

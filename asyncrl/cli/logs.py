@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_run, any_run
 from asyncrl.errors import AsyncRLError
 from asyncrl.telemetry.logs import Line, LogFile
@@ -25,7 +26,7 @@ _STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the live one, else the newest", remote=False)
     parser.add_argument("actor", nargs="?", default="", metavar="ACTOR", help="actor or role (default: all)")
-    parser.add_argument("--follow", action="store_true", help="keep printing until the run ends")
+    add_flag(parser, "--follow", "keep printing until the run ends")
     parser.add_argument("--level", choices=LEVELS, default="info", help="print this level and above (default: info)")
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import msgspec
 from rich.console import Console, RenderableType
 
+from asyncrl.cli.options import add_flag
+
 
 def add_json(parser: argparse.ArgumentParser, about: str = "as one JSON object") -> None:
     """Declare `--json`."""
-    parser.add_argument("--json", action="store_true", help=about)
+    add_flag(parser, "--json", about)
 
 
 def show(arguments: argparse.Namespace, values: Any, text: Callable[[], RenderableType]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged import read_each
+from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
@@ -21,8 +22,8 @@ from topics.wire import ID_PATTERN
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, remote=False)  # `--user` is the user of a tenant
     parser.add_argument("--tenant", required=True, help="whose turns")
-    parser.add_argument("--user", default="", help="of the tenant, as requests name it (default: all of them)")
-    parser.add_argument("--before", default="", metavar="DAY", help="those of days before this one, UTC: 2026-12-31")
+    add_option(parser, "--user USER", "", "of the tenant, as requests name it (default: all of them)")
+    add_option(parser, "--before DAY", "", "those of days before this one, UTC: 2026-12-31")
     add_json(parser, "as one JSON object")
 
 

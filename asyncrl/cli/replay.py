@@ -25,6 +25,7 @@ from actors.learner.retraining import (
 )
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.bus.connection import Bus
+from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, add_settings, any_run, read_topics
 from asyncrl.config.learner_settings import LayoutSettings
@@ -53,24 +54,11 @@ class Replay(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the newest", remote=False)
-    parser.add_argument(
-        "--from",
-        dest="at",
-        type=int,
-        metavar="STEP",
-        help="start from the checkpoint of STEP, or the last one before it",
-    )
-    parser.add_argument("--to", type=int, metavar="STEP", help="stop after this step (default: the last trained step)")
+    add_option(parser, "--from STEP", int, "start from the checkpoint of STEP, or the last one before it", "at")
+    add_option(parser, "--to STEP", int, "stop after this step (default: the last trained step)")
     add_settings(parser, "train with another learner.KEY; repeatable")
-    parser.add_argument(
-        "--out",
-        default="",
-        metavar="FOLDER",
-        help="folder for report, plot and model (default with --set: RUN/replays/NUMBER)",
-    )
-    parser.add_argument(
-        "--checkpoint", default="", metavar="FOLDER", help="also write a checkpoint of the last step to this folder"
-    )
+    add_option(parser, "--out FOLDER", "", "folder for report, plot and model (default with --set: RUN/replays/NUMBER)")
+    add_option(parser, "--checkpoint FOLDER", "", "also write a checkpoint of the last step to this folder")
     add_json(parser, "print the report as JSON, and progress to stderr")
 
 
@@ -137,9 +125,7 @@ def replay_config(config: Config, overrides: list[str], *, base: Path = Path()) 
     """
     for override in overrides:
         if not override.strip().startswith("learner."):
-            raise ReplayError(
-                f"--set {override}: a replay has the tokens as they were sampled; only learner.* may change"
-            )
+            raise ReplayError(f"--set {override}: a replay has the tokens that were sampled; only learner.* may change")
     wanted = with_overrides(config, overrides, base=base)
     if gone := [name for name in config.learner.filters if name not in wanted.learner.filters]:
         raise ReplayError(

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_directory, add_server, given_login
 from asyncrl.run.connect import FoundRun
 from asyncrl.run.remove import remove_directory, remove_topics
@@ -15,11 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_ids", nargs="+", metavar="RUN", help="ids or directories of runs that are over")
     add_directory(parser)
     add_server(parser)
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        help="also remove topics of a run that was moved, or whose supervisor died and left them",
-    )
+    add_flag(parser, "--force", "also remove topics of a run that was moved, or whose supervisor died and left them")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from asyncrl.bus.logins import DEFAULT_URL, numbered, write_accounts
 from asyncrl.bus.permissions import login_roles, permissions, user_of
+from asyncrl.cli.options import add_flag, add_option
 from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.user_actors import load_actors
@@ -19,27 +20,19 @@ _RUN = re.compile(r"[a-z0-9-]{1,32}")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", default=["run"], metavar="RUN", help="ids of runs (default: run)")
-    parser.add_argument(
-        "--runs",
-        dest="count",
-        type=int,
-        default=1,
-        metavar="N",
-        help="with each RUN also RUN-2 to RUN-N, as `asyncrl up` names the next runs of a config",
-    )
-    parser.add_argument(
-        "--config",
-        default="",
-        metavar="FOLDER",
-        help="make users that serve all these runs, FOLDER/nats-accounts.conf and FOLDER/ROLE.json, or let those that "
+    about = "with each RUN also RUN-2 to RUN-N, as `asyncrl up` names the next runs of a config"
+    add_option(parser, "--runs N", 1, about, "count")
+    add_option(
+        parser,
+        "--config FOLDER",
+        "",
+        "make users that serve all these runs, FOLDER/nats-accounts.conf and FOLDER/ROLE.json, or let those that "
         "are there serve them too",
     )
-    parser.add_argument("--actors", default="", metavar="CONFIG", help="include the actors that this config names")
-    parser.add_argument("--url", default="", help=f"server that these users log in to (at first: {DEFAULT_URL})")
-    parser.add_argument(
-        "--tls-ca", default="", metavar="FILE", help="certificates of the authority of that server, in PEM"
-    )
-    parser.add_argument("--rotate", action="store_true", help="give existing users new passwords")
+    add_option(parser, "--actors CONFIG", "", "include the actors that this config names")
+    add_option(parser, "--url URL", "", f"server that these users log in to (at first: {DEFAULT_URL})")
+    add_option(parser, "--tls-ca FILE", "", "certificates of the authority of that server, in PEM")
+    add_flag(parser, "--rotate", "give existing users new passwords")
 
 
 def run(arguments: argparse.Namespace) -> int:

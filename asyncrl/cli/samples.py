@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncrl.bus.connection import Bus
+from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
@@ -22,16 +23,10 @@ from topics.prompts import ONLY_TASK
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="samples of batch N (default: the newest)")
-    which.add_argument(
-        "--eval", dest="version", type=int, metavar="VERSION", help="samples of the evaluation of VERSION"
-    )
-    parser.add_argument(
-        "--set", dest="dataset", metavar="NAME", help="with --eval: the evaluation on the held-out set NAME"
-    )
-    parser.add_argument(
-        "--count", type=int, default=8, metavar="N", help="print at most N samples (default: 8; 0 for all)"
-    )
+    add_option(which, "--step N", int, "samples of batch N (default: the newest)")
+    add_option(which, "--eval VERSION", int, "samples of the evaluation of VERSION", "version")
+    add_option(parser, "--set NAME", str, "with --eval: the evaluation on the held-out set NAME", "dataset")
+    add_option(parser, "--count N", 8, "print at most N samples (default: 8; 0 for all)")
     add_json(parser, "one JSON object a line")
 
 

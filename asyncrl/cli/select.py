@@ -10,6 +10,7 @@ from typing import BinaryIO
 import msgspec
 
 from asyncrl.bus.connection import Bus
+from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import AsyncRLError, WrongUsage
@@ -19,28 +20,15 @@ from topics.prompts import PromptRow
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser)
-    band, which = Band(), "newest groups of each row whose answers are counted together"
+    band = Band()
     parser.add_argument("--output", required=True, metavar="FILE.jsonl", help="new file for the rows, a `task.source`")
-    parser.add_argument(
-        "--above", type=float, default=band.above, help="select rows with a pass rate above this (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--at-most", type=float, default=band.at_most, help="and up to and including this (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--passing",
-        type=float,
-        default=band.passing,
-        help="smallest reward that counts as passed (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--groups", type=int, default=band.groups, metavar="N", help=f"N {which} (default: %(default)s)"
-    )
-    parser.add_argument("--task", default="", metavar="NAME", help="only rows of this task, if the run has several")
-    parser.add_argument("--eval", dest="version", type=int, metavar="VERSION", help="rows of the evaluation of VERSION")
-    parser.add_argument(
-        "--set", dest="dataset", metavar="NAME", help="with --eval: the evaluation on the held-out set NAME"
-    )
+    add_option(parser, "--above ABOVE", band.above, "select rows with a pass rate above this (default: 0)")
+    add_option(parser, "--at-most AT_MOST", band.at_most, "and up to and including this")
+    add_option(parser, "--passing PASSING", band.passing, "smallest reward that counts as passed")
+    add_option(parser, "--groups N", band.groups, "N newest groups of each row whose answers are counted together")
+    add_option(parser, "--task NAME", "", "only rows of this task, if the run has several")
+    add_option(parser, "--eval VERSION", int, "rows of the evaluation of VERSION", "version")
+    add_option(parser, "--set NAME", str, "with --eval: the evaluation on the held-out set NAME", "dataset")
     add_json(parser)
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import shutil
 
+from asyncrl.cli.options import add_flag
 from asyncrl.cli.output import print_json
 from asyncrl.config.reference import documented_tables, settings_markdown, settings_text
 from asyncrl.errors import WrongUsage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "prefix", nargs="?", default="", help="show only settings that begin with this, such as `learner.`"
-    )
+    parser.add_argument("prefix", nargs="?", default="", help="only settings that begin with this, such as `learner.`")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="as JSON")
-    form.add_argument("--markdown", action="store_true", help="as the text of docs/settings.md")
+    add_flag(form, "--json", "as JSON")
+    add_flag(form, "--markdown", "as the text of docs/settings.md")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -6,8 +6,9 @@ import argparse
 import time
 from fractions import Fraction
 
+from asyncrl.cli.options import add_option
 from asyncrl.cli.scale import read_counts
-from asyncrl.cli.target import add_directory, add_server, live_run
+from asyncrl.cli.target import add_directory, add_server, add_wait, live_run
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.screen import duration
@@ -23,18 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROLE=COUNT",
         help="processes that the runs have together, such as engine=4 rollout=8",
     )
-    parser.add_argument(
-        "--window",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="seconds over which shares hold within 5 points, where counts do not divide: the longer, the rarer a "
-        "process moves (default: 60)",
+    add_option(
+        parser,
+        "--window SECONDS",
+        60.0,
+        "seconds over which shares hold within 5 points, where counts do not divide: the longer, the rarer a "
+        "process moves",
     )
     add_directory(parser)
     add_server(parser)
-    about = "seconds for runs to be there at the beginning (default: 60)"
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=about)
+    add_wait(parser, about="seconds for runs to be there at the beginning")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from asyncrl.background import first_of
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
+from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.target import add_run, any_run, know_actors, live_run
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import connected, is_over, opened, run_ended
@@ -35,14 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="show messages whose field (a.b) or header has this value; repeatable",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line, with whole arrays")
-    parser.add_argument("--count", type=int, default=0, metavar="N", help="end after N messages")
-    parser.add_argument(
-        "--from-start", action="store_true", help="read the logs from their beginning, also of a run that is over"
-    )
-    parser.add_argument(
-        "--no-follow", action="store_true", help="with --from-start: stop at the present end of the logs"
-    )
+    add_flag(parser, "--json", "print one JSON object per line, with whole arrays")
+    add_option(parser, "--count N", 0, "end after N messages")
+    add_flag(parser, "--from-start", "read the logs from their beginning, also of a run that is over")
+    add_flag(parser, "--no-follow", "with --from-start: stop at the present end of the logs")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ import msgspec
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
+from asyncrl.cli.options import add_option
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, RunNotFound, connected, find_run, opened
 from asyncrl.run.user_actors import load_actors
@@ -28,9 +29,14 @@ def add_settings(parser: argparse.ArgumentParser, about: str = "override a setti
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=about)
 
 
+def add_config(parser: argparse.ArgumentParser, default: str = "") -> None:
+    """Declare the config that a command is about."""
+    parser.add_argument("config", nargs="?", default=default, help="TOML file, or a shipped config (default: demo)")
+
+
 def add_directory(parser: argparse.ArgumentParser) -> None:
     """Declare where runs are looked for."""
-    parser.add_argument("--directory", default="runs", help="folder that holds the runs' directories (default: runs)")
+    add_option(parser, "--directory DIRECTORY", "runs", "folder that holds the runs' directories")
     parser.set_defaults(url="", credentials="")
 
 
@@ -76,29 +82,16 @@ def action_of(arguments: argparse.Namespace, takes: Mapping[str, str]) -> tuple[
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     """Declare how a command reaches a server whose runs have no directory here."""
-    parser.add_argument(
-        "--url", default="", help="NATS URL of a run that has no directory on this machine; RUN is then required"
-    )
-    parser.add_argument("--user", default="", help="user name for that URL")
-    parser.add_argument("--password-file", default="", help="file that holds the password")
-    parser.add_argument(
-        "--credentials",
-        default="",
-        metavar="FILE",
-        help="file with the login, such as runs/demo/credentials/monitor.json",
-    )
-    parser.add_argument(
-        "--tls-ca",
-        default="",
-        metavar="FILE",
-        help="certificates of the authority of the server, if the system does not trust it",
-    )
+    add_option(parser, "--url URL", "", "NATS URL of a run that has no directory on this machine; RUN is then required")
+    add_option(parser, "--user USER", "", "user name for that URL")
+    add_option(parser, "--password-file FILE", "", "file that holds the password")
+    add_option(parser, "--credentials FILE", "", "file with the login, such as runs/demo/credentials/monitor.json")
+    add_option(parser, "--tls-ca FILE", "", "certificates of the server's authority, if the system does not trust it")
 
 
-def add_wait(parser: argparse.ArgumentParser) -> None:
+def add_wait(parser: argparse.ArgumentParser, default_s: float = 60.0, about: str = "seconds to wait") -> None:
     """Declare how long a command waits for what it requested."""
-    about = "seconds to wait for an answer (default: 60)"
-    parser.add_argument("--wait", type=float, default=60.0, metavar="SECONDS", help=about)
+    add_option(parser, "--wait SECONDS", default_s, about)
 
 
 def given_login(arguments: argparse.Namespace) -> BusAddress | None:
@@ -122,31 +115,23 @@ def given_login(arguments: argparse.Namespace) -> BusAddress | None:
     return BusAddress(arguments.url, arguments.user, password, tls_ca=arguments.tls_ca)
 
 
-def live_run(arguments: argparse.Namespace) -> FoundRun:
-    """Find the run that the command line means, which must not be over.
-
-    Raises:
-        RunNotFound: there is none.
-    """
-    return _found(arguments, live=True)
-
-
-def any_run(arguments: argparse.Namespace) -> FoundRun:
+def any_run(arguments: argparse.Namespace, *, live: bool = False) -> FoundRun:
     """Find the run that the command line means, live or over.
 
     Raises:
         RunNotFound: there is none.
     """
-    return _found(arguments, live=False)
-
-
-def _found(arguments: argparse.Namespace, *, live: bool) -> FoundRun:
     login = given_login(arguments)
     if login is None:
         return find_run(arguments.run_id, Path(arguments.directory), live=live)
     if not arguments.run_id:
         raise RunNotFound("--url and --credentials name a server, not a run: give the run's id as well")
     return FoundRun(arguments.run_id, None, login)
+
+
+def live_run(arguments: argparse.Namespace) -> FoundRun:
+    """Find the run that the command line means, which must not be over; raises as `any_run`."""
+    return any_run(arguments, live=True)
 
 
 def know_actors(arguments: argparse.Namespace) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
+from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.output import print_json
 from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import about
@@ -21,10 +22,10 @@ from topics.table import BY_NAME, TOPICS, subscribers_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("topic", nargs="?", default="", help="show this topic with all its fields")
-    parser.add_argument("--config", default="", help="include the topics of the actors that this config names")
+    add_option(parser, "--config CONFIG", "", "include the topics of the actors that this config names")
     form = parser.add_mutually_exclusive_group()
-    form.add_argument("--asyncapi", action="store_true", help="as an AsyncAPI 3.0.0 document (JSON)")
-    form.add_argument("--markdown", action="store_true", help="as the text of docs/topics.md, with every field")
+    add_flag(form, "--asyncapi", "as an AsyncAPI 3.0.0 document (JSON)")
+    add_flag(form, "--markdown", "as the text of docs/topics.md, with every field")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,8 @@ import msgspec
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
-from asyncrl.cli.target import add_settings
+from asyncrl.cli.options import add_flag, add_option
+from asyncrl.cli.target import add_config, add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError, LaunchError
@@ -34,26 +35,13 @@ T = TypeVar("T")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", nargs="?", help="TOML file, or a shipped config (default: demo)")
+    add_config(parser)
     add_settings(parser)
-    parser.add_argument(
-        "--run", dest="run_id", default="", metavar="NAME", help="id of the run (default: the config's)"
-    )
-    parser.add_argument(
-        "--only",
-        default="",
-        metavar="ROLES",
-        help="run only these roles; `engine`, for example, makes a run that only serves",
-    )
-    parser.add_argument(
-        "--resume", default="", metavar="RUN", help="continue a stopped or crashed run, given by its id or directory"
-    )
-    parser.add_argument(
-        "--skip-batch", type=int, metavar="N", help="with --resume: skip batch N, which cannot be trained"
-    )
-    parser.add_argument(
-        "--detach", action="store_true", help="return once the run has started; it continues in the background"
-    )
+    add_option(parser, "--run NAME", "", "id of the run (default: the config's)", "run_id")
+    add_option(parser, "--only ROLES", "", "run only these roles; `engine`, for example, makes a run that only serves")
+    add_option(parser, "--resume RUN", "", "continue a stopped or crashed run, given by its id or directory")
+    add_option(parser, "--skip-batch N", int, "with --resume: skip batch N, which cannot be trained")
+    add_flag(parser, "--detach", "return once the run has started; it continues in the background")
 
 
 def run(arguments: argparse.Namespace) -> int:

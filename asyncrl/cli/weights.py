@@ -14,8 +14,9 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import publish
+from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.output import add_json, show
-from asyncrl.cli.target import action_of, add_action, any_run, live_run, read_topics
+from asyncrl.cli.target import action_of, add_action, add_wait, any_run, live_run, read_topics
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.live.owners import owner_of, tenant_digest
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
@@ -42,25 +43,14 @@ _NEWEST = 64  # versions that are looked for in the store, besides those that we
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "list versions, promote one, or go back to the one before (default: list)"
     add_action(parser, "list | promote VERSION | rollback", about)
-    parser.add_argument(
-        "--canary",
-        type=float,
-        metavar="SHARE",
-        help="promote: answer this share of the sessions alone",
-    )
-    parser.add_argument(
-        "--shadow",
-        type=float,
-        metavar="SHARE",
-        help="promote: answer this share of the sessions by it as well, unseen, and compare",
-    )
-    parser.add_argument("--tenant", default="", metavar="NAME", help="canary, shadow: of this tenant's sessions alone")
-    parser.add_argument("--client", default="", metavar="NAME", help="both: of this user of the tenant alone")
-    parser.add_argument("--force", action="store_true", help="promote: also beyond live.safety.kl_bound")
+    add_option(parser, "--canary SHARE", float, "promote: answer this share of the sessions alone")
+    about = "promote: answer this share of the sessions by it as well, unseen, and compare"
+    add_option(parser, "--shadow SHARE", float, about)
+    add_option(parser, "--tenant NAME", "", "canary, shadow: of this tenant's sessions alone")
+    add_option(parser, "--client NAME", "", "both: of this user of the tenant alone")
+    add_flag(parser, "--force", "promote: also beyond live.safety.kl_bound")
     add_json(parser, "as one JSON array")
-    parser.add_argument(
-        "--wait", type=float, default=30.0, metavar="SECONDS", help="seconds to wait for an answer (default: 30)"
-    )
+    add_wait(parser, 30.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
