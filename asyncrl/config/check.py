@@ -13,7 +13,7 @@ from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.process_settings import NatsSettings, SupervisionSettings
-from asyncrl.config.setting_types import SCRIPTED
+from asyncrl.config.setting_types import SCRIPTED, changed_keys
 from asyncrl.config.settings import (
     Config,
     LearnerSettings,
@@ -23,7 +23,6 @@ from asyncrl.config.settings import (
     WorkerSettings,
 )
 from asyncrl.config.staged import as_in, key_of_learner
-from asyncrl.config.task_settings import TaskSettings
 from asyncrl.config.tasks import Task, every_task
 from asyncrl.ports import is_ip
 from topics.roles import ROLE_NAMES
@@ -74,11 +73,11 @@ def _nats(nats: NatsSettings) -> Iterator[Finding]:
         yield Finding(("nats.url",), message)
     elif nats.url and not all(is_address(url, "nats", "tls") for url in nats.url.split(",")):
         yield Finding(("nats.url",), f'found "{nats.url}", expected nats://host:port or tls://host:port')
-    if bool(nats.user) != bool(nats.password_file):
-        given, missing = ("user", "password_file") if nats.user else ("password_file", "user")
-        yield Finding(
-            (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
-        )
+    for one, other in (("user", "password_file"), ("tls_cert", "tls_key")):
+        if bool(getattr(nats, one)) != bool(getattr(nats, other)):
+            given, missing = (one, other) if getattr(nats, one) else (other, one)
+            message = f"nats.{given} is given without nats.{missing}; set both or neither"
+            yield Finding((f"nats.{given}", f"nats.{missing}"), message)
     if nats.replicas > 1 and not nats.url:
         message = f"nats.replicas = {nats.replicas} is for a cluster at nats.url; nats.servers = 3 starts one here"
         yield Finding(("nats.replicas", "nats.url"), message)
@@ -94,17 +93,11 @@ def _nats(nats: NatsSettings) -> Iterator[Finding]:
     if nats.url and nats.tls_ca and not nats.url.startswith("tls://"):
         message = f'nats.tls_ca is given, but nats.url = "{nats.url}" does not insist on TLS; write tls://'
         yield Finding(("nats.tls_ca", "nats.url"), message)
-    if bool(nats.tls_cert) != bool(nats.tls_key):
-        given, missing = ("tls_cert", "tls_key") if nats.tls_cert else ("tls_key", "tls_cert")
-        yield Finding(
-            (f"nats.{given}", f"nats.{missing}"), f"nats.{given} is given without nats.{missing}; set both or neither"
-        )
 
 
 def _listening(nats: NatsSettings) -> Iterator[Finding]:
-    plain = NatsSettings()
-    for key in ("host", "port"):
-        if nats.url and getattr(nats, key) != getattr(plain, key):
+    for key in changed_keys(nats):
+        if nats.url and key in ("host", "port"):
             message = f"nats.{key} is for a server started here, but nats.url names one that runs; remove one of them"
             yield Finding((f"nats.{key}", "nats.url"), message)
     if not is_ip(nats.host):
@@ -143,9 +136,7 @@ def _lengths(config: Config) -> Iterator[Finding]:
         message = f"{tokens} new tokens leave no room for a prompt in engine.context = {served}; lower them or raise"
         yield Finding(("rollout.max_new_tokens", "engine.context"), f"{message} engine.context")
     if not config.model.path and served > context:
-        message = (
-            f"engine.context = {served} exceeds model.create.context = {context}; lower it, or 0 takes the model's"
-        )
+        message = f"engine.context = {served} exceeds model.create.context = {context}; lower it, or 0: the model's"
         yield Finding(("engine.context", "model.create.context"), message)
 
 
@@ -190,9 +181,7 @@ def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
         )
         yield Finding((*temperatures, *sizes, *advantages), message)
     elif rollout.top_k == 1 and size > 1 and compared and config.engine.kinds != {SCRIPTED}:
-        message = (
-            "found 1, which samples the same trajectory for each member of a group: no advantage is left; raise it"
-        )
+        message = "found 1, which samples the same trajectory for each member of a group: no advantage left; raise it"
         yield Finding(("rollout.top_k", *sizes, *advantages), message)
 
 
@@ -293,9 +282,8 @@ def _start(config: Config) -> Iterator[Finding]:
 
 
 def _engine(engine: EngineSettings) -> Iterator[Finding]:
-    plain = EngineGroup()
-    for key in EngineGroup.__struct_fields__ if engine.groups else ():
-        if getattr(engine, key) != getattr(plain, key):
+    for key in changed_keys(engine) if engine.groups else ():
+        if key in EngineGroup.__struct_fields__:
             names = ", ".join(engine.groups)
             message = f"is for one group of engines, but engine.groups has {names}; move it into [engine.groups.NAME]"
             yield Finding((f"engine.{key}", "engine.groups"), message)
@@ -355,14 +343,9 @@ def _seeded(config: Config) -> Iterator[Finding]:
 
 
 def _tasks(config: Config) -> Iterator[Finding]:
-    one = TaskSettings()
-    for key, given in (
-        ("task.source", config.task.source != one.source),
-        ("task.options", config.task.options != one.options),
-        ("task.epochs", config.task.epochs != one.epochs),
-        ("eval.source", config.eval.source != "" and not config.eval.sets),
-    ):
-        if config.tasks and given:
+    given = [f"task.{key}" for key in changed_keys(config.task) if key in ("source", "options", "epochs")]
+    for key in [*given, *(["eval.source"] if config.eval.source and not config.eval.sets else [])]:
+        if config.tasks:
             message = f"{key} is for a run of one task, and [tasks] names {', '.join(config.tasks)}; remove one of them"
             yield Finding((key, "tasks"), message)
     for name, settings in config.tasks.items():

@@ -310,7 +310,7 @@ def _function(settings: AutoscaleSettings) -> Iterator[Finding]:
         return
     if ":" not in settings.function:
         yield Finding(("autoscale.function",), f'found "{settings.function}", expected path/to/file.py:function')
-    for key in ("grow_waiting", "shrink_idle", "window_s"):
-        if getattr(settings, key) != getattr(AutoscaleSettings(), key):
+    for key in changed_keys(settings):
+        if key in ("grow_waiting", "shrink_idle", "window_s"):
             message = "has no effect: autoscale.function decides instead of the rule; remove one of them"
             yield Finding((f"autoscale.{key}", "autoscale.function"), message)

@@ -108,9 +108,7 @@ def _teacher_server(config: Config) -> Iterator[Finding]:
     if not is_address(teacher.url, "http", "https"):
         yield Finding(("learner.teacher.url",), f'found "{teacher.url}", expected http://host:port')
     if teacher.timeout_s > teacher.deadline_s:
-        message = (
-            f"one answer may take {teacher.timeout_s:g} s, and all are waited for {teacher.deadline_s:g} s; raise it"
-        )
+        message = f"one answer may take {teacher.timeout_s:g} s, and all together {teacher.deadline_s:g} s; raise it"
         yield Finding(("learner.teacher.deadline_s", "learner.teacher.timeout_s"), message)
     for task in every_task(config):
         if task.temperature != 1.0:

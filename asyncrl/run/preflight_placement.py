@@ -39,9 +39,7 @@ def check_placement(config: Config, base: Path) -> Iterator[Finding]:
 def _job_folder(config: Config) -> Iterator[Finding]:
     wanted = Path(config.directory).resolve()
     if _JOB_FOLDERS in wanted.parts:
-        message = (
-            f"{wanted} lies in the working folder of a submitted job, which Ray replaces when it is submitted again"
-        )
+        message = f"{wanted} lies in the working folder of a submitted job, which Ray replaces at the next submission"
         yield Finding(("directory",), f"{message}; name a folder that stays")
 
 
@@ -148,9 +146,7 @@ def install_problems(nodes: list[Node]) -> Iterator[Finding]:
     """Every node runs actors as this machine does."""
     for node in nodes:
         if node.installed is None:
-            message = (
-                f"did not say what is installed there: {node.silence}; see the logs of Ray on it, or stop Ray there"
-            )
+            message = f"did not say what is installed there: {node.silence}; see the logs of Ray, or stop Ray there"
             yield Finding(("placement.kind",), f"node {node.address} ({node.id[:12]}) {message}")
         elif node.installed != installed():
             found = f"node {node.address} ({node.id[:12]}) has {node.installed}, this machine {installed()}"

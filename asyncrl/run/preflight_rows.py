@@ -86,9 +86,7 @@ def _epochs(config: Config, data: Opened) -> Iterator[Finding]:
     prompts, groups = config.task.epochs * data.rows_per_epoch - config.start.prompt, config.buffer.batch_groups
     if prompts < (config.learner.steps - config.start.step) * groups:
         found = f"{config.task.epochs} epochs of {data.rows_per_epoch} rows fill {prompts // groups} batches"
-        message = (
-            f"{found} of {groups} groups, learner.steps is {config.learner.steps}; raise the one or lower the other"
-        )
+        message = f"{found} of {groups} groups, learner.steps is {config.learner.steps}; raise one or lower the other"
         yield Finding(("task.epochs", "learner.steps"), message)
 
 

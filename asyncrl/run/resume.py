@@ -96,9 +96,7 @@ def _check_batch_groups(config: Config, wanted: Config) -> None:
     if now < was:
         raise LaunchError(f"--set buffer.batch_groups={now}: the run has {was}; it may be raised, or lowered in a fork")
     if now > was and any(task.curriculum.option for task in tasks_of(config).values()):
-        raise LaunchError(
-            "--set buffer.batch_groups: the levels of the curriculum follow from it; fork the run instead"
-        )
+        raise LaunchError("--set buffer.batch_groups: the levels of the curriculum follow from it; fork the run")
 
 
 async def request_skip(bus: Bus, origin: int, step: int) -> None:

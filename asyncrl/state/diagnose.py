@@ -225,11 +225,6 @@ def _patient_s(work: HeldWork) -> float:
     return _HELD_S if work.waiting.on == "function" else _REQUEST_S
 
 
-def _at_engine(work: HeldWork) -> bool:
-    """Return whether it waits for an answer of the engine that it names."""
-    return work.waiting.on in ("engine", "retry")
-
-
 def _version(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     """Trajectories that wait for an engine, and none may serve them; before version 0 is published none can."""
     waiting = [work for _, work in _held(state, "rollout", ill) if work.waiting.on == "version"]
@@ -238,9 +233,7 @@ def _version(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     least = min(work.waiting.version for work in waiting)
     if state.owed is not None and state.owed >= least:
         late_s = state.since_s(state.steps[-1].time_ns)
-        evidence = (
-            f"{waiting[0].id} waits for version {least}, which was trained {late_s:.0f} s ago and is not published"
-        )
+        evidence = f"{waiting[0].id} waits for version {least}, trained {late_s:.0f} s ago and not published"
         learners = [actor for actor in state.of_role("learner") if actor.actor_id not in ill]
         yield from [finding("learner behind", actor.actor_id, evidence) for actor in learners]
         return
@@ -270,7 +263,8 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     works = [
         (actor, work)
         for actor, work in held
-        if work.waiting.on not in ("version", "turn") and not (_at_engine(work) and work.waiting.name in ill)
+        if work.waiting.on not in ("version", "turn")
+        and not (work.waiting.on in ("engine", "retry") and work.waiting.name in ill)
     ]
     # An engine is judged by its own signs first; only then does a request hang there by itself.
     stuck = [entry for entry in works if entry[1].quiet_s >= _patient_s(entry[1])]

@@ -23,7 +23,7 @@ def test_an_option_without_effect_is_refused():
     problem = the_problem("demo", "learner.loss_options.clip_low=0.1")
 
     assert problem.message == (
-        'it has no effect with the other options of loss "decoupled"; leave it out, or set what it is for'
+        'it has no effect with the other options of loss "decoupled"; remove it, or set what it is for'
     )
 
 
@@ -62,7 +62,7 @@ def test_an_option_without_effect_is_refused():
         (
             ["learner.teacher.url=http://h:1", "learner.teacher.deadline_s=60"],
             "learner.teacher.deadline_s",
-            "one answer may take 120 s, and all are waited for 60 s; raise it",
+            "one answer may take 120 s, and all together 60 s; raise it",
         ),
         (["learner.lora.alpha=8"], "learner.lora.alpha", "learner.lora.rank is 0"),
         (["learner.assertions.broken=stop"], "broken", "is of a bound that is broken, and there is none"),

@@ -39,7 +39,7 @@ RAY = ("placement.kind=ray", 'weights.store="stream"')
         (('placement.files=["nowhere.py"]',), "nowhere.py is not there"),
         (
             ("placement.kind=local", "directory=/ray/runtime_resources/working_dir_files/pkg/runs"),
-            "pkg/runs lies in the working folder of a submitted job, which Ray replaces when it is submitted again",
+            "pkg/runs lies in the working folder of a submitted job, which Ray replaces at the next submission",
         ),
     ],
 )

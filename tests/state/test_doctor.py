@@ -235,7 +235,7 @@ def test_a_learner_that_owes_a_version_is_behind_and_not_the_engines_that_wait_f
         .vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=6)))
     )
     assert case.found() == [("learner behind", "learner-1")]
-    assert "p000007-0 waits for version 6, which was trained 40 s ago and is not published" in case.evidence()
+    assert "p000007-0 waits for version 6, trained 40 s ago and not published" in case.evidence()
 
     case.vitals("learner-1", at_s=NOW_S - 40)
     assert case.found() == [("learner behind", "learner-1")]

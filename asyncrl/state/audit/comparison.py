@@ -60,9 +60,7 @@ def group_violations(
     for sequence in group.results:
         result = stored[sequence]
         if result.fault and result.key in group.issues:
-            yield Violation(
-                "damaged payload", str(result.key), result.fault, f"{result.versions}, as its header has it"
-            )
+            yield Violation("damaged payload", str(result.key), result.fault, f"{result.versions}, as in its header")
     yield from _group_scores(group)
     yield from _rows(group, stored)
     if config is not None:
