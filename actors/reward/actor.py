@@ -9,6 +9,7 @@ from typing import Any
 
 import xxhash
 
+from actors.reward.shaping import shaped
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import WorkFailed
@@ -22,7 +23,6 @@ from asyncrl.config.tasks import Task, largest_group
 from asyncrl.rewards.graders import Grader, GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.quality import quality
 from asyncrl.rewards.score import GradeRequest, RewardFailed, request_of
-from asyncrl.rewards.shaping import shaped
 from topics.actors import Waiting
 from topics.groups import GROUP_GRADED, GroupCompleted, GroupGraded, MemberGrade
 from topics.trajectories import (

@@ -8,7 +8,8 @@ from actors.runtime.actor import Context
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.config.pools import Purpose, purpose_of
-from asyncrl.engine.control import CLIENTS, read_key
+from asyncrl.engine.clients import CLIENTS
+from asyncrl.engine.control import read_key
 from asyncrl.engine.fleet import EngineNews, Fleet, Sampler
 from asyncrl.engine.router import RouterClient
 from topics.roles import role_of

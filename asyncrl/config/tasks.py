@@ -14,6 +14,7 @@ from asyncrl.config.task_settings import CurriculumSettings, RewardScope
 from asyncrl.data.curriculum import Curriculum, Ladder
 from asyncrl.data.sources import RowSetup, RowsPart, label_reader
 from asyncrl.data.turns import Turns
+from asyncrl.rewards.built_in import reads_label
 from topics.ids import TASK, number_of
 from topics.prompts import ONLY_TASK
 
@@ -222,11 +223,12 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
         held_out: those of evaluations.
     """
     tasks = tasks or tuple(tasks_of(config).values())
+    warmup_steps = 0 if held_out or config.warmup.source else config.warmup.steps
     parts = [
         RowsPart(
             task.eval_source or task.source if held_out else task.source,
             task.options,
-            label_reader(task.reward, warmup_steps=0 if held_out or config.warmup.source else config.warmup.steps),
+            label_reader(graded=reads_label(task.reward), warmup_steps=warmup_steps),
             _hardest(task) if held_out else task.ladder,
         )
         for task in tasks
@@ -249,7 +251,7 @@ def warmup_rows(config: Config, base: Path) -> RowSetup | None:
     warmup = config.warmup
     if not (warmup.source and warmup.steps):
         return None
-    part = RowsPart(warmup.source, warmup.options, label_reader("", warmup_steps=warmup.steps))
+    part = RowsPart(warmup.source, warmup.options, label_reader(graded=False, warmup_steps=warmup.steps))
     return RowSetup([part], [0], config.seed, str(base))
 
 

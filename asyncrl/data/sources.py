@@ -19,7 +19,6 @@ from asyncrl.data.messages import has_answer, message_problem, plain_type
 from asyncrl.data.protocol import DataError, DataSource, check_options
 from asyncrl.data.user_source import UserSource, call_source, is_function, load_data_function
 from asyncrl.errors import last_lines
-from asyncrl.rewards.built_in import reads_label
 from topics.prompts import PromptRow
 
 _SHOWN_PROBLEMS = 5
@@ -30,9 +29,13 @@ _SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
 _BOUNDS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
 
 
-def label_reader(reward: str, *, warmup_steps: int) -> str:
-    """Return what reads the label of each row, so that a row without one is an error; empty where nothing does."""
-    return "the reward" if reads_label(reward) else _WARMUP if warmup_steps else ""
+def label_reader(*, graded: bool, warmup_steps: int) -> str:
+    """Return what reads the label of each row, so that a row without one is an error; empty where nothing does.
+
+    Args:
+        graded: whether the reward reads it.
+    """
+    return "the reward" if graded else _WARMUP if warmup_steps else ""
 
 
 def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str = "") -> DataSource:

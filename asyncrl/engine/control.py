@@ -13,14 +13,11 @@ from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.errors import EngineRefused, RequestFailed
-from asyncrl.engine.fleet import Sampler
-from asyncrl.engine.scripted import ScriptedClient
 from asyncrl.engine.staging import Staging
 from asyncrl.engine.starting import EngineFailed, end_of, start_at_free_port
 from asyncrl.files import write_private
 from asyncrl.ports import LOOPBACK, Listen, free_port, url_host
 from asyncrl.process import ChildProcess, python, state_of
-from topics.engines import check_address
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -382,25 +379,3 @@ CONTROLS: dict[str, Callable[[EngineHome], EngineControl]] = {
     "scripted": ScriptedControl,
 }
 """Control of the servers of each kind."""
-
-
-def _scripted(settings: EngineSettings, _address: str, _key_file: Path | None) -> Sampler:
-    mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
-    return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens, slots=settings.max_running)
-
-
-def _over_http(_settings: EngineSettings, address: str, key_file: Path | None) -> Sampler:
-    check_address(address)
-    return EngineClient(address, api_key=read_key(key_file))
-
-
-CLIENTS: dict[str, Callable[[EngineSettings, str, Path | None], Sampler]] = {
-    "embedded": _over_http,
-    "sglang": _over_http,
-    "external": _over_http,
-    "scripted": _scripted,
-}
-"""Clients that sample from the servers of each kind, by the address that its control publishes.
-
-Raise ValueError for what is no address of such a server, and OSError where its key cannot be read.
-"""

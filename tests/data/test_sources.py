@@ -219,9 +219,9 @@ def test_who_needs_a_label_is_named_and_a_chat_with_an_answer_is_its_own(tmp_pat
         f"  line {number}: the warm-up needs a label and there is none under 'label'" for number in (2, 3)
     ]
     assert reward.count("the reward needs a label") == 3
-    assert label_reader("my.py:reward", warmup_steps=5) == "the warm-up"
-    assert label_reader("exact", warmup_steps=5) == "the reward"
-    assert label_reader("my.py:reward", warmup_steps=0) == ""
+    assert label_reader(graded=False, warmup_steps=5) == "the warm-up"
+    assert label_reader(graded=True, warmup_steps=5) == "the reward"
+    assert label_reader(graded=False, warmup_steps=0) == ""
 
 
 def test_a_missing_label_is_an_error_only_where_the_reward_needs_it(tmp_path):
