@@ -35,6 +35,7 @@ __all__ = [
 _ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
 _POLL_S = 0.005
 _LAST_STEPS = 3  # of a scheduler that overlaps them, until what was aborted has ended
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # of an answer that is no JSON as it should be
 _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
 T = TypeVar("T")
@@ -353,7 +354,7 @@ class EngineClient:
         except TimeoutError as fault:
             waited_s = timeout_s or self._generate_timeout_s
             raise EngineUnavailable(self.address, f"{method} {path}: no answer in {waited_s:g} s") from fault
-        except (msgspec.MsgspecError, RecursionError) as fault:
+        except _UNREADABLE as fault:
             raise RequestFailed(f"{method} {path}: unreadable answer: {fault}") from fault
         except (aiohttp.ClientError, OSError) as fault:
             raise EngineUnavailable(self.address, f"{method} {path}: {type(fault).__name__}: {fault}") from fault
@@ -365,7 +366,7 @@ class EngineClient:
     def _decode(self, raw: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(raw, type=kind)
-        except (msgspec.MsgspecError, RecursionError) as fault:
+        except _UNREADABLE as fault:
             raise RequestFailed(f"unreadable answer: {fault}") from fault
 
 
@@ -390,7 +391,7 @@ def message_of(raw: bytes) -> str:
     """Return the words of an error answer."""
     try:
         refusal = msgspec.json.decode(raw, type=_Refusal)
-    except (msgspec.MsgspecError, RecursionError):
+    except _UNREADABLE:
         return raw[:500].decode(errors="replace").strip()
     if isinstance(refusal.error, dict):
         return str(refusal.error.get("message", refusal.error))[:500]

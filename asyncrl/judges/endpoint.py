@@ -61,7 +61,7 @@ class EndpointJudge:
             raise VoteFailed(f"{self._url} refused", f": {error}") from None
         try:
             return msgspec.json.decode(text, type=_Answer).choices[0].message.content
-        except (msgspec.DecodeError, IndexError, RecursionError) as error:
+        except (ValueError, IndexError, RecursionError) as error:  # bytes that are no text among them
             raise VoteFailed(f"{self._url} answered no chat completion", f" ({error}): {beginning(text)}") from error
 
     async def close(self) -> None:

@@ -123,7 +123,7 @@ class Spool:
     def _read(self, begin: int, end: int) -> Waiting:
         try:
             return msgspec.msgpack.decode(os.pread(self._file, end - begin, begin), type=Waiting)
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             raise SpoolFault(f"{self._path}, bytes {begin} to {end}: {error}") from error
 
     def drop_first(self) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.batching import _events
-from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.engine.client import EngineClient, SamplingParams, message_of
+from asyncrl.engine.errors import RequestFailed
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Manner
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
@@ -85,6 +86,13 @@ async def test_tokens_without_log_probs_of_their_own_are_sampled_anew_behind_tho
     assert len(answer.logprobs) == len(answer.versions) == 4
     assert [asked.ids for asked in one.asked] == [[5], [5, *kept]]
     assert generator._counts["request_failed"] == 1
+
+
+def test_an_answer_whose_bytes_are_no_text_is_a_fault_of_its_request():
+    raw = b'{"message": "\xff"}'
+    with pytest.raises(RequestFailed, match="unreadable answer"):
+        EngineClient("http://127.0.0.1:1")._decode(raw, dict[str, str])
+    assert message_of(raw) == '{"message": "\ufffd"}'
 
 
 async def test_experts_that_are_no_numbers_are_a_fault_of_that_request():

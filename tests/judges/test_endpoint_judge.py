@@ -67,6 +67,7 @@ WRONG = {
     "status 307": lambda _http, _mark: web.Response(status=307, headers={"Location": "http://127.0.0.1:1/"}),
     "no chat completion": lambda _http, _mark: web.json_response({"choices": []}),
     "content": lambda _http, _mark: completion(None),
+    "codec": lambda _http, _mark: web.Response(body=b'{"choices": [{"message": {"content": "\xff"}}]}'),
     "JSON": lambda _http, _mark: web.Response(text="VOTE"),
     "expected VOTE": lambda _http, _mark: completion("score: +1"),
 }
