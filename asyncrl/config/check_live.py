@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from asyncrl.algorithms.advantages import ADVANTAGES
@@ -29,6 +30,11 @@ def live_contradictions(config: Config) -> Iterator[Finding]:
     yield from _of_judges(config)
     yield from _of_redaction(config)
     yield from _of_hints(config)
+    try:
+        re.compile(config.live.safety.question)
+    except re.error as error:
+        message = f'found "{config.live.safety.question}", expected a regular expression: {error}'
+        yield Finding(("live.safety.question",), message)
     if config.live.safety.kl_bound and not (config.live.share and config.learner.trainer == "torch"):
         message = 'has no effect: it is measured with live.share above 0 and learner.trainer = "torch"; leave it out'
         yield Finding(("live.safety.kl_bound",), message)

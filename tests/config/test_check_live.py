@@ -25,6 +25,7 @@ JUDGED = {"kind": "rule", "function": "a.py:judge"}
         ({"judge": {"kind": "endpoint", "url": "a:1", "model": "m"}}, {}, "live.judge.url"),
         ({"judge": {"kind": "endpoint", "url": "http://a:1/v1"}}, {}, "live.judge.model"),
         ({"judge": JUDGED | {"url": "http://a:1/v1"}}, {}, "live.judge.url live.judge.kind"),
+        ({"safety": {"question": "shall i("}}, {}, "live.safety.question"),
         ({"safety": {"kl_bound": 0.5}}, {"trainer": "megatron"}, "live.safety.kl_bound"),
     ],
 )
