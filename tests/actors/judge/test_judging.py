@@ -12,8 +12,10 @@ import pytest
 from actors.judge import actor as judge
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
+from asyncrl.bus.vault import Vault
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.live.owners import new_secret, owner_of
 from asyncrl.training.create import ModelShape, create_model
 from harness.audited import messages_on
 from harness.endpoints import Endpoint, completion
@@ -79,8 +81,8 @@ class Traffic:
         tables = {"gateway": {"count": 1}, "live": {"judge": {"kind": "rule"} | settings}, "engine": engine}
         self.stage = make_stage(model={"path": str(model)}, **tables)
 
-    async def turn(self, name: str, new: str, reply: str, parent: str = "") -> None:
-        """Store a turn whose prompt begins with those of its parent."""
+    async def turn(self, name: str, new: str, reply: str, parent: str = "", *, secret: str = "") -> None:
+        """Store a turn whose prompt begins with those of its parent, sealed under a data key."""
         ids, tokens = np.append(self.tokenizer.encode(reply), np.int32(EOS)), self._letters(new)
         known = self._sizes[parent]
         self._sizes[name] = known + len(tokens) + len(ids)
@@ -88,10 +90,12 @@ class Traffic:
         started = TurnStarted(
             turn_id=name, session="s1", tenant="anna", api="chat", tokens=tokens, parent=parent, known=known
         )
+        started.secret = secret
         await publish(self.bus, started)
         finished = TurnFinished(
             turn_id=name, session="s1", finish="stop", tokens=ids, logprobs=zeros, versions=zeros.astype(np.int32)
         )
+        finished.secret = secret
         await publish(self.bus, finished)
 
     def _letters(self, text: str) -> np.ndarray:
@@ -275,6 +279,20 @@ async def test_a_judge_killed_behind_its_verdict_asks_nobody_again(
 
     assert await play.stored() == before  # its hint is drawn at random
     assert not (play.folder / "asked").exists()
+
+
+async def test_of_a_turn_whose_data_key_is_lost_it_is_said_that_nobody_can_read_it(traffic: Callable[..., Traffic]):
+    play, secret = traffic(), new_secret(owner_of("anna", ""), 0.0)
+    play.bus.vault.put(secret, bytes(32))  # and it is stored nowhere
+    await play.turn("t1", "abc", "xyz", secret=secret)
+    await play.turn("t2", "good", "xyz", "t1", secret=secret)
+    await play.ready("t1", "t2")
+    await play.followed("t3")
+    play.bus.vault = Vault()  # as of another process
+
+    judged = await play.judged()
+
+    assert {name: (one.reward, one.purged) for name, one in judged.items()} == {"t1": (None, True), "t3": (1.0, False)}
 
 
 async def test_a_turn_that_is_not_there_becomes_a_dead_letter(traffic: Callable[..., Traffic]):
