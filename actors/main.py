@@ -17,6 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import uvloop
+
 from actors.runtime.actor import Login, give_way, module_of, open_context, run_actor
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
@@ -48,8 +50,6 @@ async def run(login: Login) -> int:
 
 def main() -> int:
     """Parse the arguments and run."""
-    import uvloop
-
     print_lossy()
     return int(uvloop.run(run(parse(sys.argv[1:]))))
 

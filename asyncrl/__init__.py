@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from asyncrl.rollout.context import RolloutContext as RolloutContext
     from asyncrl.rollout.context import ToolFailed as ToolFailed
     from asyncrl.training.dump import load_dump as load_dump
+    from topics.actors import Waiting as Waiting
     from topics.prompts import PromptRow as PromptRow
     from topics.roles import Role as Role
     from topics.topic import Retention as Retention
@@ -55,6 +56,7 @@ _MODULES = {
     "Tokens": "asyncrl.algorithms.token_loss",
     "Topic": "topics.topic",
     "TournamentReward": "asyncrl.rewards.tournaments",
+    "Waiting": "topics.actors",
     "WorkerLoop": "actors.runtime.worker",
     "load_config": "asyncrl.config.load",
     "load_dump": "asyncrl.training.dump",

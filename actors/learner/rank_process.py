@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
+import uvloop
 
 from actors.learner.rank import Rank
 from actors.learner.rank_wire import BEAT_S, ERRORS, NO_CARD, NumberedCall, Reply
@@ -95,8 +96,6 @@ def leave_cores() -> None:
 
 def main() -> None:
     """Parse the arguments and run."""
-    import uvloop
-
     parser = argparse.ArgumentParser(prog="python -m actors.learner.rank_process", description="A rank of a learner.")
     parser.add_argument("actor_id")
     parser.add_argument("rank", type=int)

@@ -149,7 +149,7 @@ async def inject_until_end(files: RunFiles, plan: Plan, report: Callable[[str], 
             waking += [asyncio.create_task(_wake(part, wake_s)) for part in chosen if target.kind == "wake"]
             await asyncio.sleep(plan.every_s)
         elif now_s - found_s > _FIND_S:
-            found = f"run {files.root.name}: no process lives of {', '.join(map(str, plan.targets))}"
+            found = f"run {files.root.name}: no process of {', '.join(map(str, plan.targets))} runs"
             rule = "; the head of a Ray cluster is not killed, nor the last node beside it"
             raise AsyncRLError(found + rule * any(target.role == NODE for target in plan.targets))
         else:

@@ -77,7 +77,7 @@ def replay_text(replay: Replay) -> str:
     versions = sum(bool(step.published) for step in steps)
     text = f"{len(steps):,} steps"
     if replay.changed:
-        weights = "differ from those published" if different else "are those published all the same"
+        weights = "differ from those published" if different else "have the bits of those published"
         lines = [medians_text(steps), f"{text} with other settings; the weights {weights}"]
     elif different is None:
         lines = [f"{text}, all {versions:,} published versions bit-equal"]

@@ -43,12 +43,12 @@ _NEWEST = 64  # versions that are looked for in the store, besides those that we
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "list versions, promote one, or go back to the one before (default: list)"
     add_action(parser, "list | promote VERSION | rollback", about)
-    add_option(parser, "--canary SHARE", float, "promote: answer this share of the sessions alone")
-    about = "promote: answer this share of the sessions by it as well, unseen, and compare"
+    add_option(parser, "--canary SHARE", float, "promote: as a canary, which answers this share of the sessions")
+    about = "promote: as a shadow, which answers this share of the sessions too, unseen, to be compared"
     add_option(parser, "--shadow SHARE", float, about)
-    add_option(parser, "--tenant NAME", "", "canary, shadow: of this tenant's sessions alone")
-    add_option(parser, "--client NAME", "", "both: of this user of the tenant alone")
-    add_flag(parser, "--force", "promote: also beyond live.safety.kl_bound")
+    add_option(parser, "--tenant NAME", "", "canary, shadow: only sessions of this tenant")
+    add_option(parser, "--client NAME", "", "canary, shadow: only this user of the tenant")
+    add_flag(parser, "--force", "promote: even if it is beyond live.safety.kl_bound")
     add_json(parser, "as one JSON array")
     add_wait(parser, 30.0)
 
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _request(arguments: argparse.Namespace, action: str, version: int | None) -> PromotionRequested:
     shadow, tenant, user = arguments.shadow is not None, arguments.tenant, arguments.client
     if shadow and arguments.canary is not None:
-        raise WrongUsage("--canary and --shadow: users get the answers of the one, nobody those of the other; name one")
+        raise WrongUsage("--canary and --shadow: users get the answers of a canary, not those of a shadow; name one")
     share, name = (arguments.shadow, "--shadow") if shadow else (arguments.canary, "--canary")
     if share is not None and (action != "promote" or not 0 < share <= 1):
         raise WrongUsage(f"{name} {share:g}: promote takes a share of the sessions above 0 and up to 1")

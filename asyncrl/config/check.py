@@ -236,7 +236,7 @@ def _lag(config: Config) -> Iterator[Finding]:
     if learner.publish_every > lag + 1:
         message = (
             f"learner.publish_every = {learner.publish_every}, expected at most buffer.max_lag + 1 = {lag + 1}: "
-            "no published version would be fresh enough to train on, and the run would stand still"
+            "no published version would be fresh enough to train on, and no step would be trained"
         )
         yield Finding(("learner.publish_every", "buffer.max_lag"), message)
     if learner.keep_versions < lag + 2:

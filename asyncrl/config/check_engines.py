@@ -40,7 +40,7 @@ def pool_contradictions(config: Config) -> Iterator[Finding]:
             message = f"{table} has no engine, and {why}; add an address"
             yield Finding((f"{table}.addresses", key), message)
         if not any(group.servers for other, group in groups.items() if other not in own.values()):
-            message = f"{table} serves {what} alone, and no other group has an engine for training; add one"
+            message = f"{table} serves only {what}, and no other group has an engine for training; add one"
             yield Finding((key, "engine.groups"), message)
         if purpose != "evaluations" and not config.gateway.count:
             yield Finding((key, "gateway.count"), "has no effect: there is no gateway (gateway.count); leave it out")
@@ -136,17 +136,17 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
         yield Finding((*kind, "learner.device"), message)
     away = [address for address in group.addresses if not _is_here(address)]
     if away:
-        message = f"{away[0]} is on another host, which gets weights from the store alone; set weights.direct"
+        message = f"{away[0]} is on another host, which gets weights only from the store; set weights.direct"
         yield Finding((f"{table}.addresses", "weights.direct"), f'{message} = "never"')
     if way == "ipc" and group.gpus_needed > 1:
         message = f'one process reads the memory, found {group.gpus_needed} ranks; set weights.direct = "nccl"'
         yield Finding((f"{table}.arguments", "weights.direct"), message)
     if way == "nccl" and group.copies > 1:
-        message = f"weights reach the ranks of one tensor-parallel model alone, found {group.copies} of them by "
+        message = f"weights reach only the ranks of one tensor-parallel model, found {group.copies} of them by "
         keys = (f"{table}.arguments", "weights.direct")
         yield Finding(keys, message + '--pp-size and --dp-size; set --enable-dp-attention, or weights.direct = "never"')
     if way == "nccl" and any(argument.partition("=")[0] == _SPECULATIVE for argument in group.arguments):
-        message = "SGLang gives weights that come over NCCL to the model alone, and would draft with those of its start"
+        message = "SGLang gives weights that come over NCCL only to the model, and would draft with those of its start"
         keys = (f"{table}.arguments", "weights.direct")
         yield Finding(keys, f'{message}; set weights.direct = "never", or leave {_SPECULATIVE} out')
     own = int(learner.device.partition(":")[2] or 0)
@@ -197,7 +197,7 @@ def _turns(config: Config) -> Iterator[Finding]:
         message = 'a router does not follow turns on a card; set it to 0, or placement.share = "none"'
         yield Finding(("engine.router.count", "placement.share"), message)
     for purpose in own_groups(config):
-        message = f'engines of {purpose} alone keep their card; let all engines serve them, or set "none"'
+        message = f'engines that serve only {purpose} keep their card; let all engines serve them, or set "none"'
         yield Finding((setting_of(purpose), "placement.share"), message)
     for table, group in config.engine.tables.items():
         if group.staged == "always":

@@ -165,7 +165,7 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         message = f"found {learner.layout.expert}, expected a divisor of the {stage} ranks of a stage, which share them"
         yield Finding(("learner.layout.expert", "learner.ranks"), message)
     for key, found, wanted in (
-        ("learner.moments", learner.moments != "float32", "moments in float32 alone"),
+        ("learner.moments", learner.moments != "float32", "moments only in float32"),
         ("learner.activations", learner.activations < 1.0, "no such share; `learner.recompute` is its way"),
         ("learner.lora.rank", learner.lora.rank > 0, "no adapters"),
     ):

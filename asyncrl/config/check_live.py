@@ -64,7 +64,7 @@ def _of_hints(config: Config) -> Iterator[Finding]:
     if "{hint}" not in hindsight.wording:
         yield Finding(("live.hindsight.wording",), f"found {hindsight.wording!r}, expected a text with {{hint}}")
     if learner.trainer == "megatron":
-        message = 'learns from hints on learner.trainer = "torch" alone; change one'
+        message = 'learns from hints only with learner.trainer = "torch"; change one'
         yield Finding(("live.method", "learner.trainer"), message)
     if learner.reference.refresh_every:
         message = (

@@ -25,11 +25,11 @@ class GatewaySettings(Settings):
     models: list[str] = msgspec.field(default_factory=list)
     # Tenants that get a key when the run starts, in the file `keys/NAME` of its directory; others: `asyncrl keys add`.
     tenants: list[str] = msgspec.field(default_factory=list)
-    # Name of the group `[engine.groups.NAME]` that serves the gateway alone: its engines stay at the version of the
+    # Name of the group `[engine.groups.NAME]` that serves only the gateway: its engines stay at the version of the
     # channel `live`. Empty: the engines of training answer, with the newest version that each has.
     engines: str = ""
     # Name of the group whose engines have the version of a canary, and without one that which is live; they answer the
-    # canary's sessions alone. Empty: there are no canaries.
+    # canary's sessions only. Empty: there are no canaries.
     canary_engines: str = ""
     max_new_tokens: Positive = 1024  # Tokens of a reply whose request names no limit.
     stream_tokens: Positive = 4  # Greatest number of tokens that wait to be streamed together.

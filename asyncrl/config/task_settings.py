@@ -205,7 +205,7 @@ class EvalSettings(Settings):
     # above `samples`.
     pass_at: list[Positive] = msgspec.field(default_factory=list)
     pass_reward: float = 1.0  # Least reward of an answer that `pass@k` counts as correct.
-    # Name of the group `[engine.groups.NAME]` that serves evaluations alone: its engines stay at the version of the
+    # Name of the group `[engine.groups.NAME]` that serves only evaluations: its engines stay at the version of the
     # oldest open evaluation until that is scored. Empty: the engines of training answer, with that version or a newer.
     engines: str = ""
     # Several held-out sets by name, each with evaluations of its own, in tables `[eval.sets.NAME]`.

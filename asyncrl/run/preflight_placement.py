@@ -82,7 +82,7 @@ def _settings(config: Config) -> Iterator[Finding]:
             message = 'found "files", a folder that other hosts do not have; set weights.store = "stream"'
             yield Finding(("weights.store", "placement.shared"), f"{message}, or placement.shared if they have it")
         if "learner" in placement.roles:
-            message = "holds learner, whose checkpoints would lie on its host alone; name a folder that all hosts have "
+            message = "holds learner, whose checkpoints would lie only on its host; name a folder that all hosts have "
             yield Finding(("placement.roles", "placement.shared"), message + "as directory, and set placement.shared")
         for table, group in config.engine.tables.items():
             if group.api_key_file and "rollout" in placement.roles:
@@ -120,7 +120,7 @@ def _files(config: Config, base: Path) -> Iterator[Finding]:
             file = base / spec.rpartition(":")[0] if ":" in spec else base / spec
             if file.suffix == ".py" and file.exists() and file.resolve() not in sent:
                 name = file.name if file.parent == base else str(file)
-                message = f'{file} is on this machine alone; send it to the hosts: placement.files = ["{name}"]'
+                message = f'{file} is only on this machine; send it to the hosts: placement.files = ["{name}"]'
                 yield Finding((*keys, "placement.files"), message)
 
 
@@ -146,7 +146,7 @@ def install_problems(nodes: list[Node]) -> Iterator[Finding]:
     """Every node runs actors as this machine does."""
     for node in nodes:
         if node.installed is None:
-            message = f"did not say what is installed there: {node.silence}; see the logs of Ray, or stop Ray there"
+            message = f"did not report what is installed there: {node.silence}; see the logs of Ray, or stop Ray there"
             yield Finding(("placement.kind",), f"node {node.address} ({node.id[:12]}) {message}")
         elif node.installed != installed():
             found = f"node {node.address} ({node.id[:12]}) has {node.installed}, this machine {installed()}"

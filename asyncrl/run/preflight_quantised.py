@@ -35,14 +35,14 @@ def check_quantised(config: Config, base: Path) -> Iterator[Finding]:
         return
     keys, plain = ("weights.format", "model.path"), 'set weights.format = "plain"'
     if config.weights.direct != "never":
-        message = f'versions in the form {form} go through the store alone; set weights.direct = "never", or {plain}'
+        message = f'versions in the form {form} go only through the store; set weights.direct = "never", or {plain}'
         yield Finding((*keys, "weights.direct"), message)
     if form == "int4-groups" and not config.model.path and (columns := _uneven(config)):
         message = f"a matrix of the made model has {columns} columns, which are no groups of {GROUP}"
         yield Finding(("weights.format", "model.create"), f"{message}; change its sizes, or {plain}")
     for table, group in config.engine.tables.items():
         if group.staged == "always":
-            message = f'servers take versions in the form {form} from files alone; set "never", or {plain}'
+            message = f'servers take versions in the form {form} only from files; set "never", or {plain}'
             yield Finding((*keys, f"{table}.staged"), message)
         if group.kind == "sglang" and form == "int4-groups":
             message = "SGLang lays INT4 matrices out anew when it starts, and takes no second version; "

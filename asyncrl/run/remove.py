@@ -46,7 +46,7 @@ def remove_directory(folder: Path, name: str, *, force: bool) -> str:
             about = f", {asyncio.run(remove_topics(found, force=force))} streams from {url}"
         except (AsyncRLError, OSError) as error:
             raise AsyncRLError(
-                f"run {root.name}: its topics on {url} cannot be removed: {error}; to remove the directory alone, "
+                f"run {root.name}: its topics on {url} cannot be removed: {error}; to remove only the directory, "
                 f"delete {root}"
             ) from error
     shutil.rmtree(root)
@@ -63,7 +63,7 @@ def _owns_topics(root: Path, url: str, *, force: bool) -> bool:
     if not (force or place == root or place.exists()):
         raise AsyncRLError(
             f"{root} was made as {place}: if that is on another machine, the topics on {url} are those of the run "
-            "there; remove both directory and topics with --force, or delete the directory alone"
+            "there; remove both directory and topics with --force, or delete only the directory"
         )
     return place == root or not place.exists()
 

@@ -52,13 +52,15 @@ def _unrecorded(state: RunState) -> Iterator[StallFound]:
     for actor in state.of_role("gateway"):
         if actor.live and (failed := actor.gauge("redactions_failed")):
             yield finding(
-                "turns unrecorded", actor.actor_id, f"{failed:.0f} turns were served alone: live.redact failed"
+                "turns unrecorded", actor.actor_id, f"{failed:.0f} turns were served and not stored: live.redact failed"
             )
         if actor.live and (lost := actor.gauge("turns_unrecorded")):
             full = "the disk of the spool takes no more" if actor.gauge("spool_failed") else "gateway.spool_mb was full"
             full = "the NATS server refused their facts" if actor.gauge("facts_refused") else full
             waits = f"{actor.gauge('facts_waiting') or 0:.0f} facts wait"
-            yield finding("turns unrecorded", actor.actor_id, f"{lost:.0f} turns were served alone: {full}; {waits}")
+            yield finding(
+                "turns unrecorded", actor.actor_id, f"{lost:.0f} turns were served and not stored: {full}; {waits}"
+            )
 
 
 def _alarms(state: RunState) -> Iterator[StallFound]:
@@ -84,6 +86,6 @@ def _kept(state: RunState) -> Iterator[StallFound]:
     """Data keys that are kept for longer than they shall be, for the clock jumped."""
     for actor in state.of_role(SUPERVISOR):
         if actor.live and (ahead_s := actor.gauge(AHEAD)):
-            where = f"{abs(ahead_s) / 3600:,.1f} h {'ahead of' if ahead_s > 0 else 'behind'} what is believed"
-            evidence = f"live.retention_days erases nothing: the clock is {where}; after a day of even time it does"
-            yield finding("clock off", actor.actor_id, evidence)
+            where = f"{abs(ahead_s) / 3600:,.1f} h {'ahead of' if ahead_s > 0 else 'behind'} the time that is expected"
+            words = f"live.retention_days erases nothing: the clock is {where}"
+            yield finding("clock off", actor.actor_id, f"{words}; it erases again after a day without a jump")

@@ -64,6 +64,6 @@ async def test_injections_end_where_no_process_of_the_wanted_roles_lives(
     plan = Plan([Target("rollout", "kill")], seconds=30.0, every_s=0.0, most=1, seed=7)
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(AsyncRLError, match="no process lives of rollout:kill"):
+        with pytest.raises(AsyncRLError, match="no process of rollout:kill runs"):
             await inject_until_end(RunFiles(tmp_path), plan, print)
     assert await inject_until_end(RunFiles(tmp_path), plan, print) == {}  # the run is over

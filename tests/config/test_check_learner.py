@@ -89,7 +89,7 @@ def test_an_option_without_effect_is_refused():
             "learner.layout.expert",
             "found 3, expected a divisor of the 2 ranks of a stage",
         ),
-        (["learner.trainer=megatron", "learner.moments=bfloat16"], "learner.moments", "moments in float32 alone"),
+        (["learner.trainer=megatron", "learner.moments=bfloat16"], "learner.moments", "moments only in float32"),
         (["learner.trainer=megatron", "learner.activations=0.9"], "learner.activations", "learner.recompute"),
         (["learner.moments=bfloat16", "learner.betas=[0.9, 0.999]"], "learner.betas", "at most 0.99"),
         (["learner.trainer=megatron", "learner.lora.rank=4"], "learner.lora.rank", "has no adapters"),

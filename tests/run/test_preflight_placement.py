@@ -34,7 +34,7 @@ RAY = ("placement.kind=ray", 'weights.store="stream"')
             ("weights.store=files",),
             'found "files", a folder that other hosts do not have; set weights.store = "stream"',
         ),
-        (('placement.roles=["learner"]',), "holds learner, whose checkpoints would lie on its host alone"),
+        (('placement.roles=["learner"]',), "holds learner, whose checkpoints would lie only on its host"),
         (("weights.direct=gloo",), "needs learner and engines on one host"),
         (('placement.files=["nowhere.py"]',), "nowhere.py is not there"),
         (
@@ -125,7 +125,7 @@ def test_too_few_cards_are_refused_by_the_bundles_that_find_no_room():
     [
         (Installed("3.12.1", installed().asyncrl), f"has asyncrl {installed().asyncrl} on Python 3.12.1, this machine"),
         (Installed(installed().python, ""), f"has no asyncrl on Python {installed().python}, this machine"),
-        (None, "did not say what is installed there"),
+        (None, "did not report what is installed there"),
     ],
 )
 def test_a_node_that_would_run_other_code_is_refused(there: Installed | None, words: str):

@@ -43,7 +43,7 @@ async def test_a_run_trains_real_weights_and_serves_them_as_its_model_was(tmp_pa
     ("settings", "words"),
     [
         (["weights.format=fp8-blocks", "weights.direct=ipc"], "versions in the form fp8-blocks go through the store"),
-        (["weights.format=fp8-blocks", "engine.staged=always"], "in the form fp8-blocks from files alone"),
+        (["weights.format=fp8-blocks", "engine.staged=always"], "in the form fp8-blocks only from files"),
         (["weights.format=int4-groups", "model.create.ffn=190"], "has 190 columns, which are no groups of 32"),
         (["weights.format=int4-groups", "engine.kind=sglang"], "takes no second version"),
     ],
@@ -56,7 +56,7 @@ def test_a_quantised_model_is_checked_by_the_names_that_its_matrices_stand_for(t
     model = quantised_model(tmp_path, "int4-groups")
     given = [f"model.path={model}", "weights.direct=ipc"]
     [problem] = problems("demo", *given, files=True)
-    assert "in the form int4-groups go through the store alone" in problem.message
+    assert "in the form int4-groups go only through the store" in problem.message
 
     (model / "config.json").write_text((model / "config.json").read_text().replace('"num_bits": 4', '"num_bits": 8'))
 

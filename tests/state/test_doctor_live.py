@@ -58,7 +58,7 @@ def test_turns_that_were_not_recorded_are_told():
 
     case.vitals("gateway-1", turns_unrecorded=3.0, spool_failed=1.0)
     [words] = [one.evidence for one in diagnose(case.state) if one.cause == "turns unrecorded"]
-    assert words == "3 turns were served alone: the disk of the spool takes no more; 0 facts wait"
+    assert words == "3 turns were served and not stored: the disk of the spool takes no more; 0 facts wait"
 
 
 def test_data_keys_that_are_kept_because_the_clock_jumped_are_told():
