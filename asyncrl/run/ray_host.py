@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import importlib.metadata
 import os
@@ -10,7 +11,7 @@ import platform
 import secrets
 import shutil
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,6 +66,7 @@ class Host:
         self._ending: asyncio.Task[int] | None = None
         self._sent: dict[str, int] = {}  # bytes of each log that were sent on
         self._locks: list[int] = []
+        self._copies: dict[str, int] = {}  # of models that are being made here, with the handle that has the lock
 
     async def prepare(self) -> tuple[str, str, Installed]:
         """Make the folder, private to its owner, and remove those that no host uses any more.
@@ -75,16 +77,16 @@ class Host:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._folder.stat().st_uid != os.getuid():
             raise PermissionError(f"{self._folder} belongs to another user; name another with placement.folder")
-        turn = _lock(self._folder / "lock", fcntl.LOCK_EX)  # else one is removed between its making and its lock
-        try:
+        with self._alone():  # else one is removed between its making and its lock
             for name in ("logs", "credentials", "base"):
                 (self.home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._locks.append(_lock(self.home / "lock", fcntl.LOCK_SH))
             for other in (self._folder / "runs").glob("*/*/*/lock"):
                 if other.parent != self.home and _is_free(other):
                     shutil.rmtree(other.parent, ignore_errors=True)
-        finally:
-            os.close(turn)
+            for other in (self._folder / "models").glob(".*.lock"):
+                if _is_free(other):  # whoever made the copy was killed
+                    self._remove_copy(other.name.removesuffix(".lock"))
         self._sent = {path.name: path.stat().st_size for path in self._logs()}
         return str(self.home), self._address, installed()
 
@@ -108,16 +110,24 @@ class Host:
         """Add bytes to a file of a copy of a model that is being made."""
         path = self._folder / "models" / f".{copy}" / file
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with path.open("ab") as out:
-            out.write(content)
+        if copy not in self._copies:
+            with self._alone():
+                self._copies[copy] = _lock(path.parent.with_name(f".{copy}.lock"), fcntl.LOCK_SH)
+        try:
+            with path.open("ab") as out:
+                out.write(content)
+        except OSError:  # the disk is full: nobody goes on with this copy
+            os.close(self._copies.pop(copy))
+            self._remove_copy(f".{copy}")
+            raise
 
     async def finish_model(self, copy: str, name: str) -> None:
         """Give a copy of a model its name; where another host of this machine was first, its copy stays."""
         aside = self._folder / "models" / f".{copy}"
-        try:
+        with contextlib.suppress(OSError):
             aside.rename(self._folder / "models" / name)
-        except OSError:
-            shutil.rmtree(aside)
+        os.close(self._copies.pop(copy))
+        self._remove_copy(aside.name)
         await self.has_model(name)
 
     async def start(self, module: str, words: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -146,9 +156,10 @@ class Host:
 
     def close(self) -> None:
         """Release the folder, as the end of this process does."""
-        for handle in self._locks:
+        for handle in (*self._locks, *self._copies.values()):
             os.close(handle)
         self._locks.clear()
+        self._copies.clear()
 
     async def end_node(self) -> None:
         """Kill all of this node at once, as the end of its machine would: for tests of what follows from it."""
@@ -159,6 +170,20 @@ class Host:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass  # it has just ended
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other hosts of this machine from looking for what nobody uses."""
+        turn = _lock(self._folder / "lock", fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            os.close(turn)
+
+    def _remove_copy(self, name: str) -> None:
+        """Remove what there is of a copy of a model, then its lock."""
+        shutil.rmtree(self._folder / "models" / name, ignore_errors=True)
+        (self._folder / "models" / f"{name}.lock").unlink(missing_ok=True)
 
     def _logs(self) -> list[Path]:
         return sorted((self.home / "logs").glob(f"{self._actor_id}.*log"))

@@ -19,6 +19,7 @@ from asyncrl.run.ray_cluster import HostLost
 from asyncrl.run.ray_host import Host
 from asyncrl.run.ray_placement import RayPlacement, RayProcess
 from asyncrl.run.sending import Parcel, send_model
+from harness.disks import small_disk
 from harness.stage import until
 
 SERVER = ("http.server", ("0", "--bind", "127.0.0.1"), {})
@@ -158,6 +159,27 @@ async def test_the_bundle_of_a_process_that_died_is_taken_again_or_given_back(
     await cluster.seats[1].host.signal(signal.SIGKILL)
     await asyncio.wait_for(third.wait(), 120)
     await until(lambda: cluster.seats[1].released, "a bundle of an actor that is not wanted any more, too")
+
+
+async def test_a_copy_of_a_model_that_nobody_makes_any_more_is_removed(tmp_path: Path):
+    with small_disk(tmp_path / "host", 4):
+        first, second = (
+            Host(str(tmp_path / "host"), "demo-1", "node", f"engine-{number}", "127.0.0.1") for number in (1, 2)
+        )
+        models = tmp_path / "host" / "models"
+        await first.prepare()
+        await first.write("abc-1", "config.json", b"{}")
+        await second.prepare()
+        assert (models / ".abc-1" / "config.json").exists(), "the first one makes it"
+
+        with pytest.raises(OSError, match="No space left on device"):
+            await second.write("abc-2", "model.safetensors", bytes(8 << 20))
+        assert {path.name for path in models.iterdir()} == {".abc-1", ".abc-1.lock"}
+
+        first.close()  # as its end does
+        await second.prepare()
+        assert not list(models.iterdir())
+        second.close()
 
 
 async def test_a_model_is_sent_once_to_a_machine_and_is_the_same_there(tmp_path: Path):
