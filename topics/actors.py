@@ -170,11 +170,12 @@ class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
         "saving",
         "awaiting batch",
         "awaiting teacher",
+        "awaiting card",
         "making row",
         "standby",
         "taking over",
     ] = ""
-    number: int = 0  # of the batch, checkpoint or row
+    number: int = 0  # of the batch, checkpoint, row or turn
 
 
 class Vitals(Message):

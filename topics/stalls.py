@@ -31,6 +31,7 @@ Cause: TypeAlias = Literal[
     "cards missing",
     "cluster away",
     "teacher away",
+    "card not left",
     "reward hanging",
     "reward failing",
     "rollout hanging",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from asyncrl.bus.log import read_last
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
+from topics.actors import Activity, HeldWork, Waiting
 from topics.cards import CARD_TAKEN, CardRequested, CardReturned
 from topics.topic import ENGINES
 
@@ -44,7 +45,25 @@ class Turns:
         """
         if self._held or not self.shared:
             return
-        began = time.monotonic()
+        began, context = time.monotonic(), self._context
+        before = context.take_vitals().doing
+        context.doing(Activity("awaiting card", self._fold.state.turns.turn + 1))
+        context.holding = lambda: self._awaited(time.monotonic() - began)
+        try:
+            await self._granted(began)
+        finally:
+            context.holding = list
+            context.doing(before)
+        self._held = True
+        context.count("card_wait_s", time.monotonic() - began)
+        crash_point("card.granted")
+
+    def _awaited(self, waited_s: float) -> list[HeldWork]:
+        """The card, once for each engine that has not left it."""
+        holders = self._fold.state.turns.holders
+        return [HeldWork("card", waited_s, waited_s, Waiting("engine", name)) for name in holders]
+
+    async def _granted(self, began: float) -> None:
         await self._ask([])
         while holders := self._fold.state.turns.holders:
             self._check()
@@ -55,9 +74,6 @@ class Turns:
                 await self._ask(holders)
             else:
                 await self._keeper.changes(until=self._keeper.now() + left_s)
-        self._held = True
-        self._context.count("card_wait_s", time.monotonic() - began)
-        crash_point("card.granted")
 
     async def give_back(self, outbox: Outbox) -> None:
         """Return the card, on which nothing is any more, behind all that was put on the log before."""

@@ -30,6 +30,7 @@ _FEW_STEPS = 4  # of a stage, which make no pace
 _PACE_STEPS = 8  # the newest, from which a pace is taken
 _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
+_CARD_S = 30.0  # for engines to leave a card
 _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
 _MOVES_S = 2.0  # an actor with progress so recent is advancing
 _BRIEF = 4  # groups that are few enough to be called stragglers
@@ -55,6 +56,7 @@ _ACTIVITIES = {
     "saving": "has been copying checkpoint {number}",
     "awaiting batch": "has waited for batch {number}",
     "awaiting teacher": "has waited for the teacher's log-probs of batch {number}",
+    "awaiting card": "has waited for the card in turn {number}",
     "standby": "has been on standby",
     "taking over": "has been taking over",
 }
@@ -131,7 +133,7 @@ def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
     if state.packed is not None and state.packed > state.trained:
         return [] if _explains(known, "learner") else list(_learner(state))
     learner = next(iter(state.of_role("learner")), None)
-    if learner is not None and learner.vitals is not None and learner.vitals.doing.kind == "loading":
+    if learner is not None and learner.vitals is not None and learner.vitals.doing.kind in ("loading", "awaiting card"):
         return list(_learner(state))
     if _starts(state) or _explains(known, "buffer", "prompter"):
         return []
@@ -193,7 +195,15 @@ def _learner(state: RunState) -> Iterator[StallFound]:
         if state.packed_ns:
             packed_s = state.since_s(state.packed_ns)
             busy_s = min(busy_s, packed_s) if doing.kind else packed_s
+        if doing.kind == "awaiting card":
+            bound_s, busy_s = _CARD_S, actor.gauge("doing_s") or 0.0
         if busy_s <= bound_s:
+            continue
+        if doing.kind == "awaiting card":
+            held = actor.vitals.held if actor.vitals is not None else []
+            engines = ", ".join(work.waiting.name for work in held)
+            evidence = f"for {busy_s:.0f} s the learner {_activity_text(doing)}, which {engines} took and did not leave"
+            yield finding("card not left", engines, evidence)
             continue
         if doing.kind == "awaiting teacher":
             evidence = f"for {busy_s:.0f} s the learner {_activity_text(doing)}"

@@ -41,6 +41,7 @@ ADVICE: dict[Cause, str] = {
     "cards missing": "replace the cards: the learner looks for them, and takes them from its next checkpoint on",
     "cluster away": "start Ray again there, on all nodes; where the run has ended by then, `asyncrl up --resume RUN`",
     "teacher away": "check the server at learner.teacher.url, and `asyncrl logs`; the step waits until it answers",
+    "card not left": "read the log of that engine; the learner goes on without it after its start and update deadline",
     "reward hanging": "check the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
     "reward failing": "read the failure with `asyncrl explain`; fix the reward function, or the service it calls",
     "rollout hanging": "check the rollout function and its tools; after workers.stall_s another worker gets the work",

@@ -221,6 +221,19 @@ def test_a_learner_that_waits_for_its_teacher_names_it():
     assert case.evidence() == "for 60 s the learner has waited for the teacher's log-probs of batch 6"
 
 
+def test_an_engine_that_does_not_leave_the_card_is_named():
+    case = MadeState().packed(6, at_s=NOW_S - 60)
+    held = [work("card", waiting=Waiting("engine", name)) for name in ("engine-1", "engine-2")]
+    case.vitals("learner-1", *held, doing=Activity("awaiting card", 9), doing_s=40.0)
+    assert case.found() == [("card not left", "engine-1, engine-2")]
+    assert case.evidence().startswith(
+        "for 40 s the learner has waited for the card in turn 9, which engine-1, engine-2"
+    )
+
+    case.vitals("learner-1", *held, doing=Activity("awaiting card", 9), doing_s=20.0)
+    assert case.found() == []
+
+
 def test_a_learner_that_does_not_live_is_behind():
     case = MadeState().packed(6, at_s=NOW_S - 60).vitals("learner-1", at_s=NOW_S - 20)
 

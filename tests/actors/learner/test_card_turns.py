@@ -87,9 +87,12 @@ async def test_the_learner_has_the_card_once_every_engine_has_left_and_engines_o
     await engines[0].card.leave()
     await until(lambda: learner.fold.state.turns.holders == ["engine-2"], "one has left")
     assert not taking.done()
+    vitals = learner.context.take_vitals()
+    assert (vitals.doing.kind, [work.waiting.name for work in vitals.held]) == ("awaiting card", ["engine-2"])
     again = asyncio.create_task(engines[0].card.take())
     await engines[1].card.leave()
     await taking
+    assert learner.context.take_vitals().doing.kind == ""
     assert not again.done()
 
     await learner.give_back()
