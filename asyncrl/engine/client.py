@@ -388,11 +388,10 @@ class _Refusal(msgspec.Struct):
 
 
 def message_of(raw: bytes) -> str:
-    """Return the words of an error answer."""
-    try:
+    """Return the words of an error answer, in one line: what is no engine may answer with a page."""
+    words: Any = raw[:4096].decode(errors="replace")
+    with contextlib.suppress(*_UNREADABLE):
         refusal = msgspec.json.decode(raw, type=_Refusal)
-    except _UNREADABLE:
-        return raw[:500].decode(errors="replace").strip()
-    if isinstance(refusal.error, dict):
-        return str(refusal.error.get("message", refusal.error))[:500]
-    return str(refusal.message or refusal.error or raw[:500].decode(errors="replace"))[:500]
+        error = refusal.error
+        words = (error.get("message", error) if isinstance(error, dict) else refusal.message or error) or words
+    return " ".join(str(words).split())[:500]

@@ -95,6 +95,23 @@ def test_an_answer_whose_bytes_are_no_text_is_a_fault_of_its_request():
     assert message_of(raw) == '{"message": "\ufffd"}'
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"<html>\n  <h1>Not  found</h1>\n</html>\n", "<html> <h1>Not found</h1> </html>"),
+        (b'{"error": {"message": "no such\\nmodel"}}', "no such model"),
+        (b'{"object": "error", "message": "too long"}', "too long"),
+        (b'{"error": "Unauthorized"}', "Unauthorized"),
+        (b'{"detail": 7}', '{"detail": 7}'),
+        (b"\xff", "\ufffd"),
+        (b"x" * 9000, "x" * 500),
+    ],
+    ids=lambda part: str(part)[:20],
+)
+def test_the_words_of_an_error_answer_are_one_line(answer: bytes, words: str):
+    assert message_of(answer) == words
+
+
 async def test_experts_that_are_no_numbers_are_a_fault_of_that_request():
     async with like_sglang() as one, sampled_from(one, 100) as generator:
 
