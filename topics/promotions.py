@@ -34,6 +34,15 @@ class WeightsPromoted(OfVersion):
     cause: Sequence
     reason: str = ""
 
+    def after(self, live: list[str]) -> list[str]:
+        """Return what is live behind this message, as the last key, and what can be gone back to before it.
+
+        Args:
+            live: the same before it.
+        """
+        back = self.by == "rollback" or (self.by == "reward" and self.key in live[-2:-1])
+        return live[:-1] if back else [*live, self.key]
+
 
 class WeightsCanaried(OfVersion):
     """A share of sessions is answered by this version from here on, until a later message about the channel."""

@@ -116,10 +116,7 @@ class LiveVersions(Versions):
         self._known[version.key] = version
 
     def _on_promoted(self, message: WeightsPromoted, _record: Record) -> None:
-        if message.by == "rollback":
-            del self._live[-1:]
-        else:
-            self._live.append(message.key)
+        self._live = message.after(self._live)
 
     def wanted(self) -> Announced | None:
         for key in reversed(self._live):

@@ -89,8 +89,7 @@ class Channel(msgspec.Struct):
 
     def promote(self, message: WeightsPromoted, settings: WeightsSettings) -> None:
         """Move, and keep as many versions to roll back to as the settings want."""
-        back = message.by == "rollback" or (message.by == "reward" and message.key in self.live[-2:-1])
-        self.live = self.live[:-1] if back else [*self.live, message.key][-settings.keep_live :]
+        self.live = message.after(self.live)[-settings.keep_live :]
         self.canary.end()
         self.reward.promoted(settings.reward.turns)
         self.answer("command" if message.by == "rollback" else message.by, message.cause)

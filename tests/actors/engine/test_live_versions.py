@@ -43,6 +43,22 @@ def test_the_engine_follows_the_channel_and_no_training():
     assert log.wanted == 0
 
 
+def test_a_rollback_behind_one_by_live_reward_does_not_come_to_what_that_left():
+    log = Log()
+    for version in range(3):
+        log.publish(version)
+        log.promote(version)
+    log.promote(1, "reward")
+    assert log.wanted == 1
+    log.promote(0, "rollback")
+    assert log.wanted == 0
+
+    log.promote(2, "reward")  # ahead, where it is not the one before
+    assert log.wanted == 2
+    log.promote(0, "rollback")
+    assert log.wanted == 0
+
+
 def test_what_is_live_may_be_read_before_its_announcement():
     log = Log()
     log.publish(0)
