@@ -292,8 +292,10 @@ class Gateway:
             raise LiveError("absent", words, field="previous_response_id")
         if begun.ids.size:
             prompt = prompt._replace(ids=np.concatenate([prompt.ids, begun.ids]), begun=begun.text)
+        if not len(prompt.ids):
+            raise LiveError("invalid", "the messages have no text; send some", field="messages")
         most = self._served.context - 1
-        if not 0 < len(prompt.ids) <= most:
+        if len(prompt.ids) > most:
             words = f"prompt is too long: {len(prompt.ids)} tokens; the model takes 1 to {most}: send fewer messages"
             raise LiveError("invalid", words, field="messages", code="context_length_exceeded")
         return prompt

@@ -94,15 +94,16 @@ class Reply:
             raise ConnectionResetError("the client is gone")
         if self._events and piece is not None:
             events = self._events[choice]
-            if isinstance(piece, Call):
-                event = events.call(piece)
-            elif isinstance(piece, Thought):
-                event = events.thought(piece.text)
-            else:
-                event = events.text(piece) if piece else events.alive()
             try:
                 async with asyncio.timeout(_READ_S):
-                    await (await self._opened()).write(event)
+                    response = await self._opened()  # before the events: the first ones have the first numbers
+                    if isinstance(piece, Call):
+                        event = events.call(piece)
+                    elif isinstance(piece, Thought):
+                        event = events.thought(piece.text)
+                    else:
+                        event = events.text(piece) if piece else events.alive()
+                    await response.write(event)
             except TimeoutError:
                 self._cut()
                 raise ConnectionResetError("the client reads nothing") from None
@@ -112,20 +113,24 @@ class Reply:
         if not self._events:
             body = self._api.whole(self._opening, self._request, endings)
             return web.json_response(body, headers=self._headers)
-        ends = [events.end(ending) for events, ending in zip(self._events, endings, strict=True)]
-        return await self._last(b"".join(ends) + self._events[0].done(endings))
+
+        def last() -> bytes:
+            ends = [events.end(ending) for events, ending in zip(self._events, endings, strict=True)]
+            return b"".join(ends) + self._events[0].done(endings)
+
+        return await self._last(last)
 
     async def fail(self, error: LiveError) -> web.StreamResponse:
         """Send the event of a failure; what fails before the first event is a refusal with its status."""
         if self._events and self.response is not None:
-            return await self._last(self._events[0].fail(error))
+            return await self._last(lambda: self._events[0].fail(error))
         return refusal(self._api, error, self._opening.turn, self._headers)
 
-    async def _last(self, events: bytes) -> web.StreamResponse:
+    async def _last(self, events: Callable[[], bytes]) -> web.StreamResponse:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READ_S):
                 response = await self._opened()
-                await response.write(events)
+                await response.write(events())
                 await response.write_eof()
                 return response
         self._cut()

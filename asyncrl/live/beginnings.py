@@ -36,9 +36,9 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
         raise LiveError("invalid", f"{words}: send auto", field="tool_choice")
     if request.schema and not grammars:
         words = "a form of the reply other than text is asked for, which the embedded engine of this run cannot force"
-        raise LiveError("invalid", f"{words}: leave response_format out", field="response_format")
+        raise LiveError("invalid", f"{words}: leave it out (response_format, text.format, output_config.format)")
     if request.schema and request.forced is not None:
-        words = "tool_choice forces a call, and response_format a form of the reply: send one of the two"
+        words = "tool_choice forces a call, and another field a form of the reply: send one of the two"
         raise LiveError("invalid", words, field="tool_choice")
     if not request.schema and request.forced is None:
         return Begun(np.empty(0, np.int32))

@@ -110,7 +110,7 @@ class _ChatEvents:
 
     def _chunk(self, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
         choice = {"index": self._choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return event(_head(self._opening) | {"choices": [choice]})
+        return event(_head(self._opening) | {"choices": [choice]} | ({"usage": None} if self._usage else {}))
 
 
 def _choice(number: int, ending: Ending) -> dict[str, Any]:

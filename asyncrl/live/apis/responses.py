@@ -55,7 +55,7 @@ class Responses:
         fields = Body(body)
         fields.only(_READ, IGNORED, _NEUTRAL)
         first = fields.get("instructions")
-        messages: list[Message] = [] if first is None else [{"role": "system", "content": fields.text("instructions")}]
+        messages: list[Message] = [{"role": "system", "content": fields.text("instructions")}] if first else []
         given = fields.get("input")
         if isinstance(given, str):
             messages.append({"role": "user", "content": given})
