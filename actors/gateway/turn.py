@@ -317,6 +317,8 @@ class Turn(Watch):
             temperature=1.0 if request.temperature is None else request.temperature,
             top_p=1.0 if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
             top_k=-1 if request.top_k is None else request.top_k,
+            frequency_penalty=request.frequency_penalty,
+            presence_penalty=request.presence_penalty,
             stop=[*request.stop, *self._last_call],
             seed=request.seed,
             top=request.top_logprobs,

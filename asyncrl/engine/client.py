@@ -49,6 +49,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_p: float = 1.0
     top_k: int = -1  # -1: all
     min_p: float = 0.0
+    frequency_penalty: float = 0.0  # of tokens that the engine itself has sampled for the request
+    presence_penalty: float = 0.0
     min_new_tokens: int = 0
     stop: list[str] = []
     stop_token_ids: list[int] = []
@@ -63,9 +65,9 @@ class SamplingParams(msgspec.Struct, frozen=True):
     def body(self, stream_interval: int | None) -> dict[str, Any]:
         """`sampling_params` of a request: what differs from the engine's defaults."""
         body: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
-        for name, default in (("top_p", 1.0), ("top_k", -1), ("min_p", 0.0), ("min_new_tokens", 0)):
-            value = getattr(self, name)
-            if value != default:
+        plain = SamplingParams(0)
+        for name in ("top_p", "top_k", "min_p", "min_new_tokens", "frequency_penalty", "presence_penalty"):
+            if (value := getattr(self, name)) != getattr(plain, name):
                 body[name] = value
         if self.stop:
             body["stop"] = self.stop

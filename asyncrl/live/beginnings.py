@@ -23,7 +23,7 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
     """Return what the reply to a request begins with.
 
     Args:
-        grammars: the engines can force a form.
+        grammars: the engines can force a form, and penalise tokens.
 
     Raises:
         LiveError: the chat template or the engines cannot do what it asks for.
@@ -37,6 +37,11 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
     if request.schema and not grammars:
         words = "a form of the reply other than text is asked for, which the embedded engine of this run cannot force"
         raise LiveError("invalid", f"{words}: leave it out (response_format, text.format, output_config.format)")
+    if request.penalised and not grammars:
+        field = "frequency_penalty" if request.frequency_penalty else "presence_penalty"
+        raise LiveError(
+            "invalid", f"{field} is not supported by the embedded engine of this run: leave it out", field=field
+        )
     if request.schema and request.forced is not None:
         words = "tool_choice forces a call, and another field a form of the reply: send one of the two"
         raise LiveError("invalid", words, field="tool_choice")

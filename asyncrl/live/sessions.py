@@ -60,12 +60,14 @@ def skip_of(sampling: SamplingParams, *, side: bool) -> EarlySkip | None:
     """Return why a turn is served and not trained, None where it may be.
 
     The trainer computes the whole distribution at the turn's temperature: a greedy reply has no such probability, and
-    that of a truncated or constrained one is another.
+    that of a truncated, penalised or constrained one is another.
     """
     if side:
         return "side"
     if sampling.schema:
         return "constrained"
+    if sampling.frequency_penalty or sampling.presence_penalty:
+        return "penalised"
     if sampling.temperature == 0:
         return "greedy"
     return "truncated" if sampling.top_p < 1 or sampling.top_k > 0 else None

@@ -72,6 +72,7 @@ def test_headers_mark_side_turns_and_the_last_one():
         ({"temperature": 0.0}, "greedy"),
         ({"top_p": 0.9}, "truncated"),
         ({"top_k": 20}, "truncated"),
+        ({"presence_penalty": -0.5}, "penalised"),
     ],
 )
 def test_a_reply_of_another_distribution_than_the_trainer_computes_is_not_trained(changes, reason):

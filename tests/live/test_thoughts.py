@@ -67,3 +67,6 @@ def test_what_template_or_engine_cannot_do_is_refused(tmp_path: Path):
         begin_reply(Request("any", [], tools=TOOLS, forced=""), wording, grammars=True)
     with pytest.raises(LiveError, match="which the embedded engine of this run cannot force"):
         begin_reply(Request("any", [], schema="{}"), wording, grammars=False)
+    with pytest.raises(LiveError, match="not supported by the embedded engine") as refused:
+        begin_reply(Request("any", [], presence_penalty=0.1), wording, grammars=False)
+    assert refused.value.field == "presence_penalty"

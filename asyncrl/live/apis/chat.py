@@ -12,7 +12,7 @@ from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Re
 _READ = (
     *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed"),
     *("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "user", "safety_identifier"),
-    *("logprobs", "top_logprobs", "n", "response_format"),
+    *("logprobs", "top_logprobs", "n", "response_format", "frequency_penalty", "presence_penalty"),
 )
 IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
@@ -23,8 +23,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "frequency_penalty": (0, 0.0),
-    "presence_penalty": (0, 0.0),
     "logit_bias": ({},),
 }
 
@@ -46,6 +44,8 @@ class ChatCompletions:
             next((one for one in most if one is not None), None),
             fields.real("temperature", 0.0, 2.0),
             fields.real("top_p", 0.0, 1.0),
+            frequency_penalty=fields.real("frequency_penalty", -2.0, 2.0) or 0.0,
+            presence_penalty=fields.real("presence_penalty", -2.0, 2.0) or 0.0,
             stop=fields.stops("stop"),
             seed=fields.count("seed", least=-(2**63), most=2**63 - 1),
             stream=fields.flag("stream"),

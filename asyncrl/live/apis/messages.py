@@ -49,7 +49,7 @@ class Messages:
             fields.real("temperature", 0.0, 1.0),
             fields.real("top_p", 0.0, 1.0),
             fields.count("top_k"),
-            fields.stops("stop_sequences"),
+            stop=fields.stops("stop_sequences"),
             stream=fields.flag("stream"),
             tools=tools,
             parallel=not (fields.get("tool_choice") or {}).get("disable_parallel_tool_use"),

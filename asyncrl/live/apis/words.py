@@ -81,6 +81,8 @@ class Request(msgspec.Struct, frozen=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
     stop: list[str] = []
     seed: int | None = None
     stream: bool = False
@@ -97,6 +99,11 @@ class Request(msgspec.Struct, frozen=True):
     sealed_thoughts: bool = False  # with a reference to the turn, by which the client gives it back
     choices: int = 1  # replies to it
     repeated: dict[str, Any] = {}  # fields that a reply of its API repeats, as they came
+
+    @property
+    def penalised(self) -> bool:
+        """Return whether tokens that came before are to be less likely, or more."""
+        return bool(self.frequency_penalty or self.presence_penalty)
 
 
 class Opening(msgspec.Struct, frozen=True):

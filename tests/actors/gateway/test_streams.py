@@ -7,12 +7,13 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
-from harness.gateways import gateway, in_two_halves
+from harness.gateways import gateway, in_two_halves, stored_turns
 from harness.live_runs import answers
 from harness.sdks import openai, sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import Stage, until
 from topics.keys import KeyRevoked
+from topics.turns import TurnStarted
 
 USER = [{"role": "user", "content": "abc"}]
 
@@ -60,3 +61,16 @@ async def test_a_stream_that_tells_its_usage_has_it_in_every_chunk_and_in_the_la
     assert all("usage" in chunk.model_fields_set for chunk in told)
     assert [chunk.usage is not None for chunk in told] == [False] * (len(told) - 1) + [True] and not told[-1].choices
     assert not any("usage" in chunk.model_fields_set for chunk in untold)
+
+
+async def test_penalties_go_to_the_engine_and_such_a_turn_is_not_trained(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    penalties = {"frequency_penalty": 0.5, "presence_penalty": -1.0}
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference) as served,
+        sdks(served.address, served.key) as (first, _),
+    ):
+        await first.chat.completions.create(model="any", messages=USER, max_tokens=2, **penalties)
+    assert penalties.items() <= inference.asked[0].sampling.items()
+    assert [fact.skip for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)] == ["penalised"]
