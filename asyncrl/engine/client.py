@@ -41,6 +41,12 @@ _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after
 T = TypeVar("T")
 
 
+_AS_THEY_ARE = (  # options that the engine names the same, and that are sent where they differ from its defaults
+    *("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("min_new_tokens", "stop", "stop_token_ids", "ignore_eos"),
+)
+
+
 class SamplingParams(msgspec.Struct, frozen=True):
     """Sampling parameters. Log-probs are those of the distribution at `temperature`, before top-p, top-k and min-p."""
 
@@ -66,17 +72,11 @@ class SamplingParams(msgspec.Struct, frozen=True):
         """`sampling_params` of a request: what differs from the engine's defaults."""
         body: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
         plain = SamplingParams(0)
-        for name in ("top_p", "top_k", "min_p", "min_new_tokens", "frequency_penalty", "presence_penalty"):
+        for name in _AS_THEY_ARE:
             if (value := getattr(self, name)) != getattr(plain, name):
                 body[name] = value
-        if self.stop:
-            body["stop"] = self.stop
-        if self.stop_token_ids:
-            body["stop_token_ids"] = self.stop_token_ids
         if self.schema:
             body["json_schema"] = self.schema
-        if self.ignore_eos:
-            body["ignore_eos"] = True
         if self.seed is not None:
             body["sampling_seed"] = self.seed
         if stream_interval is not None:
