@@ -50,9 +50,7 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
         context = check_model_directory(path).context
         if "embedded" in config.engine.kinds:
             read_config(path)
-        family, shape = family_of(path)
-        _compare_weights(path, family.tensors(shape), shape.layers + shape.further_layers)
-        _compare_tokenizer(path, shape)
+        _compare_tokenizer(path, _compare_shape(path))
     except (ModelError, EngineError, TokenizerError) as error:
         yield Finding(("model.path",), str(error))
         return
@@ -96,11 +94,12 @@ def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def _differs(path: Path, policy: dict[int, str]) -> str:
-    """Return why a model does not read these tokens; empty where it does."""
+    """Return why a model is not whole, or does not read these tokens; empty where it is and does."""
     try:
         found = check_model_directory(path)
+        _compare_shape(path)
         known = TaskTokenizer.load(path).vocabulary
-    except (ModelError, TokenizerError) as error:
+    except (ModelError, EngineError, TokenizerError) as error:
         return str(error)
     if problem := differing_token(path, known, policy):
         return problem
@@ -131,6 +130,13 @@ def _policy_vocabulary(model: ModelSettings, base: Path) -> dict[int, str]:
     if model.path:
         return TaskTokenizer.load(base / model.path).vocabulary
     return dict(enumerate([*SPECIAL_TOKENS, *model.create.alphabet]))
+
+
+def _compare_shape(path: Path) -> ModelConfig:
+    """Return the shape that a model's config has, and its weights as well."""
+    family, shape = family_of(path)
+    _compare_weights(path, family.tensors(shape), shape.layers + shape.further_layers)
+    return shape
 
 
 def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], layers: int) -> None:

@@ -84,6 +84,19 @@ def test_a_further_model_that_takes_shorter_rows_is_refused(rows, written, tmp_p
     load_config(written(text.replace("max_new_tokens = 9", "max_new_tokens = 8")), further=check_surroundings)
 
 
+@pytest.mark.parametrize("table", ["teacher", "critic"])
+def test_a_further_model_whose_weights_are_of_another_shape_is_refused(rows, written, tmp_path, table):
+    made_model(tmp_path)
+    (tmp_path / "other").mkdir()
+    made_model(tmp_path / "other", intermediate_size=13)
+    text = OWN + f"learner.{table}.model = 'other'\n" + ("learner.advantage = 'gae'\n" if table == "critic" else "")
+
+    problem = the_problem(written(text), files=True)
+
+    assert problem.key == f"learner.{table}.model"
+    assert "other: by config.json model.layers.0.mlp.gate_proj.weight is [13, 8], in the weights it" in problem.message
+
+
 def test_adapters_beside_projections_that_the_model_has_not_are_refused(rows, written, tmp_path):
     made_model(tmp_path)
     config = written(OWN + "learner.lora.rank = 4\nlearner.lora.targets = ['q_proj', 'up_proj']\n")
