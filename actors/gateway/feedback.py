@@ -9,7 +9,7 @@ import msgspec
 
 from actors.gateway.facts import Facts
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
+from asyncrl.bus.errors import BusError, BusGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
 from asyncrl.bus.vault import SecretGone
@@ -42,15 +42,23 @@ class Opinions:
             if self._facts.redactor is not None and opinion.text:
                 (text,) = await self._facts.redactor.texts([opinion.text])
                 opinion = msgspec.structs.replace(opinion, text=text)
-            if not self._bus.client.is_connected and self._facts.has(opinion.turn):
-                return await self._wait(tenant, opinion)
-            async with asyncio.timeout(_LIMIT_S):
-                return await self._store(tenant, opinion)
+            return await self._stored(tenant, opinion)
         except SecretGone as error:
             words = f"the reply {opinion.turn} was purged; there is nothing left to judge"
             raise LiveError("absent", words, field="turn") from error
         except (TimeoutError, BusError, RedactionFailed) as error:
             raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
+
+    async def _stored(self, tenant: str, opinion: Opinion) -> str:
+        """Store it now, or where the server is away later; raises as `_store` where its turn is not known here."""
+        try:
+            if self._bus.client.is_connected or not self._facts.has(opinion.turn):
+                async with asyncio.timeout(_LIMIT_S):
+                    return await self._store(tenant, opinion)
+        except (TimeoutError, BusGone):
+            if not self._facts.has(opinion.turn):
+                raise
+        return await self._wait(tenant, opinion)
 
     async def _store(self, tenant: str, opinion: Opinion) -> str:
         bus, waited = self._bus, self._facts.waits

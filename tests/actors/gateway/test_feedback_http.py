@@ -1,10 +1,12 @@
 """`POST /v1/feedback` over real HTTP: stored once, for turns of one's own tenant, refused in the shape of the API."""
 
 import asyncio
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from aiohttp import ClientSession
 
 from asyncrl.bus.connection import Bus
@@ -112,7 +114,7 @@ async def test_feedback_that_is_not_to_be_stored_is_refused(bus: Bus, stage: Cal
 
 
 async def test_feedback_waits_while_the_nats_server_is_away_and_is_stored_once_behind_its_turn(
-    bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage], tmp_path: Path
+    bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     async with like_sglang() as inference, gateway(bus, stage, tmp_path / "model", inference) as served:
         key, added = make_key("ben")
@@ -133,9 +135,17 @@ async def test_feedback_waits_while_the_nats_server_is_away_and_is_stored_once_b
         await server.start()
         await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
         assert (await give(served, during, number=0.5))[0] == 200
+        with monkeypatch.context() as hurried:
+            hurried.setattr("actors.gateway.feedback._LIMIT_S", 0.1)
+            hurried.setattr("actors.gateway.facts._PATIENCE_S", 0.1)
+            server.process.send_signal(signal.SIGSTOP)
+            assert (await give(served, during, thumb="up"))[0] == 200
+            server.process.send_signal(signal.SIGCONT)
+        await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
     found = await stored(bus)
     assert [(one.turn_id, one.score, one.text) for one in found] == [
         (before.removeprefix("chatcmpl-"), 1.0, "thanks"),
         (before.removeprefix("chatcmpl-"), -1.0, ""),
         (during.removeprefix("msg_"), 0.5, ""),
+        (during.removeprefix("msg_"), 1.0, ""),
     ]
