@@ -75,7 +75,7 @@ class FunctionJudge:
 def judge_setup(spec: str, *, base: Path, time_limit_s: float) -> Setup:
     """Return the setup by which a child loads a judge."""
     arguments = {"spec": spec, "base": str(base)}
-    return Setup(spec, f"{__name__}:serve_judge", arguments, time_limit_s, _MEMORY_MB)
+    return Setup(spec, f"{__name__}:serve_judge", arguments, time_limit_s, _MEMORY_MB, silent=True)
 
 
 def serve_judge(spec: str, base: str) -> Service:

@@ -94,7 +94,7 @@ class Redactor:
 def redaction_setup(spec: str, *, base: Path, limit_s: float) -> Setup:
     """Return the setup by which a child loads the function."""
     arguments = {"spec": spec, "base": str(base)}
-    return Setup(spec, f"{__name__}:serve_redaction", arguments, limit_s, _MEMORY_MB, _REPLY_BYTES)
+    return Setup(spec, f"{__name__}:serve_redaction", arguments, limit_s, _MEMORY_MB, _REPLY_BYTES, silent=True)
 
 
 def serve_redaction(spec: str, base: str) -> Service:

@@ -43,6 +43,7 @@ class Setup(msgspec.Struct):
     time_limit_s: float  # of one call
     memory_mb: int = 0  # limit for each of its processes; 0 for none
     reply_bytes: int = 1 << 20  # of one reply, at most
+    silent: bool = False  # what it prints goes nowhere: it may be what users said, and logs are not encrypted
 
     @property
     def memory_text(self) -> str:

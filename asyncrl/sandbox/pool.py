@@ -293,8 +293,10 @@ async def _start(setup: Setup, stderr: int | None = None) -> _Child:
     """Start a child and wait until it has made its service.
 
     Args:
-        stderr: where what it prints goes; None for this process's own.
+        stderr: where what it prints goes; None for this process's own, or nowhere where it is silent.
     """
+    if stderr is None and setup.silent:
+        stderr = asyncio.subprocess.DEVNULL
     opening = asyncio.create_task(Link.open(setup.time_limit_s, stderr))
     try:
         link = await asyncio.shield(opening)

@@ -24,6 +24,12 @@ async def waits(evidence, turn_id):
 def wrong(evidence):
     return {"yes": True, "two": 2, "none": None, "text": "+1", "hint": {"score": 1, "hint": 3}}[evidence]
 
+def prints(evidence):
+    print(evidence, flush=True)
+    os.write(2, evidence.encode())
+    os.system("echo " + evidence)
+    return 1
+
 def hangs(evidence):
     time.sleep(600)
 
@@ -81,6 +87,15 @@ async def test_what_is_no_vote_fails_alone(tmp_path: Path):
                 await judge.vote(msgspec.structs.replace(CASE, evidence=evidence))
     finally:
         await judge.close()
+
+
+async def test_what_a_function_prints_stands_in_no_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    judge = await opened(tmp_path, "prints")
+    try:
+        assert await judge.vote(msgspec.structs.replace(CASE, evidence="quaggamarzipan")) == Vote(1)
+    finally:
+        await judge.close()
+    assert "quaggamarzipan" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.parametrize(
