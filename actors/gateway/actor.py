@@ -208,12 +208,14 @@ class Gateway:
                 answered = await reply.end(endings)
                 for turn in new:
                     self._shadows.answer(turn.shadowed())
+                self._given(turns, missed=reply.missed)
                 return answered
             except LiveError as error:
                 self._context.count("turns_failed")
                 return await reply.fail(error)
             except ConnectionError:
                 self._context.count("clients_gone")
+                self._given(turns, missed=True)
                 return reply.response or web.Response()
             finally:
                 if new:
@@ -221,6 +223,11 @@ class Gateway:
                     await self._meter.end(key, new[0].id, begun_s, size, private=private)
 
         return answer
+
+    def _given(self, turns: Sequence[Turn], *, missed: bool) -> None:
+        """Take note of whether a client got its replies."""
+        for turn in turns:
+            self._log.given(turn.digest, turn.id, missed=missed)
 
     async def _turns_of(self, request: Request, prompt: Prompt, who: Sequence[Asked], *, private: bool) -> list[Turn]:
         """Return the turns of a request; of a private one nothing is stored, and other gateways know nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -23,11 +24,17 @@ _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-
 _READ_S = 30.0  # for a client to read what is sent
 
 
-def refusal(api: Api, error: LiveError, turn: str = "none", headers: Mapping[str, str] = {}) -> web.Response:
+def refusal(api: Api, error: LiveError, turn: str = "", headers: Mapping[str, str] = {}) -> web.Response:
     """Return the answer to a request that gets no reply, with when it may be tried again, where that is known."""
+    turn = turn or secrets.token_hex(12)
     status, body = api.error(error, turn)
     later = {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
-    return web.json_response(body, status=status, headers={**headers, **later})
+    return web.json_response(body, status=status, headers={**_id_headers(turn), **headers, **later})
+
+
+def _id_headers(turn: str) -> dict[str, str]:
+    """Return the id of a request where the SDKs look for it: Anthropic's, OpenAI's."""
+    return dict.fromkeys(("request-id", "x-request-id"), f"req_{turn}")
 
 
 def _api_of(http: web.Request) -> Api:
@@ -80,7 +87,8 @@ class Reply:
 
     def __init__(self, http: web.Request, api: Api, turns: list[Turn], session: Session) -> None:
         self.response: web.StreamResponse | None = None
-        self._headers = {SESSION_HEADER: session.name, TURN_HEADER: ",".join(turn.id for turn in turns)}
+        self._headers = _id_headers(turns[0].id) | {SESSION_HEADER: session.name}
+        self._headers[TURN_HEADER] = ",".join(turn.id for turn in turns)
         self._http = http
         self._preparing = asyncio.Lock()
         self._api = api
@@ -88,9 +96,14 @@ class Reply:
         streams = range(len(turns)) if self._request.stream else ()
         self._events = [api.events(self._opening, self._request, number) for number in streams]
 
+    @property
+    def missed(self) -> bool:
+        """Return whether the client is gone."""
+        return self._http.transport is None or self._http.transport.is_closing()
+
     async def send(self, choice: int, piece: Piece | None) -> None:
         """See `Send`."""
-        if self._http.transport is None or self._http.transport.is_closing():
+        if self.missed:
             raise ConnectionResetError("the client is gone")
         if self._events and piece is not None:
             events = self._events[choice]

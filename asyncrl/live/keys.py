@@ -61,7 +61,8 @@ class Keys:
         Raises:
             LiveError: it carries none, or one that is not valid.
         """
-        given = headers.get("x-api-key") or headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        scheme, _, credentials = headers.get("Authorization", "").strip().partition(" ")
+        given = headers.get("x-api-key") or (credentials.strip() if scheme.lower() == "bearer" else scheme)
         if not given:
             raise LiveError("key", "the request has no API key; send x-api-key, or Authorization: Bearer KEY")
         known = self._by_digest.get(digest_of(given))

@@ -42,6 +42,7 @@ class Stored(msgspec.Struct):
     versions: Int32Array  # [T]
     owner: str  # who may go on with it
     finish: str = ""  # "": it is under way, or was cut with its gateway
+    missed: bool = False  # its client was gone before it could be given the end
 
     @property
     def whole(self) -> bool:
@@ -196,12 +197,18 @@ class TurnLog:
         ended = (one for kept in (self._by_key, self._ended) for one in kept.values())
         return turn in self._open or any(one.started.turn_id == turn for one in ended)
 
+    def given(self, digest: str, turn: str, *, missed: bool) -> None:
+        """Take note of whether the client of a turn was there for the end of its reply."""
+        found = self._ended.get(digest)
+        if found is not None and found.started.turn_id == turn:
+            found.missed = missed
+
     def retried(self, request: Asked, now_s: float) -> Stored | None:
         """Return the turn that a request goes on with, a cut one once; None where it is a new one.
 
         A request with the idempotency key of an earlier one gets that one's reply. A request whose client says that it
         is a retry gets the reply of the newest equal one, whole or cut; any other goes on with an equal one that was
-        cut: a reply that a client has got is not given again unasked.
+        cut, or gets one whose client was gone at its end: a reply that a client has got is not given again unasked.
 
         Args:
             now_s: seconds since 1970.
@@ -217,7 +224,9 @@ class TurnLog:
             raise LiveError("overloaded", UNDER_WAY)
         if found is None:
             found = self._ended.get(request.digest)
-            if found is None or not (request.again or (found.finish == "gone" and not request.key)):
+            if found is None:
+                return None
+            if not (request.again or ((found.finish == "gone" or found.missed) and not request.key)):
                 return None
         taken_up = not found.whole and request.digest in self._held
         return None if self._over(found, now_s) or found.finish == "failed" or taken_up else found

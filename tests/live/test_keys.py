@@ -10,7 +10,7 @@ from topics.keys import KeyRevoked
 @pytest.mark.parametrize("header", ["x-api-key", "Authorization"])
 def test_a_key_names_its_tenant_until_it_is_revoked(header: str):
     keys, (key, added) = Keys(), make_key("anna")
-    headers = {header: f"Bearer {key}" if header == "Authorization" else key}
+    headers = {header: f"bearer {key}" if header == "Authorization" else key}
     keys.take(make_key("berta")[1])
     keys.take(added)
 

@@ -88,7 +88,8 @@ async def test_each_has_one_answer_in_the_shape_of_its_api(
                 error = found["error"]
                 assert (answer.status, words in error["message"]) == (status, True), found
                 if path == "messages":
-                    assert found["type"] == "error" and found["request_id"] and error["type"] == kind
+                    assert found["type"] == "error" and error["type"] == kind
+                    assert found["request_id"] == answer.headers["request-id"]
                 else:
                     assert error["type"] == REQUEST and error.keys() == {"message", "type", "param", "code"}
                     assert (error["code"] == "context_length_exceeded") == ("too long" in words)

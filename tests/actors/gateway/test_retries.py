@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from actors.gateway.facts import Facts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key
@@ -84,6 +85,36 @@ async def test_a_request_whose_connection_breaks_ends_at_once_and_its_repeat_goe
     begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
     assert [turn.continues for turn in begun] == ["", begun[0].turn_id]
     assert inference.asked[1].ids == inference.asked[0].ids + inference.asked[0].cumulative[:10]
+
+
+async def test_a_reply_whose_client_was_gone_at_its_end_is_given_to_an_equal_request_and_then_not_again(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ends, go_on, put = asyncio.Event(), asyncio.Event(), Facts.put
+
+    async def held(facts: Facts, fact: Any, **options: Any) -> bool:
+        if isinstance(fact, TurnFinished):
+            ends.set()
+            await go_on.wait()
+        return await put(facts, fact, **options)
+
+    monkeypatch.setattr(Facts, "put", held)
+    asked: dict[str, Any] = {"model": "any", "messages": USER, "max_tokens": 5}
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference) as served,
+        sdks(served.address, served.key) as (first, _),
+    ):
+        cut = asyncio.create_task(first.chat.completions.create(**asked))
+        await ends.wait()  # its tokens are all there, and it is about to be stored
+        cut.cancel()
+        await asyncio.wait([cut])
+        again = asyncio.create_task(first.chat.completions.create(**asked))
+        await until(lambda: bool(served.gateway._leaving._ends), "its connection is lost")
+        go_on.set()
+        given, anew = await again, await first.chat.completions.create(**asked)
+    (begun, other) = [fact.turn_id for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert [given.id, anew.id] == [f"chatcmpl-{begun}", f"chatcmpl-{other}"] and len(inference.asked) == 2
+    assert given._request_id == f"req_{begun}"
 
 
 async def test_a_retry_that_says_so_gets_the_stored_reply_and_an_idempotency_key_stands_for_one_request(
