@@ -82,8 +82,8 @@ def import_deadline() -> Iterator[None]:
             frame = frame.f_back
         where = f"line {frame.f_lineno} of {frame.f_code.co_filename}" if frame is not None else "its beginning"
         raise ImportHangs(
-            f"after {IMPORT_LIMIT_S:g} s its import had come to {where}; every process of a run imports it, so what "
-            "takes long belongs into a function"
+            f"after {IMPORT_LIMIT_S:g} s its import had come to {where}; every process of a run imports it: put what "
+            "takes long into a function"
         )
 
     before = signal.signal(signal.SIGALRM, interrupt)
