@@ -18,6 +18,7 @@ from pathlib import Path
 from actors.engine.sources import SOURCES
 from asyncrl.bus.connection import Bus
 from asyncrl.host import boot_id
+from asyncrl.locks import lock, try_lock
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.directories import remove_directory, written_aside
@@ -70,7 +71,7 @@ class Fetcher:
         self._folder.mkdir(parents=True, exist_ok=True)
         while not await self._hold_whole(target, published.digest):
             base = await self._base(published) if published.base else None
-            handle = await asyncio.to_thread(_lock, self._folder / ".fetch")
+            handle = await asyncio.to_thread(lock, self._folder / ".fetch")
             try:
                 if not target.exists():
                     self._sweep()
@@ -104,7 +105,7 @@ class Fetcher:
     def _remove_unused(self) -> None:
         for path in self._folder.glob("lineage*"):
             with _opened(path) as handle:
-                if path not in self._held and handle is not None and _is_unused(handle):
+                if path not in self._held and handle is not None and try_lock(handle):
                     remove_directory(path)
 
     async def _hold_whole(self, target: Path, digest: str) -> bool:
@@ -117,7 +118,7 @@ class Fetcher:
             try:
                 await asyncio.to_thread(check_version, target, digest)
             except TornVersion:
-                closing.callback(os.close, await asyncio.to_thread(_lock, self._folder / ".fetch"))
+                closing.callback(os.close, await asyncio.to_thread(lock, self._folder / ".fetch"))
                 if _is_at(handle, target):  # else another engine has made it anew meanwhile
                     remove_directory(target)
                 return False
@@ -184,19 +185,3 @@ def _opened(path: Path) -> Iterator[int | None]:
         yield handle
     finally:
         os.close(handle)
-
-
-def _lock(path: Path) -> int:
-    """Wait for a lock, which ends with its handle."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    return handle
-
-
-def _is_unused(handle: int) -> bool:
-    """Lock a directory for its removal; False where an engine uses it."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
 from rich.table import Table
 
 from asyncrl.bus.address import BusAddress
@@ -19,7 +18,7 @@ from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_directory, add_server, given_login
 from asyncrl.files import taken_bytes
 from asyncrl.run.connect import RunNotFound
-from asyncrl.run.directory import is_locked
+from asyncrl.run.directory import RunFiles, is_locked
 
 
 class RunRow(NamedTuple):
@@ -61,10 +60,7 @@ def runs_in(folder: Path) -> list[RunRow]:
 
 def _row(root: Path) -> RunRow:
     live = is_locked(root)  # before its summary is looked for: one that ends meanwhile writes it first
-    try:
-        summary = msgspec.json.decode((root / "summary.json").read_bytes(), type=dict)
-    except (OSError, msgspec.MsgspecError):
-        summary = {}
+    summary = RunFiles(root).read_summary()
     over = "crashed" if not summary else "finished" if summary.get("finished") else "stopped"
     reward = summary.get("sampled_reward_last_5_steps")
     return RunRow(

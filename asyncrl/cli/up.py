@@ -11,7 +11,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 from rich.console import Console
 
 from asyncrl.bus.connection import Bus
@@ -99,9 +98,8 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
         reason = str(error)
     finally:
         await launch.stop()
-    summary = launch.files.root / "summary.json"
-    if bus is not None and summary.exists():
-        figures, console = msgspec.json.decode(summary.read_bytes()), Console()
+    if bus is not None and (figures := launch.files.read_summary()):
+        console = Console()
         console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
         if not (figures["finished"] or reason):
             print(f"to go on: asyncrl up --resume {launch.files.root}")

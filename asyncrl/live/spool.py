@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import xxhash
 
 from asyncrl.bus.publish import Prepared
 from asyncrl.errors import AsyncRLError
+from asyncrl.locks import try_lock
 from topics.secrets import SECRET_MADE
 from topics.wire import SEALED
 
@@ -74,12 +74,10 @@ class Spool:
         """
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(self._file):
             self.close()
             words = "another process of this gateway has it open; end that one first, its facts would be lost"
-            raise SpoolTaken(f"the spool {self._path}: {words}") from None
+            raise SpoolTaken(f"the spool {self._path}: {words}")
         size = os.fstat(self._file).st_size
         while self._end + _HEAD <= size:
             head = os.pread(self._file, _HEAD, self._end)

@@ -21,7 +21,8 @@ from asyncrl.bus.provision import is_provisioned, settled
 from asyncrl.bus.publish import read
 from asyncrl.bus.server import server_left_in
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.directory import READING, RunFiles, is_locked, made_at, take
+from asyncrl.locks import take
+from asyncrl.run.directory import READING, RunFiles, is_locked, made_at
 from asyncrl.run.user_actors import ActorsError, load_actors
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, RunOpened
 from topics.table import topic_of

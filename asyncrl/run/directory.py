@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -14,6 +14,7 @@ from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
+from asyncrl.locks import try_lock
 
 READING = "reading"  # file in a run directory that a reader of a run that is over locks
 
@@ -80,6 +81,13 @@ class RunFiles:
             return announced if announced.exists() else None
         return self.own_engine_key if group.kind in ("embedded", "sglang") else None
 
+    def read_summary(self) -> dict[str, Any]:
+        """Read what a run that came to an end wrote down; empty where there is nothing of it."""
+        try:
+            return msgspec.json.decode((self.root / "summary.json").read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.MsgspecError):
+            return {}
+
     def read_config(self) -> Config:
         """Read the run's settings.
 
@@ -103,17 +111,6 @@ def is_locked(directory: Path) -> bool:
     return is_taken(directory / "lock")
 
 
-def take(path: Path) -> int | None:
-    """Lock a file, which is made where it is not there; returns its open handle, None where another process has it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    return handle
-
-
 def reader_of(directory: Path) -> str:
     """Return which process reads the topics of a run that is over, whose server it started; empty where none does."""
     path = directory / READING
@@ -128,9 +125,6 @@ def is_taken(path: Path) -> bool:
         return False
     try:
         # Shared, so that two processes that ask at once do not take each other for the holder.
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(handle, shared=True)
     finally:
         os.close(handle)
-    return False

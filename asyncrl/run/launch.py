@@ -27,6 +27,7 @@ from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
 from asyncrl.errors import DamagedFile, LaunchError
 from asyncrl.files import write_json
+from asyncrl.locks import lock
 from asyncrl.ports import Listen
 from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.connect import RECOVER_S, SUPERVISOR
@@ -90,7 +91,7 @@ class Launch:
         except (DamagedFile, FileNotFoundError) as error:
             raise LaunchError(f"run {root.name} cannot go on: {error}") from error
         wanted = longer(config, overrides, base=base)
-        if _has_finished(root) and wanted.learner.steps == config.learner.steps:
+        if files.read_summary().get("finished") and wanted.learner.steps == config.learner.steps:
             raise LaunchError(
                 f"run {root.name} has finished, nothing is left to do; its results are in {root}. To train it further: "
                 f"asyncrl up --resume {root.name} --set learner.steps=N, with N above {config.learner.steps}"
@@ -150,8 +151,7 @@ class Launch:
                 f"run {root.name} is running; watch it with `asyncrl status {root.name}`, end it with `asyncrl down "
                 f"{root.name}`"
             )
-        self._lock = os.open(root / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)  # a reader that comes from here on leaves the store alone
+        self._lock = lock(root / "lock")  # a reader that comes from here on leaves the store alone
         if reader := reader_of(root):
             os.close(self._lock)
             self._lock = -1
@@ -359,7 +359,6 @@ class Launch:
             self._over.set_result(1)
 
     async def _make_model(self) -> None:
-        """Make the untrained model where the config names none."""
         if self.config.model.path or self.files.model.exists():
             return
         aside = self.files.model.with_name("model.partial")
@@ -388,12 +387,3 @@ def run_opened(config: Config, files: RunFiles) -> RunOpened:
     """Return what actors of a run learn from its topics: the settings, and the folders of those that share files."""
     folders = (str(files.root.absolute()), str(files.base))
     return RunOpened(config.learner.steps, config.warmup.steps, msgspec.to_builtins(config), *folders)
-
-
-def _has_finished(root: Path) -> bool:
-    """Return whether a run came to its end and wrote down what it amounts to."""
-    try:
-        summary = msgspec.json.decode((root / "summary.json").read_bytes(), type=dict)
-    except (FileNotFoundError, msgspec.MsgspecError):
-        return False
-    return bool(summary.get("finished"))

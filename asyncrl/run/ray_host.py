@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import importlib.metadata
 import os
 import platform
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from asyncrl.files import write_private
+from asyncrl.locks import lock, take
 from asyncrl.process import ChildProcess, living_descendants, python
 from topics.roles import role_of
 
@@ -80,7 +80,7 @@ class Host:
         with self._alone():  # else one is removed between its making and its lock
             for name in ("logs", "credentials", "base"):
                 (self.home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._locks.append(_lock(self.home / "lock", fcntl.LOCK_SH))
+            self._locks.append(lock(self.home / "lock", shared=True))
             for other in (self._folder / "runs").glob("*/*/*/lock"):
                 if other.parent != self.home and _is_free(other):
                     shutil.rmtree(other.parent, ignore_errors=True)
@@ -112,7 +112,7 @@ class Host:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if copy not in self._copies:
             with self._alone():
-                self._copies[copy] = _lock(path.parent.with_name(f".{copy}.lock"), fcntl.LOCK_SH)
+                self._copies[copy] = lock(path.parent.with_name(f".{copy}.lock"), shared=True)
         try:
             with path.open("ab") as out:
                 out.write(content)
@@ -174,7 +174,7 @@ class Host:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Keep other hosts of this machine from looking for what nobody uses."""
-        turn = _lock(self._folder / "lock", fcntl.LOCK_EX)
+        turn = lock(self._folder / "lock")
         try:
             yield
         finally:
@@ -199,18 +199,9 @@ class Host:
         return found
 
 
-def _lock(path: Path, kind: int) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    fcntl.flock(handle, kind)
-    return handle
-
-
 def _is_free(path: Path) -> bool:
-    handle = os.open(path, os.O_RDWR)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    """Return whether no host uses a folder; each has a shared lock there."""
+    if (handle := take(path)) is None:
         return False
-    finally:
-        os.close(handle)
+    os.close(handle)
     return True

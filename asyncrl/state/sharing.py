@@ -22,8 +22,8 @@ from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import lent_pools
 from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.locks import take
 from asyncrl.run.connect import FoundRun, NoSuchRun, RunNotFound, connected, run_ended
-from asyncrl.run.directory import take
 from asyncrl.state.apportion import Apportionment, Held, granted
 from asyncrl.state.loads import MEASURED, pool_loads
 from asyncrl.state.run_state import RunState
