@@ -232,7 +232,6 @@ async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) 
 
 
 async def _give_back(bus: Bus, stream: Stream, found: dict[str, Any] | None) -> None:
-    """Let a stream be as it was before."""
     if found is None:
         await _ask(bus, f"STREAM.DELETE.{stream.full_name(bus.run)}")
     else:
@@ -240,7 +239,6 @@ async def _give_back(bus: Bus, stream: Stream, found: dict[str, Any] | None) -> 
 
 
 async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
-    """Return the server's info on a stream; None where there is none."""
     try:
         return await _ask(bus, f"STREAM.INFO.{name}")
     except BusRefused as error:

@@ -240,7 +240,6 @@ def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
 
 
 def _pattern(topic: Topic[Any]) -> re.Pattern[str]:
-    """Return the form of a topic's keys."""
     return _TRAJECTORY if topic.key == "trajectory_id" else _ID
 
 

@@ -154,7 +154,6 @@ def _meet(one: range, other: range) -> bool:
 
 
 def _name(result: TrajectoryGenerated, number: int) -> bytes:
-    """Return what a chunk is sealed as."""
     return f"{TRAJECTORY_GENERATED.name}:{result.trajectory_id}:{result.attempt}:{result.delivery}:{number}".encode()
 
 

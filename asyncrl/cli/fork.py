@@ -58,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _read(bus: Bus) -> tuple[TrainingLog, list[Begun]]:
-    """Return the batches that a run trained, and the stages of its data."""
     begun: list[Begun] = []  # what cannot be read is none: the prompter left it out, too
     await read_each(bus, STAGE_BEGAN, lambda message, _record: begun.append((message.prompt, message.name)))
     return await read_training(bus), begun

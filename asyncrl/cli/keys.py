@@ -67,7 +67,6 @@ async def _done(bus: Bus, action: str, name: str, made: tuple[str, KeyAdded]) ->
 
 
 async def _serves(bus: Bus) -> bool:
-    """Return whether the run was opened with a gateway."""
     record = await read_last(bus, ACTORS, RUN_OPENED.subject(bus.run))
     return record is not None and bool((await read(bus, RunOpened, record)).settings["gateway"]["count"])
 

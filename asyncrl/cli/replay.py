@@ -211,7 +211,6 @@ def _last_step(arguments: argparse.Namespace, log: TrainingLog, origin: int) -> 
 
 
 def _write(replay: Replay, out: Path, retraining: Retraining) -> None:
-    """Model, plot and report of a replay."""
     out.mkdir(parents=True)
     retraining.export(out / "model")
     replay.files["model"] = str(out / "model")
@@ -223,5 +222,4 @@ def _write(replay: Replay, out: Path, retraining: Retraining) -> None:
 
 
 def _free(folder: Path) -> Path:
-    """The first of `folder/1`, `folder/2` ... that is not there."""
     return next(path for number in count(1) if not (path := folder / str(number)).exists())

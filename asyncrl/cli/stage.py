@@ -85,7 +85,6 @@ def _objective_text(stage: StageSettings | None) -> str:
 
 
 def _tasks_text(tasks: dict[str, Task]) -> str:
-    """The tasks with what a stage may change."""
     return ", ".join(
         f"{task.name} {task.share} (groups of {task.group_size}, temperature {task.temperature:g}, {task.advantage})"
         for task in tasks.values()

@@ -87,7 +87,6 @@ def _request(arguments: argparse.Namespace, action: str, version: int | None) ->
 
 
 async def _move(found: FoundRun, request: PromotionRequested, wait_s: float) -> str:
-    """Ask the supervisor, and return its answer."""
     answer: asyncio.Future[_Answer] = asyncio.get_running_loop().create_future()
 
     async with connected(found, "weights") as bus:

@@ -56,7 +56,6 @@ def _put_column(columns: dict[str, str], name: str, function: str) -> None:
 
 
 def _named_in(name: str, stage: StageSettings) -> Iterator[Named]:
-    """The algorithms that one stage names."""
     key = f"stages.{name}"
     if stage.loss is not None:
         yield Named(f"{key}.loss", stage.loss, LOSSES, partial(setattr, stage, "loss"), "decoupled", name)

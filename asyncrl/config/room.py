@@ -148,7 +148,6 @@ def _room(config: Config, trajectory: int, result: int) -> Room:
 
 
 def _trained(max_lag: int) -> int:
-    """Bytes of the batch.trained of a step of RL."""
     return _TRAINED + _FIGURES + _FIGURES_OF_LAG * sum(edge <= max_lag for edge in LAG_EDGES)
 
 

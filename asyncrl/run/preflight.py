@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
 from asyncrl.judges.rule import judge_setup
+from asyncrl.live.redaction import redaction_setup
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.built_in import NAMED_REWARDS
 from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
@@ -222,7 +223,11 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
     if reward.batch > reward.in_flight:
         message = f"found {reward.batch}, but a worker holds reward.in_flight = {reward.in_flight}; expected no more"
         yield Finding(("reward.batch", "reward.in_flight"), message)
-    for keys, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
+    yield from _not_loaded(asked)
+
+
+def _not_loaded(asked: Mapping[tuple[str, ...], Setup]) -> Iterator[Finding]:
+    for keys, problem in zip(asked, asyncio.run(load_problems(asked.values())), strict=True):
         if problem:
             yield Finding(keys, problem)
 
@@ -239,15 +244,15 @@ def _unknown_function(spec: str, known: Sequence[str]) -> str:
 
 
 def _functions_beside(config: Config, base: Path) -> Iterator[Finding]:
-    """The user's judge and the user's rule for the fleet are loaded where they will run."""
-    judge, autoscale, asked = config.live.judge, config.autoscale, dict[str, Setup]()
+    """The user's judge, redaction, and rule for the fleet are loaded where they will run."""
+    live, judge, autoscale, asked = config.live, config.live.judge, config.autoscale, dict[tuple[str, ...], Setup]()
+    if config.gateway.count and ":" in live.redact:
+        asked["live.redact",] = redaction_setup(live.redact, base=base, limit_s=live.redact_s)
     if ":" in judge.function:
-        asked["live.judge.function"] = judge_setup(judge.function, base=base, time_limit_s=judge.deadline_s)
+        asked["live.judge.function",] = judge_setup(judge.function, base=base, time_limit_s=judge.deadline_s)
     if ":" in autoscale.function:
-        asked["autoscale.function"] = autoscale_setup(autoscale.function, base=base, limit_s=autoscale.limit_s)
-    for key, problem in zip(asked, asyncio.run(load_problems(list(asked.values()))), strict=True):
-        if problem:
-            yield Finding((key,), problem)
+        asked["autoscale.function",] = autoscale_setup(autoscale.function, base=base, limit_s=autoscale.limit_s)
+    yield from _not_loaded(asked)
 
 
 def _has_host(url: str) -> bool:

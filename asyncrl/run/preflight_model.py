@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import os
 import re
@@ -27,10 +26,8 @@ from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_sha
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
 from asyncrl.engine.errors import EngineError
-from asyncrl.live.redaction import redaction_setup
 from asyncrl.live.seams import AUTO, DIFFERENCE, open_seam
 from asyncrl.process import python
-from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.megatron.families import family_of
 from topics.batches import BatchMember
 from topics.trajectories import Reference
@@ -251,10 +248,6 @@ def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
     if config.live.share and not config.trains:
         message = f"live turns are learnt, and only {', '.join(config.only)} runs; set only=[], or live.share=0"
         yield Finding(("live.share", "only"), message)
-    if ":" in config.live.redact:
-        setup = redaction_setup(config.live.redact, base=base, limit_s=config.live.redact_s)
-        for problem in filter(None, asyncio.run(load_problems([setup]))):
-            yield Finding(("live.redact",), problem)
     path, create = base / config.model.path, config.model.create
     if not config.model.path:
         if not create.template:

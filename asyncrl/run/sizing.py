@@ -323,7 +323,6 @@ async def _provisioned(bus: Bus, planned: Plan) -> dict[str, int]:
 
 
 async def _progress(bus: Bus, config: Config) -> Progress | None:
-    """Return the progress of the run; None where it has no streams yet."""
     held = await held_bytes(bus)
     if not held:
         return None

@@ -127,7 +127,6 @@ def headline(state: RunState) -> str:
 
 
 def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
-    """Return the causes for which no batch is trained."""
     if state.trained >= state.total or not state.config.trains:
         return []
     if state.packed is not None and state.packed > state.trained:
@@ -377,10 +376,8 @@ def _times(work: HeldWork) -> str:
 
 
 def _waiting_text(waiting: Waiting) -> str:
-    """Return what a piece of work waits for, or where it runs."""
     return _WAITING[waiting.on].format(name=waiting.name, version=waiting.version, fault=waiting.fault)
 
 
 def _activity_text(activity: Activity) -> str:
-    """Return what an actor does."""
     return _ACTIVITIES[activity.kind].format(number=activity.number)

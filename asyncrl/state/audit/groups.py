@@ -116,7 +116,6 @@ class Groups(Fold):
         return group
 
     def _on_issued(self, message: PromptIssued | PromptIssuedHeaders, record: Record) -> None:
-        """An attempt at a trajectory."""
         key = Key(message.trajectory_id, message.attempt)
         letter, number = key.prompt_id[0], number_of(key.prompt_id)
         if self._writers.owns(record):  # records that other actors put on the log have no order
@@ -172,7 +171,6 @@ class Groups(Fold):
             self._violations.add("wrong origin", group.prompt_id, f"issued again for {origin!r}", expected)
 
     def _on_generated(self, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, record: Record) -> None:
-        """A result."""
         key = Key(message.trajectory_id, message.attempt)
         self.results += 1
         if key.prompt_id in self.closed:
@@ -192,7 +190,6 @@ class Groups(Fold):
             self._fold_if_whole(group)
 
     def _on_submitted(self, message: TrajectorySubmitted, _record: Record) -> None:
-        """A result whose reward needs the whole group."""
         if message.prompt_id not in self.closed:
             self._group(message.prompt_id).submitted.add(Key(message.trajectory_id, message.attempt))
 
@@ -211,7 +208,6 @@ class Groups(Fold):
                 self._violations.add("completed twice", key, found, "one call for its group")
 
     def _on_group_graded(self, message: GroupGraded, record: Record) -> None:
-        """The scores of one call."""
         name = group_of(message.group_id)
         if name in self.closed:
             return
@@ -234,7 +230,6 @@ class Groups(Fold):
             self._fold_if_whole(group)
 
     def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
-        """The end of an attempt alone."""
         key = Key(message.trajectory_id, message.attempt)
         if self._end(key, message.reason):
             self._group(key.prompt_id).drops[key] = self._drop(message.reason, record)
@@ -245,7 +240,6 @@ class Groups(Fold):
             self._fold_if_whole(group)
 
     def _on_group_dropped(self, message: GroupDropped, record: Record) -> None:
-        """The end of a group without a batch."""
         name = message.prompt_id
         if not self._has_ended(name, name, message.reason):
             group = self._group(name)

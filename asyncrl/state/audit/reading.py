@@ -205,7 +205,6 @@ async def _try_letters(bus: Bus, ledger: Ledger) -> None:
 
 
 def _queue(info: dict[str, Any], newest: int, lease_s: float | None) -> Queue:
-    """A work queue as the server describes it."""
     config = info["config"]
     wanted: dict[str, Any] = {"deliver_policy": "all", "ack_policy": "explicit", "max_deliver": -1}
     if lease_s is not None:

@@ -80,7 +80,6 @@ class Training(Fold):
             self._violations.add("step out of order", f"batch {message.step}", found, f"step {self._in_weights}")
 
     def _on_skip_requested(self, message: SkipRequested, record: Record) -> None:
-        """An operator asks to pass a batch over."""
         self._skips_ns.setdefault(message.step, record.time_ns)
 
     def _on_eval_requested(self, message: EvalRequested, _: Record) -> None:
@@ -144,7 +143,6 @@ class Training(Fold):
         return first - 1 if first is not None else 0
 
     def _check_lineage(self, lineage: int, name: str, what: str) -> None:
-        """Lines are numbered one after the other."""
         if not self.lineage <= lineage <= self.lineage + 1:
             expected = f"lineage {self.lineage}, or {self.lineage + 1} as the next one"
             self._violations.add("unknown lineage", name, f"{what} on lineage {lineage}", expected)
