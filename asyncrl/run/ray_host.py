@@ -200,7 +200,7 @@ class Host:
 
 
 def _is_free(path: Path) -> bool:
-    """Return whether no host uses a folder; each has a shared lock there."""
+    """Return whether no host uses what a file is the lock of: those that do share it."""
     if (handle := take(path)) is None:
         return False
     os.close(handle)
