@@ -35,7 +35,10 @@ class CardTaken(Message):
 
 
 class CardLeft(Message):
-    """An engine has nothing on the card: it gave its memory back, or its server has ended."""
+    """An engine has nothing on the card: it gave its memory back, or its server has ended.
+
+    Of one that was killed as it should leave, and has no successor, the supervisor publishes it.
+    """
 
     engine_id: Id
 
@@ -59,7 +62,7 @@ CARD_LEFT = Topic(
     "card.left",
     CardLeft,
     ENGINES,
-    publishers=("engine",),
+    publishers=("engine", "supervisor"),
     subscribers=("learner", "supervisor"),
     key="engine_id",
     repeats=True,

@@ -110,7 +110,8 @@ class EngineActor:
                     continue
                 await first_of(self._news.wait(), self.context.stop.wait())
         except (EngineFailed, EngineError) as error:
-            raise ActorDown(f"engine {self._server.address}: {error}") from error
+            name = f"engine {self._server.address}: "
+            raise ActorDown(name + str(error).removeprefix(name)) from error
         finally:
             for task in probes:
                 task.cancel()

@@ -29,6 +29,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.process import DENIED, FATAL, RestartPolicy
 from asyncrl.run.placement import LOST, Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
+from topics.cards import CardLeft
 from topics.promotions import CanaryEnded, PromotionRefused, WeightsCanaried, WeightsPromoted
 from topics.roles import ROLES, SUPERVISOR, role_of
 from topics.topic import FLEET
@@ -229,6 +230,8 @@ class Supervisor:
             code, words = await self._live(child)
             self._liveness.end(child.actor_id)
             self._lingering.discard(child.actor_id)
+            if self._frees_card(child, code):
+                await publish(self.context.bus, CardLeft(child.actor_id))  # no successor says so
             if child.leaving or (self.fold.finished and (code == 0 or child.actor_id in self._state.left)):
                 return
             if code != LOST:  # however many hosts are lost, another start helps
@@ -246,6 +249,11 @@ class Supervisor:
                 return
             self.context.count("restarts")
             await child.restarts.pause()
+
+    def _frees_card(self, child: _Child, code: int) -> bool:
+        """Return whether it is an engine that was killed as it should leave, maybe with a card that it shares."""
+        shared = child.role == "engine" and self.context.config.placement.share == "turns"
+        return shared and child.leaving and code < 0
 
     def _of_others(self, child: _Child) -> bool:
         """Return whether it is an engine whose server is of another owner: a fault there does not end the run."""

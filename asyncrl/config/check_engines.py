@@ -177,7 +177,7 @@ def share_contradictions(config: Config) -> Iterator[Finding]:
         message = 'no learner runs here (only), with which engines could share a card; set placement.share = "none"'
         yield Finding(("placement.share", "only"), message)
     elif placement.share != "none" and placement.kind != "local":
-        message = f'learner and engines have cards of their own by placement.kind = "{placement.kind}"; set "none"'
+        message = f'learner and engines have cards of their own by placement.kind = "{placement.kind}"; leave share out'
         yield Finding(("placement.share", "placement.kind"), message)
     elif placement.share == "turns":
         yield from _turns(config)
@@ -191,17 +191,17 @@ def _turns(config: Config) -> Iterator[Finding]:
         message = 'a scripted trainer has nothing on a card; set placement.share = "none"'
         yield Finding(("learner.trainer", "placement.share"), message)
     if config.weights.direct != "never":
-        message = 'the learner has left the card when engines load; with placement.share = "turns" set "never"'
+        message = 'the learner has left the card when engines load; set "never", or placement.share = "none"'
         yield Finding(("weights.direct", "placement.share"), message)
     if config.engine.router.count:
         message = 'a router does not follow turns on a card; set it to 0, or placement.share = "none"'
         yield Finding(("engine.router.count", "placement.share"), message)
     for purpose in own_groups(config):
-        message = f'engines that serve only {purpose} keep their card; let all engines serve them, or set "none"'
+        message = f"engines that serve only {purpose} keep their card; let all engines serve them"
         yield Finding((setting_of(purpose), "placement.share"), message)
     for table, group in config.engine.tables.items():
         if group.staged == "always":
-            message = 'staged weights stay on the card when engines leave it; set "never", or "none"'
+            message = 'staged weights stay on the card when engines leave it; set "never", or placement.share = "none"'
             yield Finding((f"{table}.staged", "placement.share"), message)
         if group.kind not in ("embedded", "sglang"):
             message = f'"{group.kind}" servers are not this run\'s to empty; expected embedded or sglang for turns'

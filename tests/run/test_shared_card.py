@@ -1,5 +1,7 @@
 """A whole run whose learner and engines have one card by turns, and die at each point of a turn."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,12 @@ async def test_learner_and_engines_never_have_the_card_at_once_and_whoever_dies_
             files = [arm(points, learner, "learner"), *([arm(points, engine, "engine")] if engine else [])]
             await run.reaches(lambda files=files: not any(file.exists() for file in files), f"{learner} and {engine}")
             await two_steps_more(run, f"steps after the deaths at {learner} and {engine}")
+        frozen = run.actor("engine-2")
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        code, output = await command(tmp_path, "scale", "engine=1")
+        assert code == 0, output
+        await two_steps_more(run, "steps without an engine that was frozen with the card, and has no successor")
         await until(lambda: is_often_ready(run), "engines are ready again, more than eight times", 180)
         code, output = await command(tmp_path, "down")
         assert (code, await run.ended()) == (0, 0), (output, run.story)
