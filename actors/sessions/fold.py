@@ -104,8 +104,9 @@ class SessionsFold(Fold):
         if turn is not None and headers.purged:
             turn.skip, self.state.due[name] = "purged", None
             return
-        if turn is not None and reward is not None:
-            self.state.watched.agreement.judge(f"{turn.tenant} {name}", reward)
+        known = turn or self.state.on_way.of(name)  # its user may have spoken first, and then it may be admitted
+        if known is not None and reward is not None:
+            self.state.watched.agreement.judge(f"{known.tenant} {name}", reward)
         if turn is not None and turn.verdict is None:  # a judge that came back grades again: the first grade counts
             turn.verdict = Verdict("judge", reward)
             if headers.shadow is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 NEWEST = 128  # grades about which a user spoke
-_JUDGED = 1024  # grades that a user may still speak about
+_ALONE = 1024  # grades that a user may still speak about, and what users said of turns whose grade may still come
 
 
 class Agreement(msgspec.Struct):
@@ -13,16 +13,25 @@ class Agreement(msgspec.Struct):
 
     against: list[bool] = []  # by grade about which a user spoke: whether of the other sign
     judged: dict[str, float] = {}  # grades by tenant and turn
+    spoken: dict[str, float] = {}  # what users said before a judge did
 
     def judge(self, turn: str, reward: float) -> None:
         """Take note of a judge's grade; the first of a turn counts."""
-        self.judged.setdefault(turn, reward)
-        while len(self.judged) > _JUDGED:
-            del self.judged[next(iter(self.judged))]
+        if (score := self.spoken.pop(turn, None)) is not None:
+            self._compare(reward, score)
+        else:
+            self.judged.setdefault(turn, reward)
+            _bound(self.judged)
 
     def user(self, turn: str, score: float) -> None:
-        """Take note of what the user says of a turn that a judge graded: each grade counts once."""
-        reward = self.judged.pop(turn, 0.0)
+        """Take note of what the user says of a turn: each grade counts once."""
+        if (reward := self.judged.pop(turn, None)) is not None:
+            self._compare(reward, score)
+        else:
+            self.spoken[turn] = score
+            _bound(self.spoken)
+
+    def _compare(self, reward: float, score: float) -> None:
         if reward and score:
             self.against = [*self.against, (reward > 0) != (score > 0)][-NEWEST:]
 
@@ -30,3 +39,8 @@ class Agreement(msgspec.Struct):
     def share(self) -> float | None:
         """Share of the grades with whose sign users agreed; None where none spoke."""
         return 1.0 - sum(self.against) / len(self.against) if self.against else None
+
+
+def _bound(alone: dict[str, float]) -> None:
+    while len(alone) > _ALONE:
+        del alone[next(iter(alone))]

@@ -310,6 +310,19 @@ def test_alarms_are_raised_by_the_newest_turns():
     }
 
 
+def test_a_user_who_speaks_before_the_judge_agrees_or_not_as_one_who_speaks_behind_it():
+    sessions = Sessions()
+    for number in range(16):
+        turn, score = f"t{number}", -1.0 if number < 4 else 1.0
+        sessions.started(turn).publish(finished(turn)).publish(FeedbackGiven(f"f{number}", turn, "anna", score))
+        if number % 2:
+            sessions.decide()
+            assert turn not in sessions.fold.state.turns, "it is admitted"
+        sessions.publish(judged(turn, 1.0))
+
+    assert sessions.fold.state.watched.figures()["live_disagreement"] == 0.25
+
+
 def purge(*secrets):
     return PurgeRequested("p", tenant_digest("anna"), "", "operator", [*secrets])
 
