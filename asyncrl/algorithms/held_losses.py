@@ -39,7 +39,8 @@ class Cispo(PolicyLoss, frozen=True):
 class Reinforce(PolicyLoss, frozen=True):
     """REINFORCE, weighted by the truncated ratio of trainer and sampler, which is held fixed.
 
-    Source: truncated weights of IMPALA, arXiv 1802.01561; as in PipelineRL, arXiv 2509.19128.
+    Source: truncated weights of IMPALA, arXiv 1802.01561, sections 4.1 and 4.2, without its critic; as in PipelineRL,
+        arXiv 2509.19128.
     """
 
     ratio_cap: Annotated[float, Meta(gt=0)] = 2.0  # Upper bound of the ratio.

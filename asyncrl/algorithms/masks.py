@@ -39,12 +39,12 @@ def _outside(ratio: torch.Tensor, bounds: tuple[float, float]) -> torch.Tensor:
 
 
 def sequence_geometric(log_ratio: torch.Tensor, tokens: Tokens, bounds: MaskBounds) -> torch.Tensor:
-    """Rows whose geometric mean ratio is out of its bounds."""
+    """Rows whose geometric mean ratio is out of its bounds: sequence rejection, as in AReaL and verl."""
     return _outside(geometric(log_ratio, tokens), bounds.sequence)
 
 
 def sequence_product(log_ratio: torch.Tensor, tokens: Tokens, bounds: MaskBounds) -> torch.Tensor:
-    """Rows whose product of ratios is out of its bounds."""
+    """Rows whose product of ratios, that of the whole row, is out of its bounds, as in verl."""
     return _outside(product(log_ratio, tokens), bounds.sequence)
 
 
