@@ -26,7 +26,7 @@ def chosen_cards(cards: Sequence[int], layout: Layout) -> Sequence[int]:
     Every replica of the model has its ranks, and every stage whole groups of ranks that share experts.
     """
     for count in range(len(cards), 0, -1):
-        if count % layout.model == 0 and count // layout.pipeline % layout.expert == 0:
+        if count % layout.model == 0 and count // layout.pipeline % layout.sharing == 0:
             return cards[:count]
     return ()
 

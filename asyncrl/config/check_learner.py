@@ -161,9 +161,9 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         product = " times ".join(f"{key} = {size}" for key, size in sizes.items() if size > 1)
         message = f"found {learner.ranks} ranks, expected a multiple of {ranks}: {product} ranks hold one model"
         yield Finding((*(f"learner.layout.{key}" for key in sizes), "learner.ranks"), message)
-    elif stage % learner.layout.expert:
-        message = f"found {learner.layout.expert}, expected a divisor of the {stage} ranks of a stage, which share them"
-        yield Finding(("learner.layout.expert", "learner.ranks"), message)
+    elif stage % (sharing := learner.layout.expert * learner.layout.expert_tensor):
+        message = f"found {sharing} for experts, expected a divisor of the {stage} ranks of a stage, which share them"
+        yield Finding(("learner.layout.expert", "learner.layout.expert_tensor", "learner.ranks"), message)
     for key, found, wanted in (
         ("learner.moments", learner.moments != "float32", "moments only in float32"),
         ("learner.activations", learner.activations < 1.0, "no such share; `learner.recompute` is its way"),

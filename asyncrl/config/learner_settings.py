@@ -108,6 +108,8 @@ class LayoutSettings(Settings):
     virtual: Positive = 1
     # Ranks of a stage, of one replica or of several, that share the experts; a divisor of the experts.
     expert: Positive = 1
+    # Ranks of a stage that share the matrices of each expert; a divisor of its channels.
+    expert_tensor: Positive = 1
 
 
 class FilterOptions(Settings):

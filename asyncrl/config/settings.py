@@ -194,7 +194,9 @@ class LearnerSettings(Settings):
     # Share of their activations that compiled layers keep for the backward pass; what is cheapest is computed again.
     activations: Annotated[float, Meta(gt=0, le=1)] = 1.0
     moments: Literal["float32", "bfloat16"] = "float32"  # Type in which AdamW's moments are kept between updates.
-    offload_idle: bool = False  # Move weights and optimiser to host memory while no batch is there to be trained.
+    # Move weights and optimiser to host memory while no batch is there to be trained; those of policy and critic also
+    # while the other one learns.
+    offload_idle: bool = False
     compile: bool = True  # Compile layers at the first step, where `device` is a GPU and `dtype` bfloat16.
     publish_every: Positive = 1  # Steps between published versions.
     checkpoint_every: Positive = 20  # Steps between checkpoints.

@@ -28,6 +28,8 @@ class TrainerSettings:
     """True where tokens go, in the pass with the gradient, to those that they went to in the pass before the update."""
     quantised: Quantisation | None = None
     """The form of the published weights; the trained ones have `dtype`."""
+    offloads: bool = False
+    """True where policy and critic leave the device while the other one learns."""
     threads: int = 1
     eps: float = 1e-8
     teacher: Path | None = None  # directory of the model that fills the column `teacher`

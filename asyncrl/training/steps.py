@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial, wraps
 from operator import itemgetter
@@ -36,6 +36,7 @@ from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.reference import Reference
 from asyncrl.training.resting import Resting
 from asyncrl.training.routing import Mixture, Recorded, check_routing
+from asyncrl.training.settings import TrainerSettings
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import Top
 from topics.batches import Anomaly, CriticStep, Objective
@@ -89,6 +90,7 @@ def placed_call(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenat
 class Steps:
     """Every part of `Trainer` that is the same for all models. A trainer gives it the parts declared here."""
 
+    settings: TrainerSettings
     source: Path | None
     config: bytes | None = None
     form: Quantisation | None = None  # of the published weights; None as they are trained
@@ -141,18 +143,39 @@ class Steps:
             self._order_copies()
         self._reference.follow(objective.reference)
         valued = self.with_advantages(rows, objective)
-        figures, critic_norm = self._criticised(valued, objective.critic)
+        with self._away(self._own if self._critic is not None else None):
+            figures, critic_norm = self._criticised(valued, objective.critic)
         figures |= self._live_kl(valued) if objective.live_kl else {}
         if objective.moves_policy:
             # The critic learns from returns on the scale of the rewards.
             scaled = whitened(valued, self._passes.gathered) if objective.whiten else valued
             used = self.with_gradient(scaled, loss)
-            figures |= self._policy_step(used, objective, usual)
+            try:
+                with self._away(self._critic):
+                    figures |= self._policy_step(used, objective, usual)
+            except NonFiniteLoss:
+                if self._critic is not None:
+                    self._critic.forget()
+                raise
             figures["rows_skipped"] = float(len(rows) - len(used))
         if self._critic is not None and objective.critic is not None:
             self._order_copies()
             self._critic.update(objective.critic, critic_norm)
         return {"loss": 0.0, "rows": float(len(rows)), **figures}
+
+    @contextmanager
+    def _away(self, idle: Own | Critic | None) -> Iterator[None]:
+        """Let a model leave the device while the other one learns, where the settings say so; with its gradient."""
+        if idle is None or not self.settings.offloads:
+            yield
+            return
+        self._order_copies()  # which may still read it
+        away, held = Resting(), idle.tensors()
+        away.leave([*held, *idle.gradients(), *(one.grad for one in held if one.grad is not None)])
+        try:
+            yield
+        finally:
+            away.come_back()
 
     def _policy_step(self, used: list[TrainRow], objective: Objective, usual: Usual | None) -> dict[str, float]:
         loss = loss_of(objective)
@@ -160,8 +183,6 @@ class Steps:
         sums, norm = self._gradient(batches, loss)
         total = float(sums.pop("loss", 0.0))
         if not np.isfinite([total, norm]).all():
-            if self._critic is not None:
-                self._critic.forget()
             self._refuse(used, loss, f"loss {total}, gradient norm {norm}")
         if usual is not None and (found := departure(usual, total, norm)):
             carriers = self._alone.carriers(used, loss, finite=True)

@@ -44,6 +44,7 @@ class TorchSettings(TrainerSettings):
 class TorchTrainer(Steps):
     """See `Trainer`."""
 
+    settings: TorchSettings
     _own: Optimized
 
     def __init__(self, directory: Path, settings: TorchSettings | None = None) -> None:

@@ -70,6 +70,7 @@ def _common(config: Config, model: Path, base: Path) -> dict[str, Any]:
         "compiled": settings.device.startswith("cuda") and settings.dtype == "bfloat16" and settings.compile,
         "replays": settings.routing == "replay",
         "records": settings.routing == "trainer",
+        "offloads": settings.offload_idle,
         "shares": config.weights.direct != "never",
         "quantised": quantised_as(model, config.weights.format),
         "teacher": base / settings.teacher.model if settings.teacher.model else None,

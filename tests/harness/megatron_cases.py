@@ -49,6 +49,10 @@ LAYOUTS = {
     "tensor-experts": (2, Layout(tensor=2, expert=2)),
     "copied-experts": (2, Layout(tensor=2)),
     "context-experts": (4, Layout(pipeline=2, context=2, virtual=2, expert=2)),
+    "stages-experts": (4, Layout(tensor=2, pipeline=2, expert=2)),
+    "tokens-experts": (4, Layout(tensor=2, context=2, expert=4)),
+    "data-experts": (4, Layout(tensor=2, expert=2, expert_tensor=2)),
+    "divided-experts": (2, Layout(tensor=2, expert_tensor=2)),
 }
 """By name: ranks and layout."""
 ROUNDED = {"rounded-products": (2, Layout(tensor=2)), "rounded-shares": (4, Layout(pipeline=2))}
@@ -72,10 +76,14 @@ SOURCES = {
     "tensor-experts": "experts",
     "copied-experts": "tensor-experts",
     "context-experts": "copied-experts",
+    "stages-experts": "context-experts",
+    "tokens-experts": "stages-experts",
+    "divided-experts": "tensor-experts",
+    "data-experts": "divided-experts",
 }
 """Whose checkpoint each goes on from."""
-RECOMPUTED = ("virtual", "both", "tokens", "context-experts")
-"""With layers that are computed again in the backward pass."""
+RECOMPUTED = ("virtual", "both", "tokens", "context-experts", "data-experts", "tokens-experts")
+"""With layers that are computed again in the backward pass; in the others they are when a checkpoint goes on."""
 OF_FAMILIES = ("both", "one")
 """In which every family is taken."""
 OWN = "invented"
@@ -149,7 +157,7 @@ def share(rows, layout, rank, ranks):
     return [held(row, place) for row, owner in zip(rows, owners, strict=True) if owner == replica]
 
 
-def opened(folder, name, case, **further):
+def opened(folder, name, case, *, recompute=None, **further):
     layout = CASES[case][1]
     if "num_experts_per_tok" in SMALL.get(name, ("", {}))[1] and case in OF_FAMILIES:
         # Gradients are whole where nothing has replicas, which experts would have beside divided products.
@@ -159,7 +167,7 @@ def opened(folder, name, case, **further):
         dtype="bfloat16" if case in ROUNDED else "float32",
         micro_batch_tokens=64,
         eps=EPS,
-        recompute=case in RECOMPUTED,
+        recompute=case in RECOMPUTED if recompute is None else recompute,
         replays=name in (EXPERTS, *REPLAYED),
         **further,
     )
@@ -218,7 +226,7 @@ def roles_rows(step):
 
 def roles(folder, case, layout, rank, ranks):
     """Three steps with all roles, the last one from a checkpoint."""
-    further, found = {"teacher": folder / "qwen2", "critic": folder / "llama"}, []
+    further, found = {"teacher": folder / "qwen2", "critic": folder / "llama", "offloads": True}, []
     trainer = opened(folder, FIRST, case, **further)
     for step in range(SAVED_AT + 1):
         if step == SAVED_AT:
@@ -335,7 +343,7 @@ def training(folder, case, layout, rank, ranks):
 
 def resumed(folder, case, layout, rank, ranks):
     """The third step from the checkpoint of another layout, or of the torch trainer."""
-    trainer, source = opened(folder, model_of(case), case), SOURCES[case]
+    trainer, source = opened(folder, model_of(case), case, recompute=case not in RECOMPUTED), SOURCES[case]
     trainer.load(folder / (f"state-{source}" if source != "torch" else f"state-torch-{model_of(case)}"))
     found = state(trainer)
     metrics = trainer.step(share(trained_rows(case, SAVED_AT), layout, rank, ranks), objective(SAVED_AT))

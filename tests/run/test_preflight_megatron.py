@@ -31,6 +31,7 @@ def test_a_library_that_is_missing_or_another_is_one_clear_error(monkeypatch, fo
         ("tensor=2", 2, "tensor = 2 does not divide the model's 1 key-value heads; use a divisor of 1"),
         ("virtual=2", 1, "virtual = 2 divides the layers of several stages, found pipeline = 1; raise pipeline"),
         ("expert=2", 2, "expert = 2 does not divide the model's 0 experts; set it to 1"),
+        ("expert_tensor=2", 2, "expert_tensor = 2 does not divide the 0 channels of an expert; set it to 1"),
         ("pipeline=3", 3, "pipeline = 3 is more than the model's 2 layers; each chunk has one at least: use 2 at most"),
     ],
 )

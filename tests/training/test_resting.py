@@ -21,10 +21,25 @@ def resizable(trainer):
     return trainer
 
 
-def whole(models):
-    return resizable(
-        TorchTrainer(models / "policy", TorchSettings(critic=models / "teacher", teacher=models / "teacher"))
-    )
+def whole(models, *, offloads=False):
+    beside = {"critic": models / "teacher", "teacher": models / "teacher"}
+    return resizable(TorchTrainer(models / "policy", TorchSettings(**beside, offloads=offloads)))
+
+
+def learning_apart(trainer):
+    """A list that gets what policy and critic have on the device while the other one learns."""
+    found, policy, critic = [], trainer._gradient, trainer._critic.gradient
+
+    def of_policy(*given):
+        found.append(stored(trainer._critic.tensors()))
+        return policy(*given)
+
+    def of_critic(*given):
+        found.append(stored(trainer._own.tensors()))
+        return critic(*given)
+
+    trainer._gradient, trainer._critic.gradient = of_policy, of_critic
+    return found
 
 
 def objective(step, penalties):
@@ -37,7 +52,8 @@ def stored(tensors):
 
 
 def test_training_with_rests_between_the_steps_has_the_same_bits(models, tmp_path):
-    rng, trainers = np.random.default_rng(2), [whole(models), whole(models)]
+    rng, trainers = np.random.default_rng(2), [whole(models), whole(models, offloads=True)]
+    plain, apart = map(learning_apart, trainers)
     for step in range(4):
         rows = policy_rows(rng, 12)
         found = [trainer.step(rows, objective(step, [TO_REFERENCE])) for trainer in trainers]
@@ -55,6 +71,8 @@ def test_training_with_rests_between_the_steps_has_the_same_bits(models, tmp_pat
     rested.step(rows, objective(4, [TO_REFERENCE]))
     trainers[0].step(rows, objective(4, [TO_REFERENCE]))
     assert_same_bits(*trainers)
+    assert len(plain) == len(apart) == 10 and min(plain) > 0
+    assert not any(apart[:8]), "but what a checkpoint's file is mapped for"
 
 
 def test_a_resting_trainer_holds_nothing_on_its_device_and_says_how_much_it_moved(models):

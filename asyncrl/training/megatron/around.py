@@ -37,7 +37,6 @@ OPTIONS: Mapping[str, Any] = {
     "variable_seq_lengths": True,  # packed rows have another length in each micro-batch
     "moe_token_dispatcher_type": "alltoall",  # the default one is refused beside lengths that vary, experts or not
     "moe_router_load_balancing_type": "none",  # the gradient is that of the objective alone
-    "expert_tensor_parallel_size": 1,  # gloo refuses what divided experts gather
 }
 """Of every `TransformerConfig`."""
 
@@ -116,7 +115,7 @@ def join(layout: Layout) -> None:
         context_parallel_size=layout.context,
         virtual_pipeline_model_parallel_size=layout.virtual if layout.virtual > 1 else None,
         expert_model_parallel_size=layout.expert,
-        expert_tensor_parallel_size=1,
+        expert_tensor_parallel_size=layout.expert_tensor,
         create_gloo_process_groups=False,  # they are for the library's own checkpoints
     )
     # Without dropout nothing is drawn; this tracker asks no GPU for the state of its generator.
@@ -131,4 +130,5 @@ def _joined() -> Layout:
         context=parallel_state.get_context_parallel_world_size(),
         virtual=parallel_state.get_virtual_pipeline_model_parallel_world_size() or 1,
         expert=parallel_state.get_expert_model_parallel_world_size(),
+        expert_tensor=parallel_state.get_expert_tensor_parallel_world_size(),
     )

@@ -34,11 +34,15 @@ def _opened(gate_up: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
 
 
 class Experts(nn.Module):
-    """The experts of this rank."""
+    """The experts of this rank, or its share of their channels."""
 
-    def __init__(self, count: int, config: Any) -> None:
+    def __init__(self, count: int, config: Any, ranks: int = 1) -> None:
+        """
+        Args:
+            ranks: that share each of them.
+        """
         super().__init__()
-        hidden, channels = config.hidden_size, config.moe_ffn_hidden_size
+        hidden, channels = config.hidden_size, config.moe_ffn_hidden_size // ranks
         self.gate_up = self._parameter(count, 2 * channels, hidden)
         self.down = self._parameter(count, hidden, channels)
         self.opened = _opened
@@ -129,12 +133,14 @@ class ExpertMixture(nn.Module):
         groups = get_default_pg_collection()
         self._group, self._chosen = groups.ep, config.moe_router_topk
         self._ranks = dist.get_world_size(self._group)
+        self._sharing = groups.expt_tp
+        self._shares = dist.get_world_size(self._sharing)
         self.router = TopKRouter(config=config, pg_collection=groups)
         self.counted: torch.Tensor | None = None  # [T, 1] 1 for the tokens of a pass that are counted
         self.load: torch.Tensor
         """[E] tokens that went to each expert, of those that were counted in passes with a gradient."""
         self.register_buffer("load", torch.zeros(config.num_moe_experts, dtype=torch.int64), persistent=False)
-        self.experts = Experts(config.num_moe_experts // self._ranks, config)
+        self.experts = Experts(config.num_moe_experts // self._ranks, config, self._shares)
         self.shared_experts = None
         if config.moe_shared_expert_intermediate_size:
             products = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
@@ -167,17 +173,42 @@ class ExpertMixture(nn.Module):
             shares: [N].
         """
         if self._ranks == 1:
+            return self._summed(rows, counts, shares)
+        return _elsewhere(self._group, rows, counts.view(self._ranks, -1), shares, self._summed)
+
+    def _summed(self, rows: torch.Tensor, counts: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """Return what experts of this rank make of rows: the sum over the ranks that share their channels."""
+        if self._shares == 1:
             return self.experts(rows, counts, shares)  # type: ignore[no-any-return]
-        own = counts.view(self._ranks, -1)
-        given = torch.empty_like(own)  # rows for each of this rank's experts, by the rank that sends them
-        dist.all_to_all_single(given, own, group=self._group)
-        sent, received = own.sum(1).tolist(), given.sum(1).tolist()
-        rows = all_to_all(self._group, rows, received, sent)
-        shares = all_to_all(self._group, shares, received, sent)
-        numbers = torch.arange(given.shape[1], device=rows.device).repeat(self._ranks)
-        order = numbers.repeat_interleave(given.flatten(), output_size=sum(received)).argsort(stable=True)
-        made = self.experts(_to_experts(rows, order, 1), given.sum(0), shares.gather(0, order))
-        return all_to_all(self._group, _to_tokens(made, order, 1), sent, received)  # type: ignore[no-any-return]
+        each = counts.expand(self._shares, -1).contiguous()
+        made = _elsewhere(self._sharing, rows.repeat(self._shares, 1), each, shares.repeat(self._shares), self.experts)
+        return made.view(self._shares, *rows.shape).sum(0)
+
+
+def _elsewhere(
+    group: dist.ProcessGroup,
+    rows: torch.Tensor,
+    counts: torch.Tensor,
+    shares: torch.Tensor,
+    make: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """Let the ranks of a group make something of rows, each of those that it is sent.
+
+    Args:
+        rows: [N, H] those for the first rank first, ordered by expert.
+        counts: [R, E of a rank] rows for each expert of each rank.
+        shares: [N].
+        make: as `ExpertMixture._made`.
+    """
+    given = torch.empty_like(counts)  # rows for each of this rank's experts, by the rank that sends them
+    dist.all_to_all_single(given, counts, group=group)
+    sent, received = counts.sum(1).tolist(), given.sum(1).tolist()
+    rows = all_to_all(group, rows, received, sent)
+    shares = all_to_all(group, shares, received, sent)
+    numbers = torch.arange(given.shape[1], device=rows.device).repeat(len(given))
+    order = numbers.repeat_interleave(given.flatten(), output_size=sum(received)).argsort(stable=True)
+    made = make(_to_experts(rows, order, 1), given.sum(0), shares.gather(0, order))
+    return all_to_all(group, _to_tokens(made, order, 1), sent, received)  # type: ignore[no-any-return]
 
 
 class _Replay:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,12 @@ class Layout(NamedTuple):
     context: int = 1  # ranks that share the tokens of each document
     virtual: int = 1  # chunks of consecutive layers in each stage, which the stages take in turn
     expert: int = 1  # ranks of a stage, of one replica or of several, that share the experts
+    expert_tensor: int = 1  # such ranks that share the matrices of each expert
+
+    @property
+    def sharing(self) -> int:
+        """Ranks of a stage that hold its experts together."""
+        return self.expert * self.expert_tensor
 
     @property
     def model(self) -> int:
@@ -57,13 +64,13 @@ class Layout(NamedTuple):
         """Number of the replica that a rank belongs to, from 0; all its ranks train the same rows."""
         return rank // (self.tensor * self.context) % (ranks // self.model)
 
-    def holders(self, stage: int, ranks: int, expert_rank: int | None = None) -> range:
+    def holders(self, stage: int, ranks: int, expert_rank: int | None = None) -> Sequence[int]:
         """Return the ranks of a stage, or those of them that have an expert, as megatron-core numbers them."""
         count = ranks // self.pipeline
-        first = stage * count
+        own = range(stage * count, (stage + 1) * count)
         if expert_rank is None:
-            return range(first, first + count)
-        return range(first + expert_rank, first + count, self.expert)
+            return own
+        return [rank for rank in own if rank // self.expert_tensor % self.expert == expert_rank]
 
     def is_first(self, rank: int, ranks: int) -> bool:
         """Return whether a rank is the first of its replica, which counts the rows of all."""
@@ -100,6 +107,10 @@ class Layout(NamedTuple):
         if self.expert > 1 and (not count or count % self.expert):
             hint = f"use a divisor of {count}" if count else "set it to 1"
             return f"expert = {self.expert} does not divide the model's {count} experts; {hint}"
+        channels = experts.intermediate if experts else 0
+        if self.expert_tensor > 1 and (not channels or channels % self.expert_tensor):
+            hint = f"use a divisor of {channels}" if channels else "set it to 1"
+            return f"expert_tensor = {self.expert_tensor} does not divide the {channels} channels of an expert; {hint}"
         if (self.tensor - 1) * -(-shape.vocab_size // self.tensor) >= shape.vocab_size:
             return f"tensor = {self.tensor} leaves ranks without any of the model's {shape.vocab_size} tokens; lower it"
         return ""

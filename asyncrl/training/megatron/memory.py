@@ -51,7 +51,8 @@ def parameters_of(family: Family, shape: ModelConfig, layout: Layout) -> list[Pa
             continue
         count, is_expert = math.prod(row.size), _EXPERT in row.name
         if row.rule.split is not None:
-            count = -(-row.size[row.rule.split] // layout.tensor) * (count // row.size[row.rule.split])
+            ranks = layout.expert_tensor if is_expert else layout.tensor
+            count = -(-row.size[row.rule.split] // ranks) * (count // row.size[row.rule.split])
         if is_expert:
             count = count // layout.expert  # of as many experts on each rank
         chunk, _ = layout.place_of(row.layer, shape.layers)
@@ -65,7 +66,7 @@ def rank_memory(family: Family, shape: ModelConfig, layout: Layout, training: Tr
     """Estimate what the fullest rank needs for a policy of this shape."""
     ranks, element = training.ranks, training.element
     replicas = ranks // (layout.tensor * layout.pipeline)  # context parallelism divides the moments too
-    expert_replicas = max(ranks // (layout.expert * layout.pipeline), 1)
+    expert_replicas = max(ranks // (layout.sharing * layout.pipeline), 1)
     kept = 8 if element == 4 else 12  # two moments; and a master
     each = [
         RankMemory(

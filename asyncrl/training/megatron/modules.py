@@ -131,6 +131,7 @@ def build(
         recompute_granularity="full" if recompute else None,
         recompute_method="uniform" if recompute else None,
         recompute_num_layers=1 if recompute else None,
+        expert_tensor_parallel_size=layout.expert_tensor,  # by default it would be that of other products
         **expert_options(shape, layout.expert),
         **latent_options(shape),
         **OPTIONS,

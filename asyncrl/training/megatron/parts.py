@@ -49,6 +49,14 @@ class Reading(NamedTuple):
 _AS_IT_IS = Reading()
 
 
+class _Peers(NamedTuple):
+    """The ranks that a tensor is divided over."""
+
+    rank: int  # of this one
+    size: int
+    group: dist.ProcessGroup
+
+
 class Spread:
     """A tensor whose parts some ranks have. See `asyncrl.training.host_copy.Gathered`."""
 
@@ -79,15 +87,20 @@ class Parts:
         self._own: list[dict[str, torch.Tensor]] = [
             {**dict(chunk.named_parameters()), **dict(chunk.named_buffers())} for chunk in chunks
         ]
-        self._rank = parallel_state.get_tensor_model_parallel_rank()
         self._stage = parallel_state.get_pipeline_model_parallel_rank()
-        self._peers = parallel_state.get_tensor_model_parallel_group()
+        state = parallel_state
+        own, of_experts = state.get_tensor_model_parallel_rank(), state.get_expert_tensor_parallel_rank()
+        self._peers = (  # of experts the second
+            _Peers(own, layout.tensor, state.get_tensor_model_parallel_group()),
+            _Peers(of_experts, layout.expert_tensor, state.get_expert_tensor_parallel_group()),
+        )
         self._replicas = (
             parallel_state.get_data_parallel_group(with_context_parallel=True),
             parallel_state.get_expert_data_parallel_group(),
         )
         self.places = list(self._places(family))
-        divided = {place.parameter: place.rule.split for place in self.places if place.rule.split is not None}
+        dense = (place for place in self.places if place.expert_rank is None)  # experts mark themselves
+        divided = {place.parameter: place.rule.split for place in dense if place.rule.split is not None}
         for parameter, split in divided.items():
             if parameter is not None and not hasattr(parameter, "tensor_model_parallel"):
                 # The library's initialisation, which is off, would mark them. Without the mark, the norm of the
@@ -136,10 +149,10 @@ class Parts:
         """Gather a tensor on a rank that holds it; ranks that have none of it, or have it twice, take no part."""
         if place.parameter is None:
             return None
-        rank, peers, split = dist.get_rank(), self._layout.tensor, place.rule.split
-        divided = split is not None and peers > 1
+        rank, peers, split = dist.get_rank(), self._peers_of(place), place.rule.split
+        divided = split is not None and peers.size > 1
         # Whose replica the one that gathers is: of a divided tensor its rank with the same part.
-        own = to // peers * peers + self._rank if divided else to
+        own = to // peers.size * peers.size + peers.rank if divided else to
         replicas = self._replicas[place.expert_rank is not None]
         sums = reading.summed and dist.get_world_size(replicas) > 1 and own in dist.get_process_group_ranks(replicas)
         if rank != own and not sums:
@@ -151,16 +164,19 @@ class Parts:
         if rank != own:
             return None
         if divided:
-            every = [torch.empty_like(found) for _ in range(peers)] if rank == to else None
-            dist.gather(found, every, dst=to, group=self._peers)
+            every = [torch.empty_like(found) for _ in range(peers.size)] if rank == to else None
+            dist.gather(found, every, dst=to, group=peers.group)
             if every is None:
                 return None
             found = _joined(every, split or 0, place.rule.stacked)
         return found.narrow(0, 0, place.shape[0]).contiguous()  # without the rows of no token
 
+    def _peers_of(self, place: Place) -> _Peers:
+        return self._peers[place.expert_rank is not None]
+
     def _local(self, place: Place) -> tuple[int, ...]:
         """Shape of a rank's part."""
-        split, peers = place.rule.split, self._layout.tensor
+        split, peers = place.rule.split, self._peers_of(place).size
         return tuple(-(-size // peers) if dim == split else size for dim, size in enumerate(place.shape))
 
     @torch.no_grad()
@@ -205,7 +221,7 @@ class Parts:
     def _fill(self, part: torch.Tensor, place: Place, files: TensorFiles, prefix: str) -> None:
         local, split, stacked = self._local(place), place.rule.split or 0, place.rule.stacked
         rows, whole = local[split] // stacked, place.shape[split] // stacked
-        start = self._rank * rows if place.rule.split is not None else 0
+        start = self._peers_of(place).rank * rows if place.rule.split is not None else 0
         name = prefix + place.name
         begins = [number * whole + start for number in range(stacked)]
         found = [files.narrow(name, split, begin, begin + rows) for begin in begins]

@@ -34,7 +34,7 @@ class Rule(NamedTuple):
 
     parameter: str  # name in the model; of a layer without `decoder.layers.N.`
     size: Size
-    split: int | None = None  # dimension of the tensor that is divided over tensor-parallel ranks
+    split: int | None = None  # dimension that is divided over tensor-parallel ranks; of experts over theirs
     part: Part = lambda parameter, _: parameter
     stacked: int = 1  # so many tensors of one size lie along the first dimension, each divided by itself
     trained: bool = True  # else it is a buffer, in float32 everywhere
@@ -170,9 +170,9 @@ def _count(shape: ModelConfig) -> tuple[int, ...]:
 
 _EXPERTS: Rows = {
     "mlp.gate.weight": Rule("mlp.router.weight", lambda s: (*_count(s), s.hidden)),
-    "mlp.experts.N.gate_proj.weight": Rule("mlp.experts.gate_up", lambda s: (_channels(s), s.hidden), part=half(0)),
-    "mlp.experts.N.up_proj.weight": Rule("mlp.experts.gate_up", lambda s: (_channels(s), s.hidden), part=half(1)),
-    "mlp.experts.N.down_proj.weight": Rule("mlp.experts.down", lambda s: (s.hidden, _channels(s))),
+    "mlp.experts.N.gate_proj.weight": Rule("mlp.experts.gate_up", lambda s: (_channels(s), s.hidden), 0, half(0)),
+    "mlp.experts.N.up_proj.weight": Rule("mlp.experts.gate_up", lambda s: (_channels(s), s.hidden), 0, half(1)),
+    "mlp.experts.N.down_proj.weight": Rule("mlp.experts.down", lambda s: (s.hidden, _channels(s)), 1),
 }
 """Of a layer's experts; the parameters of a rank have one after another."""
 

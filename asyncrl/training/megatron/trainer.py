@@ -35,6 +35,7 @@ from asyncrl.training.steps import STATE, WEIGHTS, Steps
 class MegatronTrainer(Steps):
     """See `Trainer`. Ranks of one replica give `step` the same rows."""
 
+    settings: MegatronSettings
     _own: MegatronOptimized
 
     def __init__(self, directory: Path, settings: MegatronSettings | None = None) -> None:
