@@ -205,6 +205,7 @@ class Gateway:
                     endings = await all_of([ending(number, turn, secret) for number, turn in enumerate(turns)])
                 self._context.count("turns_repeated", len(turns) - len(new))
                 self._context.count("turns", len(new))
+                self._context.count("replies_rewritten", prompt.rewritten)
                 answered = await reply.end(endings)
                 for turn in new:
                     self._shadows.answer(turn.shadowed())

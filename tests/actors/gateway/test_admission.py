@@ -1,7 +1,9 @@
 """Limits of a tenant hold over restarts; of a private request nothing is stored but its size."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import ClientSession
@@ -21,8 +23,10 @@ USER = [{"role": "user", "content": "abc"}]
 
 
 async def test_limits_hold_over_a_restart_of_the_gateway(
-    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    now = time.time()
+    monkeypatch.setattr("actors.gateway.meter.time", SimpleNamespace(time=lambda: now))  # within one minute of one day
     made = gateway_stage(stage, tmp_path / "model", inference)
     requests, added = make_key("anna", requests_per_minute=2)
     tokens, also = make_key("ben", tokens_per_day=13)

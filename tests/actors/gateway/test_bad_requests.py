@@ -111,6 +111,7 @@ async def test_each_has_one_answer_in_the_shape_of_its_api(
             field = "input" if path == "responses" else "messages"
             never = body | {field: [USER, {"role": "assistant", "content": "xyz"}, USER]}
             assert (await http.post(url, headers=login, json=never)).status == 200
+            assert served.count("replies_rewritten") == 1
     (begun,) = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
     assert (begun.parent, begun.rewritten) == ("", 1)
 
@@ -127,9 +128,10 @@ async def test_few_large_bodies_are_in_memory_at_once_and_small_ones_pass(
         yield b'"max_tokens": 3, "messages": [{"role": "user", "content": "abc"}]}'
 
     async with (
-        gateway(bus, stage, tmp_path / "model", inference, hold_s=0.1) as served,
+        gateway(bus, stage, tmp_path / "model", inference) as served,
         ClientSession(served.address, headers={"x-api-key": served.key}) as http,
     ):
+        served.gateway._large._hold_s = 0.01
         slow = asyncio.create_task(http.post("/v1/messages", data=slowly()))  # of a size that nobody knows
         await until(lambda: served.gateway._large._under_way.total() == 1, "it has come")
         large = json.dumps(with_content("messages", "a" * 2**19)).encode()
