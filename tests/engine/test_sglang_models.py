@@ -30,6 +30,8 @@ CLASSES = {
     "/update_weights_from_distributed": "UpdateWeightsFromDistributedReqInput",
     "/init_weights_update_group": "InitWeightsUpdateGroupReqInput",
     "/destroy_weights_update_group": "DestroyWeightsUpdateGroupReqInput",
+    "/release_memory_occupation": "ReleaseMemoryOccupationReqInput",
+    "/resume_memory_occupation": "ResumeMemoryOccupationReqInput",
     "/abort_request": "AbortReq",
     "sampling_params": "SamplingParams",
 }
@@ -94,7 +96,8 @@ async def bodies_of_the_client() -> list[tuple[str, Any]]:
 
     async def record(request: web.Request) -> web.Response:
         bodies.append((request.path, await request.json()))
-        return web.json_response({"output_ids": [], "meta_info": {"finish_reason": {"type": "length"}}})
+        meta = {"finish_reason": {"type": "length"}, "output_token_logprobs": [[-1.0, 3, None]]}
+        return web.json_response({"output_ids": [3], "meta_info": meta})
 
     application = web.Application()
     application.router.add_post("/{path:.*}", record)
@@ -104,6 +107,7 @@ async def bodies_of_the_client() -> list[tuple[str, Any]]:
     client = EngineClient(f"http://127.0.0.1:{runner.addresses[0][1]}")
     try:
         every = SamplingParams(5, 0.5, 0.9, 3, 0.1, 1, ["x"], [2], seed=4, ignore_eos=True, routed=1)
+        every = msgspec.structs.replace(every, top=2, priority=1, schema='{"type": "object"}')
         await client.generate([1, 2], SamplingParams(5))
         await client.generate([1, 2], every, extra_key="v1")
         for mode in ("abort", "in_place", "retract"):
@@ -115,6 +119,8 @@ async def bodies_of_the_client() -> list[tuple[str, Any]]:
         for version in (None, "v1"):
             await client.update_from_group(place.name, [Described("a", "bfloat16", [2, 3], 12)], version)
         await client.leave_group(place.name)
+        await client.release_memory()
+        await client.resume_memory()
         await client.continue_generation()
         await client.abort("one")
         await client.abort_all()
@@ -147,6 +153,8 @@ def test_the_embedded_engines_bodies_have_sglangs_names_and_defaults():
         "/update_weights_from_distributed": schema.FromGroupBody,
         "/init_weights_update_group": schema.GroupBody,
         "/destroy_weights_update_group": schema.LeaveBody,
+        "/release_memory_occupation": schema.MemoryBody,
+        "/resume_memory_occupation": schema.MemoryBody,
         "/abort_request": schema.AbortBody,
         "sampling_params": schema.SamplingBody,
     }
