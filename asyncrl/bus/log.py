@@ -159,9 +159,8 @@ class LogReader:
         self.last = at.stream_sequence
         if self.stream.keep is Retention.LAST:
             self._seen[message.subject] = at.time_ns
-        self._on_record(
-            Record(self.stream, self.last, message.subject, message.headers or {}, message.data, at.time_ns)
-        )
+        headers = message.headers or {}
+        self._on_record(Record(self.stream, self.last, message.subject, headers, message.data, at.time_ns))
         self._news.set()
 
     def more(self, count: int) -> None:

@@ -97,9 +97,9 @@ def _name(topic: Topic[Any], key: str) -> bytes:
 async def _key_of(bus: Bus, secrets: str) -> bytes:
     """Return the key that some data keys make together: without one of them there is none."""
     keys = [await _data_key(bus, secret) for secret in secrets.split(",")]
-    return (
-        keys[0] if len(keys) == 1 else hashlib.blake2b(b"".join(keys), digest_size=32, person=b"asyncrl keys").digest()
-    )
+    if len(keys) == 1:
+        return keys[0]
+    return hashlib.blake2b(b"".join(keys), digest_size=32, person=b"asyncrl keys").digest()
 
 
 async def _data_key(bus: Bus, secret: str) -> bytes:

@@ -45,9 +45,8 @@ def history_text(history: TrajectoryHistory) -> str:
         f"  [{event.sequence} of {event.stream}]"
         for event in events
     ]
-    return "\n".join(
-        [history.trajectory_id, *lines, *([] if history.ended else ["              open: it has no end yet"])]
-    )
+    lines += [] if history.ended else ["              open: it has no end yet"]
+    return "\n".join([history.trajectory_id, *lines])
 
 
 async def _read(bus: Bus, found: FoundRun, name: str) -> tuple[TrajectoryHistory, Sample | None]:

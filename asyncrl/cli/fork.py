@@ -42,9 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     files, root = found.files, found.files.root
     log, stages = read_topics(found, "fork", _read)
     start = begins_after(log, files.read_config(), arguments.at, stages)
-    config = forked_config(
-        files.read_config(), start, [*arguments.set, f"run={arguments.new}"], root.parent, files.base
-    )
+    overrides = [*arguments.set, f"run={arguments.new}"]
+    config = forked_config(files.read_config(), start, overrides, root.parent, files.base)
     launch = Launch(LoadedConfig(config, files.base, files.config))
     launch.prepare()
     try:

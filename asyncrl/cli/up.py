@@ -139,9 +139,8 @@ def _on_interrupt(launch: Launch, state: RunState) -> asyncio.Event:
         if state.phase == "starting":
             print("stopping", file=sys.stderr, flush=True)  # nothing is shown yet
         else:
-            state.report(
-                "news", time.time_ns(), "stopping: all actors finish or hand back their work; Ctrl-C again kills"
-            )
+            words = "stopping: all actors finish or hand back their work; Ctrl-C again kills"
+            state.report("news", time.time_ns(), words)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, interrupt)

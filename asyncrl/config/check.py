@@ -128,10 +128,8 @@ def _model(model: ModelSettings) -> Iterator[Finding]:
 def _lengths(config: Config) -> Iterator[Finding]:
     tokens, context, served = config.rollout.max_new_tokens, config.model.create.context, config.engine.context
     if not config.model.path and tokens >= context:
-        message = (
-            f"{tokens} new tokens leave no room for a prompt in model.create.context = {context}; lower them or raise"
-        )
-        yield Finding(("rollout.max_new_tokens", "model.create.context"), f"{message} the context")
+        message = f"{tokens} new tokens leave no room for a prompt in model.create.context = {context}"
+        yield Finding(("rollout.max_new_tokens", "model.create.context"), f"{message}; lower them or raise the context")
     if served and tokens >= served:
         message = f"{tokens} new tokens leave no room for a prompt in engine.context = {served}; lower them or raise"
         yield Finding(("rollout.max_new_tokens", "engine.context"), f"{message} engine.context")
@@ -275,10 +273,8 @@ def _start(config: Config) -> Iterator[Finding]:
         message = f"warmup.steps = {config.warmup.steps}, but start.checkpoint has its warm-up behind it; set 0"
         yield Finding(("warmup.steps", "start.checkpoint"), message)
     if config.learner.steps <= start.step:
-        message = (
-            f"learner.steps = {config.learner.steps} leaves nothing to train after start.step = {start.step}; raise"
-        )
-        yield Finding(("learner.steps", "start.step"), f"{message} learner.steps")
+        message = f"learner.steps = {config.learner.steps} leaves nothing to train after start.step = {start.step}"
+        yield Finding(("learner.steps", "start.step"), f"{message}; raise learner.steps")
 
 
 def _engine(engine: EngineSettings) -> Iterator[Finding]:

@@ -34,9 +34,7 @@ from topics.topic import (
     Retention,
     Stream,
 )
-from topics.topic import (
-    TURNS as LIVE_TURNS,
-)
+from topics.topic import TURNS as LIVE_TURNS
 from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, METRICS, NAME_CHARS, TURNS
 from topics.wire import INLINE_BYTES
 

@@ -304,9 +304,8 @@ class Launch:
             liveness.end(SUPERVISOR)
             restarts.add()
             if restarts.should_give_up:
-                self._give_up(
-                    f"the supervisor died {restarts.count} times in a row, at last with {self.supervisor_end}"
-                )
+                times = f"{restarts.count} times in a row"
+                self._give_up(f"the supervisor died {times}, at last with {self.supervisor_end}")
                 return
             await restarts.pause()
             if self._leaving.is_set():

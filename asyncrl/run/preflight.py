@@ -178,9 +178,8 @@ def _start(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(("start.checkpoint",), str(error))
         return
     if found.step != config.start.step:
-        yield Finding(
-            ("start.step", "start.checkpoint"), f"found {config.start.step}, the checkpoint is of step {found.step}"
-        )
+        message = f"found {config.start.step}, the checkpoint is of step {found.step}"
+        yield Finding(("start.step", "start.checkpoint"), message)
 
 
 def _room(config: Config, base: Path) -> list[Finding]:

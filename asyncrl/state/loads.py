@@ -56,9 +56,8 @@ def pool_loads(state: RunState) -> dict[str, PoolLoad]:
 def _workers(state: RunState, pool: str, wanted: int) -> PoolLoad:
     queue = state.queues.get(pool, {})
     live = sum(actor.live for actor in state.of_role(pool))
-    return PoolLoad(
-        pool, wanted, live, places_of(state.config, pool), queue.get("waiting", 0), queue.get("under_way", 0)
-    )
+    places = places_of(state.config, pool)
+    return PoolLoad(pool, wanted, live, places, queue.get("waiting", 0), queue.get("under_way", 0))
 
 
 def _engines(state: RunState, pool: str, wanted: int) -> PoolLoad:

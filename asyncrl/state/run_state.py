@@ -24,15 +24,7 @@ from asyncrl.state.parts import (
     one_line,
 )
 from asyncrl.state.roster import Roster
-from topics.actors import (
-    ActorStarted,
-    ActorStopped,
-    DeadLetter,
-    FleetScaled,
-    RunOpened,
-    StopRequested,
-    Vitals,
-)
+from topics.actors import ActorStarted, ActorStopped, DeadLetter, FleetScaled, RunOpened, StopRequested, Vitals
 from topics.batches import BatchPackedHeaders, BatchTrained
 from topics.evals import EvalScored
 from topics.groups import GroupDropped

@@ -43,7 +43,7 @@ from topics.ids import prompt_of
 from topics.stages import STAGE_BEGAN
 from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
-from topics.topic import BATCHES, GRADES, STREAMS, VITALS, Retention, Stream, Topic
+from topics.topic import ACTORS, BATCHES, GRADES, STREAMS, VITALS, Retention, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 from topics.weights import (
     CHECKPOINT_SAVED,
@@ -147,9 +147,7 @@ class Watch:
         """Fold in what was published until the supervisor left, as far as it comes within two seconds."""
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(2):
-                last = await read_last(
-                    self._bus, ACTOR_STOPPED.stream, ACTOR_STOPPED.subject(self._bus.run, SUPERVISOR)
-                )
+                last = await read_last(self._bus, ACTORS, ACTOR_STOPPED.subject(self._bus.run, SUPERVISOR))
                 if last is not None:
                     await self.until(lambda: self._listeners[ACTOR_STARTED].last >= last.sequence)
 

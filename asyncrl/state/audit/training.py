@@ -125,9 +125,8 @@ class Training(Fold):
             self._violations.add("wrong checkpoint", name, found, f"batch {step} trained before it")
         elif self.opening.publishes(step) and self.published.get((lineage, step)) != message.digest:
             published = self.published.get((lineage, step), "not published")
-            self._violations.add(
-                "wrong checkpoint", name, f"digest {message.digest}", f"that of its version: {published}"
-            )
+            expected = f"that of its version: {published}"
+            self._violations.add("wrong checkpoint", name, f"digest {message.digest}", expected)
 
     def _on_lost(self, message: CheckpointLost, _: Record) -> None:
         """A checkpoint that could not be read counts no more; what was trimmed before that needs no other."""
