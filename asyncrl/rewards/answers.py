@@ -15,7 +15,12 @@ from asyncrl.rewards.scorers import make_math
 
 _LAST_CHARS = 300  # of a completion, where `dapo` looks for the answer
 _DAPO_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
-_UNITS = re.compile(r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|\\(?:left|right|!|,|;|:|quad|ldots|%)|[$%,\s]")
+_UNITS = re.compile(
+    r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|\\(?:left|right|!|,|;|:|quad|ldots|%)|\^\s*(?:\\circ|\{\s*\\circ\s*\})|[$%,\s]"
+    r"|\b(?:square|ways|integers|dollars|mph|inches|ft|hours|km|units|points|feet|minutes|digits|cents|degrees|cm|gm"
+    r"|pounds|meters|meals|edges|students|multiples)\b",
+    re.IGNORECASE,
+)
 _LETTERS = "ABCDEFGHIJ"
 _BEFORE = r"\s*(?i:is)?\s*:?\s*(?:\\boxed|\\text|[*($\\{])*([A-Z])(?![A-Za-z])"
 _GPQA_ANSWERS = (
@@ -61,8 +66,10 @@ def make_deepscaler() -> Callable[..., float]:
 def dapo(completion: str, label: Any) -> dict[str, float]:
     """1 where the last `Answer:` in the last 300 characters equals the label, else -1; the metric `acc` is 1 or 0.
 
-    Integers are compared as numbers, other answers as texts without units, commas, dollars and spaces.
-    Source: DAPO (arXiv 2503.14476, section 2.4, and its prompt template in appendix A).
+    Of an equation the right side is compared: integers as numbers, other answers as texts without commas, dollars,
+    spaces and the units that Minerva leaves out.
+    Source: DAPO (arXiv 2503.14476, section 2.4, and its prompt template in appendix A); Minerva (arXiv 2206.14858,
+    appendix D.1).
     """
     found = _DAPO_ANSWER.findall(completion[-_LAST_CHARS:])
     right = bool(found) and _plain(found[-1]) == _plain(str(label))
@@ -89,30 +96,41 @@ def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
     """1.0 where the letter that a completion chooses is that of the label, else 0.0.
 
     The letter is that of the last "final answer is X", else of "answer: X" (also "option", "choice"), else of "X is
-    correct", else the last capital that is a choice and stands alone. The label is a letter, the number of a choice
-    from 0, or the text of one of `metadata["choices"]`; `metadata["correct_letter"]` comes before it. Letters are
-    `metadata["valid_letters"]`, or as many as there are choices, or A to D.
+    correct", else the last capital that is a choice and stands alone. A completion without any chooses the right one
+    where it has the text of that one. The label is a letter, the number of a choice from 0, or the text of one of
+    `metadata["choices"]`; `metadata["correct_letter"]` comes before it. Letters are `metadata["valid_letters"]`, or as
+    many as there are choices, or A to D, for a label beyond them A to J.
 
     Raises:
         ValueError: the label is no choice.
     """
     metadata = metadata or {}
     choices = [str(choice).strip() for choice in metadata.get("choices") or ()]
-    letters = [str(letter).upper() for letter in metadata.get("valid_letters") or _LETTERS[: len(choices) or 4]]
-    expected = _letter(metadata.get("correct_letter", label), letters, choices)
+    wanted = metadata.get("correct_letter", label)
+    few = str(wanted).strip().upper() in (*_LETTERS[:4], *"0123")
+    usual = _LETTERS[: len(choices) or (4 if few else len(_LETTERS))]
+    letters = [str(letter).upper() for letter in metadata.get("valid_letters") or usual]
+    expected = _letter(wanted, letters, choices)
     text = completion.rpartition("</think>")[2]
     for pattern in (*_GPQA_ANSWERS, r"(?<![A-Za-z])([A-Z])(?![A-Za-z])"):
         if found := [letter for letter in re.findall(pattern, text) if letter in letters]:
             return float(found[-1] == expected)
-    return 0.0
+    right = dict(zip(letters, choices, strict=False)).get(expected, "")
+    return float(bool(_bare(right)) and f" {_bare(right)} " in f" {_bare(text)} ")
+
+
+def _bare(text: str) -> str:
+    """Letters and digits alone, in lower case, words apart."""
+    return " ".join(re.findall(r"\w+", text.lower()))
 
 
 def _letter(label: Any, letters: list[str], choices: list[str]) -> str:
     text = str(label).strip()
     if text.upper().strip("().") in letters:
         return text.upper().strip("().")
-    if text in choices:
-        return letters[choices.index(text)]
+    bare = [_bare(choice) for choice in choices]
+    if text in choices or (_bare(text) and _bare(text) in bare):
+        return letters[choices.index(text) if text in choices else bare.index(_bare(text))]
     if text.isdecimal() and int(text) < len(letters):
         return letters[int(text)]
     raise ValueError(f"label {label!r} is no choice: letters are {', '.join(letters)}, choices {choices}")
@@ -120,7 +138,8 @@ def _letter(label: Any, letters: list[str], choices: list[str]) -> str:
 
 def _plain(answer: str) -> str:
     boxed = last_boxed(answer)
-    text = _UNITS.sub("", answer if boxed is None else boxed).rstrip(".").lower()
+    right = (answer if boxed is None else boxed).rpartition("=")[2]
+    text = _UNITS.sub("", right).rstrip(".").lower() or right.strip().lower()  # an answer may be a unit alone
     try:
         number = float(text)
         return str(int(number)) if number.is_integer() else text

@@ -51,6 +51,11 @@ def test_deepscaler(completion, label, reward):
         ("Answer: 34" + " " * 300, "34", False),  # beyond the last 300 characters
         ("Answer: -3", "3", False),
         ("Answer: \\frac{1}{2}", "\\frac{1}{2}", True),
+        ("Answer: n = 34", "34", True),
+        ("Answer: 34 degrees", "34", True),
+        ("Answer: $34^\\circ$", "34", True),
+        ("Answer: 34 or 35", "34", False),
+        ("Answer: feet", "minutes", False),
     ],
 )
 def test_dapo(completion, label, right):
@@ -89,6 +94,10 @@ def test_f1(completion, label, expected):
         ("Answer: B", "blue", {"choices": ["red", "blue"]}, 1.0),
         ("Answer: B", "red", {"choices": ["red", "blue"], "correct_letter": "B"}, 1.0),
         ("no letter at all", "A", None, 0.0),
+        ("Answer: F", "F", None, 1.0),  # A to J, since the label is beyond D
+        ("Answer: F", 4, None, 0.0),
+        ("It is the light  blue!", "Light blue", {"choices": ["red", "light blue"]}, 1.0),
+        ("It is bluer than red.", "light blue", {"choices": ["red", "light blue"]}, 0.0),
     ],
 )
 def test_gpqa(completion, label, metadata, reward):
