@@ -30,7 +30,7 @@ class KeyRevoked(Message):
 
 
 class TurnCounted(Message):
-    """Size of a request that has ended, whose key has limits, or of which nothing else is stored."""
+    """Size of a request that has ended, whose key has limits, or of which nothing else is stored, or not all."""
 
     turn_id: Id
     tenant: Id

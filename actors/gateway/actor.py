@@ -221,7 +221,8 @@ class Gateway:
             finally:
                 if new:
                     size = sum(turn.size for turn in new)
-                    await self._meter.end(key, new[0].id, begun_s, size, private=private)
+                    alone = private or any(turn.size and not turn.recorded for turn in new)
+                    await self._meter.end(key, new[0].id, begun_s, size, alone=alone)
 
         return answer
 

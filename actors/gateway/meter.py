@@ -50,9 +50,13 @@ class Meter:
         self._usage.begin(key if replies else msgspec.structs.replace(key, tokens_per_day=0), now_s)
         return now_s
 
-    async def end(self, key: KeyAdded, turn_id: str, begun_s: float, tokens: int, *, private: bool) -> None:
-        """Store the size of a request that has ended."""
-        if private or key.requests_per_minute or key.tokens_per_day:
+    async def end(self, key: KeyAdded, turn_id: str, begun_s: float, tokens: int, *, alone: bool) -> None:
+        """Store the size of a request that has ended.
+
+        Args:
+            alone: of one of its turns nothing else is stored, or not all: it is private, or there was no room.
+        """
+        if alone or key.requests_per_minute or key.tokens_per_day:
             counted = TurnCounted(turn_id=turn_id, tenant=key.tenant, begun_s=begun_s, tokens=tokens)
             self._usage.take(counted, known=True)
             await self._facts.put(counted, anyway=True)

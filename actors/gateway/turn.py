@@ -110,6 +110,11 @@ class Turn(Watch):
         return self._asked.digest
 
     @property
+    def recorded(self) -> bool:
+        """Return whether its begin, and its end where that has come, are stored, or wait to be."""
+        return self._recorded
+
+    @property
     def keyed(self) -> str:
         """Return the digest of its idempotency key; "" for none."""
         return self._asked.key

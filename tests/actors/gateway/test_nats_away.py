@@ -15,7 +15,8 @@ from harness.gateways import gateway, in_two_halves, stored_turns
 from harness.sdks import anthropic, openai, sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import LEASE_S, Stage, until
-from topics.turns import FeedbackGiven, TurnStarted
+from topics.keys import TurnCounted
+from topics.turns import FeedbackGiven, TurnFinished, TurnStarted
 
 MOST = 12  # tokens of a reply
 USER = [{"role": "user", "content": "abc"}]
@@ -75,10 +76,12 @@ async def test_beyond_the_bound_replies_are_given_and_unrecorded_turns_counted(
         await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
         facts = await stored_turns(bus)
     begun = {fact.turn_id for fact in facts if isinstance(fact, TurnStarted)}
-    ends = [fact for fact in facts if not isinstance(fact, TurnStarted)]
+    ends = [fact for fact in facts if isinstance(fact, TurnFinished)]
     assert begun == {end.turn_id for end in ends} and len(ends) == len(begun) > 0
     whole = [end for end in ends if end.finish == "length"]
     assert lost == 9 - len(whole) > 0
+    counted = [fact.turn_id for fact in facts if isinstance(fact, TurnCounted)]  # also where the gateway dies
+    assert len(counted) == len({*counted}) == lost and not {*counted} & {end.turn_id for end in whole}
     assert all(len(end.tokens) == 0 for end in ends if end.finish == "gone")
 
 
