@@ -52,3 +52,13 @@ async def first_of(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any], ti
         for future, wait in zip(futures, waits, strict=True):
             if future is not wait:
                 future.cancel()
+
+
+async def all_of(*works: Coroutine[Any, Any, T]) -> list[T]:
+    """Await several and return what they come to; where one fails, the others end, and its error is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

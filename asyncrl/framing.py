@@ -71,3 +71,12 @@ async def read_within(reader: asyncio.StreamReader, silence_s: float | None) -> 
             async with asyncio.timeout(silence_s):
                 return await reader.read(_STREAM_BYTES)
     return b""
+
+
+async def write_heartbeats(writer: asyncio.StreamWriter, heartbeat: bytes, every_s: float) -> None:
+    """Write a heartbeat again and again; the end of the other side is found by those who read from it."""
+    while True:
+        writer.write(heartbeat)
+        with contextlib.suppress(OSError):
+            await writer.drain()
+        await asyncio.sleep(every_s)

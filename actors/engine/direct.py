@@ -17,6 +17,7 @@ from typing import Any
 import zstandard
 
 from actors.runtime.actor import Context
+from asyncrl.background import all_of
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import publish
@@ -167,7 +168,7 @@ class DirectWay:
         self._tensors = (await sender.call(Open(offer.tensors))).tensors
         if not sender.joined:
             place = GroupPlace(self.kind, _HERE, free_port(), sender.group, 1 + self._ranks)
-            await _all(sender.call(Join(place, self._deadline_s)), self._server.join_group(place))
+            await all_of(sender.call(Join(place, self._deadline_s)), self._server.join_group(place))
             sender.joined = True
 
     async def _transfer(self, offer: WeightsOffered) -> None:
@@ -181,7 +182,7 @@ class DirectWay:
         for number, tensors in enumerate(calls, 1):
             label = offer.key if number == len(calls) else None
             names = [tensor.name for tensor in tensors]
-            await _all(sender.call(Send(names)), self._server.update_from_group(sender.group, tensors, label))
+            await all_of(sender.call(Send(names)), self._server.update_from_group(sender.group, tensors, label))
 
     def _sender(self) -> _Sender | None:
         """Return the process that sends; None while it starts, which this begins, or where none is needed."""
@@ -229,14 +230,3 @@ def _calls(tensors: Sequence[Described]) -> list[list[Described]]:
     for tensor, size in zip(tensors, sizes, strict=True):
         found.setdefault((size - 1) // _CALL_BYTES, []).append(tensor)
     return [*found.values()]
-
-
-async def _all(*work: Awaitable[Any]) -> None:
-    """Await several; the first that fails ends the wait, and the others are given up."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

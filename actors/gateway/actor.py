@@ -22,10 +22,11 @@ from actors.gateway.feedback import Opinions
 from actors.gateway.listening import listening
 from actors.gateway.meter import Meter
 from actors.gateway.places import Places
-from actors.gateway.reply import Answered, Reply, all_of, shape_errors
+from actors.gateway.reply import Answered, Reply, shape_errors
 from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
+from asyncrl.background import all_of
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, last_sequence
 from asyncrl.bus.publish import BY
@@ -202,7 +203,7 @@ class Gateway:
             try:
                 async with self._under_way(new, session, key.tenant, lost, private=private):
                     secret = await self._data_keys.of(user) if new and not private else ""
-                    endings = await all_of([ending(number, turn, secret) for number, turn in enumerate(turns)])
+                    endings = await all_of(*(ending(number, turn, secret) for number, turn in enumerate(turns)))
                 self._context.count("turns_repeated", len(turns) - len(new))
                 self._context.count("turns", len(new))
                 self._context.count("replies_rewritten", prompt.rewritten)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -70,16 +69,6 @@ def shape_errors(context: Context) -> Middleware:
             return refusal(api, LiveError("internal", "the gateway failed at this request"))
 
     return shaped
-
-
-async def all_of(replies: Sequence[Coroutine[Any, Any, Ending]]) -> list[Ending]:
-    """Return the ends of all replies to a request; where one fails, the others end, and its error is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(reply) for reply in replies]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 
 class Reply:

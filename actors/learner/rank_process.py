@@ -25,7 +25,7 @@ from actors.learner.rank_wire import BEAT_S, ERRORS, NO_CARD, NumberedCall, Repl
 from actors.runtime.actor import Context, Login, give_way, open_context
 from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
-from asyncrl.framing import pack, read_frames
+from asyncrl.framing import pack, read_frames, write_heartbeats
 from asyncrl.telemetry.logs import open_log
 from asyncrl.telemetry.output import print_lossy
 from asyncrl.training import torch_trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
@@ -45,7 +45,7 @@ class RankServer:
 
     async def serve(self, reader: asyncio.StreamReader) -> None:
         """Answer until the learner closes the socket, or a call ends this process."""
-        self._tasks.start(self._beat())
+        self._tasks.start(write_heartbeats(self._writer, pack(Reply(self._number)), BEAT_S))
         async for frame in read_frames(reader):
             self._tasks.start(self._answer(msgspec.msgpack.decode(frame, type=NumberedCall)))
 
@@ -66,13 +66,6 @@ class RankServer:
                 name = next(name for name, kind in ERRORS.items() if isinstance(error, kind))
                 reply = Reply(self._number, number, error=name, reason=str(error))
         self._writer.write(pack(reply))
-
-    async def _beat(self) -> None:
-        while True:
-            self._writer.write(pack(Reply(self._number)))
-            with contextlib.suppress(ConnectionError):  # who reads finds the end
-                await self._writer.drain()
-            await asyncio.sleep(BEAT_S)
 
 
 async def run(login: Login, rank: int, ranks: int, folder: Path) -> None:

@@ -19,6 +19,7 @@ from actors.runtime.isolation import OVER
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_message
 from asyncrl.bus.pull import position
+from asyncrl.framing import write_heartbeats
 from asyncrl.telemetry.logs import open_log
 from asyncrl.telemetry.output import print_lossy
 from topics.table import QUEUES
@@ -62,7 +63,7 @@ class Handed:
             record = await read_message(bus, stream, position(reply).stream_sequence)
             if record is not None:  # else its message is gone
                 self._over.clear()
-                heartbeats = asyncio.create_task(_send_heartbeats(writer))
+                heartbeats = asyncio.create_task(write_heartbeats(writer, b".", _HEARTBEAT_S))
                 self._receive(Msg(bus.client, record.subject, reply, record.data, record.headers))
                 await self._over.wait()
                 heartbeats.cancel()
@@ -76,14 +77,6 @@ async def _next(reader: asyncio.StreamReader) -> str:
         async with asyncio.timeout(_IDLE_S):
             return (await reader.readline()).decode().strip()
     return ""
-
-
-async def _send_heartbeats(writer: asyncio.StreamWriter) -> None:
-    while True:
-        writer.write(b".")
-        with contextlib.suppress(OSError):
-            await writer.drain()
-        await asyncio.sleep(_HEARTBEAT_S)
 
 
 async def run_actor(login: Login, sock: socket.socket) -> None:

@@ -6,10 +6,12 @@ import asyncio
 import re
 import secrets
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any, NamedTuple
 
 import xxhash
 
+from asyncrl.background import all_of
 from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
@@ -75,13 +77,9 @@ async def store_blob(bus: Bus, topic: Topic[Any], chunks: Sequence[bytes], seque
         async with limit:
             await store(number, chunk)
 
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for number, chunk in enumerate(chunks):
-                digest.update(chunk)
-                tasks.create_task(bounded(number, chunk))
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # callers distinguish faults of the bus from others
+    for chunk in chunks:
+        digest.update(chunk)
+    await all_of(*map(bounded, count(), chunks))
     crash_point("blob.stored")
     return f"{blob}:{sum(map(len, chunks))}:{digest.hexdigest()}:{len(chunks)}"
 
