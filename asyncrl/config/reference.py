@@ -99,7 +99,9 @@ def type_text(kind: types.Type) -> str:
 def _table_text(kind: types.DictType) -> str:
     """Name of the type of a table whose keys are the user's; numbers in it with their range."""
     of = kind.value_type
-    return f"table of {type_text(of)}s {range_text(of)}" if isinstance(of, types.IntType) else "table"
+    if isinstance(of, types.DictType):
+        return f"table of {_table_text(of).replace('table', 'tables', 1)}"
+    return f"table of {type_text(of)}s {range_text(of)}" if isinstance(of, types.IntType | types.FloatType) else "table"
 
 
 def _given(kind: types.UnionType) -> types.Type:

@@ -159,9 +159,13 @@ def _compare_tokenizer(path: Path, shape: ModelConfig) -> None:
 
 
 def check_machine(config: Config) -> Iterator[Finding]:
-    """Return whether there is here what the settings ask for: GPUs for the learner, the package of the engine."""
+    """Return whether there is here what the settings ask for: GPUs for the learner, the package of the engine.
+
+    What other hosts have for the roles that are placed there, they say as they start.
+    """
     device = config.learner.device
-    cuda = re.fullmatch(r"cuda(?::(\d+))?", device)
+    elsewhere = () if config.placement.kind == "local" else config.placement.roles
+    cuda = re.fullmatch(r"cuda(?::(\d+))?", device) if "learner" not in elsewhere else None
     if cuda and config.learner.trainer != SCRIPTED:
         count, version = _gpus({})
         if count is None:
@@ -172,7 +176,7 @@ def check_machine(config: Config) -> Iterator[Finding]:
             )
             yield Finding(("learner.device",), message)
     for table, group in config.engine.tables.items():
-        if group.kind == "sglang":
+        if group.kind == "sglang" and "engine" not in elsewhere:
             yield from _sglang(table, group)
     if config.engine.router.count and importlib.util.find_spec("sglang_router") is None:
         message = "found 1, but there is no package sglang-router here; install it: pip install -e"

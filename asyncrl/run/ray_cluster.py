@@ -136,8 +136,8 @@ class RayCluster:
             ray.init(where, logging_level=logging.ERROR, log_to_driver=False)
         except OSError as error:  # ConnectionError is one
             raise NoCluster(
-                f"no Ray cluster {name} answers: {_first_line(error)}; start it with `ray start --head`, and further "
-                "nodes with `ray start --address HEAD:PORT`, or name another with placement.address"
+                f"no Ray cluster {name} answers: {_first_line(error).rstrip('.')}; start it with `ray start --head`, "
+                "and further nodes with `ray start --address HEAD:PORT`, or name another with placement.address"
             ) from error
         except RuntimeError as error:  # also of another version of Python or Ray
             raise NoCluster(f"the Ray cluster {name} cannot be joined: {' '.join(str(error).split())}") from error

@@ -271,7 +271,7 @@ def test_what_a_file_starts_at_its_import_holds_nobody_up(written, tmp_path):
 
     load_config(written(SOUND), overrides=["reward.function=my.py:reward"], further=check_surroundings)
 
-    assert time.monotonic() - began < 100
+    assert time.monotonic() - began < 900, "it did not wait for what sleeps for 1000 s"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lighteval") is not None, reason="lighteval is installed")

@@ -9,6 +9,7 @@ import pytest
 
 from asyncrl.config.settings import Config
 from asyncrl.process import python
+from asyncrl.run.preflight_model import check_machine
 from asyncrl.run.preflight_placement import (
     address_problems,
     check_placement,
@@ -207,6 +208,21 @@ def test_another_machine_must_reach_the_topics_by_tls(nats: dict[str, str], mess
     assert message in found.message
     assert not list(address_problems(config(nats=nats), [node()]))  # simulated nodes of this machine
     assert not list(address_problems(config(nats={"url": "tls://10.0.0.7:4222"}), [node(here=False)]))
+
+
+def test_cards_and_packages_of_engines_are_not_looked_for_here_where_ray_chooses_their_hosts(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("asyncrl.run.preflight_model._asked", lambda *_: "False")  # as a head without SGLang answers
+    engines = config(engine={"kind": "sglang"}, learner={"trainer": "scripted"})
+    assert not list(check_machine(engines))
+    engines.placement.roles = ["rollout"]
+    assert [one.keys for one in check_machine(engines)] == [("engine.kind",)]
+
+
+def test_a_bundle_below_zero_is_refused_by_what_is_expected():
+    (found,) = problems("demo", "placement.bundles.engine.CPU=-1")
+    assert found.message.endswith("expected table of tables of numbers > 0")
 
 
 def test_roles_that_stay_beside_up_are_refused():
