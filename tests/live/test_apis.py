@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from asyncrl.live.apis.table import APIS, MESSAGES
-from asyncrl.live.apis.words import Ending, LiveError, Request
+from asyncrl.live.apis.words import Call, Ending, LiveError, Request, assistant_message
 from harness.live_apis import OPENING, parsed_events
 
 USER = {"role": "user", "content": "Hi"}
@@ -244,6 +244,26 @@ def test_responses_as_events(ending: Ending, status: str):
     assert response == APIS["responses"].whole(OPENING, parse("responses"), [ending])
     assert response["output"][0]["content"][0]["text"] == "Hello"
     assert (response["usage"]["total_tokens"], response["status"]) == (10, status)
+
+
+def test_an_item_of_a_response_ends_before_the_next_one_begins_and_all_come_back_as_one_message():
+    calls = [Call("call_1", "find", {"a": 1}), Call("call_2", "find", {"b": 2})]
+    events = APIS["responses"].events(OPENING, parse("responses"))
+    sent = events.begin() + events.text("See") + events.call(calls[0]) + events.text(" and") + events.call(calls[1])
+    got = parsed_events(sent + events.end(Ending("See and", 9, "stop", calls=calls)))
+
+    names = [name.removeprefix("response.") for name, _ in got]
+    items = [data["item"] for name, data in got if name == "response.output_item.done"]
+    marks = [name for name in names if name.startswith("output_item.")]
+    assert marks == ["output_item.added", "output_item.done"] * 4
+    assert [item["type"] for item in items] == ["message", "function_call"] * 2
+    assert got[-1][1]["response"]["output"] == items and len({item["id"] for item in items}) == 4
+    assert [data["output_index"] for name, data in got if name == "response.output_item.done"] == [0, 1, 2, 3]
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "found"}
+    whole = APIS["responses"].whole(OPENING, parse("responses"), [Ending("See and", 9, "stop", calls=calls)])["output"]
+    for output in (items, whole):
+        _, said, _ = parse("responses", input=[USER, *output, result]).messages
+        assert said == assistant_message("See and", calls, turn="t1")
 
 
 STOPS = [

@@ -104,32 +104,55 @@ class _ResponseEvents:
         self._thinking = False  # the item of reasoning is open
         self._number = 0
         self._items = 0  # that have begun
-        self._place: dict[str, Any] = {}  # of the text; empty: there is none yet
+        self._output: list[dict[str, Any]] = []  # items that are done
+        self._place: dict[str, Any] = {}  # of the message that is open; empty: none is
+        self._texts: list[str] = []  # of that
+        self._messages = 0  # that have begun
 
     def begin(self) -> bytes:
         first = self._event("response.created", response=_response(self._opening, self._request))
         return first + self.alive()
 
     def text(self, delta: str) -> bytes:
-        return self._opened() + self._event("response.output_text.delta", **self._place, delta=delta, logprobs=[])
+        first = self._opened()
+        self._texts.append(delta)
+        return first + self._event("response.output_text.delta", **self._place, delta=delta, logprobs=[])
 
     def _opened(self) -> bytes:
-        """Return the begin of the message, where it has not begun."""
+        """Return the begin of a message, where none is open."""
         if self._place:
             return b""
         before = self._thought()
         number, self._items = self._items, self._items + 1
-        self._place = {"item_id": _item_id(self._opening), "output_index": number, "content_index": 0}
-        item = _item_of(self._opening, "in_progress", [])
+        identity = _item_id(self._opening, self._messages)
+        self._messages += 1
+        self._place = {"item_id": identity, "output_index": number, "content_index": 0}
+        item = _item_of(identity, "in_progress", [])
         first = before + self._event("response.output_item.added", output_index=number, item=item)
         return first + self._event("response.content_part.added", **self._place, part=_part(""))
 
+    def _closed(self, status: str, ending: Ending | None = None) -> bytes:
+        """Return the end of the message that is open, where one is: clients keep items in the order of their ends."""
+        if not self._place:
+            return b""
+        place, self._place = self._place, {}
+        part = _part("".join(self._texts), ending)
+        self._texts.clear()
+        item = _item_of(place["item_id"], status, [part])
+        self._output.append(item)
+        return (
+            self._event("response.output_text.done", **place, text=part["text"], logprobs=part["logprobs"])
+            + self._event("response.content_part.done", **place, part=part)
+            + self._event("response.output_item.done", output_index=place["output_index"], item=item)
+        )
+
     def call(self, call: Call) -> bytes:
-        before = self._thought()
+        before = self._thought() + self._closed("completed")
         number, self._items = self._items, self._items + 1
         item = _called(call)
         place = {"item_id": item["id"], "output_index": number}
         begun = item | {"arguments": "", "status": "in_progress"}
+        self._output.append(item)
         return (
             before
             + self._event("response.output_item.added", output_index=number, item=begun)
@@ -153,6 +176,7 @@ class _ResponseEvents:
             return b""
         self._thinking, text = False, "".join(self._thoughts)
         item = reasoning_item(self._opening, self._request, text)
+        self._output.append(item)
         last = self._reasoning("done", text=text) + self._part("done", text)
         return last + self._event("response.output_item.done", output_index=0, item=item)
 
@@ -177,19 +201,13 @@ class _ResponseEvents:
         return self._event("response.in_progress", response=_response(self._opening, self._request))
 
     def end(self, ending: Ending) -> bytes:
-        response, last = _response(self._opening, self._request, ending), b""
-        if ending.text or not ending.calls:
-            last = (
-                self._opened()
-                + self._event(
-                    "response.output_text.done", **self._place, text=ending.text, logprobs=token_logprobs(ending)
-                )
-                + self._event("response.content_part.done", **self._place, part=_part(ending.text, ending))
-            )
-            number = self._place["output_index"]
-            item = next(one for one in response["output"] if one["type"] == "message")
-            last += self._event("response.output_item.done", output_index=number, item=item)
-        return last + self._event(f"response.{response['status']}", response=response)
+        response = _response(self._opening, self._request, ending)
+        last = b"" if self._place or ending.calls else self._opened()
+        last += self._closed(response["status"], ending)
+        messages = [item for item in self._output if item["type"] == "message"]
+        if messages:  # a call may have closed it before its log-probs were known
+            messages[-1]["content"][0]["logprobs"] = token_logprobs(ending)
+        return last + self._event(f"response.{response['status']}", response=response | {"output": self._output})
 
     def done(self, endings: list[Ending]) -> bytes:
         return b""
@@ -247,9 +265,13 @@ def _take(messages: list[Message], entry: Message, where: str) -> None:
             thought = messages.pop() if only_reasoning(messages) else {}
             named = entry.get("id")  # which of replies that read the same it was
             turn = (
-                {"turn": named.removeprefix(_MESSAGE)} if isinstance(named, str) and named.startswith(_MESSAGE) else {}
+                {"turn": named.removeprefix(_MESSAGE).partition("_")[0]}
+                if isinstance(named, str) and named.startswith(_MESSAGE)
+                else {}
             )
-            message = turn | thought | message
+            # Text behind a call, in the same reply: no result of it stands between the two.
+            before = messages.pop() if messages and "tool_calls" in messages[-1] else {}
+            message = turn | thought | before | message | {"content": before.get("content", "") + message["content"]}
         messages.append(message)
     elif kind == "reasoning":
         take_reasoning(messages, entry, where)
@@ -263,7 +285,8 @@ def _response(opening: Opening, request: Request, ending: Ending | None = None) 
     if ending is not None:
         status = "incomplete" if ending.finish == "length" else "completed"
         details = {"reason": "max_output_tokens"} if ending.finish == "length" else None
-        text = [_item_of(opening, status, [_part(ending.text, ending)])] if ending.text or not ending.calls else []
+        message = _item_of(_item_id(opening), status, [_part(ending.text, ending)])
+        text = [message] if ending.text or not ending.calls else []
         thought = [reasoning_item(opening, request, ending.thoughts)] if ending.thoughts else []
         output = [*thought, *text, *map(_called, ending.calls)]
         usage = {
@@ -299,13 +322,14 @@ def _called(call: Call) -> dict[str, Any]:
     }
 
 
-def _item_id(opening: Opening) -> str:
-    return f"{_MESSAGE}{opening.turn}"
+def _item_id(opening: Opening, number: int = 0) -> str:
+    """Return the id of a message of a reply; one behind a call has a number, too."""
+    return f"{_MESSAGE}{opening.turn}" + (f"_{number}" if number else "")
 
 
-def _item_of(opening: Opening, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+def _item_of(identity: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "id": _item_id(opening),
+        "id": identity,
         "type": "message",
         "status": status,
         "role": "assistant",

@@ -61,7 +61,9 @@ async def responses_loop(first: Any, _second: Any, stream: bool) -> str:
     ask: dict[str, Any] = {"model": "any", "tools": [{"type": "function", **FUNCTION}, {"type": "web_search"}]}
     if stream:
         async with first.responses.stream(input=USER, **ask) as events:
+            done = [event.item async for event in events if event.type == "response.output_item.done"]
             response = await events.get_final_response()
+        assert [item.id for item in done] == [item.id for item in response.output]  # as Codex keeps them
     else:
         response = await first.responses.create(input=USER, **ask)
     calls = [item for item in response.output if item.type == "function_call"]
