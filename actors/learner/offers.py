@@ -1,4 +1,4 @@
-"""Offers of the newest version in the memory of the first rank: engines read it there until they return it."""
+"""Offers of the newest version in the memory of the ranks: engines read it there until they return it."""
 
 from __future__ import annotations
 

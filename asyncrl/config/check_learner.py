@@ -162,7 +162,7 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         message = f"found {learner.ranks} ranks, expected a multiple of {ranks}: {product} ranks hold one model"
         yield Finding((*(f"learner.layout.{key}" for key in sizes), "learner.ranks"), message)
     elif stage % (sharing := learner.layout.expert * learner.layout.expert_tensor):
-        message = f"found {sharing} for experts, expected a divisor of the {stage} ranks of a stage, which share them"
+        message = f"found expert times expert_tensor = {sharing}, expected a divisor of the {stage} ranks of a stage"
         yield Finding(("learner.layout.expert", "learner.layout.expert_tensor", "learner.ranks"), message)
     for key, found, wanted in (
         ("learner.moments", learner.moments != "float32", "moments only in float32"),

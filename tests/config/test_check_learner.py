@@ -87,7 +87,7 @@ def test_an_option_without_effect_is_refused():
         (
             ["learner.trainer=megatron", "learner.layout.pipeline=2", "learner.layout.expert=3", "learner.ranks=4"],
             "learner.layout.expert",
-            "found 3 for experts, expected a divisor of the 2 ranks of a stage",
+            "found expert times expert_tensor = 3, expected a divisor of the 2 ranks of a stage",
         ),
         (["learner.trainer=megatron", "learner.moments=bfloat16"], "learner.moments", "moments only in float32"),
         (["learner.trainer=megatron", "learner.activations=0.9"], "learner.activations", "learner.recompute"),
