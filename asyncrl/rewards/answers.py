@@ -63,6 +63,23 @@ def make_deepscaler() -> Callable[..., float]:
     return deepscaler
 
 
+def make_boxed(reward: str) -> Callable[..., float | dict[str, float]]:
+    """Make a reward of what the last `\\boxed{...}` of a completion holds; of nothing where there is none.
+
+    Args:
+        reward: `math`, `f1` or `gpqa`.
+    """
+    math = make_math() if reward == "math" else None
+
+    def boxed(completion: str, label: Any, metadata: Any = None) -> float | dict[str, float]:
+        answer = last_boxed(completion) or ""
+        if math is not None:
+            return math(f"\\boxed{{{answer}}}", label) if answer else 0.0
+        return f1(answer, label) if reward == "f1" else gpqa(answer, label, metadata)
+
+    return boxed
+
+
 def dapo(completion: str, label: Any) -> dict[str, float]:
     """1 where the last `Answer:` in the last 300 characters equals the label, else -1; the metric `acc` is 1 or 0.
 

@@ -22,6 +22,10 @@ BUILT_IN: dict[str, BuiltIn] = {
     "f1": BuiltIn("asyncrl.rewards.answers:f1"),
     "gpqa": BuiltIn("asyncrl.rewards.answers:gpqa"),
     **{
+        f"boxed_{reward}": BuiltIn("asyncrl.rewards.answers:make_boxed", {"reward": reward})
+        for reward in ("math", "f1", "gpqa")
+    },
+    **{
         name: BuiltIn("asyncrl.rewards.instructions:make_instructions", {"benchmark": name}, reads_label=False)
         for name in INSTRUCTION_REWARDS
     },

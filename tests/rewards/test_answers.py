@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.rewards.answers import dapo, f1, gpqa, last_boxed, make_deepscaler
+from asyncrl.rewards.answers import dapo, f1, gpqa, last_boxed, make_boxed, make_deepscaler
 from asyncrl.rewards.graders import GradeRequest, open_grader
 
 
@@ -104,6 +104,21 @@ def test_gpqa(completion, label, metadata, reward):
     assert gpqa(completion, label, metadata) == reward
 
 
+@pytest.mark.parametrize(
+    ("reward", "completion", "label", "expected"),
+    [
+        ("math", "\\boxed{41}, no: \\boxed{\\frac{84}{2}}", "42", 1.0),
+        ("math", "It is 42", "42", 0.0),
+        ("f1", "Paris? \\boxed{in Rome}", "Rome", {"reward": 2 / 3, "precision": 0.5, "recall": 1.0}),
+        ("f1", "Rome", "Rome", {"reward": 0.0, "precision": 0.0, "recall": 0.0}),
+        ("gpqa", "A is correct: \\boxed{\\text{B}}", "B", 1.0),
+        ("gpqa", "B is correct", "B", 0.0),
+    ],
+)
+def test_a_boxed_reward_sees_the_last_boxed_answer_alone(reward, completion, label, expected):
+    assert make_boxed(reward)(completion, label) == pytest.approx(expected)
+
+
 def test_a_label_that_is_no_choice_is_refused():
     with pytest.raises(ValueError, match="label 'green' is no choice: letters are A, B"):
         gpqa("Answer: A", "green", {"choices": ["red", "blue"]})
@@ -111,7 +126,13 @@ def test_a_label_that_is_no_choice_is_refused():
 
 async def test_they_are_rewards_by_their_names():
     found = {}
-    for name, completion in {"deepscaler": "</think>\\boxed{7}", "dapo": "Answer: 7", "f1": "7", "gpqa": "B"}.items():
+    for name, completion in {
+        "deepscaler": "</think>\\boxed{7}",
+        "dapo": "Answer: 7",
+        "f1": "7",
+        "gpqa": "B",
+        "boxed_f1": "\\boxed{7}",
+    }.items():
         grader = await open_grader(name, base=Path())
         result = await grader.grade(GradeRequest(completion, "?", "B" if name == "gpqa" else "7"))
         await grader.close()
@@ -122,4 +143,5 @@ async def test_they_are_rewards_by_their_names():
         "dapo": (1.0, ["acc"]),
         "f1": (1.0, ["precision", "recall"]),
         "gpqa": (1.0, []),
+        "boxed_f1": (1.0, ["precision", "recall"]),
     }
