@@ -202,7 +202,10 @@ class _ResponseEvents:
 
     def end(self, ending: Ending) -> bytes:
         response = _response(self._opening, self._request, ending)
-        last = b"" if self._place or ending.calls else self._opened()
+        last = b""
+        if not (self._place or ending.calls):  # nothing of it was streamed
+            last = self._opened()
+            self._texts.append(ending.text)
         last += self._closed(response["status"], ending)
         messages = [item for item in self._output if item["type"] == "message"]
         if messages:  # a call may have closed it before its log-probs were known
