@@ -33,6 +33,7 @@ from topics.batches import BatchMember
 from topics.trajectories import Reference
 
 _ASK_LIMIT_S = 300
+_HEAD = "lm_head.weight"  # a critic has another one
 # In processes of their own: torch takes seconds and 200 MB, and an engine may have packages of its own.
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
 _FIND_SGLANG = "import importlib.util; print(importlib.util.find_spec('sglang') is not None)"
@@ -47,7 +48,9 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
         context = check_model_directory(path).context
         if "embedded" in config.engine.kinds:
             read_config(path)
-        _compare_tokenizer(path, _compare_shape(path))
+        family, shape = family_of(path)
+        _compare_weights(path, family.tensors(shape), shape.layers + shape.further_layers)
+        _compare_tokenizer(path, shape)
     except (ModelError, EngineError, TokenizerError) as error:
         yield Finding(("model.path",), str(error))
         return
@@ -62,12 +65,12 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
 
 def check_further_models(config: Config, base: Path) -> Iterator[Finding]:
     """Return whether teacher and critic are whole models that read the tokens of the policy."""
-    for key, given in (
-        ("learner.teacher.model", config.learner.teacher.model),
-        ("learner.critic.model", config.learner.critic.model),
+    for key, given, replaced in (
+        ("learner.teacher.model", config.learner.teacher.model, ""),
+        ("learner.critic.model", config.learner.critic.model, _HEAD),
     ):
         try:
-            problem = _differs(base / given, _policy_vocabulary(config.model, base)) if given else ""
+            problem = _differs(base / given, _policy_vocabulary(config.model, base), replaced) if given else ""
             problem = problem or (_shorter(base / given, config.rollout.max_new_tokens + 1) if given else "")
         except (ModelError, TokenizerError):
             return  # reported where the model itself is checked
@@ -90,11 +93,17 @@ def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(("learner.lora.targets", "model.path"), message)
 
 
-def _differs(path: Path, policy: dict[int, str]) -> str:
-    """Return why a model is not whole, or does not read these tokens; empty where it is and does."""
+def _differs(path: Path, policy: dict[int, str], replaced: str) -> str:
+    """Return why a model is not whole, or does not read these tokens; empty where it is and does.
+
+    Args:
+        replaced: the name of a tensor that is not read.
+    """
     try:
         found = check_model_directory(path)
-        _compare_shape(path)
+        family, shape = family_of(path)
+        read = {name: size for name, size in family.tensors(shape).items() if name != replaced}
+        _compare_weights(path, read, shape.layers + shape.further_layers)
         known = TaskTokenizer.load(path).vocabulary
     except (ModelError, EngineError, TokenizerError) as error:
         return str(error)
@@ -127,13 +136,6 @@ def _policy_vocabulary(model: ModelSettings, base: Path) -> dict[int, str]:
     if model.path:
         return TaskTokenizer.load(base / model.path).vocabulary
     return dict(enumerate([*SPECIAL_TOKENS, *model.create.alphabet]))
-
-
-def _compare_shape(path: Path) -> ModelConfig:
-    """Return the shape that a model's config has, and its weights as well."""
-    family, shape = family_of(path)
-    _compare_weights(path, family.tensors(shape), shape.layers + shape.further_layers)
-    return shape
 
 
 def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], layers: int) -> None:

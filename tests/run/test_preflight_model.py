@@ -97,6 +97,17 @@ def test_a_further_model_whose_weights_are_of_another_shape_is_refused(rows, wri
     assert "other: by config.json model.layers.0.mlp.gate_proj.weight is [13, 8], in the weights it" in problem.message
 
 
+def test_a_critic_without_the_head_that_it_replaces_is_taken(rows, written, tmp_path):
+    made_model(tmp_path)
+    (tmp_path / "other").mkdir()
+    made_model(tmp_path / "other")
+    file = tmp_path / "other" / "model.safetensors"
+    save_file({name: one for name, one in load_file(file).items() if name != "lm_head.weight"}, file)
+    text = OWN + "learner.critic.model = 'other'\nlearner.advantage = 'gae'\n"
+
+    load_config(written(text), further=check_surroundings)
+
+
 def test_adapters_beside_projections_that_the_model_has_not_are_refused(rows, written, tmp_path):
     made_model(tmp_path)
     config = written(OWN + "learner.lora.rank = 4\nlearner.lora.targets = ['q_proj', 'up_proj']\n")
