@@ -37,6 +37,9 @@ class WeightsPublished(OfVersion):
     answers: Count = 0  # sequence of the weights.published that an engine refused; its version is there once more
 
 
+UNTRAINED = WeightsPublished(0, 0, "model", "files", "")  # a model that is served as it is; it is never published
+
+
 class WeightsStored(Message):
     """One chunk of a version in the store `stream`; the bytes are the body, this is its description.
 

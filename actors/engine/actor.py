@@ -31,10 +31,9 @@ from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.verify import TornVersion
 from topics.engines import EngineAnnounced, EngineGone, EngineReady, EngineUpdating, version_of
 from topics.topic import TRAINING, Topic
-from topics.weights import WEIGHTS_PUBLISHED, WeightsOffered, WeightsPublished, WeightsRefused
+from topics.weights import UNTRAINED, WEIGHTS_PUBLISHED, WeightsOffered, WeightsPublished, WeightsRefused
 from topics.wire import Message, WireError
 
-_UNTRAINED = WeightsPublished(0, 0, "model", "files", "")  # the weights of a model that is served as it is
 _NEWS_S = 2.0  # to learn of a newer version, once an older one is gone
 _OVERTAKEN = 3  # versions refused one after another, each older than the newest by then: it is not for their age
 
@@ -67,7 +66,7 @@ class EngineActor:
         self._answers = True
         self._held = False  # it samples nothing
         self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
-        config, home = context.config, home_of(context, announced, _UNTRAINED.key)
+        config, home = context.config, home_of(context, announced, UNTRAINED.key)
         self._slots = home.group.max_running if announced is None else announced.slots
         self._server = CONTROLS[home.group.kind](home)
         self._pinned, followed = versions_of(config, context.actor_id)
@@ -98,7 +97,7 @@ class EngineActor:
             for listener in self._listeners:
                 await listener.caught_up()  # versions in between may be pruned by now
             if not self.context.config.trains and self._target is None:
-                self._target = Announced(_UNTRAINED, 0)  # no weights will be published
+                self._target = Announced(UNTRAINED, 0)  # no weights will be published
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()
@@ -199,7 +198,7 @@ class EngineActor:
         """Ask the server which weights it has, and load them again if another client restarted or changed it."""
         loaded, weights = self._loaded, self._weights
         found = await self._server.weights()
-        if loaded == _UNTRAINED.key:
+        if loaded == UNTRAINED.key:
             return  # a server of another owner has a name of its own for the weights that it serves
         if loaded and found != weights and (self._loaded, self._weights) == (loaded, weights) and not self._updating:
             label, path = found
@@ -220,7 +219,7 @@ class EngineActor:
             EngineError, EngineFailed: the server does not take the newest version; or our own server is gone.
         """
         try:
-            if target.version is _UNTRAINED:
+            if target.version is UNTRAINED:
                 await self._server.weights()  # it answers
                 self._loaded = target.version.key
                 await self._publish_ready(target.version)

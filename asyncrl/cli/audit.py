@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
 def findings_text(audited: Audited) -> str:
     """Return the result of an audit as text."""
     wrong = audited.findings.violations
-    lines = [f"run {audited.run}: {f'{len(wrong):,} violations' if wrong else 'clean'}"]
+    verdict = f"{len(wrong):,} violation{'s' if len(wrong) > 1 else ''}" if wrong else "clean"
+    lines = [f"run {audited.run}: {verdict}"]
     lines += [f"{name:>14}  {text}" for name, text in _table(audited.findings, audited.queues)]
     lines += [f"{'not compared':>14}  {note}" for note in audited.notes]
     if wrong:

@@ -4,6 +4,7 @@ from harness.ordinary_run import SETTINGS, ordinary_story
 from harness.stories import Story
 from topics.actors import RUN_OPENED, RunOpened, SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchMember
+from topics.engines import EngineReady
 from topics.evals import EvalRequested, EvalScored
 from topics.promotions import (
     WEIGHTS_PROMOTED,
@@ -13,7 +14,7 @@ from topics.promotions import (
 )
 from topics.streams import StreamTrimming
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
-from topics.weights import CHECKPOINT_SAVED, CheckpointSaved
+from topics.weights import CHECKPOINT_SAVED, UNTRAINED, CheckpointSaved, WeightsPublished
 
 
 def test_a_step_trained_again_on_a_newer_line_counts_once():
@@ -149,6 +150,18 @@ def test_a_canary_was_asked_for_and_what_is_promoted_after_it_is_that_canary():
     story.publish(WeightsPromoted(0, 1, "0-1", "canary", canary))
     story.publish(WeightsCanaried(0, 1, "0-1", "0:2:0-2", "command", request, 0.5))
     assert [kind for kind, _ in story.wrong()] == ["unasked promotion", "unasked promotion"]
+
+
+def test_engines_serve_the_untrained_model_only_in_a_run_without_a_learner():
+    def wrong(only, key=UNTRAINED):
+        story = Story()
+        story.publish(RunOpened(9, 0, {**SETTINGS, "only": only}))
+        story.publish(EngineReady("engine-1", "http://h:1", key.lineage, key.version, key.digest, 8))
+        return [kind for kind, _ in story.wrong()]
+
+    assert wrong(["engine"]) == []
+    assert wrong(["engine"], WeightsPublished(0, 1, "other", "files", "")) == ["foreign weights"]
+    assert wrong([]) == ["foreign weights"]
 
 
 def test_late_and_forged_claims_end_nothing():

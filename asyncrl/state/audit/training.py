@@ -19,7 +19,7 @@ from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
 from topics.trajectories import TrajectoryGraded
-from topics.weights import CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
+from topics.weights import UNTRAINED, CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
 
 
 class Saved(NamedTuple):
@@ -87,7 +87,12 @@ class Training(Fold):
         self.evaluations.add(message.eval_id)
 
     def _on_ready(self, message: EngineReady, record: Record) -> None:
-        """An engine samples from the weights that were published, once all of the learner's log was read."""
+        """An engine samples from the weights that were published, once all of the learner's log was read.
+
+        Without a learner none are: it serves the model as it is.
+        """
+        if message.key == UNTRAINED.key and not self.opening.settings_at(record.time_ns).trains:
+            return
         published = self.published.get((message.lineage, message.version))
         if published != message.digest:
             found = f"{message.engine_id} is ready with digest {message.digest} as version {message.version}"
