@@ -192,7 +192,7 @@ def _learner(state: RunState) -> Iterator[StallFound]:
         waits = doing.kind in ("loading", "publishing", "saving")
         bound_s = _LOADING_S if waits or not state.steps else max(_LEAST_S, _STEPS * slowest_s)
         if state.packed_ns:
-            packed_s = state.since_s(state.packed_ns)
+            packed_s = state.since_s(max(state.packed_ns, state.opened_ns))
             busy_s = min(busy_s, packed_s) if doing.kind else packed_s
         if doing.kind == "awaiting card":
             bound_s, busy_s = _CARD_S, actor.gauge("doing_s") or 0.0

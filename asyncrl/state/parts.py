@@ -80,6 +80,12 @@ class Actor:
         if message.reason:
             self.last_error, self.denied = message.reason, message.denied
 
+    def on_opened(self, time_ns: int) -> None:
+        """Note that its owner starts it anew with the run: the end of its former process, and why, is past."""
+        self.stopped_ns = time_ns if self.live else self.stopped_ns
+        self.asked, self.last_error, self.denied = True, "", False
+        self.pid, self.vitals = 0, None  # vital signs of that process do not count any more
+
     def on_vitals(self, message: Vitals, time_ns: int) -> None:
         """Keep its newest vital signs, and the rate since the ones before."""
         self.seen_ns = time_ns

@@ -1,8 +1,12 @@
 """No findings: stops that were asked for, new processes, servers that compile, groups that are done."""
 
+import msgspec
+
+from asyncrl.state.diagnose import diagnose
 from harness.states import AT_ENGINE, FLEET, NOW_S, MadeState, work
 from topics.actors import (
     ActorStarted,
+    ActorStopped,
     FleetScaled,
     RunOpened,
     StopRequested,
@@ -50,6 +54,25 @@ def test_who_stops_a_run_and_goes_on_with_it_lets_nobody_die():
     settings = case.state.config
     opened = RunOpened(100, 0, {"buffer": {"batch_groups": settings.buffer.batch_groups}})
     assert case.publish(opened, at_s=NOW_S - 3).found() == []
+
+
+def test_processes_that_the_stop_of_a_run_killed_did_not_die_when_it_is_resumed_and_are_not_missed():
+    case = (
+        MadeState(last_step_s=280).packed(6, at_s=281).publish(ActorStopped("rollout", "rollout-1", "torn"), at_s=282)
+    )
+    for actor in case.state.actors:
+        case.vitals(actor, at_s=282)
+    config = msgspec.to_builtins(case.state.config)
+    assert ("learner behind", "learner-1") in case.found()
+
+    case.publish(RunOpened(100, 0, config), at_s=NOW_S - 12).vitals("learner-1", at_s=282)  # read after the other log
+    assert [found for found in case.found() if found[1] in ("learner-1", "rollout-1")] == []
+    for role in ("supervisor", "learner", "rollout"):
+        case.publish(ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=NOW_S - 11).vitals(f"{role}-1")
+    assert [event.text for event in case.state.take_events()] == ["resumed"]
+    assert case.state.restarts == 0
+    [late] = [one.evidence for one in diagnose(case.state) if one.cause == "learner behind"]
+    assert "for 12 s the learner has not reported" in late  # since it was opened, and not since the batch was packed
 
 
 def test_a_group_whose_every_member_is_done_has_no_straggler():
