@@ -71,6 +71,7 @@ def test_processes_that_the_stop_of_a_run_killed_did_not_die_when_it_is_resumed_
         case.publish(ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=NOW_S - 11).vitals(f"{role}-1")
     assert [event.text for event in case.state.take_events()] == ["resumed"]
     assert case.state.restarts == 0
+    case.publish(EngineReady("engine-1", "http://e", 0, 5, "d", 8), at_s=NOW_S - 11)
     [late] = [one.evidence for one in diagnose(case.state) if one.cause == "learner behind"]
     assert "for 12 s the learner has not reported" in late  # since it was opened, and not since the batch was packed
 
