@@ -22,6 +22,7 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.errors import EngineError
 from asyncrl.errors import AsyncRLError
@@ -37,9 +38,24 @@ _ANSWER_S = 2.0  # for a learner that lives
 _LEAVE_S = 1.0
 _CALL_BYTES = 1 << 30  # tensors of one call: a server makes room for them beside its model
 _WORDS = 1024  # characters of a reason
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _HERE = "127.0.0.1"
 # SGLang sets these, and both sides must agree.
 _SENDER = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
+
+
+def unseen(config: Config, group: EngineGroup) -> str:
+    """Return why a server may not map the weights of the learner's ranks; empty where it may.
+
+    Each rank has its share on a GPU of its own. SGLang ends where it is given memory of one that it does not see.
+    """
+    ranks = config.learner.ranks
+    if config.weights.direct != "ipc" or config.learner.device == "cpu" or ranks == 1:
+        return ""
+    where = "it is of another owner" if group.kind == "external" else ""
+    where = where or ("engine.gpus is set" if group.gpus else "")
+    where = where or (f"{_VISIBLE} is set" if _VISIBLE in group.environment else "")
+    return where and f"the server may not see the GPUs on which {ranks} ranks have the weights: {where}"
 
 
 class DirectFailed(AsyncRLError):
@@ -56,6 +72,7 @@ class DirectWay:
         self._deadline_s = context.config.weights.direct_deadline_s
         self._server = server
         self._ranks = group.ranks
+        self._unseen = unseen(context.config, group)
         self._waiting: dict[str, asyncio.Future[WeightsOffered]] = {}
         self._lent = ""  # key of the version that the learner keeps in memory for this engine
         self._until = 0.0  # when the learner may write something else into that memory
@@ -86,6 +103,9 @@ class DirectWay:
             loaded: key of the weights that the server should have; "": it has others.
         """
         self.failure = ""
+        if self._unseen:
+            self._note(version.key, self._unseen)
+            return None
         if self.kind != "ipc" and self._sender() is None:
             return None  # it starts
         self._until = time.monotonic() + self._deadline_s

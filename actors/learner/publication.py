@@ -10,7 +10,6 @@ import zstandard
 from actors.learner.rank import Call, Rank
 from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.publisher import Choice, Kind, Prepared, VersionShare, choice_of
-from asyncrl.weights.shared import join_packed
 from asyncrl.weights.shares import Attempt
 from asyncrl.weights.tensors import TensorRecord, digest_of, manifest_of_records
 from asyncrl.weights.versions import FullShare, new_attempt
@@ -47,6 +46,8 @@ class Share(Call[bytes]):
         """See `Call`: each rank has its own tensors in memory of its own."""
         if len(answers) == 1:
             return answers[0]
+        from asyncrl.weights.shared import join_packed  # loads torch, which the learner's own process does without
+
         packed = join_packed([zstandard.decompress(one) for one in answers])
         return zstandard.ZstdCompressor(level=1).compress(packed)
 

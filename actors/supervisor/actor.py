@@ -251,9 +251,9 @@ class Supervisor:
             await child.restarts.pause()
 
     def _frees_card(self, child: _Child, code: int) -> bool:
-        """Return whether it is an engine that was killed as it should leave, maybe with a card that it shares."""
+        """Return whether it is an engine that failed as it should leave, maybe with a card that it shares."""
         shared = child.role == "engine" and self.context.config.placement.share == "turns"
-        return shared and child.leaving and code < 0
+        return shared and child.leaving and code != 0
 
     def _of_others(self, child: _Child) -> bool:
         """Return whether it is an engine whose server is of another owner: a fault there does not end the run."""

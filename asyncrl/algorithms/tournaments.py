@@ -53,12 +53,15 @@ class Matches:
         """Members that lost a match."""
         return {pair[int(a > b)] for pair, (a, b) in self.scores.items() if a != b}
 
-    def tied(self, size: int) -> list[set[int]]:
+    def tied(self, standings: Sequence[Any]) -> list[set[int]]:
         """Return of each member those that it cannot be told apart from: it met and tied with them, or with others who
-        did. A tie counts for nothing where it would put two together of whom one beat the other."""
-        groups = [{member} for member in range(size)]
+        did. A tie counts for nothing where it would put two together of whom one beat the other: of several the one
+        between members of greater standing counts."""
+        groups = [{member} for member in range(len(standings))]
         decided = {pair for pair, (a, b) in self.scores.items() if a != b}
-        for left, right in sorted(self.scores.keys() - decided):
+        ties = sorted(self.scores.keys() - decided)
+        ties.sort(key=lambda pair: sorted((standings[member] for member in pair), reverse=True), reverse=True)
+        for left, right in ties:
             together = groups[left] | groups[right]
             if not any(pair in decided for pair in combinations(sorted(together), 2)):
                 for member in together:
@@ -190,13 +193,14 @@ def places(standings: Sequence[Hashable]) -> list[float]:
 
 def _shared(standings: Sequence[Any], matches: Matches) -> list[float]:
     """Scores by standings, where members that are tied stand where the best of them does."""
-    return places([max(standings[one] for one in group) for group in matches.tied(len(standings))])
+    return places([max(standings[one] for one in group) for group in matches.tied(standings)])
 
 
 async def _play_off(size: int, matches: Matches) -> set[int]:
     """Let those who never lost meet until all that are left are tied, and return these; none where everyone lost."""
     while True:
-        tied, beaten = matches.tied(size), matches.beaten
+        beaten = matches.beaten
+        tied = matches.tied([member not in beaten for member in range(size)])
         best = [member for member in range(size) if member == min(tied[member]) and not tied[member] & beaten]
         if len(best) < 2:
             return tied[best[0]] if best else set()

@@ -153,12 +153,6 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
     if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {own}:
         message = f'found {group.gpus}, expected the learner\'s GPU {own} for weights.direct = "ipc"; or set "nccl"'
         yield Finding((f"{table}.gpus", "weights.direct"), message)
-    elif group.kind == "sglang" and gpu and way == "ipc" and group.gpus and learner.ranks > 1:
-        message = (
-            f"found {group.gpus}, but each of {learner.ranks} ranks has its share of the weights on a GPU of its own"
-        )
-        hint = "which the server has to see; leave gpus out: it is on the first one by itself"
-        yield Finding((f"{table}.gpus", "weights.direct", "learner.ranks"), f"{message}, {hint}")
     if group.kind == "sglang" and gpu and way == "nccl" and (not group.gpus or own in group.gpus):
         message = f'found {group.gpus}, expected GPUs other than the learner\'s {own} for weights.direct = "nccl"'
         yield Finding((f"{table}.gpus", "weights.direct"), f'{message}; on one GPU set "ipc"')

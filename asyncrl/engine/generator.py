@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -16,7 +17,7 @@ from asyncrl.engine.answer import Decode, Likeliest, reach_of, stop_string
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet, Wanted
-from asyncrl.engine.routing import keep_routing, unrecorded
+from asyncrl.engine.routing import keep_if_there, keep_routing, unrecorded
 from asyncrl.engine.tape import Tape
 from topics.actors import Waiting
 from topics.engines import version_of
@@ -67,6 +68,7 @@ class Manner(NamedTuple):
     in_place: bool = False  # engines take new weights under requests that run
     seeded: bool = False  # servers draw by the seed of each generation, not by one of their own
     routed: bool = False  # servers tell the experts of each token
+    unrouted: bool = False  # an answer without them, or with others than they should be, is one, too
     priority: int = 0  # of all requests, see `SamplingParams`
 
 
@@ -89,7 +91,9 @@ class Generator:
             counts: gets the counters of what went wrong.
         """
         self._seeded, portion = manner.seeded, manner.portion
-        self._in_place, self._routed, self._priority = manner.in_place, manner.routed, manner.priority
+        self._in_place, self._priority = manner.in_place, manner.priority
+        self._routed = manner.routed
+        self._keep_routing = partial(keep_if_there, count=self._count) if manner.unrouted else keep_routing
         self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
         self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time
         self._fleet, self._model = fleet, model
@@ -208,7 +212,7 @@ class Generator:
         # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.
         complete = generation.finish_reason != "abort" or (generation.routed is not None and len(generation.token_ids))
         if self._routed and complete and not labels.wrong and not intake.cut:
-            keep_routing(answer, generation, prompt=len(ids), had=had, model=self._model)
+            self._keep_routing(answer, generation, prompt=len(ids), had=had, model=self._model)
         if labels.wrong:
             self._count("mislabelled_tokens", intake.refused)
             if engine.messages == messages:  # else the request was merely late for an update

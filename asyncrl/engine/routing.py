@@ -6,15 +6,20 @@ token keeps the first row that was recorded for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import structlog
 
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.answer import Generation
 from asyncrl.engine.errors import EngineRefused
 from topics.places import Experts
 from topics.trajectories import Answer
+
+log = structlog.get_logger()
 
 
 def unrecorded(answer: Answer, prompt: int) -> int:
@@ -65,6 +70,22 @@ def keep_routing(answer: Answer, generation: Generation, *, prompt: int, had: in
     taken = rows[end - first :]
     taken[max(0, prompt - 1 - end) : max(0, prompt - 1 + had - end)] = 0
     answer.routing = msgspec.structs.replace(known, rows=known.rows + taken.tobytes())
+
+
+def keep_if_there(
+    answer: Answer, generation: Generation, *, prompt: int, had: int, model: ModelInfo, count: Callable[[str], None]
+) -> None:
+    """Take rows over as `keep_routing` does; an answer whose rows are not there, or are others, goes on without any.
+
+    Args:
+        count: counts what went wrong.
+    """
+    try:
+        keep_routing(answer, generation, prompt=prompt, had=had, model=model)
+    except EngineRefused as error:
+        count("routing_refused")
+        log.warning("experts not recorded", reason=str(error))
+        answer.routing = None
 
 
 def rows_of(experts: Experts) -> npt.NDArray[np.uint8]:

@@ -21,6 +21,7 @@ _UNITS = re.compile(
     r"|pounds|meters|meals|edges|students|multiples)\b",
     re.IGNORECASE,
 )
+_EQUALS = re.compile(r"(?<![<>!:])=")
 _LETTERS = "ABCDEFGHIJ"
 _BEFORE = r"\s*(?i:is)?\s*:?\s*(?:\\boxed|\\text|[*($\\{])*([A-Z])(?![A-Za-z])"
 _GPQA_ANSWERS = (
@@ -114,9 +115,9 @@ def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
 
     The letter is that of the last "final answer is X", else of "answer: X" (also "option", "choice"), else of "X is
     correct", else the last capital that is a choice and stands alone. A completion without any chooses the right one
-    where it has the text of that one. The label is a letter, the number of a choice from 0, or the text of one of
-    `metadata["choices"]`; `metadata["correct_letter"]` comes before it. Letters are `metadata["valid_letters"]`, or as
-    many as there are choices, or A to D, for a label beyond them A to J.
+    where it has the text of that one and of no other. The label is a letter, the number of a choice from 0, or the
+    text of one of `metadata["choices"]`; `metadata["correct_letter"]` comes before it. Letters are
+    `metadata["valid_letters"]`, or as many as there are choices, or A to D, for a label beyond them A to J.
 
     Raises:
         ValueError: the label is no choice.
@@ -124,7 +125,7 @@ def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
     metadata = metadata or {}
     choices = [str(choice).strip() for choice in metadata.get("choices") or ()]
     wanted = metadata.get("correct_letter", label)
-    few = str(wanted).strip().upper() in (*_LETTERS[:4], *"0123")
+    few = _stripped(wanted) in (*_LETTERS[:4], *"0123")
     usual = _LETTERS[: len(choices) or (4 if few else len(_LETTERS))]
     letters = [str(letter).upper() for letter in metadata.get("valid_letters") or usual]
     expected = _letter(wanted, letters, choices)
@@ -132,22 +133,26 @@ def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
     for pattern in (*_GPQA_ANSWERS, r"(?<![A-Za-z])([A-Z])(?![A-Za-z])"):
         if found := [letter for letter in re.findall(pattern, text) if letter in letters]:
             return float(found[-1] == expected)
-    right = dict(zip(letters, choices, strict=False)).get(expected, "")
-    return float(bool(_bare(right)) and f" {_bare(right)} " in f" {_bare(text)} ")
+    named = {choice for choice in map(_bare, choices) if choice and f" {choice} " in f" {_bare(text)} "}
+    return float(named == {_bare(dict(zip(letters, choices, strict=False)).get(expected, ""))})
 
 
 def _bare(text: str) -> str:
-    """Letters and digits alone, in lower case, words apart."""
-    return " ".join(re.findall(r"\w+", text.lower()))
+    """Words and numbers, with their signs and what stands inside of them, in lower case."""
+    return " ".join(re.findall(r"[-+]?\w+(?:[^\w\s]+\w+)*", text.lower()))
+
+
+def _stripped(label: Any) -> str:
+    return str(label).strip().upper().strip("().")
 
 
 def _letter(label: Any, letters: list[str], choices: list[str]) -> str:
     text = str(label).strip()
-    if text.upper().strip("().") in letters:
-        return text.upper().strip("().")
-    bare = [_bare(choice) for choice in choices]
-    if text in choices or (_bare(text) and _bare(text) in bare):
-        return letters[choices.index(text) if text in choices else bare.index(_bare(text))]
+    if _stripped(text) in letters:
+        return _stripped(text)
+    same = ["".join(choice.lower().split()) for choice in choices]
+    if text in choices or same.count("".join(text.lower().split())) == 1:
+        return letters[choices.index(text) if text in choices else same.index("".join(text.lower().split()))]
     if text.isdecimal() and int(text) < len(letters):
         return letters[int(text)]
     raise ValueError(f"label {label!r} is no choice: letters are {', '.join(letters)}, choices {choices}")
@@ -155,7 +160,7 @@ def _letter(label: Any, letters: list[str], choices: list[str]) -> str:
 
 def _plain(answer: str) -> str:
     boxed = last_boxed(answer)
-    right = (answer if boxed is None else boxed).rpartition("=")[2]
+    right = _EQUALS.split(answer if boxed is None else boxed)[-1]
     text = _UNITS.sub("", right).rstrip(".").lower() or right.strip().lower()  # an answer may be a unit alone
     try:
         number = float(text)

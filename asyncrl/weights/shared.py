@@ -125,7 +125,7 @@ def join_packed(parts: Sequence[bytes]) -> bytes:
     Raises:
         NotShared: a part is no such tensors.
     """
-    found = [one for part in parts for one in _loaded(part, _Keeper)]
+    found = [one for part in parts if part for one in _loaded(part, _Keeper)]  # a rank may have none
     return pickle.dumps(found)
 
 

@@ -86,15 +86,6 @@ def test_weights_go_directly_to_the_ranks_of_one_model_alone():
     from_settings(*settings[:-1], "engine.arguments=['--dp-size=2', '--tp=2', '--enable-dp-attention']")
 
 
-def test_a_server_that_maps_weights_sees_the_gpus_of_all_ranks():
-    mapping = ["weights.direct=ipc", "learner.device=cuda", "learner.ranks=2"]
-    problem = the_problem("demo", *mapping, *sglang(gpus=[0]))
-
-    assert "each of 2 ranks has its share of the weights on a GPU of its own" in problem.message
-    from_settings(*mapping, *sglang())
-    from_settings(*mapping[:2], *sglang(gpus=[0]))
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [

@@ -56,6 +56,7 @@ def test_deepscaler(completion, label, reward):
         ("Answer: $34^\\circ$", "34", True),
         ("Answer: 34 or 35", "34", False),
         ("Answer: feet", "minutes", False),
+        ("Answer: x <= 5", "x >= 5", False),
     ],
 )
 def test_dapo(completion, label, right):
@@ -98,6 +99,11 @@ def test_f1(completion, label, expected):
         ("Answer: F", 4, None, 0.0),
         ("It is the light  blue!", "Light blue", {"choices": ["red", "light blue"]}, 1.0),
         ("It is bluer than red.", "light blue", {"choices": ["red", "light blue"]}, 0.0),
+        ("red or light blue", "red", {"choices": ["red", "light blue"]}, 0.0),  # who names all chooses none
+        ("it is -5", "A", {"choices": ["5", "-5"]}, 0.0),
+        ("it is -5.", "B", {"choices": ["5", "-5"]}, 1.0),
+        ("B", "x - 1", {"choices": ["x+1", "x-1"]}, 1.0),
+        ("B\nI am sure", "(B)", None, 1.0),  # A to D
     ],
 )
 def test_gpqa(completion, label, metadata, reward):

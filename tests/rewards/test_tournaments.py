@@ -98,8 +98,24 @@ async def test_a_tie_does_not_put_those_together_of_whom_one_beat_the_other():
     matches = Matches(judge)
     await matches.play_all([(0, 1), (1, 2), (0, 2)])
 
-    assert matches.tied(3) == [{0, 1}, {0, 1}, {2}]
+    assert matches.tied([0, 0, 0]) == [{0, 1}, {0, 1}, {2}]
+    assert matches.tied([1, 2, 3]) == [{0}, {1, 2}, {1, 2}]
     assert matches.beaten == {2}
+
+
+@pytest.mark.parametrize("name", ["single_elimination", "double_elimination", "swiss"])
+@pytest.mark.parametrize("winner", [1, 2])
+async def test_a_member_that_never_lost_is_above_one_that_it_beat_whatever_their_numbers(name, winner):
+    met = set()
+
+    async def judge(left, right):  # 0 ties with both
+        met.add((left, right))
+        return (0.5, 0.5) if 0 in (left, right) else (float(left == winner), float(right == winner))
+
+    for seed in range(20):
+        met.clear()
+        scores = await TOURNAMENTS[name](3, judge, random.Random(seed))
+        assert (1, 2) not in met or scores[winner] > scores[3 - winner], seed
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from actors.engine.actor import EngineActor
+from actors.engine.direct import unseen
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
@@ -18,6 +19,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import read_key
 from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess, python
+from harness.configs import from_settings
 from harness.memory import Memory
 from harness.stage import DEADLINE_S, Stage, until
 from harness.versions import Answers
@@ -105,6 +107,24 @@ async def test_two_engines_take_versions_out_of_memory_and_one_that_joins_late_d
     assert ways(answers, "engine-2")[3] in (kind, "")
     assert both[0] == both[1] == again
     assert both[0][0] == message.key
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        (["kind=sglang"], ""),
+        (["kind=sglang", "gpus=[0]"], "engine.gpus is set"),
+        (["kind=sglang", "environment={CUDA_VISIBLE_DEVICES='0'}"], "CUDA_VISIBLE_DEVICES is set"),
+        (["kind=external", "addresses=['http://127.0.0.1:30000']"], "it is of another owner"),
+    ],
+)
+def test_a_server_that_may_not_see_the_gpus_of_all_ranks_maps_none_of_them(engine: list[str], reason: str):
+    settings = ["weights.direct=ipc", "learner.device=cuda", "learner.ranks=2", *(f"engine.{one}" for one in engine)]
+    config = from_settings(*settings).config
+    alone = from_settings(*settings, "learner.ranks=1").config
+
+    assert unseen(config, config.engine).endswith(reason) and bool(unseen(config, config.engine)) == bool(reason)
+    assert unseen(alone, alone.engine) == ""
 
 
 @pytest.mark.parametrize("context", ["ipc"], indirect=True)

@@ -76,6 +76,19 @@ async def test_the_experts_of_a_conversation_are_told_once_and_are_those_of_its_
     assert not (await TurnReader(await connect(bus.run)).read(last)).experts.size
 
 
+async def test_a_server_that_tells_no_experts_serves_all_the_same(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference, routed=True, live={"share": 0.5}) as served,
+        sdks(served.address, served.key) as (first, _),
+    ):
+        reply = await first.responses.create(model="any", input="abc", max_output_tokens=6)
+    assert reply.output_text
+    (ended,) = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnFinished)]
+    assert ended.routing is None
+
+
 async def test_nothing_goes_on_with_a_purged_turn(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
