@@ -20,6 +20,7 @@ from asyncrl.bus.merged import read_log
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
+from asyncrl.state.parts import spans_text
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.objective import with_other_settings
 from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
@@ -84,8 +85,13 @@ class TrainingLog(Fold):
             ReplayError: the log does not hold it.
         """
         if step not in self.batches:
-            raise ReplayError(f"batch {step} is not on the log; {self.unreadable} messages there cannot be read")
+            there = f"which has {spans_text(self.batches)}; {self.unreadable} messages there cannot be read"
+            raise ReplayError(f"batch {step} is not on the log, {there}")
         return self.batches[step]
+
+    def has_tokens(self, packed: BatchPacked) -> bool:
+        """Return whether all tokens of a batch are stored, once the log of trajectories was read."""
+        return all(member.payload.sequence in self.results for group in packed.groups for member in group.members)
 
 
 async def read_training(bus: Bus) -> TrainingLog:
@@ -166,8 +172,7 @@ class Retraining:
         """Return the newest batch whose tokens are trimmed, or the step before the first batch."""
         await read_log(self._bus, TRAJECTORIES, self._log)
         for step in range(until, self._config.origin, -1):
-            groups = [] if self._skips(step) else self._log.batch(step)[0].groups
-            if any(member.payload.sequence not in self._log.results for group in groups for member in group.members):
+            if not self._skips(step) and not self._log.has_tokens(self._log.batch(step)[0]):
                 return step
         return self._config.origin
 

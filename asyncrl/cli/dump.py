@@ -8,11 +8,14 @@ from pathlib import Path
 from actors.learner.fetching import PayloadGone, fetch_trajectories
 from actors.learner.retraining import read_training
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.merged import read_log
 from asyncrl.cli.options import add_option
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
+from asyncrl.state.parts import spans_text
 from asyncrl.state.samples import samples_of, training_batch
 from asyncrl.training.dump import DumpError, write_dump
+from topics.topic import TRAJECTORIES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             groups = await fetch_trajectories(bus, packed)
         except PayloadGone as error:
-            raise DumpError(f"{error}; nats.keep = run keeps all tokens of a run") from error
+            await read_log(bus, TRAJECTORIES, log)
+            kept = spans_text([step for step, (batch, _) in log.batches.items() if log.has_tokens(batch)])
+            raise DumpError(f"{error}; batches with all tokens: {kept} (nats.keep = run keeps those of all)") from error
         _, samples = await samples_of(bus, training_batch(packed), found, 0)
         write_dump(out, bus.run, (packed, log.trained.get(packed.step)), groups, samples)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -219,6 +219,17 @@ def one_line(text: str, command: str) -> str:
         return text
     before, traceback, _ = first.partition("Traceback (most recent call last)")
     return f"{before if traceback else first + ' ... '}{rest[-1].strip()} (more: asyncrl {command})"
+
+
+def spans_text(numbers: Iterable[int]) -> str:
+    """Return numbers in their order, those that follow each other as `3 to 7`; "none" where there are none."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join(" to ".join(map(str, span)) for span in spans) or "none"
 
 
 def evaluation_text(scored: EvalScored) -> str:

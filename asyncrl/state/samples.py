@@ -21,7 +21,7 @@ from asyncrl.bus.vault import SecretGone
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun
-from asyncrl.state.parts import evaluation_text
+from asyncrl.state.parts import evaluation_text, spans_text
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored
 from topics.prompts import ONLY_TASK, PromptRow
@@ -250,14 +250,17 @@ async def packed_batch(bus: Bus, step: int | None) -> Chosen:
         AsyncRLError: there is none.
     """
     newest: dict[int | None, BatchPacked] = {}
+    there: set[int] = set()
 
     def take(packed: BatchPacked, _record: Record) -> None:
+        there.add(packed.step)
         if step in (None, packed.step):
             newest[step] = packed
 
     await read_each(bus, BATCH_PACKED, take)
     if step not in newest:
-        raise AsyncRLError(f"run {bus.run} has packed no batch{'' if step is None else f' {step}'}")
+        which = "" if step is None else f" {step}; there are: {spans_text(there)}"
+        raise AsyncRLError(f"run {bus.run} has packed no batch{which}")
     return training_batch(newest[step])
 
 

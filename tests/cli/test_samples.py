@@ -140,6 +140,13 @@ async def test_samples_are_shown_from_the_logs_and_after_a_trim_from_the_file(sc
     run.path.write_bytes(b"".join(run.path.read_bytes().splitlines(keepends=True)[1:]))
     code, output = await run.shown("samples", "--step", "1")
     assert (code, "samples.jsonl does not have it; the nearest there: 2" in output) == (1, True), output
+    code, output = await run.shown("dump", "--step", "1")
+    assert (code, output.endswith("are gone; batches with all tokens: 3 (nats.keep = run keeps those of all)\n")) == (
+        1,
+        True,
+    )
+    code, output = await run.shown("samples", "--step", "40")
+    assert (code, output) == (1, f"run {run.bus.run} has packed no batch 40; there are: 1 to 3\n")
 
 
 async def test_no_sample_is_lost_or_doubled_wherever_the_recorder_is_killed(scene: Callable[..., Scene]):
