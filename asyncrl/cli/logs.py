@@ -42,12 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
         known = ", ".join(sorted(path.name.removesuffix(".log") for path in logs.glob("*.log"))) or "none"
         raise AsyncRLError(f"run {found.run} has no log of {arguments.actor or 'any actor'}; there are: {known}")
     console = Console(soft_wrap=True, highlight=False)
+    quiet = True
     while True:
         over = not found.is_held  # asked before reading: what comes after it is read once more
         lines = _merged(files.values())
         _print(console, lines, arguments.level)
-        if not arguments.follow and not lines:
-            print(f"run {found.run}: nothing was logged by {arguments.actor or 'any actor'}", file=sys.stderr)
+        if quiet and not lines:
+            yet = "" if over or not arguments.follow else " yet"
+            print(f"run {found.run}: nothing was logged by {arguments.actor or 'any actor'}{yet}", file=sys.stderr)
+        quiet = False
         if not arguments.follow or over:
             return 0
         threading.Event().wait(_POLL_S)  # no event announces that a file grew

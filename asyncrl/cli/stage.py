@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, add_wait, live_run, watched
+from asyncrl.cli.target import add_run, add_wait, any_run, live_run, read_topics, watched
 from asyncrl.config.reference import toml_text
 from asyncrl.config.staged import of_learner
 from asyncrl.config.task_settings import StageSettings
@@ -14,6 +14,7 @@ from asyncrl.config.tasks import Task, stage_tasks, tasks_of
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.run_state import RunState
+from asyncrl.state.watch import read_state
 from topics.ids import TASK, prompt_name
 from topics.stages import StageBegan, StageRequested
 
@@ -21,21 +22,18 @@ NO_STAGE = "(none)"  # before the first one
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, "the live one; to list, else the newest")
     parser.add_argument("name", nargs="?", default="", metavar="NAME", help="stage to switch to (default: list them)")
     add_wait(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List the stages, or request one and wait until the prompter has recorded it."""
-    found = live_run(arguments)
-    print(asyncio.run(_switch(found, arguments.name, arguments.wait) if arguments.name else _list(found)))
+    """List the stages, also of a run that is over, or request one and wait until the prompter has recorded it."""
+    if not arguments.name:
+        print(stages_text(read_topics(any_run(arguments), "stage", read_state)))
+        return 0
+    print(asyncio.run(_switch(live_run(arguments), arguments.name, arguments.wait)))
     return 0
-
-
-async def _list(found: FoundRun) -> str:
-    async with watched(found, "stage") as (_, state, _until):
-        return stages_text(state)
 
 
 async def _switch(found: FoundRun, name: str, wait_s: float) -> str:

@@ -184,6 +184,7 @@ async def test_stage_asks_and_names_the_first_prompt_and_lists_what_holds(bus, t
 
     assert decode(StageRequested, asked.data).name == "sums"
     assert (process.returncode, out.decode()) == (0, "stage sums from prompt p000007 on\n")
+    await publish_stopped(bus, SUPERVISOR)  # they are listed of a run that is over, too
     code, listed, _ = await terminal.type("stage", bus.run)
     assert code == 0
     usual, wide = ("(groups of " + text for text in ("8, temperature 1, grpo)", "16, temperature 1, grpo)"))
@@ -219,7 +220,10 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
             file.write(json.dumps({**line, "step": number}) + "\n")
     (terminal.logs / "engine-1.server.log").write_text("words of a library\n")
     (terminal.logs / "reward-1.log").touch()
+    following = await terminal.start("logs", "reward-1", "--follow")
+    assert (await following.stderr.readline()).endswith(b"nothing was logged by reward-1 yet\n")
     terminal.lock.close()
+    assert await following.wait() == 0
 
     _, everything, _ = await terminal.type("logs")
     _, loud, _ = await terminal.type("logs", "rollout", "--level", "warning", "--follow")
