@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 from collections.abc import AsyncIterator
 
@@ -32,7 +33,14 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
     """
     most = _connections(most)
     # What aiohttp calls keep-alive is counted from the begin of a connection, and from the end of each reply.
-    runner = web.AppRunner(app, shutdown_timeout=_LEAVE_S, keepalive_timeout=silent_s, handler_cancellation=True)
+    runner = web.AppRunner(
+        app,
+        shutdown_timeout=_LEAVE_S,
+        keepalive_timeout=silent_s,
+        handler_cancellation=True,
+        access_log=None,
+        logger=_quiet(),
+    )
     await runner.setup()
     server = runner.server
     assert server is not None
@@ -49,6 +57,14 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
             port_of.close()
     finally:
         await runner.cleanup()
+
+
+def _quiet() -> logging.Logger:
+    """Return a log that nobody reads: aiohttp quotes what it cannot read, which may be what is said."""
+    quiet = logging.getLogger("asyncrl.gateway.http")
+    quiet.propagate = False
+    quiet.addHandler(logging.NullHandler())
+    return quiet
 
 
 class _Full(asyncio.Protocol):

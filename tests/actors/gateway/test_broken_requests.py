@@ -1,5 +1,8 @@
 """What the gateway itself fails at costs its request alone, and its log quotes nothing that was said."""
 
+import asyncio
+import io
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,3 +49,21 @@ async def test_a_fault_of_the_gateway_is_logged_without_its_words_and_the_others
     logged = "".join(capfd.readouterr()) + caplog.text
     assert logged.count('"event": "a request fails"') == 2 and "test_broken_requests.py" in logged
     assert PLANTED not in logged
+
+
+async def test_what_cannot_be_read_as_http_is_refused_and_not_quoted(
+    bus: Bus,
+    stage: Callable[..., Stage],
+    inference: LikeSGLang,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    logged = io.StringIO()
+    monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(logged)])
+    async with gateway(bus, stage, tmp_path / "model", inference) as served:
+        for line in (f"{PLANTED} 1", f"x {PLANTED}: a", f"Content-Length: {PLANTED}"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", int(served.address.rpartition(":")[2]))
+            writer.write(f"POST /v1/messages HTTP/1.1\r\n{line}\r\n\r\n".encode())
+            assert (await reader.readline()).startswith(b"HTTP/1.0 400")
+            writer.close()
+    assert PLANTED not in logged.getvalue()
