@@ -26,7 +26,8 @@ _WAITING = 4096  # turns of which the newest opinion that waits is remembered
 
 
 class Opinions:
-    """Stores opinions; while the server is away, one on a turn that this gateway knows waits behind its turn."""
+    """Stores opinions; while the server is away, or facts wait to be stored, one on a turn that this gateway knows
+    waits behind its turn and what was said of it before."""
 
     def __init__(self, bus: Bus, facts: Facts) -> None:
         self._bus, self._facts = bus, facts
@@ -50,11 +51,13 @@ class Opinions:
             raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
 
     async def _stored(self, tenant: str, opinion: Opinion) -> str:
-        """Store it now, or where the server is away later; raises as `_store` where its turn is not known here."""
+        """Store it now, or behind what waits; raises as `_store` where its turn is not known here."""
+        if self._facts.has(opinion.turn) and (self._facts.waits or not self._bus.client.is_connected):
+            return await self._wait(tenant, opinion)
+        self._waiting.pop(opinion.turn, None)  # it is stored, and no more the newest
         try:
-            if self._bus.client.is_connected or not self._facts.has(opinion.turn):
-                async with asyncio.timeout(_LIMIT_S):
-                    return await self._store(tenant, opinion)
+            async with asyncio.timeout(_LIMIT_S):
+                return await self._store(tenant, opinion)
         except (TimeoutError, BusGone):
             if not self._facts.has(opinion.turn):
                 raise
@@ -64,8 +67,6 @@ class Opinions:
         bus, waited = self._bus, self._facts.waits
         started = await read_last(bus, TURNS, TURN_STARTED.subject(bus.run, opinion.turn))
         if started is None and waited:
-            if self._facts.has(opinion.turn):
-                return await self._wait(tenant, opinion)
             raise LiveError("overloaded", f"the reply {opinion.turn} may not be stored yet; try again later")
         if started is None:
             raise LiveError("absent", f"there is no reply with the id {opinion.turn}", field="turn")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from actors.gateway.facts import Facts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
@@ -132,7 +133,17 @@ async def test_feedback_waits_while_the_nats_server_is_away_and_is_stored_once_b
         assert (status, body["error"]["type"]) == (503, "server_error")
         raw = (served.gateway._context.files.spool / "gateway-1").read_bytes()
         assert b"thanks" not in raw and b"feedback.given" in raw
+        drain, first_of = asyncio.Event(), Facts._store_first
+
+        async def held(facts: Facts) -> None:
+            await drain.wait()
+            await first_of(facts)
+
+        monkeypatch.setattr(Facts, "_store_first", held)
         await server.start()
+        await until(lambda: bus.client.is_connected, "the server is back")
+        assert (await give(served, before, thumb="up"))[0] == 200  # behind what still waits
+        drain.set()
         await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
         assert (await give(served, during, number=0.5))[0] == 200
         with monkeypatch.context() as hurried:
@@ -147,5 +158,6 @@ async def test_feedback_waits_while_the_nats_server_is_away_and_is_stored_once_b
         (before.removeprefix("chatcmpl-"), 1.0, "thanks"),
         (before.removeprefix("chatcmpl-"), -1.0, ""),
         (during.removeprefix("msg_"), 0.5, ""),
+        (before.removeprefix("chatcmpl-"), 1.0, ""),
         (during.removeprefix("msg_"), 1.0, ""),
     ]
