@@ -99,7 +99,7 @@ class Gateway:
         self._meter = Meter(context, self._facts)
         self._places = Places(self._settings.in_flight, self._settings.hold_s)
         self._large = Places(_LARGE_AT_ONCE, self._settings.hold_s)  # of large bodies
-        self._leaving = Leaving()
+        self._leaving = Leaving(self._settings.hold_s)
         self._writing = asyncio.Semaphore(1)
 
     async def run(self) -> None:
@@ -190,10 +190,12 @@ class Gateway:
             request, user, prompt = await self._read(http, key.tenant, api.parse, private=private)
             owner = _owner(user, private=private)
             who = asked(owner, name, request, http.headers, messages=prompt.key)
-            turns = await self._turns_of(request, prompt, who, private=private)
+            lost = lost_of(http)
+            turns = await self._turns_of(request, prompt, who, lost, private=private)
             session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
             reply, new = Reply(http, api, turns, session), [turn for turn in turns if not turn.repeats]
-            lost = lost_of(http)
+            self._given([turn for turn in turns if turn.repeats], missed=False)  # no other request gets them meanwhile
+            missed = True
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:
                 await turn.begin(self._facts, key.tenant, name, session, secret=secret)
@@ -208,31 +210,35 @@ class Gateway:
                 self._context.count("turns", len(new))
                 self._context.count("replies_rewritten", prompt.rewritten)
                 answered = await reply.end(endings)
+                missed = reply.missed
                 for turn in new:
                     self._shadows.answer(turn.shadowed())
-                self._given(turns, missed=reply.missed)
                 return answered
             except LiveError as error:
                 self._context.count("turns_failed")
                 return await reply.fail(error)
             except ConnectionError:
                 self._context.count("clients_gone")
-                self._given(turns, missed=True)
                 return reply.response or web.Response()
             finally:
+                self._given(turns, missed=missed)
                 if new:
                     size = sum(turn.size for turn in new)
                     alone = private or any(turn.size and not turn.recorded for turn in new)
                     await self._meter.end(key, new[0].id, begun_s, size, alone=alone)
+                if lost.done():  # since then
+                    self._given(turns, missed=True)
 
         return answer
 
     def _given(self, turns: Sequence[Turn], *, missed: bool) -> None:
-        """Take note of whether a client got its replies."""
+        """Take note of whether a client has missed its replies."""
         for turn in turns:
             self._log.given(turn.digest, turn.id, missed=missed)
 
-    async def _turns_of(self, request: Request, prompt: Prompt, who: Sequence[Asked], *, private: bool) -> list[Turn]:
+    async def _turns_of(
+        self, request: Request, prompt: Prompt, who: Sequence[Asked], lost: asyncio.Future[None], *, private: bool
+    ) -> list[Turn]:
         """Return the turns of a request; of a private one nothing is stored, and other gateways know nothing."""
 
         def make(anew: bool) -> list[Turn]:
@@ -240,7 +246,7 @@ class Gateway:
                 return [Turn(request, prompt, self._wording, self._settings, asked=one) for one in who]
             return [self._turn(request, prompt, one) for one in who]
 
-        await self._leaving.ended(who)
+        await self._leaving.ended(who, lost)
         return make(False) if private or self._settings.count == 1 else await self._claims.turns(who, make)
 
     def _turn(self, request: Request, prompt: Prompt, who: Asked) -> Turn:
@@ -271,7 +277,7 @@ class Gateway:
         """Return a request, its user and its prompt. Of large bodies few are in memory at once."""
         most = self._settings.body_kb * 1024
         large = room_of(http, most) > _LARGE
-        async with self._large.hold(tenant) if large else contextlib.nullcontext():
+        async with self._large.hold(tenant, lost_of(http)) if large else contextlib.nullcontext():
             raw = await read_body(http, most)
             request = parse(raw)
             user = owner_of(tenant, user_of(http.headers, request.user))

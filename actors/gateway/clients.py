@@ -39,7 +39,12 @@ def lost_of(http: web.Request) -> asyncio.Future[None]:
 class Leaving:
     """Turns whose clients are gone, until they have ended: a request that repeats one waits for its tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, hold_s: float) -> None:
+        """
+        Args:
+            hold_s: seconds that a request waits for them at most.
+        """
+        self._hold_s = hold_s
         self._ends: dict[asyncio.Future[None], set[str]] = {}  # with the digests of the requests
 
     @contextlib.contextmanager
@@ -48,6 +53,8 @@ class Leaving:
         ended = asyncio.get_running_loop().create_future()
 
         def leave(_lost: object) -> None:
+            if ended.done():  # in the moment in which the connection was lost
+                return
             self._ends[ended] = {turn.digest for turn in turns}
             for turn in turns:
                 turn.leave()
@@ -60,9 +67,11 @@ class Leaving:
             self._ends.pop(ended, None)
             ended.set_result(None)
 
-    async def ended(self, requests: Iterable[Asked]) -> None:
-        """Wait for the ends of those that a request repeats."""
+    async def ended(self, requests: Iterable[Asked], lost: asyncio.Future[None]) -> None:
+        """Wait for the ends of those that a request repeats, no longer than its own connection lasts."""
         digests = {request.digest for request in requests}
         ends = [end for end, theirs in self._ends.items() if not digests.isdisjoint(theirs)]
-        if ends:
-            await asyncio.wait(ends)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._hold_s):
+                for end in ends:
+                    await asyncio.wait([end, lost], return_when=asyncio.FIRST_COMPLETED)

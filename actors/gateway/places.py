@@ -49,6 +49,8 @@ class Places:
         else:
             await self._wait(tenant, lost)
         try:
+            if lost is not None and lost.done():
+                raise ConnectionResetError("the client is gone")
             yield
         finally:
             self._free(tenant)

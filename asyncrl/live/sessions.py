@@ -56,6 +56,11 @@ def session_of(tenant: str, headers: Mapping[str, str], turn: str, known: str) -
     return Session(f"{xxhash.xxh3_64_hexdigest(tenant.encode())}_{own}", name, side, done)
 
 
+def session_headers(headers: Mapping[str, str]) -> list[str]:
+    """Return the headers of a request that name its session and the type of its turn; "" for each that it lacks."""
+    return [headers.get(header, "") for header in (*_NAMED_BY, *_KIND_HEADERS)]
+
+
 def skip_of(sampling: SamplingParams, *, side: bool) -> EarlySkip | None:
     """Return why a turn is served and not trained, None where it may be.
 

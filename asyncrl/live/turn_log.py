@@ -14,6 +14,7 @@ import numpy as np
 from asyncrl.live.apis.words import LiveError, Request
 from asyncrl.live.conversation import Conversations, Draft, History, Message
 from asyncrl.live.owners import owner_in
+from asyncrl.live.sessions import session_headers
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
 from topics.wire import Float32Array, Int32Array
 
@@ -25,7 +26,7 @@ Fact: TypeAlias = TurnStarted | TurnSampled | TurnFinished
 class Asked(NamedTuple):
     """Digests of a request: a retry has the same ones."""
 
-    digest: str  # of tenant, API and body, but whether it is streamed
+    digest: str  # of tenant, user, API, session, type of the turn, and body, but whether it is streamed
     key: str = ""  # digest of tenant and idempotency key; "": it has none
     again: bool = False  # the client says that it is a retry
     owner: str = ""  # whose histories and replies it may go on with
@@ -60,9 +61,9 @@ def asked(owner: str, api: str, request: Request, headers: Mapping[str, str], *,
     """
     rest = msgspec.structs.replace(request, stream=False, usage=False, messages=[], tools=[])
     body, again = messages + msgspec.json.encode(rest), headers.get("x-stainless-retry-count", "0") not in ("", "0")
-    key = headers.get("Idempotency-Key", "")
+    key, session = headers.get("Idempotency-Key", ""), session_headers(headers)
     return [
-        Asked(_digest(owner, api, body, number), key and _digest(owner, key, number), again, owner)
+        Asked(_digest(owner, api, *session, body, number), key and _digest(owner, key, number), again, owner)
         for number in ("", *map(str, range(1, request.choices)))
     ]
 
@@ -208,7 +209,8 @@ class TurnLog:
 
         A request with the idempotency key of an earlier one gets that one's reply. A request whose client says that it
         is a retry gets the reply of the newest equal one, whole or cut; any other goes on with an equal one that was
-        cut, or gets one whose client was gone at its end: a reply that a client has got is not given again unasked.
+        cut, or gets one whose client was gone at its end: a reply that a client has got is not given again unasked,
+        and one to a request with a key waits for that key.
 
         Args:
             now_s: seconds since 1970.
@@ -226,7 +228,8 @@ class TurnLog:
             found = self._ended.get(request.digest)
             if found is None:
                 return None
-            if not (request.again or ((found.finish == "gone" or found.missed) and not request.key)):
+            keyed = request.key or found.started.key
+            if not (request.again or ((found.finish == "gone" or found.missed) and not keyed)):
                 return None
         taken_up = not found.whole and request.digest in self._held
         return None if self._over(found, now_s) or found.finish == "failed" or taken_up else found

@@ -93,13 +93,23 @@ def test_a_whole_reply_is_given_again_only_to_a_client_that_asks_for_it_again(tu
         turns.retried(Asked(D2, K1), 3.0)
 
 
+@pytest.mark.parametrize("finish", ["stop", "gone"])
+def test_a_reply_that_a_request_with_a_key_has_missed_waits_for_that_key(turns: TurnLog, finish: str):
+    turns.take(started("t1", key=K1), "gateway-1", 1.0)
+    turns.take(finished("t1", finish, ids(5)), "gateway-1", 2.0)
+    turns.given(D1, "t1", missed=True)
+
+    assert turns.retried(Asked(D1), 3.0) is None
+    assert turns.retried(Asked(D1, K1), 3.0) is not None
+
+
 def test_turns_that_no_retry_goes_on_with_are_forgotten(turns: TurnLog):
     for number in range(100):
         turns.take(started(f"t{number}", digest=f"{number:032}", key=f"{number:032}"), "gateway-1", 4.0 * number)
         turns.take(finished(f"t{number}", "gone", ids(5)), "gateway-1", 4.0 * number)
 
     assert len(turns._ended) == len(turns._by_key) == 3  # of 10 s
-    assert turns.retried(Asked(f"{98:032}"), 400.0) is not None
+    assert turns.retried(Asked(*[f"{98:032}"] * 2), 400.0) is not None
 
 
 def test_a_history_is_put_together_from_the_turns_that_it_has(turns: TurnLog, known: Conversations):
@@ -139,7 +149,9 @@ def test_streaming_does_not_tell_requests_apart_and_all_else_does():
     others = [ask("ben", "chat", request), ask("anna", "messages", request)]
     others.append(ask("anna", "chat", request, messages=b"b"))
     others.append(ask("anna", "chat", Request("any", request.messages, temperature=0.5)))
-    assert len({one.digest, *(other.digest for other in others)}) == 5
+    session, kind = {"x-session-id": "side\udce9"}, {"x-turn-type": "side"}  # bytes of a header may be no text
+    others += [ask("anna", "chat", request, headers) for headers in (session, kind, session | kind)]
+    assert len({one.digest, *(other.digest for other in others)}) == 8
     assert ask("anna", "chat", request, {"x-stainless-retry-count": "1"}).again
     keys = {ask(tenant, "chat", request, {"Idempotency-Key": "k"}).key for tenant in ("anna", "ben")}
     assert len(keys) == 2 and "" not in keys

@@ -1,12 +1,15 @@
 """A client that is gone when a reply ends gets that reply when it asks again: nothing is sampled behind its end."""
 
+import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from actors.gateway.channels import Service
+from actors.gateway.clients import Leaving
 from actors.gateway.turn import Turn
 from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
@@ -94,3 +97,22 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
     assert (again.continues, facts.finishes) == (cut.id, ["gone", "stop"])
     assert engines.asked == 1 and ending.tokens == len(ids)
     assert "".join(sent) == ending.text == "the answer"
+
+
+async def test_a_repeat_waits_for_that_end_for_a_time_and_while_its_own_client_is_there():
+    leaving, impatient, left = Leaving(3600.0), Leaving(0.0), asyncio.Event()
+    turn: Any = SimpleNamespace(digest=DIGEST, leave=left.set)
+    lost, own = asyncio.Future[None](), asyncio.Future[None]()
+    with leaving.watched([turn], lost), impatient.watched([turn], lost):
+        lost.set_result(None)
+        await left.wait()
+        await impatient.ended([Asked(DIGEST)], own)
+        waits = asyncio.create_task(leaving.ended([Asked(DIGEST)], own))
+        await asyncio.sleep(0)
+        assert not waits.done()
+        own.set_result(None)
+        await waits
+    with leaving.watched([turn], lost):
+        """It ends before it is told that its client is gone."""
+    await asyncio.sleep(0)
+    assert not leaving._ends

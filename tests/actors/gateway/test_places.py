@@ -116,6 +116,17 @@ async def test_who_has_just_gone_is_not_refused_again():
         assert made.inside == ["a1", "b1"]
 
 
+async def test_who_is_gone_takes_no_place():
+    async with crowd(1) as made:
+        gone = asyncio.Future[None]()
+        gone.set_result(None)
+        with pytest.raises(ConnectionResetError):
+            async with made.places.hold("a", gone):
+                raise AssertionError("it has a place")
+        await made.ask("a1")
+        assert made.inside == ["a1"]
+
+
 async def test_a_request_that_waits_too_long_is_refused():
     async with crowd(1, hold_s=0.01) as made:
         await made.ask("a1", "b1")

@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
+from actors.gateway import actor
+from actors.gateway.clients import Leaving
 from actors.gateway.facts import Facts
+from actors.gateway.meter import Meter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key
@@ -87,16 +90,21 @@ async def test_a_request_whose_connection_breaks_ends_at_once_and_its_repeat_goe
     assert inference.asked[1].ids == inference.asked[0].ids + inference.asked[0].cumulative[:10]
 
 
-async def test_a_reply_whose_client_was_gone_at_its_end_is_given_to_an_equal_request_and_then_not_again(
+async def test_a_reply_whose_client_was_gone_at_its_end_is_given_to_one_equal_request_of_its_session(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    ends, go_on, put = asyncio.Event(), asyncio.Event(), Facts.put
+    ends, go_on, put, ended = asyncio.Event(), asyncio.Event(), Facts.put, Leaving.ended
+    waiting: list[Any] = []
 
     async def held(facts: Facts, fact: Any, **options: Any) -> bool:
         if isinstance(fact, TurnFinished):
             ends.set()
             await go_on.wait()
         return await put(facts, fact, **options)
+
+    async def noted(leaving: Leaving, *asked: Any) -> None:
+        waiting.append(asked)
+        await ended(leaving, *asked)
 
     monkeypatch.setattr(Facts, "put", held)
     asked: dict[str, Any] = {"model": "any", "messages": USER, "max_tokens": 5}
@@ -108,13 +116,51 @@ async def test_a_reply_whose_client_was_gone_at_its_end_is_given_to_an_equal_req
         await ends.wait()  # its tokens are all there, and it is about to be stored
         cut.cancel()
         await asyncio.wait([cut])
-        again = asyncio.create_task(first.chat.completions.create(**asked))
         await until(lambda: bool(served.gateway._leaving._ends), "its connection is lost")
+        monkeypatch.setattr(Leaving, "ended", noted)
+        again = [asyncio.create_task(first.chat.completions.create(**asked)) for _ in range(2)]
+        elsewhere = {"extra_headers": {"x-asyncrl-session": "another"}}
+        again.append(asyncio.create_task(first.chat.completions.create(**asked, **elsewhere)))
+        await until(lambda: len(waiting) == 3, "the equal ones are there")
         go_on.set()
-        given, anew = await again, await first.chat.completions.create(**asked)
-    (begun, other) = [fact.turn_id for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
-    assert [given.id, anew.id] == [f"chatcmpl-{begun}", f"chatcmpl-{other}"] and len(inference.asked) == 2
-    assert given._request_id == f"req_{begun}"
+        *same, other = await asyncio.gather(*again)
+        same.append(await first.chat.completions.create(**asked))
+    begun = [fact.turn_id for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert {one.id for one in [*same, other]} == {f"chatcmpl-{turn}" for turn in begun} and len(begun) == 4
+    (given,) = [one for one in same if one.id == f"chatcmpl-{begun[0]}"]
+    assert given._request_id == f"req_{begun[0]}" and len(inference.asked) == 4
+
+
+async def test_a_reply_whose_client_goes_while_its_size_is_stored_is_given_to_an_equal_request(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ends, go_on, end, lost_of = asyncio.Event(), asyncio.Event(), Meter.end, actor.lost_of
+    lost: list[asyncio.Future[None]] = []
+
+    async def held(*arguments: Any, **options: Any) -> None:
+        ends.set()
+        await go_on.wait()
+        await end(*arguments, **options)
+
+    def noted(http: Any) -> asyncio.Future[None]:
+        lost.append(lost_of(http))
+        return lost[-1]
+
+    monkeypatch.setattr(Meter, "end", held)
+    monkeypatch.setattr(actor, "lost_of", noted)
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference) as served,
+        sdks(served.address, served.key) as (first, _),
+    ):
+        cut = asyncio.create_task(first.chat.completions.create(model="any", messages=USER, max_tokens=5))
+        await ends.wait()
+        cut.cancel()
+        await asyncio.wait([cut])
+        await until(lost[0].done, "its connection is lost")
+        go_on.set()
+        given = await first.chat.completions.create(model="any", messages=USER, max_tokens=5)
+    (begun,) = [fact.turn_id for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert given.id == f"chatcmpl-{begun}"
 
 
 async def test_a_retry_that_says_so_gets_the_stored_reply_and_an_idempotency_key_stands_for_one_request(
