@@ -93,6 +93,7 @@ class Turn(Watch):
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
         self._left = False  # its client is gone
+        self._requested = False  # an engine was asked for it, and reads its prompt
         self._patience = asyncio.timeout(None)  # with its wait for an engine
         self._patience_s = settings.hold_s  # of that wait is left
         if self.continues and self._is_ended(wording.tokenizer):
@@ -100,9 +101,11 @@ class Turn(Watch):
 
     @property
     def size(self) -> int:
-        """Tokens of prompt and reply; 0 where there is no reply, or a repeated one."""
-        tokens = 0 if self.repeats else len(self._answer.tokens)
-        return tokens and len(self.prompt.ids) + tokens
+        """Tokens of prompt and reply; 0 of a repeated reply, and of none, but where an engine read the prompt of a
+        client that left."""
+        tokens = len(self._answer.tokens)
+        counts = not self.repeats and (tokens or (self._left and self._requested))
+        return len(self.prompt.ids) + tokens if counts else 0
 
     @property
     def digest(self) -> str:
@@ -335,6 +338,9 @@ class Turn(Watch):
         """Return what ends the reply behind its first call, where it may have no second one."""
         form = self._form
         return [form.closer] if form is not None and form.closer and not self.request.parallel else []
+
+    def requested(self, engine_id: str) -> None:
+        self._requested = True
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         if tokens:

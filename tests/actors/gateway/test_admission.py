@@ -1,5 +1,6 @@
 """Limits of a tenant hold over restarts; of a private request nothing is stored but its size."""
 
+import asyncio
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,22 @@ async def test_limits_hold_over_a_restart_of_the_gateway(
                     await second.messages.create(model="any", messages=USER, max_tokens=4)
                 assert 0 < int(refused.value.response.headers["retry-after"]) <= 86_400
         await served.stop()
+
+
+async def test_a_prompt_whose_client_goes_before_the_first_token_counts(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    inference.serve = inference.until_aborted
+    key, added = make_key("ben", tokens_per_day=3)
+    await publish(bus, added)
+    async with gateway(bus, stage, tmp_path / "model", inference) as served, sdks(served.address, key) as (_, second):
+        await until(lambda: added.key_id in served.gateway._keys.valid, "the key is known")
+        cut = asyncio.create_task(second.messages.create(model="any", messages=USER, max_tokens=4))
+        await until(lambda: len(inference.asked) == 1, "an engine reads its prompt")
+        cut.cancel()
+        await until(lambda: served.count("clients_gone") == 1, "it is gone")
+        with pytest.raises(anthropic.RateLimitError, match="used 3 tokens today"):
+            await second.messages.create(model="any", messages=USER, max_tokens=4)
 
 
 async def test_of_a_private_request_nothing_is_stored_but_its_size(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from actors.gateway import bodies
+from actors.gateway import actor, bodies
 from actors.gateway import reply as reply_of
 from actors.gateway.listening import listening
 from actors.gateway.reply import Answered
@@ -140,13 +140,20 @@ async def test_a_connection_too_many_is_told_so_and_a_place_that_becomes_free_is
 
 
 async def test_a_client_that_is_gone_before_its_request_is_whole_is_counted_and_is_no_fault(
-    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    async with gateway(bus, stage, tmp_path / "model", inference) as served:
-        _, writer = await asyncio.open_connection("127.0.0.1", int(served.address.rpartition(":")[2]))
-        head = f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-api-key: {served.key}\r\nContent-Length: 9\r\n\r\nhalf"
-        writer.write(head.encode())
-        await until(lambda: bool(served.gateway._meter._usage._begun["anna"]), "its head was read")
-        writer.transport.abort()
-        await until(lambda: served.count("clients_gone") == 1, "it is gone")
-        assert served.count("requests_broken") == 0
+    monkeypatch.setattr(actor, "_LARGE_AT_ONCE", 1)
+    async with gateway(bus, stage, tmp_path / "model", inference, hold_s=600.0) as served:
+        head = (
+            f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-api-key: {served.key}\r\nContent-Length: {2**18 + 1}\r\n\r\n"
+        )
+        writers, places = [], served.gateway._large
+        for there in (lambda: places._under_way.total() == 1, lambda: places.waiting == 1):
+            _, writer = await asyncio.open_connection("127.0.0.1", int(served.address.rpartition(":")[2]))
+            writers.append(writer)
+            writer.write(f"{head}half".encode())
+            await until(there, "its head was read")
+        for gone in (1, 2):  # the one that waits for room first
+            writers.pop().transport.abort()
+            await until(lambda gone=gone: served.count("clients_gone") == gone, "it is gone")
+        assert served.count("requests_broken") == 0 and not places.waiting and not places._under_way.total()
