@@ -1,8 +1,8 @@
 """Curricula: the difficulty of made rows rises with the accuracy on the hardest of them.
 
-Source: RLVE's adaptive environments. The difficulty h of a task begins at 0. Each prompt has a level drawn evenly from
-the `window` levels up to h. Answers to prompts of level h are counted; once there are enough, h rises by one where the
-share that passed is high enough, and the count begins again either way. h never falls.
+Source: RLVE's adaptive environments (arXiv 2511.07317). The difficulty h of a task begins at 0. Each prompt has a level
+drawn evenly from the `window` levels up to h. Answers to prompts of level h are counted; once there are enough, h rises
+by one where the share that passed is high enough, and the count begins again either way. h never falls.
 """
 
 from __future__ import annotations
