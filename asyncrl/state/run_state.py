@@ -302,7 +302,7 @@ class RunState(Roster):
         self.total, self.warmup_steps, self.opened_ns = message.steps, message.warmup_steps, record.time_ns
         self.phase, self.failure, self.stop_requested = "starting", "", False
         self.stalls.clear()
-        for actor in self.actors.values():
+        for actor in self.actors.values() if resumed else ():
             actor.on_opened(record.time_ns)
         self._events = deque((event for event in self._events if event.time_ns >= record.time_ns), maxlen=_EVENTS)
         if resumed:

@@ -8,7 +8,7 @@ from asyncrl.state.loads import PoolLoad, pool_loads
 from asyncrl.state.parts import Scaling
 from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
-from harness.states import NOW_S, MadeState
+from harness.states import FLEET, NOW_S, MadeState
 from topics.actors import (
     ActorStarted,
     AutoscaleFailed,
@@ -115,7 +115,9 @@ def made(**pools: PoolBounds) -> MadeState:
     text = {"pools": {pool: {"least": bounds.least, "most": bounds.most} for pool, bounds in pools.items()}}
     text["function"] = "mine.py:scale"
     case.publish(RunOpened(100, 0, {"autoscale": text, "engine": {"max_running": 8}}), at_s=2.0)
-    return case.publish(ActorStarted("supervisor", "supervisor-1", "elsewhere", 1), at_s=2.0)
+    for role in (*FLEET, "supervisor"):
+        case.publish(ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=3.0).vitals(f"{role}-1")
+    return case
 
 
 def test_loads_come_from_queues_and_from_what_engines_report():
