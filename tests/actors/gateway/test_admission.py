@@ -65,6 +65,7 @@ async def test_a_prompt_whose_client_goes_before_the_first_token_counts(
         await until(lambda: len(inference.asked) == 1, "an engine reads its prompt")
         cut.cancel()
         await until(lambda: served.count("clients_gone") == 1, "it is gone")
+        del inference.serve  # it would answer the next one
         with pytest.raises(anthropic.RateLimitError, match="used 3 tokens today"):
             await second.messages.create(model="any", messages=USER, max_tokens=4)
 
