@@ -347,4 +347,4 @@ def test_what_was_shown_before_a_run_was_resumed_is_no_news():
     fed.fold.on_gone()
     assert (fed.fold.phase, fed.fold.failure) == ("failed", "no head")
     texts = [event.text for event in fed.fold.take_events()]
-    assert texts == ["resumed", "supervisor-1 started again", "supervisor-1 died: no head"]
+    assert texts == ["resumed", "supervisor-1 died: no head"]
