@@ -49,7 +49,7 @@ class RewardSettings(Settings):
     """The reward: how a finished trajectory is graded."""
 
     # `exact`, `math`, `dapo`, `deepscaler`, `f1`, `gpqa`, `boxed_math`, `boxed_f1`, `boxed_gpqa`, `ifbench`, `ifeval`,
-    # `reasoning-gym`, an `http://` address, `path/file.py:function` or `package.module:function`;
+    # `reasoning-gym`, `random`, an `http://` address, `path/file.py:function` or `package.module:function`;
     # empty where the rollout function gives every reward (`context.outcome`).
     function: str = "exact"
     # What one call grades: `trajectory`, or `group` where a score depends on the other answers to the same row. A

@@ -6,6 +6,7 @@ Each follows the reward of the same name in slime; mathematics is compared by th
 from __future__ import annotations
 
 import re
+import secrets
 import string
 from collections import Counter
 from collections.abc import Callable
@@ -135,6 +136,14 @@ def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
             return float(found[-1] == expected)
     named = {choice for choice in map(_bare, choices) if choice and f" {choice} " in f" {_bare(text)} "}
     return float(named == {_bare(dict(zip(letters, choices, strict=False)).get(expected, ""))})
+
+
+def by_chance(completion: str) -> float:
+    """1.0 or 0.0 by chance, whatever the completion is: what a policy gains by it, it has not from its reward.
+
+    Source: the random rewards of Spurious Rewards (arXiv 2506.10947).
+    """
+    return float(secrets.randbits(1))  # child processes may share the state of a generator
 
 
 def _bare(text: str) -> str:

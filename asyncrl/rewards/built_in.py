@@ -30,6 +30,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         for name in INSTRUCTION_REWARDS
     },
     "reasoning-gym": BuiltIn("asyncrl.rewards.scorers:make_reasoning_gym", {"dataset": None}),
+    "random": BuiltIn("asyncrl.rewards.answers:by_chance", reads_label=False),
 }
 
 NAMED_REWARDS = ("exact", *BUILT_IN)

@@ -130,6 +130,14 @@ def test_a_label_that_is_no_choice_is_refused():
         gpqa("Answer: A", "green", {"choices": ["red", "blue"]})
 
 
+async def test_the_reward_by_chance_needs_no_label_and_is_either():
+    grader = await open_grader("random", base=Path())
+    found = {(await grader.grade(GradeRequest("abc", "?", None))).reward for _ in range(200)}
+    await grader.close()
+
+    assert found == {0.0, 1.0}
+
+
 async def test_they_are_rewards_by_their_names():
     found = {}
     for name, completion in {
