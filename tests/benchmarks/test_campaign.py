@@ -170,8 +170,8 @@ async def in_warmup(folder: Path) -> None:
 async def test_a_run_that_stands_still_ends_with_a_verdict_wherever_it_stands(tmp_path: Path):
     few = ["task.source=rows.jsonl", "task.epochs=1", "task.options={}", "learner.steps=6"]
     roomy = "nats.stream_max_mb=64"  # whose streams are never nearly full, which is a finding, too
-    # No group becomes too old: five batches come of the rows.
-    few += [roomy, "buffer.max_lag=8", "learner.keep_versions=10"]
+    # No group becomes too old: five batches come of the rows, and take longer than it is until the first injection.
+    few += [roomy, "buffer.max_lag=8", "learner.keep_versions=10", "learner.scripted_step_s=2"]
     first, data, warm, last = await asyncio.gather(
         stalled(tmp_path / "a", ["reward.function=sleeps.py:reward", "reward.time_limit_s=500", "warmup.steps=0"]),
         stalled(
