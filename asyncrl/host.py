@@ -1,9 +1,10 @@
-"""The identity of this host, as far as memory can be shared in it."""
+"""The identity of this host, as far as memory can be shared in it, and what hides its GPUs from a process."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # environment variable: the GPUs that a process sees
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SHARED = Path("/dev/shm")
 

@@ -26,7 +26,7 @@ from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.errors import EngineError
 from asyncrl.errors import AsyncRLError
-from asyncrl.host import host_name
+from asyncrl.host import VISIBLE_GPUS, host_name
 from asyncrl.ports import free_port
 from asyncrl.weights.described import Described, GroupPlace
 from asyncrl.weights.sender_calls import Join, Open, Send
@@ -38,7 +38,6 @@ _ANSWER_S = 2.0  # for a learner that lives
 _LEAVE_S = 1.0
 _CALL_BYTES = 1 << 30  # tensors of one call: a server makes room for them beside its model
 _WORDS = 1024  # characters of a reason
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _HERE = "127.0.0.1"
 # SGLang sets these, and both sides must agree.
 _SENDER = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
@@ -52,10 +51,14 @@ def unseen(config: Config, group: EngineGroup) -> str:
     ranks = config.learner.ranks
     if config.weights.direct != "ipc" or config.learner.device == "cpu" or ranks == 1:
         return ""
-    where = "it is of another owner" if group.kind == "external" else ""
-    where = where or ("engine.gpus is set" if group.gpus else "")
-    where = where or (f"{_VISIBLE} is set" if _VISIBLE in group.environment else "")
-    return where and f"the server may not see the GPUs on which {ranks} ranks have the weights: {where}"
+    for found, why in (
+        (group.kind == "external", "it is of another owner"),
+        (group.gpus, "engine.gpus is set"),
+        (VISIBLE_GPUS in group.environment, f"{VISIBLE_GPUS} is set"),
+    ):
+        if found:
+            return f"the server may not see the GPUs on which {ranks} ranks have the weights: {why}"
+    return ""
 
 
 class DirectFailed(AsyncRLError):

@@ -43,8 +43,8 @@ class Channels:
         self._fleet = open_fleet(context, reserved="canary")
         trains = context.config.live.share > 0
         self._row_bytes = served.route_bytes if trains and context.config.learner.routing == "replay" else 0
-        manner = Manner(settings.stream_tokens, in_place, priority=LIVE_FIRST)
-        manner = manner._replace(routed=self._row_bytes > 0, unrouted=True)
+        routed = self._row_bytes > 0
+        manner = Manner(settings.stream_tokens, in_place, routed=routed, unrouted=True, priority=LIVE_FIRST)
         self._generator = Generator(self._fleet, served, decode, counts=context.vitals, manner=manner)
         self._listeners: list[Listener] = []
 

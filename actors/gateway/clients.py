@@ -17,8 +17,8 @@ _LOST = web.RequestKey("lost", asyncio.Future)  # done when the connection of a 
 
 @web.middleware
 async def outlasting(request: web.Request, handler: Answered) -> web.StreamResponse:
-    """Let a request run on when its connection is lost, or the gateway stops: what it has begun is to be stored as
-    ended. It is told at once, and not only by the next thing that it sends."""
+    """Let a request run on when its connection is lost, or the gateway stops, so that what it has begun is stored as
+    ended. `lost_of` is done in that moment, and not only when something is sent next."""
     lost = request[_LOST] = asyncio.get_running_loop().create_future()
     work = asyncio.ensure_future(handler(request))
     try:

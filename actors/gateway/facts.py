@@ -139,7 +139,7 @@ class Facts:
             return None
         if stored is not fact:
             self._note_lost(fact.turn_id)
-        if fact.turn_id in self._lost and isinstance(stored, TurnFinished):  # nor may a prompt begin with its tokens
+        if fact.turn_id in self._lost and isinstance(stored, TurnFinished):  # no prompt may begin with its tokens
             return msgspec.structs.replace(stored, history="", routing=None)
         return stored
 

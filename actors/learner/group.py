@@ -19,12 +19,12 @@ from actors.learner.rank_wire import ERRORS, NO_CARD, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.background import BackgroundTasks, first_of
 from asyncrl.framing import pack, read_frames
+from asyncrl.host import VISIBLE_GPUS
 from asyncrl.run.placement import Job, NoRoom, Placed
 
 T = TypeVar("T")
 _Key: TypeAlias = tuple[int, int | None]
 
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SILENCES = 3  # times supervision.silence_s, twice: a rank may be silent so long, as imports stop its heartbeat
 _END_S = 1.0  # from the end of a rank's connection to that of its process
 
@@ -226,9 +226,9 @@ def only(context: Context, cards: Sequence[int]) -> dict[str, str]:
     """Environment of processes that see these GPUs alone; a rank takes the one of its number among them."""
     if context.config.learner.device != "cuda":
         return {}
-    seen = os.environ.get(_VISIBLE)
+    seen = os.environ.get(VISIBLE_GPUS)
     names = seen.split(",") if seen else []
-    return {_VISIBLE: ",".join(names[card] if card < len(names) else str(card) for card in cards)}
+    return {VISIBLE_GPUS: ",".join(names[card] if card < len(names) else str(card) for card in cards)}
 
 
 def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:

@@ -11,6 +11,7 @@ from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.process_settings import AutoscaleSettings
 from asyncrl.config.setting_types import SCRIPTED, changed_keys
 from asyncrl.config.settings import Config, LearnerSettings
+from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import is_ip
 from topics.roles import role_of
 
@@ -81,8 +82,8 @@ def _gpus(table: str, group: EngineGroup) -> Iterator[Finding]:
             f"arguments (--tp-size, --pp-size, --dp-size); expected {group.count * group.gpus_needed} GPUs"
         )
         yield Finding((f"{table}.gpus", f"{table}.count", f"{table}.arguments"), message)
-    if group.gpus and "CUDA_VISIBLE_DEVICES" in group.environment:
-        message = "holds CUDA_VISIBLE_DEVICES, which the run itself sets for each server by gpus; remove one of them"
+    if group.gpus and VISIBLE_GPUS in group.environment:
+        message = f"holds {VISIBLE_GPUS}, which the run itself sets for each server by gpus; remove one of them"
         yield Finding((f"{table}.environment", f"{table}.gpus"), message)
 
 

@@ -16,6 +16,7 @@ from asyncrl.engine.errors import EngineRefused, RequestFailed
 from asyncrl.engine.staging import Staging
 from asyncrl.engine.starting import EngineFailed, end_of, start_at_free_port
 from asyncrl.files import write_private
+from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import LOOPBACK, Listen, free_port, url_host
 from asyncrl.process import ChildProcess, python, state_of
 
@@ -23,7 +24,6 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else a paused server answers /health after 20 s, with 503
 }
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SPARE = 6 << 30  # bytes of its GPU that a server may still want behind its start, for long prompts
 
 
@@ -167,12 +167,14 @@ def _name_of_gpu(number: int) -> str:
     Raises:
         EngineFailed: this process does not see so many.
     """
-    seen = os.environ.get(_VISIBLE)
+    seen = os.environ.get(VISIBLE_GPUS)
     if seen is None:
         return str(number)
     names = [name.strip() for name in seen.split(",") if name.strip()]
     if number >= len(names):
-        raise EngineFailed(f"engine.gpus names GPU {number}, but {_VISIBLE} = {seen!r} shows {len(names)} to this run")
+        raise EngineFailed(
+            f"engine.gpus names GPU {number}, but {VISIBLE_GPUS} = {seen!r} shows {len(names)} to this run"
+        )
     return names[number]
 
 
@@ -194,7 +196,7 @@ class OwnControl(ExternalControl):
             log_file = home.log_file.with_name(f"{home.name}.staging.log")
             deadline_s = home.settings.update_deadline_s
             # Nothing else: the packages that a server is given are not for this process.
-            kept = {name: value for name, value in self.environment().items() if name in (*_ENVIRONMENT, _VISIBLE)}
+            kept = {name: value for name, value in self.environment().items() if name in (*_ENVIRONMENT, VISIBLE_GPUS)}
             self._staging = Staging(self.device, kept, log_file, deadline_s)
             self._staging.spare = _SPARE if home.group.staged == "auto" else 0
 
@@ -257,7 +259,7 @@ class OwnControl(ExternalControl):
         """Return the environment variables of the server, its GPUs among those of its group with them."""
         group, number = self._home.group, self._home.number
         gpus = group.gpus[number * group.gpus_each : (number + 1) * group.gpus_each]
-        visible = {_VISIBLE: ",".join(map(_name_of_gpu, gpus))} if gpus else {}
+        visible = {VISIBLE_GPUS: ",".join(map(_name_of_gpu, gpus))} if gpus else {}
         return {**_ENVIRONMENT, **visible, **group.environment}
 
     def arguments(self) -> list[str]:

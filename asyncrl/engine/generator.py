@@ -91,8 +91,7 @@ class Generator:
             counts: gets the counters of what went wrong.
         """
         self._seeded, portion = manner.seeded, manner.portion
-        self._in_place, self._priority = manner.in_place, manner.priority
-        self._routed = manner.routed
+        self._in_place, self._routed, self._priority = manner.in_place, manner.routed, manner.priority
         self._keep_routing = partial(keep_if_there, count=self._count) if manner.unrouted else keep_routing
         self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
         self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time

@@ -12,26 +12,28 @@ class Agreement(msgspec.Struct):
     """Grades of judges, and whether users agreed; lists have the newest entry last."""
 
     against: list[bool] = []  # by grade about which a user spoke: whether of the other sign
-    judged: dict[str, float] = {}  # grades by tenant and turn
+    judged: dict[str, float] = {}  # grades by tenant and turn; 0 once they were compared
     spoken: dict[str, float] = {}  # what users said before a judge did
 
     def judge(self, turn: str, reward: float) -> None:
         """Take note of a judge's grade; the first of a turn counts."""
+        if turn in self.judged:
+            return
+        self.judged[turn] = reward
         if (score := self.spoken.pop(turn, None)) is not None:
-            self._compare(reward, score)
-        else:
-            self.judged.setdefault(turn, reward)
-            _bound(self.judged)
+            self._compare(turn, score)
+        _bound(self.judged)
 
     def user(self, turn: str, score: float) -> None:
         """Take note of what the user says of a turn: each grade counts once."""
-        if (reward := self.judged.pop(turn, None)) is not None:
-            self._compare(reward, score)
+        if turn in self.judged:
+            self._compare(turn, score)
         else:
             self.spoken[turn] = score
             _bound(self.spoken)
 
-    def _compare(self, reward: float, score: float) -> None:
+    def _compare(self, turn: str, score: float) -> None:
+        reward, self.judged[turn] = self.judged[turn], 0.0
         if reward and score:
             self.against = [*self.against, (reward > 0) != (score > 0)][-NEWEST:]
 

@@ -151,6 +151,10 @@ def _bare(text: str) -> str:
     return " ".join(re.findall(r"[-+]?\w+(?:[^\w\s]+\w+)*", text.lower()))
 
 
+def _joined(text: str) -> str:
+    return "".join(text.lower().split())
+
+
 def _stripped(label: Any) -> str:
     return str(label).strip().upper().strip("().")
 
@@ -159,9 +163,11 @@ def _letter(label: Any, letters: list[str], choices: list[str]) -> str:
     text = str(label).strip()
     if _stripped(text) in letters:
         return _stripped(text)
-    same = ["".join(choice.lower().split()) for choice in choices]
-    if text in choices or same.count("".join(text.lower().split())) == 1:
-        return letters[choices.index(text) if text in choices else same.index("".join(text.lower().split()))]
+    if text in choices:
+        return letters[choices.index(text)]
+    own, known = _joined(text), [_joined(choice) for choice in choices]
+    if known.count(own) == 1:
+        return letters[known.index(own)]
     if text.isdecimal() and int(text) < len(letters):
         return letters[int(text)]
     raise ValueError(f"label {label!r} is no choice: letters are {', '.join(letters)}, choices {choices}")
