@@ -7,7 +7,7 @@ import asyncio
 import importlib
 import os
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -39,6 +39,7 @@ NAMES = {
     "cost": "CPU time per trajectory with progress messages, against none",
     "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
 }
+_DENSE, _MIXTURES = ("tiny", "0.6b", "4b"), ("tiny-moe", "30b-a3b")  # shapes
 Figures = dict[str, float]
 _NOT_MEASURED = ("run", "parser", "bench", "json")  # arguments; all others are options of the measurement
 
@@ -254,9 +255,9 @@ def _add_trainer_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_server_options(parser: argparse.ArgumentParser) -> None:
+def _add_server_options(parser: argparse.ArgumentParser, shapes: Sequence[str] = _DENSE) -> None:
     parser.add_argument("--kind", choices=("embedded", "sglang"), default="embedded", help="of the server")
-    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--shape", choices=shapes, default="tiny", help="Qwen3 (default: tiny)")
     parser.add_argument("--arguments", default="", help="of SGLang, as on a command line")
     parser.add_argument("--pythonpath", default="", metavar="FOLDERS", help="with which SGLang is imported")
 
@@ -271,11 +272,18 @@ def _add_rollouts_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tool-s", type=float, default=0.05, help="seconds between two turns (default: 0.05)")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window (default: 15)")
     parser.add_argument("--rounds", type=int, default=3, help="figures are medians of so many (default: 3)")
-    _add_server_options(parser)
+    words = "measure with the experts of each token recorded, too, on a server that returns them"
+    parser.add_argument("--routing", action="store_true", help=words)
+    _add_server_options(parser, (*_DENSE, *_MIXTURES))
+    _add_layers_option(parser)
+
+
+def _add_layers_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--layers", type=int, default=0, help="of the model (default: as many as the shape has)")
 
 
 def _add_learner_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", choices=("tiny", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
+    parser.add_argument("--shape", choices=_DENSE, default="tiny", help="Qwen3 (default: tiny)")
     _add_step_options(parser)
     parser.add_argument("--ranks", type=int, default=1, help="measure so many ranks as well (default: 1, none)")
     kinds = ["asyncrl", "bare", "masters"]
@@ -289,9 +297,8 @@ def _add_learner_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_megatron_options(parser: argparse.ArgumentParser) -> None:
-    shapes = ("tiny", "0.6b", "4b", "tiny-moe", "30b-a3b")
-    parser.add_argument("--shape", choices=shapes, default="tiny", help="Qwen3 (default: tiny)")
-    parser.add_argument("--layers", type=int, default=0, help="of the model (default: as many as the shape has)")
+    parser.add_argument("--shape", choices=(*_DENSE, *_MIXTURES), default="tiny", help="Qwen3 (default: tiny)")
+    _add_layers_option(parser)
     _add_step_options(parser)
     cases = ["one", "bare", "looped", "replayed", "data", "tensor", "pipeline", "context", "expert"]
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases[:4], help="default: those of one card")

@@ -64,7 +64,11 @@ _PUBLICATION = {
     )
 }
 _WEIGHTS = {"files_loaded_s": Goal(1.5, at_most=True), "stream_one_reader_mb_per_s": Goal(300)}
-_ROLLOUTS = {f"share_{count}_of_bare": Goal(0.98) for count in (16, 64, 256, 1024)}
+_ROLLOUTS = {
+    f"{name}_{count}_of_{beside}": Goal(bound)
+    for count in (16, 64, 256, 1024)
+    for name, beside, bound in (("share", "bare", 0.98), ("routed", "unrouted", 0.97))
+}
 _RESCORING = {"crossed_over_still": Goal(2, at_most=True)}
 _LEARNER = {
     **{f"tiny_{rows}_share_of_bare": Goal(0.95) for rows in ("even", "mixed")},

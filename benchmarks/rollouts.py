@@ -20,6 +20,7 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import read_key
+from asyncrl.run.preflight_model import RETURN_EXPERTS
 from asyncrl.training.create import write_tokenizer
 from benchmarks.random_model import SHAPES, write_random_model
 from benchmarks.stage import BenchError, Stage, bench_config, report
@@ -79,11 +80,20 @@ class Server(NamedTuple):
 
     kind: str  # "embedded" or "sglang"
     shape: str  # of its model, random weights
+    layers: int  # of the model; 0 for as many as the shape has
     arguments: str  # of SGLang, as on a command line
     pythonpath: str  # with which it is imported; "" for none
 
 
-async def bench_rollouts(*, concurrent: list[int], seconds: float, rounds: int, **options: Any) -> dict[str, float]:
+class Course(NamedTuple):
+    """The windows of a measurement."""
+
+    seconds: float  # of a window
+    rounds: int
+    routing: bool  # each round has one more, whose requests ask for the experts of each token
+
+
+async def bench_rollouts(*, concurrent: list[int], **options: Any) -> dict[str, float]:
     """Measure at several numbers of concurrent trajectories; each has a run and a server of its own.
 
     A round measures a window through asyncrl, with progress messages and versions of all tokens, then a window of a
@@ -105,54 +115,70 @@ async def bench_rollouts(*, concurrent: list[int], seconds: float, rounds: int, 
     """
     figures: dict[str, float] = {}
     server = Server(**{name: options.pop(name) for name in Server._fields})
+    course = Course(**{name: options.pop(name) for name in Course._fields})
+    if course.routing and SHAPES[server.shape].experts is None:
+        named = ", ".join(name for name, shape in SHAPES.items() if shape.experts)
+        raise BenchError(f"--routing: the shape {server.shape} has no experts; name one that has: {named}")
     for count in concurrent:
-        found = await _measured(Load(concurrent=count, **options), server, seconds, rounds)
+        found = await _measured(Load(concurrent=count, **options), server, course)
         figures |= {name.replace("_at", f"_{count}"): value for name, value in found.items()}
     return figures
 
 
-async def _measured(load: Load, server: Server, seconds: float, rounds: int) -> dict[str, float]:
+async def _measured(load: Load, server: Server, course: Course) -> dict[str, float]:
+    rates: dict[str, list[float]] = {name: [] for name in (["routed"] * course.routing + ["asyncrl", "bare"])}
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
-        config = _config(Path(scratch), load, server)
-        through, bare = list[float](), list[float]()
+        config = _config(Path(scratch), load, server, course)
         async with Stage.open(config) as stage:
-            await stage.enter_all()
+            await stage.enter_all(but=("prompter", "rollout"))
             await stage.enter("prompter")
             ready = decode(EngineReady, (await stage.follow(ENGINES, ENGINE_READY, lambda record: True)).data)
             key = read_key(stage.files.engine_key_file(config.engine, "engine-1"))
             client = EngineClient(ready.address, api_key=key)
-            for number in range(rounds):
-                routed = _through_asyncrl(stage, client, load, seconds)
-                through.append(await stage.until(routed, _DEADLINE_S + seconds))
-                report(f"{load.concurrent}, round {number + 1}: {through[-1]:,.0f} tokens/s through asyncrl")
-                for worker in range(load.workers):
-                    await stage.leave("rollout", worker + 1)
-                await stage.until(client.empty(), _DEADLINE_S)
-                direct = _bare(client, key or "", load, seconds)
-                bare.append(await stage.until(direct, _DEADLINE_S + seconds))
-                await stage.until(client.empty(), _DEADLINE_S)
-                for worker in range(load.workers):
-                    await stage.enter("rollout", worker + 1)
-                share = through[-1] / bare[-1]
-                report(f"{load.concurrent}, round {number + 1}: {bare[-1]:,.0f} by the bare client; share {share:.3f}")
+            for number in range(course.rounds):
+                for name, found in rates.items():
+                    if name == "bare":
+                        window = _bare(client, key or "", load, course.seconds)
+                    else:
+                        window = _with_workers(stage, client, load, course.seconds, routed=name == "routed")
+                    found.append(await stage.until(window, _DEADLINE_S + course.seconds))
+                    report(f"{load.concurrent}, round {number + 1}, {name}: {found[-1]:,.0f} tokens/s")
+                    await stage.until(client.empty(), _DEADLINE_S)
             await client.close()
-    return {
-        "asyncrl_at_tokens_per_s": statistics.median(through),
-        "bare_at_tokens_per_s": statistics.median(bare),
-        "share_at_of_bare": statistics.median(a / b for a, b in zip(through, bare, strict=True)),
-    }
+    figures = {f"{name}_at_tokens_per_s": statistics.median(found) for name, found in rates.items()}
+    figures["share_at_of_bare"] = _ratio(rates["asyncrl"], rates["bare"])
+    if course.routing:
+        figures["routed_at_of_unrouted"] = _ratio(rates["routed"], rates["asyncrl"])
+    return figures
 
 
-def _config(scratch: Path, load: Load, server: Server) -> Config:
+def _ratio(these: list[float], those: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(these, those, strict=True))
+
+
+async def _with_workers(stage: Stage, client: EngineClient, load: Load, seconds: float, *, routed: bool) -> float:
+    """A window through asyncrl, whose workers begin before it and leave after it."""
+    await stage.open_again(learner={"routing": "replay" if routed else "own"})
+    for worker in range(load.workers):
+        await stage.enter("rollout", worker + 1)
+    rate = await _through_asyncrl(stage, client, load, seconds, routed=routed)
+    for worker in range(load.workers):
+        await stage.leave("rollout", worker + 1)
+    return rate
+
+
+def _config(scratch: Path, load: Load, server: Server, course: Course) -> Config:
     least, most = load.bounds
     context = len(_PROMPT) + load.turns * most + 8
     model = scratch / "model"
-    dtype = "float32" if server.shape == "tiny" else "bfloat16"
-    write_random_model(model, SHAPES[server.shape], context=context, dtype=dtype)
+    dtype = "float32" if server.kind == "embedded" else "bfloat16"
+    shape = SHAPES[server.shape]
+    write_random_model(model, shape._replace(layers=server.layers or shape.layers), context=context, dtype=dtype)
     write_tokenizer(model, _ALPHABET, context=context)
     module = scratch / "rollout.py"
     module.write_text(_MODULE.format(slots=load.slots, tool_s=load.tool_s, turns=load.turns, least=least, most=most))
     environment = {"PYTHONPATH": server.pythonpath} if server.pythonpath else {}
+    returning = [RETURN_EXPERTS] if course.routing and server.kind == "sglang" else []  # the embedded one always can
     return bench_config(
         "bench-rollouts",
         model={"path": str(model)},
@@ -168,14 +194,18 @@ def _config(scratch: Path, load: Load, server: Server) -> Config:
         engine={
             "kind": server.kind,
             "max_running": load.concurrent,
-            "arguments": shlex.split(server.arguments),
+            "arguments": shlex.split(server.arguments) + returning,
             "environment": environment,
         },
     )
 
 
-async def _through_asyncrl(stage: Stage, client: EngineClient, load: Load, seconds: float) -> float:
-    """Tokens/s of a window that begins when as many trajectories have ended as run at once."""
+async def _through_asyncrl(stage: Stage, client: EngineClient, load: Load, seconds: float, *, routed: bool) -> float:
+    """Tokens/s of a window that begins when as many trajectories have ended as run at once.
+
+    Raises:
+        BenchError: experts are asked for, and a trajectory has none.
+    """
     since, left = time.time_ns(), load.concurrent
 
     def warmed(record: Record) -> bool:
@@ -192,6 +222,8 @@ async def _through_asyncrl(stage: Stage, client: EngineClient, load: Load, secon
         for record in await stage.read(TRAJECTORIES, [TRAJECTORY_GENERATED])
         if begin < record.time_ns <= end
     ]
+    if routed and (without := [result.trajectory_id for result in results if result.routing is None]):
+        raise BenchError(f"{len(without)} of {len(results)} trajectories have no experts, {without[0]} among them")
     tokens = sum(count.tokens for result in results for count in result.versions)
     return (tokens + after.tokens - before.tokens) / (end - begin) * 1e9
 

@@ -80,7 +80,7 @@ class Stage:
                     await self.enter(pool, number)
         engines = sum(count for pool, count in fleet.items() if role_of(pool) == "engine")
         await self.until(self._seen(ENGINES, ENGINE_READY, engines), deadline_s)
-        await self.until(self._pulled(), deadline_s)
+        await self.until(self._pulled({"rollout", "reward"} - set(but)), deadline_s)
 
     async def enter(self, pool: str, number: int = 1) -> None:
         """Start one actor."""
@@ -90,6 +90,17 @@ class Stage:
         task = asyncio.create_task(self._watch(name, process))
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
+
+    async def open_again(self, **tables: dict[str, Any]) -> None:
+        """Open the run with other settings; actors that enter from now on have them.
+
+        Args:
+            tables: the settings that change, as TOML has them.
+        """
+        settings = msgspec.to_builtins(self.config)
+        changed = {name: settings[name] | table for name, table in tables.items()}
+        self.config = msgspec.convert(settings | changed, Config)
+        await publish(self.bus, run_opened(self.config, self.files))
 
     async def leave(self, pool: str, number: int = 1) -> None:
         """End one actor, and return when it has given its work back."""
@@ -176,15 +187,15 @@ class Stage:
 
         await self.follow(stream, topic, enough)
 
-    async def _pulled(self) -> None:
-        """Return once the pools' workers wait for work and the keepers hold their logs."""
+    async def _pulled(self, roles: Iterable[str]) -> None:
+        """Return once the workers of these roles wait for work and the keepers hold their logs."""
+        workers = {"rollout": self.config.rollout.workers, "reward": self.config.reward.workers}
         while True:
             states = await queue_states(self.bus)
             claims = [
                 await self.bus.api(f"STREAM.INFO.{log.full_name(self.config.run)}") for log in (BATCHES, TRAINING)
             ]
-            waiting = states["rollout"]["pulls"] >= self.config.rollout.workers
-            waiting &= states["reward"]["pulls"] >= self.config.reward.workers
+            waiting = all(states[role]["pulls"] >= workers[role] for role in roles)
             if waiting and all(info["state"]["messages"] for info in claims):
                 return
             await asyncio.sleep(0.05)  # the server announces no waiting pull

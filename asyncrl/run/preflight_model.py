@@ -272,7 +272,8 @@ def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(("model.path", "gateway.count", "gateway.renderer"), str(error))
 
 
-_FLAG = "--enable-return-routed-experts"
+RETURN_EXPERTS = "--enable-return-routed-experts"
+"""With which SGLang returns the experts of tokens to those who ask for them."""
 
 
 def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
@@ -299,6 +300,6 @@ def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
     if config.engine.router.count:
         yield Finding((key, "engine.router.count"), f"sglang-router drops the request for experts; set 0, {own}")
     for table, group in config.engine.tables.items():
-        if group.kind == "sglang" and not group.addresses and _FLAG not in group.arguments:
-            message = f"SGLang returns no experts without {_FLAG}; add it to {table}.arguments, {own}"
+        if group.kind == "sglang" and not group.addresses and RETURN_EXPERTS not in group.arguments:
+            message = f"SGLang returns no experts without {RETURN_EXPERTS}; add it to {table}.arguments, {own}"
             yield Finding((f"{table}.arguments", key), message)

@@ -87,13 +87,13 @@ async def test_engines_that_join_and_leave_lose_and_double_nothing(monkeypatch: 
 
 @pytest.mark.slow
 async def test_rollouts_are_compared_with_a_bare_client_of_the_same_server():
-    server = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": ""}
+    server = {"kind": "embedded", "shape": "tiny-moe", "layers": 1, "arguments": "", "pythonpath": ""}
+    windows = {"seconds": 1.0, "rounds": 2, "routing": True}
 
-    figures = await bench_rollouts(
-        concurrent=[4], seconds=1.0, rounds=2, workers=2, tokens=10, turns=2, tool_s=0.01, **server
-    )
+    figures = await bench_rollouts(concurrent=[4], workers=2, tokens=10, turns=2, tool_s=0.01, **windows, **server)
 
-    assert figures.keys() == {"asyncrl_4_tokens_per_s", "bare_4_tokens_per_s", "share_4_of_bare"}
+    rates = {"routed_4_tokens_per_s", "asyncrl_4_tokens_per_s", "bare_4_tokens_per_s"}
+    assert figures.keys() == rates | {"share_4_of_bare", "routed_4_of_unrouted"}
     assert all(value > 0 for value in figures.values())
 
 
