@@ -228,43 +228,20 @@ class DeadLetter(Message):
 
 _ALL = ROLE_NAMES
 
-RUN_OPENED = Topic("run.opened", RunOpened, ACTORS, publishers=("operator",), subscribers=_ALL, repeats=True)
-ACTOR_STARTED = Topic(
-    "actor.started", ActorStarted, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
-)
-ACTOR_STOPPED = Topic(
-    "actor.stopped", ActorStopped, ACTORS, publishers=_ALL, subscribers=("supervisor",), key="actor_id"
-)
-SCALE_REQUESTED = Topic(
-    "scale.requested",
-    ScaleRequested,
-    ACTORS,
-    publishers=("operator", "supervisor"),
-    subscribers=("supervisor",),
-    repeats=True,
-)
-STOP_REQUESTED = Topic(
-    "stop.requested", StopRequested, ACTORS, publishers=("operator",), subscribers=("supervisor",), repeats=True
-)
-REISSUE_REQUESTED = Topic(
-    "reissue.requested", ReissueRequested, ACTORS, publishers=("operator",), subscribers=("prompter",), repeats=True
-)
-SKIP_REQUESTED = Topic(
-    "skip.requested", SkipRequested, ACTORS, publishers=("operator",), subscribers=("learner",), repeats=True
-)
-FLEET_SCALED = Topic(
-    "fleet.scaled", FleetScaled, FLEET, publishers=("supervisor",), subscribers=("supervisor",), repeats=True
-)
-AUTOSCALE_FAILED = Topic(
-    "autoscale.failed", AutoscaleFailed, FLEET, publishers=("supervisor",), subscribers=("supervisor",), repeats=True
-)
-WORK_ISOLATED = Topic("work.isolated", WorkIsolated, ACTORS, publishers=WORKERS, subscribers=WORKERS, key="place")
-VITALS_TAKEN = Topic(
-    "vitals.taken", Vitals, VITALS, publishers=_ALL, subscribers=("monitor", "supervisor"), key="actor_id", json=True
-)
-BLOB_STORED = Topic("blob.stored", BlobStored, BLOBS, publishers=_ALL, subscribers=_ALL, key="blob_id")
-BLOB_KEPT = Topic("blob.kept", BlobStored, LEDGER_BLOBS, publishers=_ALL, subscribers=_ALL, key="blob_id")
-DEAD_LETTER = Topic("message.rejected", DeadLetter, DEAD, publishers=_ALL, subscribers=("operator",), key="place")
+RUN_OPENED = Topic(RunOpened, ACTORS, ("operator",), _ALL, repeats=True)
+ACTOR_STARTED = Topic(ActorStarted, ACTORS, _ALL, ("supervisor",), key="actor_id")
+ACTOR_STOPPED = Topic(ActorStopped, ACTORS, _ALL, ("supervisor",), key="actor_id")
+SCALE_REQUESTED = Topic(ScaleRequested, ACTORS, ("operator", "supervisor"), ("supervisor",), repeats=True)
+STOP_REQUESTED = Topic(StopRequested, ACTORS, ("operator",), ("supervisor",), repeats=True)
+REISSUE_REQUESTED = Topic(ReissueRequested, ACTORS, ("operator",), ("prompter",), repeats=True)
+SKIP_REQUESTED = Topic(SkipRequested, ACTORS, ("operator",), ("learner",), repeats=True)
+FLEET_SCALED = Topic(FleetScaled, FLEET, ("supervisor",), ("supervisor",), repeats=True)
+AUTOSCALE_FAILED = Topic(AutoscaleFailed, FLEET, ("supervisor",), ("supervisor",), repeats=True)
+WORK_ISOLATED = Topic(WorkIsolated, ACTORS, WORKERS, WORKERS, key="place")
+VITALS_TAKEN = Topic(Vitals, VITALS, _ALL, ("monitor", "supervisor"), key="actor_id", json=True, name="vitals.taken")
+BLOB_STORED = Topic(BlobStored, BLOBS, _ALL, _ALL, key="blob_id")
+BLOB_KEPT = Topic(BlobStored, LEDGER_BLOBS, _ALL, _ALL, key="blob_id", name="blob.kept")
+DEAD_LETTER = Topic(DeadLetter, DEAD, _ALL, ("operator",), key="place", name="message.rejected")
 
 
 def keeper_topics(stream: Stream) -> list[Topic[Message]]:
@@ -273,7 +250,7 @@ def keeper_topics(stream: Stream) -> list[Topic[Message]]:
     kinds = (("claimed", KeeperClaimed), ("heartbeat", KeeperHeartbeat), ("snapshot", KeeperSnapshot))
     followers = (role,) if stream is FLEET else (role, "recorder")  # it follows these logs as a whole
     return [
-        Topic(f"{role}.{name}", message, stream, (role,), followers, replaced=name == "snapshot")
+        Topic(message, stream, (role,), followers, replaced=name == "snapshot", name=f"{role}.{name}")
         for name, message in (kinds if role else ())
     ]
 

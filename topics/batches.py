@@ -173,18 +173,12 @@ class BatchTrained(Message):
 
 
 BATCH_PACKED = Topic(
-    "batch.packed",
-    BatchPacked,
-    BATCHES,
-    publishers=("buffer",),
-    subscribers=("learner", "prompter", "sessions", "recorder", "supervisor"),
-    id=("step",),
+    BatchPacked, BATCHES, ("buffer",), ("learner", "prompter", "sessions", "recorder", "supervisor"), id=("step",)
 )
 BATCH_TRAINED = Topic(
-    "batch.trained",
     BatchTrained,
     TRAINING,
-    publishers=("learner",),
-    subscribers=("prompter", "buffer", "sessions", "supervisor", "recorder"),
+    ("learner",),
+    ("prompter", "buffer", "sessions", "supervisor", "recorder"),
     id=("lineage", "step"),
 )

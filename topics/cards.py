@@ -43,27 +43,7 @@ class CardLeft(Message):
     engine_id: Id
 
 
-CARD_REQUESTED = Topic(
-    "card.requested", CardRequested, TRAINING, publishers=("learner",), subscribers=("engine",), id=("turn",)
-)
-CARD_RETURNED = Topic(
-    "card.returned", CardReturned, TRAINING, publishers=("learner",), subscribers=("engine",), id=("turn",)
-)
-CARD_TAKEN = Topic(
-    "card.taken",
-    CardTaken,
-    ENGINES,
-    publishers=("engine",),
-    subscribers=("learner", "supervisor"),
-    key="engine_id",
-    repeats=True,
-)
-CARD_LEFT = Topic(
-    "card.left",
-    CardLeft,
-    ENGINES,
-    publishers=("engine", "supervisor"),
-    subscribers=("learner", "supervisor"),
-    key="engine_id",
-    repeats=True,
-)
+CARD_REQUESTED = Topic(CardRequested, TRAINING, ("learner",), ("engine",), id=("turn",))
+CARD_RETURNED = Topic(CardReturned, TRAINING, ("learner",), ("engine",), id=("turn",))
+CARD_TAKEN = Topic(CardTaken, ENGINES, ("engine",), ("learner", "supervisor"), key="engine_id", repeats=True)
+CARD_LEFT = Topic(CardLeft, ENGINES, ("engine", "supervisor"), ("learner", "supervisor"), key="engine_id", repeats=True)

@@ -123,42 +123,10 @@ class EngineWithdrawn(Message):
 _PUBLISHERS = ("engine", "router")  # a router is one engine for those that sample
 _SUBSCRIBERS = ("rollout", "gateway", "judge", "router", "recorder", "supervisor")
 
-ENGINE_UPDATING = Topic(
-    "engine.updating",
-    EngineUpdating,
-    ENGINES,
-    publishers=_PUBLISHERS,
-    subscribers=_SUBSCRIBERS,
-    key="engine_id",
-    repeats=True,
-)
-ENGINE_READY = Topic(
-    "engine.ready",
-    EngineReady,
-    ENGINES,
-    publishers=_PUBLISHERS,
-    subscribers=("learner", *_SUBSCRIBERS),
-    key="engine_id",
-    repeats=True,
-)
-ENGINE_GONE = Topic(
-    "engine.gone", EngineGone, ENGINES, publishers=_PUBLISHERS, subscribers=_SUBSCRIBERS, key="engine_id", repeats=True
-)
+ENGINE_UPDATING = Topic(EngineUpdating, ENGINES, _PUBLISHERS, _SUBSCRIBERS, key="engine_id", repeats=True)
+ENGINE_READY = Topic(EngineReady, ENGINES, _PUBLISHERS, ("learner", *_SUBSCRIBERS), key="engine_id", repeats=True)
+ENGINE_GONE = Topic(EngineGone, ENGINES, _PUBLISHERS, _SUBSCRIBERS, key="engine_id", repeats=True)
 ENGINE_ANNOUNCED = Topic(
-    "engine.announced",
-    EngineAnnounced,
-    ACTORS,
-    publishers=("operator",),
-    subscribers=("supervisor", "engine"),
-    key="engine_id",
-    repeats=True,
+    EngineAnnounced, ACTORS, ("operator",), ("supervisor", "engine"), key="engine_id", repeats=True
 )
-ENGINE_WITHDRAWN = Topic(
-    "engine.withdrawn",
-    EngineWithdrawn,
-    ACTORS,
-    publishers=("operator",),
-    subscribers=("supervisor",),
-    key="engine_id",
-    repeats=True,
-)
+ENGINE_WITHDRAWN = Topic(EngineWithdrawn, ACTORS, ("operator",), ("supervisor",), key="engine_id", repeats=True)

@@ -39,18 +39,6 @@ class EvalScored(Message):
 
 
 EVAL_REQUESTED = Topic(
-    "eval.requested",
-    EvalRequested,
-    TRAINING,
-    publishers=("learner",),
-    subscribers=("prompter", "engine", "supervisor", "recorder"),
-    id=("eval_id",),
+    EvalRequested, TRAINING, ("learner",), ("prompter", "engine", "supervisor", "recorder"), id=("eval_id",)
 )
-EVAL_SCORED = Topic(
-    "eval.scored",
-    EvalScored,
-    BATCHES,
-    publishers=("buffer",),
-    subscribers=("engine", "recorder", "supervisor"),
-    id=("eval_id",),
-)
+EVAL_SCORED = Topic(EvalScored, BATCHES, ("buffer",), ("engine", "recorder", "supervisor"), id=("eval_id",))

@@ -49,28 +49,8 @@ class GroupGraded(Message):
     grades: list[MemberGrade]  # of the members of its `group.completed`, in their order
 
 
-GROUP_COMPLETED = Topic(
-    "group.completed",
-    GroupCompleted,
-    BATCHES,
-    publishers=("buffer",),
-    subscribers=("groupreward",),
-    key="group_id",
-)
-GROUP_GRADED = Topic(
-    "group.graded",
-    GroupGraded,
-    GRADES,
-    publishers=("groupreward",),
-    subscribers=("groupreward",),
-    key="group_id",
-    fenced=True,
-)
+GROUP_COMPLETED = Topic(GroupCompleted, BATCHES, ("buffer",), ("groupreward",), key="group_id")
+GROUP_GRADED = Topic(GroupGraded, GRADES, ("groupreward",), ("groupreward",), key="group_id", fenced=True)
 GROUP_DROPPED = Topic(
-    "group.dropped",
-    GroupDropped,
-    BATCHES,
-    publishers=("buffer",),
-    subscribers=("prompter", "sessions", "rollout", "recorder", "supervisor"),
-    key="prompt_id",
+    GroupDropped, BATCHES, ("buffer",), ("prompter", "sessions", "rollout", "recorder", "supervisor"), key="prompt_id"
 )

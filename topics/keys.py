@@ -38,8 +38,6 @@ class TurnCounted(Message):
     tokens: Count  # of prompt and reply
 
 
-KEY_ADDED = Topic("key.added", KeyAdded, ACTORS, publishers=("operator",), subscribers=("gateway",), key="key_id")
-KEY_REVOKED = Topic("key.revoked", KeyRevoked, ACTORS, publishers=("operator",), subscribers=("gateway",), key="key_id")
-TURN_COUNTED = Topic(
-    "turn.counted", TurnCounted, TURNS, publishers=("gateway",), subscribers=("gateway", "monitor"), key="turn_id"
-)
+KEY_ADDED = Topic(KeyAdded, ACTORS, ("operator",), ("gateway",), key="key_id")
+KEY_REVOKED = Topic(KeyRevoked, ACTORS, ("operator",), ("gateway",), key="key_id")
+TURN_COUNTED = Topic(TurnCounted, TURNS, ("gateway",), ("gateway", "monitor"), key="turn_id")

@@ -74,43 +74,12 @@ class PromotionRefused(Message):
     reason: str
 
 
-PROMOTION_REQUESTED = Topic(
-    "promotion.requested",
-    PromotionRequested,
-    ACTORS,
-    publishers=("operator",),
-    subscribers=("supervisor",),
-    repeats=True,
-)
+PROMOTION_REQUESTED = Topic(PromotionRequested, ACTORS, ("operator",), ("supervisor",), repeats=True)
 WEIGHTS_PROMOTED = Topic(
-    "weights.promoted",
-    WeightsPromoted,
-    FLEET,
-    publishers=("supervisor",),
-    subscribers=("monitor", "supervisor", "engine", "gateway"),
-    repeats=True,
+    WeightsPromoted, FLEET, ("supervisor",), ("monitor", "supervisor", "engine", "gateway"), repeats=True
 )
 WEIGHTS_CANARIED = Topic(
-    "weights.canaried",
-    WeightsCanaried,
-    FLEET,
-    publishers=("supervisor",),
-    subscribers=("monitor", "supervisor", "engine", "gateway"),
-    repeats=True,
+    WeightsCanaried, FLEET, ("supervisor",), ("monitor", "supervisor", "engine", "gateway"), repeats=True
 )
-CANARY_ENDED = Topic(
-    "canary.ended",
-    CanaryEnded,
-    FLEET,
-    publishers=("supervisor",),
-    subscribers=("monitor", "supervisor", "engine", "gateway"),
-    repeats=True,
-)
-PROMOTION_REFUSED = Topic(
-    "promotion.refused",
-    PromotionRefused,
-    FLEET,
-    publishers=("supervisor",),
-    subscribers=("monitor", "supervisor"),
-    repeats=True,
-)
+CANARY_ENDED = Topic(CanaryEnded, FLEET, ("supervisor",), ("monitor", "supervisor", "engine", "gateway"), repeats=True)
+PROMOTION_REFUSED = Topic(PromotionRefused, FLEET, ("supervisor",), ("monitor", "supervisor"), repeats=True)

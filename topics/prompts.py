@@ -82,11 +82,10 @@ class PromptIssued(Message):
 
 
 PROMPT_ISSUED = Topic(
-    "prompt.issued",
     PromptIssued,
     PROMPTS,
-    publishers=("prompter",),
-    subscribers=("rollout", "prompter", "buffer", "supervisor"),
+    ("prompter",),
+    ("rollout", "prompter", "buffer", "supervisor"),
     key="trajectory_id",
     id=("trajectory_id", "attempt"),
     lane=True,

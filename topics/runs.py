@@ -104,4 +104,4 @@ class RunStatus(Message, omit_defaults=False):
     last_unreadable: str
 
 
-RUN_STATE = Topic("run.state", RunStatus, VITALS, publishers=("supervisor",), subscribers=("monitor",), json=True)
+RUN_STATE = Topic(RunStatus, VITALS, ("supervisor",), ("monitor",), json=True, name="run.state")

@@ -34,18 +34,12 @@ class PurgeRequested(Message):
 
 
 SECRET_MADE = Topic(
-    "secret.made",
     SecretMade,
     SECRETS,
-    publishers=("gateway",),
-    subscribers=("gateway", "judge", "rollout", "reward", "groupreward", "learner", "recorder"),
+    ("gateway",),
+    ("gateway", "judge", "rollout", "reward", "groupreward", "learner", "recorder"),
     key="secret_id",
 )
 PURGE_REQUESTED = Topic(
-    "purge.requested",
-    PurgeRequested,
-    ACTORS,
-    publishers=("operator", "supervisor"),
-    subscribers=("gateway", "sessions", "buffer", "recorder"),
-    key="purge_id",
+    PurgeRequested, ACTORS, ("operator", "supervisor"), ("gateway", "sessions", "buffer", "recorder"), key="purge_id"
 )

@@ -36,13 +36,5 @@ class StageBegan(Message):
     after: Step | None = None  # without a request: newest batch that was packed when its condition held
 
 
-STAGE_REQUESTED = Topic(
-    "stage.requested", StageRequested, ACTORS, publishers=("operator",), subscribers=("prompter",), repeats=True
-)
-STAGE_BEGAN = Topic(
-    "stage.began",
-    StageBegan,
-    PROMPTS,
-    publishers=("prompter",),
-    subscribers=("prompter", "buffer", "supervisor"),
-)
+STAGE_REQUESTED = Topic(StageRequested, ACTORS, ("operator",), ("prompter",), repeats=True)
+STAGE_BEGAN = Topic(StageBegan, PROMPTS, ("prompter",), ("prompter", "buffer", "supervisor"))

@@ -64,5 +64,5 @@ class StallEnded(Message):
     object: str
 
 
-STALL_FOUND = Topic("stall.found", StallFound, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor"))
-STALL_ENDED = Topic("stall.ended", StallEnded, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor"))
+STALL_FOUND = Topic(StallFound, FLEET, ("supervisor",), ("monitor", "supervisor"))
+STALL_ENDED = Topic(StallEnded, FLEET, ("supervisor",), ("monitor", "supervisor"))

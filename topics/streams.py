@@ -46,30 +46,8 @@ class AdmissionResumed(Message):
     reason: str
 
 
-STREAM_TRIMMING = Topic(
-    "stream.trimming", StreamTrimming, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor")
-)
-STREAM_TRIMMED = Topic(
-    "stream.trimmed", StreamTrimmed, FLEET, publishers=("supervisor",), subscribers=("monitor", "supervisor")
-)
-CHECKPOINT_REQUESTED = Topic(
-    "checkpoint.requested",
-    CheckpointRequested,
-    FLEET,
-    publishers=("supervisor",),
-    subscribers=("learner", "supervisor"),
-)
-ADMISSION_PAUSED = Topic(
-    "admission.paused",
-    AdmissionPaused,
-    FLEET,
-    publishers=("supervisor",),
-    subscribers=("prompter", "monitor", "supervisor"),
-)
-ADMISSION_RESUMED = Topic(
-    "admission.resumed",
-    AdmissionResumed,
-    FLEET,
-    publishers=("supervisor",),
-    subscribers=("prompter", "monitor", "supervisor"),
-)
+STREAM_TRIMMING = Topic(StreamTrimming, FLEET, ("supervisor",), ("monitor", "supervisor"))
+STREAM_TRIMMED = Topic(StreamTrimmed, FLEET, ("supervisor",), ("monitor", "supervisor"))
+CHECKPOINT_REQUESTED = Topic(CheckpointRequested, FLEET, ("supervisor",), ("learner", "supervisor"))
+ADMISSION_PAUSED = Topic(AdmissionPaused, FLEET, ("supervisor",), ("prompter", "monitor", "supervisor"))
+ADMISSION_RESUMED = Topic(AdmissionResumed, FLEET, ("supervisor",), ("prompter", "monitor", "supervisor"))

@@ -173,7 +173,7 @@ def _problem(role: Role, streams: Sequence[Stream], added: Sequence[Topic[Any]])
             return f"stream {stream.name} is kept by {stream.keeper!r}, which is not this actor"
     for topic in added:
         if not re.fullmatch(r"[a-z]+\.[a-z]+", topic.name) or topic.name in BY_NAME:
-            return f"{topic.name!r} is no name for a topic: it is NOUN.PARTICIPLE, and is not there already"
+            return f"{topic.name!r} is no new NOUN.PARTICIPLE: give its message such a name, or set `name`"
         if list(topic.publishers) != [role.name] or topic.stream.keeper not in ("", role.name):
             return f"topic {topic.name} must be published by {role.name}, on a stream that it may write"
     return ""

@@ -5,6 +5,7 @@ From this one table come the streams, the AsyncAPI document and docs/topics.md.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -54,13 +55,10 @@ class Stream:
 class Topic(Generic[M]):
     """A kind of message: its subject is `asyncrl.<run>.<noun>.<participle>[.<key>]`."""
 
-    name: str  # "trajectory.generated"
     message: type[M]
     stream: Stream
     publishers: Sequence[str]
-    subscribers: Sequence[
-        str
-    ]  # besides the monitor and the supervisor, which may subscribe to everything, and the log's own keeper
+    subscribers: Sequence[str]  # besides the log's keeper, and monitor and supervisor, which may read everything
     key: str = ""  # the field behind the participle: "trajectory_id"; "" for none
     json: bool = False  # JSON instead of MessagePack: read by other people's tools
     replaced: bool = False  # the newest one takes the place of those before: what they have stored as blobs is purged
@@ -68,6 +66,12 @@ class Topic(Generic[M]):
     fenced: bool = False  # each message of a key is appended only behind the newest that its worker knows of the noun
     lane: bool = False  # messages of evaluations have a token more before their key: a work queue of their own has them
     repeats: bool = False  # each publish is a message of its own; else equal content is stored once in two minutes
+    name: str = ""  # else that of the message's type: "trajectory.generated" of TrajectoryGenerated
+
+    def __post_init__(self) -> None:
+        """Name it by its message where no name is given."""
+        words = re.findall("[A-Z][^A-Z]*", self.message.__name__)
+        object.__setattr__(self, "name", self.name or ".".join(words).lower())
 
     def key_of(self, message: Message) -> str:
         """The key that a message of this topic is stored under."""

@@ -333,65 +333,48 @@ def tokens_sampled(*results: TrajectoryGenerated | TrajectorySubmitted | Traject
 _WORKERS = ("rollout", "reward", "groupreward")
 
 TRAJECTORY_PROGRESSED = Topic(
-    "trajectory.progressed",
     TrajectoryProgressed,
     TRAJECTORIES,
-    publishers=("rollout",),
-    subscribers=("rollout", "supervisor"),
+    ("rollout",),
+    ("rollout", "supervisor"),
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery"),
     fenced=True,
 )
-PROGRESS_STORED = Topic(
-    "progress.stored",
-    ProgressStored,
-    TRAJECTORIES,
-    publishers=("rollout",),
-    subscribers=("rollout", "supervisor"),
-    key="log",
-)
+PROGRESS_STORED = Topic(ProgressStored, TRAJECTORIES, ("rollout",), ("rollout", "supervisor"), key="log")
 TRAJECTORY_GENERATED = Topic(
-    "trajectory.generated",
     TrajectoryGenerated,
     TRAJECTORIES,
-    publishers=("rollout",),
-    subscribers=("reward", "groupreward", "rollout", "learner", "recorder", "supervisor"),
+    ("rollout",),
+    ("reward", "groupreward", "rollout", "learner", "recorder", "supervisor"),
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery"),
     fenced=True,
 )
 TRAJECTORY_SUBMITTED = Topic(
-    "trajectory.submitted",
     TrajectorySubmitted,
     GRADES,
-    publishers=("reward",),
-    subscribers=("buffer",),
+    ("reward",),
+    ("buffer",),
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery", "result"),
 )
 TRAJECTORY_GRADED = Topic(
-    "trajectory.graded",
     TrajectoryGraded,
     GRADES,
-    publishers=("reward", "groupreward"),
-    subscribers=("buffer",),
+    ("reward", "groupreward"),
+    ("buffer",),
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery", "result"),
 )
 TRAJECTORY_FAILED = Topic(
-    "trajectory.failed",
     TrajectoryFailed,
     GRADES,
-    publishers=_WORKERS,
-    subscribers=("buffer", "recorder"),
+    _WORKERS,
+    ("buffer", "recorder"),
     key="trajectory_id",
     id=("trajectory_id", "attempt", "delivery", "reason"),
 )
 TRAJECTORY_DROPPED = Topic(
-    "trajectory.dropped",
-    TrajectoryDropped,
-    BATCHES,
-    publishers=("buffer",),
-    subscribers=("prompter", "rollout", "recorder"),
-    key="trajectory_id",
+    TrajectoryDropped, BATCHES, ("buffer",), ("prompter", "rollout", "recorder"), key="trajectory_id"
 )

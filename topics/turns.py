@@ -305,89 +305,18 @@ class SessionClosed(Message):
 
 
 _READERS = ("gateway", "sessions", "rollout", "judge", "monitor")
-TURN_STARTED = Topic("turn.started", TurnStarted, TURNS, publishers=("gateway",), subscribers=_READERS, key="turn_id")
-TURN_CLAIMED = Topic(
-    "turn.claimed", TurnClaimed, TURNS, publishers=("gateway",), subscribers=("gateway", "monitor"), key="claim_id"
-)
-TURN_SAMPLED = Topic(
-    "turn.sampled",
-    TurnSampled,
-    TURNS,
-    publishers=("gateway",),
-    subscribers=("gateway", "monitor"),
-    key="turn_id",
-    id=("turn_id", "start"),
-)
-TURN_FINISHED = Topic(
-    "turn.finished",
-    TurnFinished,
-    TURNS,
-    publishers=("gateway",),
-    subscribers=_READERS,
-    key="turn_id",
-)
-TURN_SHADOWED = Topic(
-    "turn.shadowed",
-    TurnShadowed,
-    TURNS,
-    publishers=("gateway",),
-    subscribers=("judge", "monitor"),
-    key="turn_id",
-)
-SESSION_LEFT = Topic(
-    "session.left",
-    SessionLeft,
-    TURNS,
-    publishers=("gateway",),
-    subscribers=("sessions",),
-    key="session_id",
-    repeats=True,
-)
-FEEDBACK_GIVEN = Topic(
-    "feedback.given",
-    FeedbackGiven,
-    TURNS,
-    publishers=("gateway",),
-    subscribers=("sessions", "recorder"),
-    key="turn_id",
-    id=("feedback_id",),
-)
-TURN_JUDGED = Topic(
-    "turn.judged",
-    TurnJudged,
-    TURNS,
-    publishers=("judge",),
-    subscribers=("sessions", "rollout", "recorder"),
-    key="turn_id",
-)
-TURN_READY = Topic(
-    "turn.ready", TurnReady, SESSIONS, publishers=("sessions",), subscribers=("sessions", "judge"), key="turn_id"
-)
-TURN_ADMITTED = Topic(
-    "turn.admitted",
-    TurnAdmitted,
-    SESSIONS,
-    publishers=("sessions",),
-    subscribers=("sessions", "prompter", "rollout"),
-    key="turn_id",
-)
+TURN_STARTED = Topic(TurnStarted, TURNS, ("gateway",), _READERS, key="turn_id")
+TURN_CLAIMED = Topic(TurnClaimed, TURNS, ("gateway",), ("gateway", "monitor"), key="claim_id")
+TURN_SAMPLED = Topic(TurnSampled, TURNS, ("gateway",), ("gateway", "monitor"), key="turn_id", id=("turn_id", "start"))
+TURN_FINISHED = Topic(TurnFinished, TURNS, ("gateway",), _READERS, key="turn_id")
+TURN_SHADOWED = Topic(TurnShadowed, TURNS, ("gateway",), ("judge", "monitor"), key="turn_id")
+SESSION_LEFT = Topic(SessionLeft, TURNS, ("gateway",), ("sessions",), key="session_id", repeats=True)
+FEEDBACK_GIVEN = Topic(FeedbackGiven, TURNS, ("gateway",), ("sessions", "recorder"), key="turn_id", id=("feedback_id",))
+TURN_JUDGED = Topic(TurnJudged, TURNS, ("judge",), ("sessions", "rollout", "recorder"), key="turn_id")
+TURN_READY = Topic(TurnReady, SESSIONS, ("sessions",), ("sessions", "judge"), key="turn_id")
+TURN_ADMITTED = Topic(TurnAdmitted, SESSIONS, ("sessions",), ("sessions", "prompter", "rollout"), key="turn_id")
 TURN_OVERRULED = Topic(
-    "turn.overruled",
-    TurnOverruled,
-    SESSIONS,
-    publishers=("sessions",),
-    subscribers=("sessions", "buffer", "monitor"),
-    key="turn_id",
-    repeats=True,
+    TurnOverruled, SESSIONS, ("sessions",), ("sessions", "buffer", "monitor"), key="turn_id", repeats=True
 )
-TURN_SKIPPED = Topic(
-    "turn.skipped", TurnSkipped, SESSIONS, publishers=("sessions",), subscribers=("sessions", "monitor"), key="turn_id"
-)
-SESSION_CLOSED = Topic(
-    "session.closed",
-    SessionClosed,
-    SESSIONS,
-    publishers=("sessions",),
-    subscribers=("sessions", "monitor"),
-    key="session_id",
-)
+TURN_SKIPPED = Topic(TurnSkipped, SESSIONS, ("sessions",), ("sessions", "monitor"), key="turn_id")
+SESSION_CLOSED = Topic(SessionClosed, SESSIONS, ("sessions",), ("sessions", "monitor"), key="session_id")

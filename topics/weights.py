@@ -134,94 +134,25 @@ class TrainingFinished(Message):
     exported: str = ""  # directory of the final Hugging Face model
 
 
-WEIGHTS_PUBLISHED = Topic(
-    "weights.published",
-    WeightsPublished,
-    TRAINING,
-    publishers=("learner",),
-    subscribers=("engine", "recorder", "supervisor"),
-    id=("key",),
-)
-WEIGHTS_STORED = Topic(
-    "weights.stored",
-    WeightsStored,
-    WEIGHTS,
-    publishers=("learner",),
-    subscribers=("engine",),
-    key="version_name",
-)
+WEIGHTS_PUBLISHED = Topic(WeightsPublished, TRAINING, ("learner",), ("engine", "recorder", "supervisor"), id=("key",))
+WEIGHTS_STORED = Topic(WeightsStored, WEIGHTS, ("learner",), ("engine",), key="version_name")
 WEIGHTS_REFUSED = Topic(
-    "weights.refused",
     WeightsRefused,
     ENGINES,
-    publishers=("engine",),
-    subscribers=("rollout", "gateway", "judge", "learner", "recorder", "supervisor"),
+    ("engine",),
+    ("rollout", "gateway", "judge", "learner", "recorder", "supervisor"),
     key="engine_id",
     repeats=True,
 )
-WEIGHTS_REQUESTED = Topic(
-    "weights.requested",
-    WeightsRequested,
-    VITALS,
-    publishers=("engine",),
-    subscribers=("learner",),
-    key="engine_id",
-    repeats=True,
-)
-WEIGHTS_OFFERED = Topic(
-    "weights.offered",
-    WeightsOffered,
-    VITALS,
-    publishers=("learner",),
-    subscribers=("engine",),
-    key="engine_id",
-    repeats=True,
-)
-WEIGHTS_RETURNED = Topic(
-    "weights.returned",
-    WeightsReturned,
-    VITALS,
-    publishers=("engine",),
-    subscribers=("learner",),
-    key="engine_id",
-    repeats=True,
-)
-WEIGHTS_REJECTED = Topic(
-    "weights.rejected",
-    WeightsRejected,
-    TRAINING,
-    publishers=("learner",),
-    subscribers=("recorder", "supervisor"),
-    id=("lineage", "version"),
-)
-WEIGHTS_UNCHANGED = Topic(
-    "weights.unchanged",
-    WeightsUnchanged,
-    TRAINING,
-    publishers=("learner",),
-    subscribers=("supervisor",),
-    id=("lineage", "version"),
-)
+WEIGHTS_REQUESTED = Topic(WeightsRequested, VITALS, ("engine",), ("learner",), key="engine_id", repeats=True)
+WEIGHTS_OFFERED = Topic(WeightsOffered, VITALS, ("learner",), ("engine",), key="engine_id", repeats=True)
+WEIGHTS_RETURNED = Topic(WeightsReturned, VITALS, ("engine",), ("learner",), key="engine_id", repeats=True)
+WEIGHTS_REJECTED = Topic(WeightsRejected, TRAINING, ("learner",), ("recorder", "supervisor"), id=("lineage", "version"))
+WEIGHTS_UNCHANGED = Topic(WeightsUnchanged, TRAINING, ("learner",), ("supervisor",), id=("lineage", "version"))
 CHECKPOINT_SAVED = Topic(
-    "checkpoint.saved",
-    CheckpointSaved,
-    TRAINING,
-    publishers=("learner",),
-    subscribers=("learner", "supervisor", "recorder"),
-    id=("lineage", "step"),
+    CheckpointSaved, TRAINING, ("learner",), ("learner", "supervisor", "recorder"), id=("lineage", "step")
 )
 CHECKPOINT_LOST = Topic(
-    "checkpoint.lost",
-    CheckpointLost,
-    TRAINING,
-    publishers=("learner",),
-    subscribers=("learner", "supervisor", "recorder"),
-    id=("lineage", "step"),
+    CheckpointLost, TRAINING, ("learner",), ("learner", "supervisor", "recorder"), id=("lineage", "step")
 )
-TRAINING_FINISHED = Topic(
-    "training.finished",
-    TrainingFinished,
-    TRAINING,
-    publishers=("learner",),
-    subscribers=("prompter", "supervisor", "recorder"),
-)
+TRAINING_FINISHED = Topic(TrainingFinished, TRAINING, ("learner",), ("prompter", "supervisor", "recorder"))

@@ -28,7 +28,7 @@ class RemarkMade(Message):
 
 
 ROLE = Role("critic", "worker", stops=4, queue="trajectory.graded", scalable=True)
-TOPICS = [Topic("remark.made", RemarkMade, REMARKS, ["critic"], ["operator"], key="trajectory_id")]
+TOPICS = [Topic(RemarkMade, REMARKS, ["critic"], ["operator"], key="trajectory_id")]
 
 
 async def main(context):
