@@ -168,6 +168,7 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         ("learner.moments", learner.moments != "float32", "moments only in float32"),
         ("learner.activations", learner.activations < 1.0, "no such share; `learner.recompute` is its way"),
         ("learner.lora.rank", learner.lora.rank > 0, "no adapters"),
+        ("learner.exchange", learner.exchange != "auto", "an exchange of its own, once a step"),
     ):
         if found:
             message = f'the trainer "megatron" has {wanted}; change it, or set learner.trainer = "torch"'

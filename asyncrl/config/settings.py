@@ -190,6 +190,10 @@ class LearnerSettings(Settings):
     # Correction of the score of each expert per step, up where it got fewer of the tokens before trained ones than the
     # mean of its layer, down where more, with `trainer = "megatron"` and models that have such biases. 0: they stay.
     router_bias_rate: NonNegative = 0.0
+    # When ranks of the torch trainer exchange weights and gradients: once a `step`, for which each holds all rounded
+    # weights and the sum of its gradients; in each `micro_batch`, for which it holds those of a layer or two; or
+    # `auto`, once a step where they fit into a third of its memory.
+    exchange: Literal["auto", "step", "micro_batch"] = "auto"
     recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
     # Share of their activations that compiled layers keep for the backward pass; what is cheapest is computed again.
     activations: Annotated[float, Meta(gt=0, le=1)] = 1.0

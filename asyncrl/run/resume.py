@@ -41,7 +41,7 @@ _COMPUTED = tuple(
     f"learner.{name}"
     for name in (
         *("trainer", "ranks", "device", "threads", "compile", "recompute", "activations", "micro_batch_tokens"),
-        *("offload_idle", "elastic_s", "start_s"),
+        *("offload_idle", "exchange", "elastic_s", "start_s"),
     )
 )
 """How steps are computed: any trainer, number of ranks and layout go on from a checkpoint of another."""

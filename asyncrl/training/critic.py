@@ -70,7 +70,7 @@ class Critic:
     def _passed(self, batches: list[list[TrainRow]], clip: float) -> Sums:
         """Leave the gradient of micro-batches in the parameters; returns the sums of all ranks."""
         parts = []
-        for batch in self._passes.even(batches, COLUMNS):
+        for batch in self.scorer.passes(self._passes.even(batches, COLUMNS)):
             laid = self._passes.lay(batch, COLUMNS)
             values, *_ = self.scorer(*laid.inputs)
             loss, found = value_loss(values, laid.tokens, clip=clip)

@@ -20,6 +20,7 @@ class Learning(NamedTuple):
     activations: float  # share that layers keep
     recompute: bool  # only the inputs of layers are kept
     copies: int = 0  # further models of the policy's shape that are not trained
+    once: bool = False  # several ranks exchange weights and gradients once a step
 
 
 def torch_memory(shape: ModelConfig, parameters: int, learning: Learning) -> RankMemory:
@@ -27,13 +28,14 @@ def torch_memory(shape: ModelConfig, parameters: int, learning: Learning) -> Ran
     alone = learning.ranks == 1
     own = -(-parameters // learning.ranks)
     embedding = shape.vocab_size * shape.hidden
-    gathered = 0 if alone else 2 * (embedding + 2 * (parameters - embedding) // shape.layers)
+    layer = (parameters - embedding) // shape.layers
+    gathered = 0 if alone else 2 * (parameters if learning.once else embedding + 2 * layer)
     weights = (2 if alone else 4) * own + 2 * learning.copies * own + gathered
     chunk = min(CHUNK_ELEMENTS if learning.activations < 1.0 else _LARGE_CHUNK, learning.tokens * shape.vocab_size)
     logits = 2 * 2 * chunk + 2 * embedding  # logits and slope; the gradient of the head
     return RankMemory(
         weights=weights,
-        gradients=4 * own,
+        gradients=4 * (parameters if learning.once else own),
         optimizer=(learning.moments + (2 if alone else 0)) * own,
         activations=_activations(shape, learning) + logits,
     )

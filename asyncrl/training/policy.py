@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._functorch import config as partitioning
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -22,9 +21,12 @@ from asyncrl.training.lora import Lora, add_adapters
 from asyncrl.training.masters import Masters
 from asyncrl.training.replay_router import replay_routers
 from asyncrl.training.routing import Mixture, as_bytes, recorded
+from asyncrl.training.sharding import Exchange, Sharded
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import CHUNK_ELEMENTS, Kernels, Top, chosen_logprobs, most_probable
 from topics.wire import UInt8Array
+
+T = TypeVar("T")
 
 
 class Policy(nn.Module):
@@ -32,6 +34,8 @@ class Policy(nn.Module):
 
     masters: Masters | None = None
     """Exact weights beside those that it computes with; none where both are the same, or FSDP2 has them."""
+    sharded: Sharded | None = None
+    """Where there are several ranks."""
 
     def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
         super().__init__()
@@ -41,6 +45,10 @@ class Policy(nn.Module):
         self.compiled = compiled
         self._kernels = Kernels(compiled=compiled, chunk_elements=CHUNK_ELEMENTS if sparing else 0)
         self._routers: dict[int, Any] = {}  # that replay, by the numbers of their layers
+
+    def passes(self, batches: Sequence[T]) -> Iterator[T]:
+        """Yield the micro-batches of a gradient: see `Sharded.passes`."""
+        return iter(batches) if self.sharded is None else self.sharded.passes(batches)
 
     @property
     def mixture(self) -> Mixture | None:
@@ -129,6 +137,7 @@ class Loading:
     )
     lora: Lora | None = None  # adapters, which alone are trained then
     trained: bool = False  # it has exact weights besides, where it computes with rounded ones
+    exchange: Exchange = "auto"
 
 
 def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> Policy:
@@ -151,7 +160,8 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
         model.gradient_checkpointing_enable()
     policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
     if dist.is_initialized() and dist.get_world_size() > 1:
-        _shard(policy, how.device, how.dtype)
+        policy.sharded = Sharded(policy, policy.model.base_model.layers, how.device, how.dtype)
+        policy.sharded.exchange(how.exchange)
     elif how.dtype != torch.float32 and how.trained:
         policy.masters = Masters(policy.model)
     elif how.dtype != torch.float32:
@@ -174,14 +184,3 @@ def _read_quantised(directory: Path, config: Any, options: dict[str, Any]) -> An
         for name, tensor in stored(model).items():
             tensor.copy_(read_whole(files, name, tuple(tensor.shape)))
     return model
-
-
-def _shard(policy: Policy, device: torch.device, dtype: torch.dtype) -> None:
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    # Inputs keep their type: the temperatures and positions of rotary embeddings must not be rounded.
-    mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for layer in policy.model.base_model.layers:
-        fully_shard(layer, mesh=mesh, mp_policy=mixed)
-    # A root stays gathered after a pass by default: after one without a backward pass, the next would meet parameters
-    # from before a change of the weights.
-    fully_shard(policy, mesh=mesh, mp_policy=mixed, reshard_after_forward=True)

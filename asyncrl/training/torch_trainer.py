@@ -29,6 +29,7 @@ from asyncrl.training.policy import Loading, Policy, load_policy
 from asyncrl.training.reference import Reference
 from asyncrl.training.resting import Resting
 from asyncrl.training.settings import TrainerSettings
+from asyncrl.training.sharding import Exchange
 from asyncrl.training.steps import STATE, WEIGHTS, Steps
 
 
@@ -39,6 +40,7 @@ class TorchSettings(TrainerSettings):
     activations: float = 1.0  # share of what compiled layers would keep for the backward pass
     moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
     lora: Lora | None = None  # adapters that are trained instead of all weights
+    exchange: Exchange = "auto"  # between ranks
 
 
 class TorchTrainer(Steps):
@@ -63,7 +65,8 @@ class TorchTrainer(Steps):
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
         frozen = Loading(self.device, self._dtype, self.settings.compiled, activations=self.settings.activations)
         own = replace(frozen, lora=lora)
-        self._policy = load_policy(directory, replace(own, recompute=self.settings.recompute, trained=True))
+        trained = partial(replace, trained=True, recompute=self.settings.recompute, exchange=self.settings.exchange)
+        self._policy = load_policy(directory, trained(own))
         self._mixture, self._further = self._policy.mixture, FurtherTensors(directory, WEIGHTS)
         self.replays, self.records = self.settings.replays, self.settings.records
         if self.replays or self.records:
@@ -79,8 +82,7 @@ class TorchTrainer(Steps):
             teacher = load_policy(self.settings.teacher, frozen).requires_grad_(False)
             self.scorers["teacher"], self._frozen = teacher, list(teacher.parameters())
         if self.settings.critic is not None:
-            how = replace(frozen, recompute=self.settings.recompute, trained=True)
-            self._critic = Critic(self.settings.critic, how, self._passes, **kept)
+            self._critic = Critic(self.settings.critic, trained(frozen), self._passes, **kept)
             self.scorers["values"] = self._critic.scorer
         further = {"teacher": self.scorers.get("teacher"), "critic": self._critic and self._critic.scorer}
         self._contexts = {"model": self._policy.context}  # by whose
@@ -94,7 +96,8 @@ class TorchTrainer(Steps):
 
     def _gradient(self, batches: list[list[TrainRow]], loss: Loss) -> tuple[Sums, float]:
         """Leave the gradient of the whole batch in the parameters; returns the batch's sums and its norm."""
-        parts = [self._backward(rows, loss) for rows in self._passes.even(batches, loss.needs)]
+        even = self._passes.even(batches, loss.needs)
+        parts = [self._backward(rows, loss) for rows in self._policy.passes(even)]
         return self._passes.sums(parts), self._own.norm()
 
     def _backward(self, rows: Sequence[TrainRow], loss: Loss) -> Sums:

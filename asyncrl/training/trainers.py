@@ -40,6 +40,7 @@ def _torch(config: Config, model: Path, base: Path) -> Trainer:
     own = TorchSettings(
         **_common(config, model, base),
         activations=settings.activations,
+        exchange=settings.exchange,
         moments=settings.moments,
         lora=Lora(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None,
     )

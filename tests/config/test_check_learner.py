@@ -93,6 +93,7 @@ def test_an_option_without_effect_is_refused():
         (["learner.trainer=megatron", "learner.activations=0.9"], "learner.activations", "learner.recompute"),
         (["learner.moments=bfloat16", "learner.betas=[0.9, 0.999]"], "learner.betas", "at most 0.99"),
         (["learner.trainer=megatron", "learner.lora.rank=4"], "learner.lora.rank", "has no adapters"),
+        (["learner.trainer=megatron", "learner.exchange=step"], "learner.exchange", "an exchange of its own"),
         (["learner.mtp_weight=0.1"], "learner.mtp_weight", 'the trainer "torch" leaves it as it is'),
         (["learner.router_bias_rate=0.001"], "learner.router_bias_rate", 'the trainer "torch" leaves it as it is'),
         (["rollout.seeded=true", "engine.kind=sglang"], "rollout.seeded", "--enable-deterministic-inference"),

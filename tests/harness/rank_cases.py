@@ -21,7 +21,7 @@ from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.algorithms.whitening import whitened
-from asyncrl.training.torch_trainer import TorchTrainer
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from tests.harness.training import copies, host_tensor, policy, save
 from topics.batches import Distillation, Objective
 from topics.trajectories import Segment
@@ -119,9 +119,10 @@ def run(rank, ranks, model, folder):
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=290))
     found = {}
     for fanned_out, padded in product((False, True), repeat=2):
-        trainer = TorchTrainer(model)
+        trainer = TorchTrainer(model, TorchSettings(exchange="micro_batch" if padded else "step"))
         assert {isinstance(parameter, DTensor) for parameter in trainer._policy.parameters()} == {ranks > 1}
         own = share(rows_of(fanned_out, padded), rank, ranks)
+        assert ranks == 1 or trainer._policy.sharded.once != padded
         assert not padded or {len(row.tokens) for row in own} == {ROW_TOKENS}
         for count in MICRO_BATCHES:
             case = f"{ranks}-{count}-{'fanned' if fanned_out else 'merged'}-{'padded' if padded else 'packed'}"

@@ -41,6 +41,9 @@ def test_each_setting_takes_what_it_says():
     assert found.optimizer - rounded.optimizer == 4 * parameters
     assert sum(sparing) < 75 * GIB < sum(rounded)
     assert divided.gradients == found.gradients // 2
+    once = torch_memory(shape, parameters, plain._replace(ranks=2, once=True))
+    assert once.gradients == found.gradients
+    assert once.weights == 4 * (parameters // 2) + 2 * parameters
     assert memory.CHUNK_ELEMENTS == vocabulary.CHUNK_ELEMENTS
     assert memory._LARGE_CHUNK == vocabulary._COMPILED
 
@@ -49,8 +52,11 @@ def test_a_run_on_a_gpu_is_told_its_estimate(tmp_path):
     made_model(tmp_path)
     gpu = [f"model.path={tmp_path}", "learner.device=cuda", "learner.dtype=bfloat16"]
 
-    loaded, others = (load_config("custom", overrides=given) for given in (gpu, gpu[:1]))
+    loaded, others, two = (
+        load_config("custom", overrides=given) for given in (gpu, gpu[:1], [*gpu, "learner.ranks=2"])
+    )
 
     [line] = torch_memory_lines(loaded.config, loaded.base)
     assert line.startswith("memory of a rank of the learner, estimated: ")
     assert list(torch_memory_lines(others.config, others.base)) == []
+    assert list(torch_memory_lines(two.config, two.base))[1].startswith("0.0 GiB more where its card has room")
