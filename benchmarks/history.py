@@ -267,7 +267,7 @@ class History:
     async def _sequence(self, step: int) -> int:
         """Return the messages of a step's batch; a buffer that continues may have packed it."""
         if step not in self._packed:
-            newest = await read_last(self.bus, BATCHES, BATCH_PACKED.subject(self.bus.run))
+            newest = await read_last(self.bus, BATCH_PACKED)
             assert newest is not None
             self._packed = {step: newest.sequence}
         return self._packed[step]
@@ -343,12 +343,11 @@ async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> A
     Raises:
         BenchError: it does not come that far.
     """
-    subject = topic.subject(bus.run)
-    before = await read_last(bus, topic.stream, subject)
+    before = await read_last(bus, topic)
     process = await LocalProcesses(files.logs).start(actor_job(files.credentials, bus.run, role, f"{role}-1"))
     try:
         async with asyncio.timeout(_SNAPSHOT_S):
-            while await read_last(bus, topic.stream, subject) == before:
+            while await read_last(bus, topic) == before:
                 if process.returncode is not None:
                     raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
                 await asyncio.sleep(_POLL_S)  # whether it comes is known when it is there

@@ -118,7 +118,7 @@ class EngineActor:
 
     async def _first(self) -> int:
         """Sequence of the newest version, or of the full one that its chain of differences begins with."""
-        newest = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
+        newest = await read_last(self.context.bus, WEIGHTS_PUBLISHED)
         if newest is None:
             return 1
         with contextlib.suppress(WireError, BlobMissing):  # the listener rejects it
@@ -154,7 +154,7 @@ class EngineActor:
 
     async def _look(self) -> None:
         """Look for a newest version whose message has not come since the last look."""
-        record = await read_last(self.context.bus, TRAINING, WEIGHTS_PUBLISHED.subject(self.context.bus.run))
+        record = await read_last(self.context.bus, WEIGHTS_PUBLISHED)
         known = self._target.sequence if self._target is not None else 0
         if record is None or self._pinned is not None or record.sequence <= known:
             return

@@ -91,7 +91,7 @@ class Card:
         """Read the newest turns; returns the sequence of the newest request."""
         bus, asked = self._context.bus, 0
         for topic in (CARD_REQUESTED, CARD_RETURNED):
-            record = await read_last(bus, TRAINING, topic.subject(bus.run))
+            record = await read_last(bus, topic)
             if record is not None:
                 self._on_turn(topic, await read(bus, topic.message, record), record)
                 asked = record.sequence if topic is CARD_REQUESTED else asked

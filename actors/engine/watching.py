@@ -13,14 +13,13 @@ from asyncrl.engine.client import EngineLoad
 from asyncrl.engine.control import EngineControl
 from asyncrl.engine.errors import EngineError
 from topics.engines import ANNOUNCED, ENGINE_ANNOUNCED, EngineAnnounced
-from topics.topic import ACTORS
 
 
 async def announced(context: Context) -> EngineAnnounced | None:
     """The announcement of this engine; None for one of the config."""
     if not context.actor_id.startswith(ANNOUNCED):
         return None
-    record = await read_last(context.bus, ACTORS, ENGINE_ANNOUNCED.subject(context.bus.run, context.actor_id))
+    record = await read_last(context.bus, ENGINE_ANNOUNCED, context.actor_id)
     if record is None:
         raise ActorFault(f"{context.actor_id} was never announced; `asyncrl engines add URL` does it")
     return await read(context.bus, EngineAnnounced, record)

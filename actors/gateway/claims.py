@@ -15,7 +15,6 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import TIME_TO_LIVE, Fenced, publish_if_latest, read
 from asyncrl.live.apis.words import LiveError
 from asyncrl.live.turn_log import UNDER_WAY, Asked, TurnLog
-from topics.topic import TURNS
 from topics.turns import TURN_CLAIMED, TurnClaimed
 
 _LIMIT_S = 2.0  # for the server to answer; without it requests are answered as they come
@@ -61,7 +60,7 @@ class Claims:
             return turns
         try:
             async with asyncio.timeout(_LIMIT_S):
-                record = await read_last(self._bus, TURNS, TURN_CLAIMED.subject(self._bus.run, name))
+                record = await read_last(self._bus, TURN_CLAIMED, name)
                 newest = None if record is None else await read(self._bus, TurnClaimed, record)
         except (TimeoutError, BusError):
             return turns

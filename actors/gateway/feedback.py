@@ -17,7 +17,6 @@ from asyncrl.live.apis.words import LiveError
 from asyncrl.live.feedback import Opinion, feedback_id
 from asyncrl.live.owners import covers, tenant_digest
 from asyncrl.live.redaction import RedactionFailed
-from topics.topic import TURNS
 from topics.turns import FEEDBACK_GIVEN, TURN_STARTED, FeedbackGiven
 from topics.wire import SEALED
 
@@ -65,14 +64,14 @@ class Opinions:
 
     async def _store(self, tenant: str, opinion: Opinion) -> str:
         bus, waited = self._bus, self._facts.waits
-        started = await read_last(bus, TURNS, TURN_STARTED.subject(bus.run, opinion.turn))
+        started = await read_last(bus, TURN_STARTED, opinion.turn)
         if started is None and waited:
             raise LiveError("overloaded", f"the reply {opinion.turn} may not be stored yet; try again later")
         if started is None:
             raise LiveError("absent", f"there is no reply with the id {opinion.turn}", field="turn")
         if started.headers.get("tenant") != tenant:
             raise _foreign(opinion)
-        record = await read_last(bus, TURNS, FEEDBACK_GIVEN.subject(bus.run, opinion.turn))
+        record = await read_last(bus, FEEDBACK_GIVEN, opinion.turn)
         before = None if record is None else await read(bus, FeedbackGiven, record)
         given = _behind(before, tenant, opinion, started.headers.get(SEALED, ""))
         if given is not before:

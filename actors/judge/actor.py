@@ -17,7 +17,6 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.judges.protocol import Case, Judge, Vote, VoteFailed, verdict_of
 from asyncrl.judges.reading import CaseReader
 from topics.actors import Waiting
-from topics.topic import TURNS
 from topics.turns import TURN_JUDGED, TurnJudged, TurnReady
 from topics.wire import Message
 
@@ -45,7 +44,7 @@ class JudgeWorker:
         """Publish the verdict on a turn, and return nothing more: its subject takes one message, that of the first
         judge; another that had the turn before, and was taken for dead, changes nothing."""
         bus, turn = self._context.bus, ready.turn_id
-        if await read_last(bus, TURNS, TURN_JUDGED.subject(bus.run, turn)) is not None:
+        if await read_last(bus, TURN_JUDGED, turn) is not None:
             return []
         try:
             judged = await self._judged(ready, delivery)

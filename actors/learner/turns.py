@@ -10,7 +10,6 @@ from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from topics.actors import Activity, HeldWork, Waiting
 from topics.cards import CARD_TAKEN, CardRequested, CardReturned
-from topics.topic import ENGINES
 
 if TYPE_CHECKING:
     from actors.learner.fold import LearnerFold
@@ -90,7 +89,7 @@ class Turns:
         self._check()
         crash_point("card.requested")
         bus = self._context.bus
-        newest = await read_last(bus, ENGINES, CARD_TAKEN.pattern(bus.run))
+        newest = await read_last(bus, CARD_TAKEN)
         while newest is not None and self._fold.state.turns.taken < newest.sequence:
             await self._keeper.changes()
             self._check()

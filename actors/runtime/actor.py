@@ -48,7 +48,7 @@ from topics.actors import (
     Vitals,
 )
 from topics.roles import OWN, ROLE_NAMES, ROLES, SUPERVISOR
-from topics.topic import ACTORS, Stream, Topic
+from topics.topic import Stream, Topic
 from topics.wire import WireError
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ async def open_context(login: Login, log: Any) -> Context:
 
 
 async def _opened(bus: Bus) -> tuple[RunOpened, Config]:
-    record = await read_last(bus, ACTORS, RUN_OPENED.subject(bus.run))
+    record = await read_last(bus, RUN_OPENED)
     if record is None:
         raise ActorFault(f"no run called {bus.run} was opened on the server at {bus.address.url}")
     try:

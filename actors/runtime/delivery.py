@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from nats.aio.msg import Msg
 
 from actors.runtime.actor import Context
-from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.log import Record, read_newest
 from asyncrl.bus.publish import Fenced, attempt_of, publish, publish_if_latest
 from asyncrl.bus.pull import Position
 from topics.actors import HeldWork, Waiting
@@ -85,7 +85,7 @@ class Delivery(Generic[M]):
     async def newest(self, topic: Topic[Any]) -> Record | None:
         """Read the newest message inside the fence of the work, which a topic has."""
         bus = self._context.bus
-        return await read_last(bus, topic.stream, topic.fence(bus.run, self.name))
+        return await read_newest(bus, topic.stream, topic.fence(bus.run, self.name))
 
     @property
     def holds_fence(self) -> bool:

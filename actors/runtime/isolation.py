@@ -23,7 +23,6 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.framing import read_within
 from asyncrl.process import ChildProcess, python
 from topics.actors import WORK_ISOLATED, Waiting, WorkIsolated
-from topics.topic import ACTORS
 from topics.trajectories import FailureReason
 from topics.wire import WireError
 
@@ -166,7 +165,7 @@ class Isolation:
     async def _deaths(self, place: str) -> WorkIsolated | None:
         """Return the record of its isolated deaths."""
         bus = self._context.bus
-        newest = await read_last(bus, ACTORS, WORK_ISOLATED.subject(bus.run, place))
+        newest = await read_last(bus, WORK_ISOLATED, place)
         with contextlib.suppress(WireError):  # an unreadable entry under its name is ignored
             return None if newest is None else await read(bus, WorkIsolated, newest)
         return None

@@ -10,7 +10,7 @@ import xxhash
 
 from actors.runtime.actor import Context
 from asyncrl.bus.blobs import BlobMissing
-from asyncrl.bus.log import Record, last_sequence, read_last
+from asyncrl.bus.log import Record, last_sequence, read_newest
 from asyncrl.bus.publish import read
 from topics.actors import KeeperSnapshot
 from topics.table import BY_NAME
@@ -66,7 +66,7 @@ class Snapshots:
         if not self.subject or not isinstance(self._fold, Restorable):
             return {}
         bus, log = self._context.bus, self._context.log
-        record = await read_last(bus, self._own, self.subject)
+        record = await read_newest(bus, self._own, self.subject)
         if record is None:
             return {}
         try:

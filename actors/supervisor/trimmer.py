@@ -36,7 +36,7 @@ from topics.streams import (
     StreamTrimming,
 )
 from topics.table import QUEUES
-from topics.topic import BATCHES, BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
+from topics.topic import BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED
 from topics.wire import Headers, Message
 
@@ -176,7 +176,7 @@ class Trimmer:
         """
         saved = self.fold.saved_step
         if saved > self.fold.kept_step:
-            newest = await read_last(self._bus, BATCHES, BATCH_PACKED.pattern(self._bus.run))
+            newest = await read_last(self._bus, BATCH_PACKED)
             with contextlib.suppress(LookupError, ValueError):  # no batch of ours: nothing is known of the newest
                 if newest is not None and int(newest.headers["step"]) <= saved:
                     return saved

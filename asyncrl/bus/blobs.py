@@ -127,7 +127,7 @@ async def fetch_chunk(bus: Bus, stream: Stream, blob: Blob, number: int) -> byte
     Raises:
         BlobMissing: it is gone.
     """
-    record = await read_last(bus, stream, CHUNKS[stream].subject(bus.run, f"{blob.name}-{number}"), stored=True)
+    record = await read_last(bus, CHUNKS[stream], f"{blob.name}-{number}", stored=True)
     if record is None:
         raise BlobMissing(f"blob {blob.name}: chunk {number} of {blob.chunks} is gone")
     return record.data

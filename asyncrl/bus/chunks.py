@@ -64,7 +64,7 @@ class ChunkWriter:
 
 async def read_newest_chunk(bus: Bus, topic: Topic[Any], name: str) -> bytes | None:
     """Read what was stored last under a key; None where nothing is."""
-    record = await read_last(bus, topic.stream, topic.subject(bus.run, name))
+    record = await read_last(bus, topic, name)
     return record.data if record is not None else None
 
 

@@ -18,7 +18,7 @@ from nats.aio.msg import Msg
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusGone, BusRefused, BusUnreachable, Disconnected
 from asyncrl.bus.pull import Position, Puller, position
-from topics.topic import Retention, Stream
+from topics.topic import Retention, Stream, Topic
 
 T = TypeVar("T")
 
@@ -198,7 +198,7 @@ class LogReader:
         while not self.caught_up.is_set():
             await asyncio.sleep(_POLL_S)
             with contextlib.suppress(BusError):  # asked again
-                newest = [await read_last(self._bus, self.stream, subject) for subject in self._subjects]
+                newest = [await read_newest(self._bus, self.stream, subject) for subject in self._subjects]
                 newest = newest or [await read_newest(self._bus, self.stream)]
                 if self.last >= max((record.sequence for record in newest if record is not None), default=0):
                     self._end()
@@ -239,23 +239,25 @@ async def read_next(bus: Bus, stream: Stream, subject: str, sequence: int) -> Re
     return await retry_until_deadline(bus, lambda: _get(bus, stream, {"seq": sequence, "next_by_subj": subject}))
 
 
-async def read_last(bus: Bus, stream: Stream, subject: str, *, stored: bool = False) -> Record | None:
-    """The newest message of a subject, or of all that a pattern matches; None where there is none.
+async def read_last(bus: Bus, topic: Topic[Any], key: str | None = None, *, stored: bool = False) -> Record | None:
+    """The newest message of a topic, of one key or of all of them; None where there is none.
 
     Args:
         stored: the log was given one, as in `read_message`.
     """
-    get = _get_stored if stored else _get
-    return await retry_until_deadline(bus, lambda: get(bus, stream, {"last_by_subj": subject}))
+    subject = topic.pattern(bus.run) if key is None else topic.subject(bus.run, key)
+    return await read_newest(bus, topic.stream, subject, stored=stored)
 
 
-async def read_newest(bus: Bus, stream: Stream) -> Record | None:
-    """The newest message of a log that is still there; None where there is none.
+async def read_newest(bus: Bus, stream: Stream, subject: str = "", *, stored: bool = False) -> Record | None:
+    """The newest message of a log that is still there, or of those that a subject or pattern matches; None for none.
 
     For `>` the server looks at the log's last sequence alone, and finds nothing where that message has expired or was
     purged.
     """
-    return await read_last(bus, stream, f"asyncrl.{bus.run}.>")
+    get = _get_stored if stored else _get
+    body = {"last_by_subj": subject or f"asyncrl.{bus.run}.>"}
+    return await retry_until_deadline(bus, lambda: get(bus, stream, body))
 
 
 async def last_sequence(bus: Bus, stream: Stream) -> int:

@@ -13,7 +13,7 @@ from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.blobs import BLOB, BlobMissing, chunk_bytes, fetch_blob, in_chunks, store_blob
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
-from asyncrl.bus.log import Record, read_last, read_message
+from asyncrl.bus.log import Record, read_message, read_newest
 from asyncrl.bus.sealing import open_body, seal_body
 from topics.places import ROUTING
 from topics.table import BY_NAME, topic_for, topic_of
@@ -118,7 +118,7 @@ async def publish_if_latest(bus: Bus, message: Message, expected: int, *, header
         return await _store(bus, topic, key, body, headers)
     except WrongSequence:
         # A lost acknowledgement answers its repeat in this way too: it is ours if the newest message has our id.
-        newest = await read_last(bus, topic.stream, fence)
+        newest = await read_newest(bus, topic.stream, fence)
         if newest is not None and newest.headers.get(MESSAGE_ID) == headers[MESSAGE_ID]:
             return newest.sequence
         raise Fenced(f"{key}: another worker went on with it") from None

@@ -16,7 +16,7 @@ from asyncrl.bus.errors import BusDenied
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.vault import SecretGone
 from topics.secrets import SECRET_MADE, SecretMade
-from topics.topic import SECRETS, Topic
+from topics.topic import Topic
 from topics.wire import SEALED, WireError, decode
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ async def _data_key(bus: Bus, secret: str) -> bytes:
     key = bus.vault.get(secret)
     if key is None:
         try:
-            record = await read_last(bus, SECRETS, SECRET_MADE.subject(bus.run, secret))
+            record = await read_last(bus, SECRET_MADE, secret)
         except BusDenied as error:
             raise SecretGone(f"data key {secret} may not be read by {bus.address.user}") from error
         if record is None:

@@ -15,7 +15,6 @@ from asyncrl.errors import WrongUsage
 from asyncrl.live.keys import Keys, make_key
 from topics.actors import RUN_OPENED, RunOpened
 from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
-from topics.topic import ACTORS
 from topics.wire import ID_PATTERN
 
 _TAKES = {"list": "", "add": "", "revoke": ""}
@@ -67,7 +66,7 @@ async def _done(bus: Bus, action: str, name: str, made: tuple[str, KeyAdded]) ->
 
 
 async def _serves(bus: Bus) -> bool:
-    record = await read_last(bus, ACTORS, RUN_OPENED.subject(bus.run))
+    record = await read_last(bus, RUN_OPENED)
     return record is not None and bool((await read(bus, RunOpened, record)).settings["gateway"]["count"])
 
 

@@ -11,7 +11,6 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.judges.protocol import Case
 from asyncrl.live.stored import TurnReader, TurnUnreadable
 from asyncrl.live.turn_log import secrets_in
-from topics.topic import TURNS
 from topics.turns import TURN_SHADOWED, TURN_STARTED, TurnReady, TurnShadowed, TurnStarted
 from topics.wire import WireError
 
@@ -57,7 +56,7 @@ class CaseReader:
         Raises:
             SecretGone: a data key is not there.
         """
-        record = await read_last(self._bus, TURNS, TURN_SHADOWED.subject(self._bus.run, case.turn_id))
+        record = await read_last(self._bus, TURN_SHADOWED, case.turn_id)
         if record is None:
             return None
         shadowed = await read(self._bus, TurnShadowed, record)
@@ -66,7 +65,7 @@ class CaseReader:
 
     async def _appended(self, turn_id: str) -> TurnStarted:
         """Return the begin of a turn, which need not have ended: its tokens follow those of the turn before."""
-        record = await read_last(self._bus, TURNS, TURN_STARTED.subject(self._bus.run, turn_id))
+        record = await read_last(self._bus, TURN_STARTED, turn_id)
         if record is None:
             raise WireError(f"turn {turn_id} has no turn.started")
         return await read(self._bus, TurnStarted, record)

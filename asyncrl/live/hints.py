@@ -11,7 +11,6 @@ from asyncrl.bus.publish import read
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.quoted import Quoted
 from asyncrl.live.stored import StoredTurn
-from topics.topic import TURNS
 from topics.turns import TURN_JUDGED, TurnJudged
 from topics.wire import Int32Array, WireError
 
@@ -73,8 +72,7 @@ class HintReader:
         Raises:
             BusError: the server does not answer.
         """
-        subject = TURN_JUDGED.subject(self._bus.run, turn.started.turn_id)
-        record = await read_last(self._bus, TURNS, subject)
+        record = await read_last(self._bus, TURN_JUDGED, turn.started.turn_id)
         if record is None:
             return []
         try:

@@ -113,7 +113,7 @@ class TurnReader:
         )
 
     async def _read(self, topic: Topic[M], kind: type[M], turn_id: str) -> M:
-        record = await read_last(self._bus, TURNS, topic.subject(self._bus.run, turn_id), stored=True)
+        record = await read_last(self._bus, topic, turn_id, stored=True)
         if record is None:
             raise TurnUnreadable(f"turn {turn_id} has no {topic.name} in {TURNS.name}")
         try:

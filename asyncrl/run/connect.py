@@ -159,7 +159,7 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
 
 async def _know_actors(bus: Bus) -> None:
     """Add the rows of the run's own actors to the tables, where this program finds their modules."""
-    record = await read_last(bus, ACTORS, RUN_OPENED.subject(bus.run))
+    record = await read_last(bus, RUN_OPENED)
     with contextlib.suppress(WireError, BlobMissing, LookupError, TypeError, ActorsError):  # it shows what it knows
         if record is not None:
             opened = await read(bus, RunOpened, record)
@@ -185,7 +185,7 @@ def _starts_again(end: Record) -> bool:
 
 async def newest_end(bus: Bus) -> int:
     """Sequence of the newest stop of the run's supervisor; 0 where there is none."""
-    newest = await read_last(bus, ACTORS, ACTOR_STOPPED.subject(bus.run, SUPERVISOR))
+    newest = await read_last(bus, ACTOR_STOPPED, SUPERVISOR)
     return 0 if newest is None else newest.sequence
 
 

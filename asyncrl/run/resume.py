@@ -19,7 +19,6 @@ from asyncrl.run.preflight_megatron import check_megatron
 from asyncrl.run.preflight_model import check_machine
 from topics.actors import SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
-from topics.topic import BATCHES, TRAINING
 
 _LENGTHS = ("learner.steps", "task.epochs", "buffer.batch_groups")
 _ROOM = (
@@ -108,9 +107,9 @@ async def request_skip(bus: Bus, origin: int, step: int) -> None:
     Raises:
         LaunchError: it is trained already, or not packed yet.
     """
-    newest = await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run))
+    newest = await read_last(bus, BATCH_TRAINED)
     trained = origin if newest is None else (await read(bus, BatchTrained, newest)).step
-    newest = await read_last(bus, BATCHES, BATCH_PACKED.subject(bus.run))
+    newest = await read_last(bus, BATCH_PACKED)
     packed = origin if newest is None else (await read(bus, BatchPacked, newest)).step
     if not trained < step <= packed:
         waiting = f"batches {trained + 1} to {packed} wait to be trained" if trained < packed else "no batch waits"

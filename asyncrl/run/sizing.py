@@ -326,7 +326,7 @@ async def _progress(bus: Bus, config: Config) -> Progress | None:
     held = await held_bytes(bus)
     if not held:
         return None
-    newest = await read_last(bus, TRAINING, BATCH_TRAINED.pattern(bus.run)) if TRAINING.name in held else None
+    newest = await read_last(bus, BATCH_TRAINED) if TRAINING.name in held else None
     step = (await read(bus, BatchTrained, newest)).step if newest is not None else config.origin
     return Progress(
         {name: stream.stored for name, stream in held.items()},

@@ -21,7 +21,7 @@ from topics.actors import DEAD_LETTER, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
 from topics.ids import REISSUE, TASK, prompt_of
 from topics.prompts import PROMPT_ISSUED, PromptIssued
-from topics.topic import BATCHES, DEAD, PROMPTS, STREAMS, Topic
+from topics.topic import BATCHES, DEAD, STREAMS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED
 
 
@@ -113,7 +113,7 @@ async def _reissue_prompt(bus: Bus, name: str) -> str:
     prompt_id = prompt_of(name)
     if prompt_id[:1] not in (TASK, REISSUE) or not prompt_id[1:].isdecimal():
         raise AsyncRLError(f"{name!r} is no prompt of RL; their ids look like p000042")
-    issued = await read_last(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, f"{prompt_id}-0"))
+    issued = await read_last(bus, PROMPT_ISSUED, f"{prompt_id}-0")
     if issued is None:
         raise AsyncRLError(f"{prompt_id} was never issued")
     members = range(int(issued.headers["group-size"]))

@@ -43,7 +43,7 @@ from topics.ids import prompt_of
 from topics.stages import STAGE_BEGAN
 from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
-from topics.topic import ACTORS, BATCHES, GRADES, STREAMS, VITALS, Retention, Stream, Topic
+from topics.topic import BATCHES, GRADES, STREAMS, VITALS, Retention, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 from topics.weights import (
     CHECKPOINT_SAVED,
@@ -147,7 +147,7 @@ class Watch:
         """Fold in what was published until the supervisor left, as far as it comes within two seconds."""
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(2):
-                last = await read_last(self._bus, ACTORS, ACTOR_STOPPED.subject(self._bus.run, SUPERVISOR))
+                last = await read_last(self._bus, ACTOR_STOPPED, SUPERVISOR)
                 if last is not None:
                     await self.until(lambda: self._listeners[ACTOR_STARTED].last >= last.sequence)
 
@@ -163,7 +163,7 @@ class Watch:
         run, stream = self._bus.run, topics[0].stream
         after = 0
         if isinstance(start, int):
-            last = await read_last(self._bus, stream, topics[0].pattern(run))
+            last = await read_last(self._bus, topics[0])
             after = max(0, last.sequence - start) if last is not None else 0
         listener = Listener(
             self._bus,

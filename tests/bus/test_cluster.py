@@ -89,7 +89,7 @@ async def test_a_writer_reads_what_it_has_just_written_from_whoever_it_is_connec
     for number in range(30):
         sequence = await publish(bus, StopRequested(f"reason {number}"))
         by_sequence = await read_message(bus, ACTORS, sequence)
-        newest = await read_last(bus, ACTORS, STOP_REQUESTED.subject(bus.run))
+        newest = await read_last(bus, STOP_REQUESTED)
         assert by_sequence == newest
         assert newest is not None
         assert decode(StopRequested, newest.data).reason == f"reason {number}"

@@ -28,8 +28,8 @@ from asyncrl.state.watch import read_state
 from harness.runs import WITHOUT_MODEL, address_of, command, up
 from harness.servers import Authority, serving, tls
 from harness.stage import Stage, until
-from topics.actors import ACTOR_STOPPED, ActorStarted, ActorStopped, RunOpened
-from topics.topic import ACTORS, STREAMS
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, ActorStarted, ActorStopped, RunOpened
+from topics.topic import STREAMS
 
 AT_ONCE_S = 60.0  # far below the deadline of an answer that never comes
 DEADLINE_S = 300.0
@@ -153,7 +153,7 @@ async def test_the_users_that_the_roles_command_makes_work_on_a_server_of_ones_o
         operator = await Bus.connect(logins["operator"], "mine")
         await provision(operator, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
         monitor = await Bus.connect(logins["monitor"], "mine")
-        assert await read_last(monitor, ACTORS, "asyncrl.mine.run.opened") is None
+        assert await read_last(monitor, RUN_OPENED) is None
         with pytest.raises(BusDenied, match="does not allow user 'mine-monitor'"):
             await provision(monitor, equal_sizes(payload_mb=8, ledger_mb=8), lease_s=5)
         await operator.close()
@@ -273,10 +273,9 @@ async def test_an_actor_whose_login_is_revoked_ends_for_good_with_the_reason(tmp
         login = BusAddress.read(server.directory / "credentials" / "recorder.json")
         login.save(stage.files.credentials / "recorder.json")
         recorder = await stage.start("recorder")
-        started = "asyncrl.mine.actor.started.recorder-1"
 
         async def has_started() -> bool:
-            return await read_last(owner, ACTORS, started) is not None
+            return await read_last(owner, ACTOR_STARTED, "recorder-1") is not None
 
         await until(has_started, "the recorder has started", DEADLINE_S)
         await owner.close()
@@ -312,7 +311,7 @@ async def test_the_supervisor_reports_an_actor_whose_login_is_refused_and_the_do
 
         async with asyncio.timeout(3 * DEADLINE_S):  # it stops every role in turn
             assert await supervisor.wait() == FATAL  # another start cannot help
-        record = await read_last(owner, ACTORS, ACTOR_STOPPED.subject("mine", "reward-1"))
+        record = await read_last(owner, ACTOR_STOPPED, "reward-1")
         assert record is not None and (await read(owner, ActorStopped, record)).denied
         state = await read_state(owner, brief=True)
         assert ("permission missing", "reward-1") in [(found.cause, found.object) for found in diagnose(state)]

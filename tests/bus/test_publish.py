@@ -13,7 +13,7 @@ from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.blobs import BLOB, BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
-from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each, read_message
+from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each, read_message, read_newest
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import EXPECT_LAST, Fenced, TwoContents, body_of, pack, publish, publish_if_latest, read
 from asyncrl.bus.server import EmbeddedServer
@@ -221,7 +221,7 @@ async def test_the_fence_spans_progress_and_result_of_one_trajectory_and_no_othe
     with pytest.raises(Fenced, match="p000001-0: another worker went on with it"):
         await publish_if_latest(bus, result, expected=first)
     sequence = await publish_if_latest(bus, result, expected=second)
-    newest = await read_last(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.p000001-0")
+    newest = await read_newest(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.p000001-0")
     assert newest is not None
     assert (newest.sequence, newest.data) == (sequence, pack(result, TRAJECTORY_GENERATED))
 
@@ -321,7 +321,7 @@ async def test_the_newest_message_of_each_subject_is_read_in_one_request(bus: Bu
     assert [record.sequence for record in records] == [4, 5, 6]
     assert [(await read(bus, TrajectoryProgressed, record)).delivery for record in records] == [2, 2, 2]
     assert await read_last_of_each(bus, TRAJECTORIES, [TRAJECTORY_GENERATED.pattern(bus.run)]) == []
-    assert await read_last(bus, FLEET, FLEET_SCALED.subject(bus.run)) is None
+    assert await read_last(bus, FLEET_SCALED) is None
     assert await read_message(bus, FLEET, 99) is None
 
 
@@ -330,7 +330,7 @@ async def test_a_read_waits_for_a_server_that_comes_back(bus: Bus, server: Embed
     fence = f"asyncrl.{bus.run}.trajectory.*.p000001-0"
     await kill(server)
 
-    reading = asyncio.gather(read_last(bus, TRAJECTORIES, fence), read_message(bus, TRAJECTORIES, sequence))
+    reading = asyncio.gather(read_newest(bus, TRAJECTORIES, fence), read_message(bus, TRAJECTORIES, sequence))
     await server.start()
     records = await asyncio.wait_for(reading, 120)
 

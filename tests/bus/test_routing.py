@@ -18,7 +18,7 @@ from asyncrl.training.megatron.layout import Layout
 from harness.stories import result
 from harness.trimming import announce
 from topics.prompts import PromptIssued, PromptRow
-from topics.topic import BLOBS, TRAJECTORIES
+from topics.topic import BLOBS
 from topics.trajectories import TRAJECTORY_GENERATED
 from topics.wire import WireError, encode
 
@@ -91,7 +91,7 @@ async def test_experts_are_sealed_with_their_trajectory(bus):
     message, rows = await stored(bus, lengths=(50,), secret="s_20260101_1")
     [found] = await read_routing(bus, message, Whole())
     assert np.array_equal(found.rows, rows[0])
-    chunk = await read_last(bus, BLOBS, CHUNKS[BLOBS].pattern(bus.run))
+    chunk = await read_last(bus, CHUNKS[BLOBS])
     assert rows[0][1].tobytes() not in chunk.data
     bus.vault.erase(["s_20260101_1"])
 
@@ -102,7 +102,7 @@ async def test_experts_are_sealed_with_their_trajectory(bus):
 async def test_a_chunk_that_is_gone_or_altered_is_found_by_ranks_and_by_the_audit(bus):
     message, _ = await stored(bus, lengths=(50,), layout=Layout(pipeline=2))
     await publish(bus, message)
-    record = await read_last(bus, TRAJECTORIES, TRAJECTORY_GENERATED.pattern(bus.run))
+    record = await read_last(bus, TRAJECTORY_GENERATED)
     await check_beside(bus, record)
     subject = CHUNKS[BLOBS].subject(bus.run, f"{blob_named(message.routing.blob).name}-1")
     first, second = (Layout(pipeline=2).place(rank, 2) for rank in range(2))

@@ -20,7 +20,6 @@ from asyncrl.bus.vault import SecretGone, Vault
 from asyncrl.live.owners import covers, new_secret, owner_of, tenant_digest, user_of
 from asyncrl.run.purge import _stored, purge
 from topics.secrets import SecretMade
-from topics.topic import TURNS
 from topics.turns import TURN_FINISHED, TurnFinished
 from topics.wire import WireError
 
@@ -88,7 +87,7 @@ async def stored_turn(bus: Bus, secret: str, turn: str = "t1") -> TurnFinished:
 
 
 async def turn_left(bus: Bus, turn: str = "t1") -> TurnFinished:
-    record = await read_last(bus, TURNS, TURN_FINISHED.subject(bus.run, turn))
+    record = await read_last(bus, TURN_FINISHED, turn)
     assert record is not None and TOKENS.tobytes() not in record.data
     return await read(bus, TurnFinished, record)
 

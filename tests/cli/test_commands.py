@@ -32,8 +32,8 @@ from topics.batches import BATCH_TRAINED, BatchPacked
 from topics.runs import StreamStatus
 from topics.stages import STAGE_REQUESTED, StageBegan, StageRequested
 from topics.stalls import StallFound
-from topics.topic import ACTORS
-from topics.wire import decode
+from topics.topic import Topic
+from topics.wire import Message, decode
 
 WRITTEN = {WRITER: "a keeper"}  # on the log of one keeper
 
@@ -107,7 +107,7 @@ async def test_a_run_whose_supervisor_left_is_over(bus, found):
 
 async def test_down_asks_and_waits_until_the_run_has_ended(bus, terminal):
     process = await terminal.start("down")
-    await until(lambda: _is_published(bus, STOP_REQUESTED.subject(bus.run)), "the request to stop")
+    await until(lambda: _is_published(bus, STOP_REQUESTED), "the request to stop")
     await publish_stopped(bus, SUPERVISOR)
     terminal.lock.close()
     out, _ = await process.communicate()
@@ -126,8 +126,8 @@ async def test_down_reports_a_run_that_does_not_end_in_time(bus, terminal):
 async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):
     await publish_started(bus, "rollout-1")
     process = await terminal.start("scale", "rollout=2")
-    await until(lambda: _is_published(bus, SCALE_REQUESTED.subject(bus.run)), "the request to scale")
-    asked = await read_last(bus, ACTORS, SCALE_REQUESTED.subject(bus.run))
+    await until(lambda: _is_published(bus, SCALE_REQUESTED), "the request to scale")
+    asked = await read_last(bus, SCALE_REQUESTED)
     await publish(bus, FleetScaled({"rollout": 2}), headers=WRITTEN)
     await publish_started(bus, "rollout-2")
     out, _ = await process.communicate()
@@ -142,7 +142,7 @@ async def test_scale_waits_for_a_supervisor_that_is_started_again(bus, terminal)
     await publish_started(bus, SUPERVISOR)
     await publish_stopped(bus, SUPERVISOR, "RaySystemError: the head was started anew")
     process = await terminal.start("scale", "rollout=1")
-    await until(lambda: _is_published(bus, SCALE_REQUESTED.subject(bus.run)), "the request to scale")
+    await until(lambda: _is_published(bus, SCALE_REQUESTED), "the request to scale")
     await publish_stopped(bus, SUPERVISOR, "RaySystemError: and once more")
     await publish_started(bus, SUPERVISOR)
     await publish(bus, FleetScaled({"rollout": 1}), headers=WRITTEN)
@@ -175,8 +175,8 @@ async def open_staged(bus: Bus) -> None:
 async def test_stage_asks_and_names_the_first_prompt_and_lists_what_holds(bus, terminal):
     await open_staged(bus)
     process = await terminal.start("stage", bus.run, "sums")
-    await until(lambda: _is_published(bus, STAGE_REQUESTED.subject(bus.run)), "the request")
-    asked = await read_last(bus, ACTORS, STAGE_REQUESTED.subject(bus.run))
+    await until(lambda: _is_published(bus, STAGE_REQUESTED), "the request")
+    asked = await read_last(bus, STAGE_REQUESTED)
     assert asked is not None
     await publish(bus, StageBegan(name="first", prompt=3, request=asked.sequence - 1), headers=WRITTEN)
     await publish(bus, StageBegan(name="sums", prompt=7, request=asked.sequence), headers=WRITTEN)
@@ -201,7 +201,7 @@ async def test_stage_refuses_a_name_that_the_run_does_not_have(bus, terminal):
     code, _, message = await terminal.type("stage", bus.run, "wide")
 
     assert (code, message) == (2, f"run {bus.run} has no stage 'wide'; its stages: sums, first\n")
-    assert await read_last(bus, ACTORS, STAGE_REQUESTED.subject(bus.run)) is None
+    assert await read_last(bus, STAGE_REQUESTED) is None
 
 
 async def test_stage_says_when_the_prompter_does_not_answer(bus, terminal):
@@ -242,8 +242,8 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
     assert "there are: engine-1.server, learner-1, reward-1, rollout-1" in message
 
 
-async def _is_published(bus: Bus, subject: str) -> bool:
-    return await read_last(bus, ACTORS, subject) is not None
+async def _is_published(bus: Bus, topic: Topic[Message]) -> bool:
+    return await read_last(bus, topic) is not None
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from topics.actors import REISSUE_REQUESTED, DeadLetter, ReissueRequested
 from topics.batches import BATCH_PACKED
 from topics.groups import GROUP_DROPPED, GroupDropped
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.topic import ACTORS, BATCHES, PROMPTS, TRAJECTORIES
+from topics.topic import BATCHES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED
 from topics.wire import encode, headers_of
 
@@ -113,7 +113,7 @@ async def test_a_prompt_is_issued_again_once_it_came_to_nothing(bus: Bus):
     await publish(bus, GroupDropped("p000007", "failed", 1))
 
     assert await reissue(bus, "p000007-0") == "p000007 is issued again as a new group, as soon as there is credit"
-    newest = await read_last(bus, ACTORS, REISSUE_REQUESTED.subject(bus.run))
+    newest = await read_last(bus, REISSUE_REQUESTED)
     assert newest is not None
     assert (await read(bus, ReissueRequested, newest)).prompt_id == "p000007"
 
@@ -224,10 +224,7 @@ async def test_a_prompt_that_kills_its_workers_ends_as_poison_and_healthy_ones_n
     assert run.summary["failed_trajectories_by_reason"] == {"poison": 1}
     async with topics_left_by(run) as bus:
         ends = await messages_on(bus, BATCHES)
-        first, again = [
-            await read_last(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, f"{name}-0"))
-            for name in (prompt_id, "r000000")
-        ]
+        first, again = [await read_last(bus, PROMPT_ISSUED, f"{name}-0") for name in (prompt_id, "r000000")]
         assert first is not None and again is not None
         assert (await read(bus, PromptIssued, again)).rows == (await read(bus, PromptIssued, first)).rows
     packed = {group.prompt_id for batch in ends.on(BATCH_PACKED) for group in batch.groups}

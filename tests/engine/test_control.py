@@ -22,7 +22,6 @@ from harness.sglang_like import like_sglang
 from harness.stage import Stage, until
 from harness.versions import empty_version
 from topics.engines import ENGINE_READY, EngineReady
-from topics.topic import ENGINES
 from topics.wire import decode
 
 
@@ -179,7 +178,7 @@ async def test_the_engine_actor_brings_any_kind_to_the_newest_weights(
     await publish(bus, empty_version(context.files, 1), headers={WRITER: "learner"})
 
     async def is_ready() -> bool:
-        found = await read_last(bus, ENGINES, ENGINE_READY.subject(bus.run, "engine-1"))
+        found = await read_last(bus, ENGINE_READY, "engine-1")
         return found is not None and decode(EngineReady, found.data).address == "own:1"
 
     await until(is_ready, "the engine is ready")

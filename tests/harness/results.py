@@ -46,7 +46,7 @@ async def is_done(bus: Bus, name: str) -> bool:
     The count of what waits may be older than the last message that was stored, so that message's sequence is compared.
     """
     queue = QUEUES[name]
-    newest = await read_last(bus, queue.stream, queue.pattern(bus.run))
+    newest = await read_last(bus, queue)
     info = await bus.api(f"CONSUMER.INFO.{queue.stream.full_name(bus.run)}.{name}")
     delivered_all = newest is None or info["delivered"]["stream_seq"] >= newest.sequence
     return delivered_all and (info["num_pending"], info["num_ack_pending"]) == (0, 0)

@@ -38,7 +38,6 @@ from topics.actors import (
     Vitals,
 )
 from topics.prompts import PromptIssued, PromptRow
-from topics.topic import ENGINES
 from topics.trajectories import TRAJECTORY_GENERATED
 from topics.weights import WEIGHTS_REFUSED, WeightsPublished, WeightsRefused
 
@@ -285,13 +284,12 @@ async def test_a_version_that_cannot_be_loaded_is_named(bus: Bus, server: Embedd
     version = WeightsPublished(0, 7, "d", "files", str(folder))
     await publish(bus, version, headers={"writer": "test"})
     process = await scene.start("engine")
-    subject = WEIGHTS_REFUSED.subject(bus.run, "engine-1")
 
     async def refused() -> bool:
-        return await read_last(bus, ENGINES, subject) is not None
+        return await read_last(bus, WEIGHTS_REFUSED, "engine-1") is not None
 
     await until(refused, "the engine asks once more")
-    record = await read_last(bus, ENGINES, subject)
+    record = await read_last(bus, WEIGHTS_REFUSED, "engine-1")
     assert record is not None
     answered = (await read(bus, WeightsRefused, record)).sequence
     await publish(

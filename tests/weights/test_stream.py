@@ -69,7 +69,7 @@ async def announce(bus: Bus, message: WeightsPublished) -> int:
 
 async def forget_a_chunk(bus: Bus, version: WeightsPublished) -> None:
     """Delete one chunk from the middle of a version."""
-    last = await read_last(bus, WEIGHTS, WEIGHTS_STORED.subject(bus.run, version.location))
+    last = await read_last(bus, WEIGHTS_STORED, version.location)
     assert last is not None
     body = {"seq": last.sequence - 10, "no_erase": True}
     await bus.api(f"STREAM.MSG.DELETE.{WEIGHTS.full_name(bus.run)}", body)

@@ -15,7 +15,8 @@ from harness.stage import Stage, until
 from topics.batches import BATCH_PACKED
 from topics.groups import GROUP_DROPPED
 from topics.prompts import PromptIssued, PromptRow
-from topics.topic import BATCHES
+from topics.topic import Topic
+from topics.wire import Message
 
 GROUPS = {"rollout": {"group_size": 2}, "learner": {"steps": 9}}
 
@@ -26,8 +27,8 @@ async def issue(bus: Bus, prompt_id: str) -> None:
         await publish(bus, message, headers={WRITER: "test"})
 
 
-async def stands(bus: Bus, subject: str) -> bool:
-    return await read_last(bus, BATCHES, subject) is not None
+async def stands(bus: Bus, topic: Topic[Message]) -> bool:
+    return await read_last(bus, topic) is not None
 
 
 async def test_a_clock_ahead_of_the_servers_ends_no_group(bus: Bus, stage: Callable[..., Stage], monkeypatch):
@@ -39,9 +40,9 @@ async def test_a_clock_ahead_of_the_servers_ends_no_group(bus: Bus, stage: Calla
     playing = asyncio.create_task(main(context))
 
     await History(bus, context.config).grade(1)
-    await until(lambda: stands(bus, BATCH_PACKED.subject(bus.run)), "the group with grades is packed")
+    await until(lambda: stands(bus, BATCH_PACKED), "the group with grades is packed")
 
-    assert not await stands(bus, GROUP_DROPPED.pattern(bus.run))
+    assert not await stands(bus, GROUP_DROPPED)
     context.stop.set()
     await playing
 
@@ -56,7 +57,7 @@ async def test_a_group_ends_at_its_deadline_by_the_servers_clock(
     playing = asyncio.create_task(main(context))
     await issue(bus, "p000000")
 
-    await until(lambda: stands(bus, GROUP_DROPPED.pattern(bus.run)), "the group is dropped")
+    await until(lambda: stands(bus, GROUP_DROPPED), "the group is dropped")
 
     assert time.monotonic() - began >= 2
     context.stop.set()

@@ -78,7 +78,7 @@ async def remove_the_base(_bus: Bus, message: WeightsPublished) -> None:
 
 
 async def forget_a_chunk(bus: Bus, message: WeightsPublished) -> None:
-    last = await read_last(bus, WEIGHTS, WEIGHTS_STORED.subject(bus.run, message.location))
+    last = await read_last(bus, WEIGHTS_STORED, message.location)
     assert last is not None
     await bus.api(f"STREAM.MSG.DELETE.{WEIGHTS.full_name(bus.run)}", {"seq": last.sequence - 1, "no_erase": True})
 

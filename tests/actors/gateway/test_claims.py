@@ -18,7 +18,6 @@ from harness.gateways import Served, gateway_stage, in_two_halves, ready, stored
 from harness.live_runs import answers
 from harness.sglang_like import Fault, LikeSGLang
 from harness.stage import Connect, Stage, until
-from topics.topic import TURNS
 from topics.turns import TURN_CLAIMED, TurnClaimed, TurnFinished, TurnStarted
 
 BODY: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "abc"}], "max_tokens": 5}
@@ -60,7 +59,7 @@ async def test_one_idempotency_key_is_sampled_once_by_whichever_gateway_is_first
     two: Two, inference: LikeSGLang, bus: Bus
 ):
     assert [status for status, _ in await two.ask_both()] == [200, 200]
-    assert await read_last(bus, TURNS, TURN_CLAIMED.pattern(bus.run)) is None  # without a key nothing is claimed
+    assert await read_last(bus, TURN_CLAIMED) is None  # without a key nothing is claimed
     assert len(inference.asked) == 2
     for number in range(5):
         key = {"Idempotency-Key": f"k{number}"}
@@ -98,7 +97,7 @@ async def test_the_claim_of_a_gateway_that_died_before_its_turn_began_expires(
     key = {"Idempotency-Key": "k"}
     assert (await two.ask(0, **key))[0] == 500
     inference.serve = inference.whole
-    claim = await read_last(bus, TURNS, TURN_CLAIMED.pattern(bus.run))
+    claim = await read_last(bus, TURN_CLAIMED)
     assert claim is not None
     died = TurnClaimed(claim_id=claim.key, turn_id="t0")
     await publish_if_latest(bus, died, claim.sequence, headers={TIME_TO_LIVE: "1s"})

@@ -22,7 +22,6 @@ from harness.live_runs import conversing_model
 from harness.sdks import sdks
 from harness.sglang_like import Asked, LikeSGLang
 from harness.stage import Stage, until
-from topics.topic import TURNS
 from topics.turns import FEEDBACK_GIVEN, FeedbackGiven, TurnFinished, TurnStarted
 
 HOOK = """
@@ -97,7 +96,7 @@ async def test_a_redacted_turn_is_served_as_it_was_and_stored_redacted(
     assert [tokenizer.decode_all(one.ids).count(PLANTED) for one in inference.asked] == [0, 1, 1, 0, 0]
     before = (await TurnReader(bus).read(begun[1].turn_id)).prompt[: begun[1].known]
     assert before.tolist() == inference.asked[1].ids[: begun[1].known]
-    record = await read_last(bus, TURNS, FEEDBACK_GIVEN.subject(bus.run, begun[3].turn_id))
+    record = await read_last(bus, FEEDBACK_GIVEN, begun[3].turn_id)
     assert record is not None and (await read(bus, FeedbackGiven, record)).text == "is (number)"
     raw = [tokenizer.encode(PLANTED).tobytes(), PLANTED.encode()]
     files = [file.read_bytes() for file in tmp_path.rglob("*") if file.is_file() and not file.name.startswith("hook.")]

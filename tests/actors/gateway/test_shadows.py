@@ -16,7 +16,6 @@ from harness.sglang_like import Asked, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineReady
 from topics.promotions import WeightsCanaried
-from topics.topic import TURNS
 from topics.turns import TURN_SHADOWED, TurnFinished, TurnShadowed, TurnStarted
 from topics.wire import SEALED
 
@@ -57,7 +56,7 @@ async def test_the_client_has_its_reply_and_the_shadow_is_stored_behind_it_under
                 await client.chat.completions.create(**ASK, extra_headers=headers)
             await client.chat.completions.create(**ASK, temperature=0)
             await until(lambda: len(canary.asked) == 1, "the canary is asked behind the reply")
-        assert (await read_last(bus, TURNS, TURN_SHADOWED.pattern(bus.run))) is None
+        assert (await read_last(bus, TURN_SHADOWED)) is None
         goes_on.set()
         await until(lambda: served.count("shadows") == 1, "the shadow answer is stored")
         await served.stop()
@@ -68,7 +67,7 @@ async def test_the_client_has_its_reply_and_the_shadow_is_stored_behind_it_under
     [started] = [fact for fact in facts if isinstance(fact, TurnStarted) and fact.turn_id == turn]
     [finished] = [fact for fact in facts if isinstance(fact, TurnFinished) and fact.turn_id == turn]
     assert finished.versions.tolist() == [1, 1, 1] and finished.trial == 0
-    record = await read_last(bus, TURNS, TURN_SHADOWED.subject(bus.run, turn))
+    record = await read_last(bus, TURN_SHADOWED, turn)
     assert record is not None and record.headers[SEALED] == started.secret
     shadowed = await read(bus, TurnShadowed, record)
     assert (shadowed.turn_id, shadowed.trial) == (turn, trial)

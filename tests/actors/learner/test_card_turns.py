@@ -73,7 +73,7 @@ async def actors(stage, connect, bus):
 
 
 async def newest(bus, topic):
-    record = await read_last(bus, TRAINING, topic.subject(bus.run))
+    record = await read_last(bus, topic)
     return None if record is None else decode(topic.message, record.data)
 
 

@@ -29,7 +29,7 @@ from harness.stage import Connect, Stage, Unretrieved, until
 from topics.actors import KeeperSnapshot
 from topics.batches import BATCH_TRAINED, BatchTrained, Objective
 from topics.table import BY_NAME
-from topics.topic import BATCHES, TRAINING, TRAJECTORIES
+from topics.topic import BATCHES, TRAJECTORIES
 from topics.weights import (
     CHECKPOINT_LOST,
     CHECKPOINT_SAVED,
@@ -49,8 +49,8 @@ __all__ = ["clock"]  # a fixture
 
 async def trained(bus: Bus, step: int) -> bool:
     """Return whether a step is trained, and its version published."""
-    newest = await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run))
-    version = await read_last(bus, TRAINING, WEIGHTS_PUBLISHED.subject(bus.run))
+    newest = await read_last(bus, BATCH_TRAINED)
+    version = await read_last(bus, WEIGHTS_PUBLISHED)
     if newest is None or version is None:
         return False
     return decode(BatchTrained, newest.data).step == step == decode(WeightsPublished, version.data).version
@@ -114,7 +114,7 @@ async def train(bus: Bus, first: int, last: int) -> None:
 
 
 async def saved(bus: Bus, step: int) -> bool:
-    newest = await read_last(bus, TRAINING, CHECKPOINT_SAVED.subject(bus.run))
+    newest = await read_last(bus, CHECKPOINT_SAVED)
     return newest is not None and decode(CheckpointSaved, newest.data).step == step
 
 
@@ -122,7 +122,7 @@ async def test_a_learner_that_starts_again_goes_on_from_its_snapshot(opened: Ope
     first = await opened(learner={"checkpoint_every": 4}, supervision={"silence_s": 1.0, "snapshot_every": 10})
     await train(bus, 1, 10)
     await first.kill()
-    newest = await read_last(bus, TRAINING, BY_NAME["learner.snapshot"].subject(bus.run))
+    newest = await read_last(bus, BY_NAME["learner.snapshot"])
     assert newest is not None
     positions = decode(KeeperSnapshot, newest.data).positions
 
@@ -363,7 +363,7 @@ async def test_a_refused_difference_is_answered_with_the_full_version_once(opene
         monkeypatch.setattr(TorchTrainer, name, lambda one, n=name, method=method: (calls.append(n), method(one))[1])
     await opened(weights={"delta": "always"}, learner={"offload_idle": True})
     await train(bus, 1, 2)
-    record = await read_last(bus, TRAINING, WEIGHTS_PUBLISHED.subject(bus.run))
+    record = await read_last(bus, WEIGHTS_PUBLISHED)
     assert record is not None
     delta = decode(WeightsPublished, record.data)
     await until(lambda: calls[-1] == "rest", "the trainer idles")
@@ -372,7 +372,7 @@ async def test_a_refused_difference_is_answered_with_the_full_version_once(opene
         await publish(bus, refused)
 
     async def answered() -> bool:
-        newest = await read_last(bus, TRAINING, WEIGHTS_PUBLISHED.subject(bus.run))
+        newest = await read_last(bus, WEIGHTS_PUBLISHED)
         return newest is not None and decode(WeightsPublished, newest.data).answers == record.sequence
 
     await until(answered, "the full version")

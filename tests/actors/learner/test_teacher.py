@@ -26,7 +26,6 @@ from harness.learning import Playing, pack
 from harness.stage import until
 from harness.training import policy_rows, prepared_by
 from topics.batches import BATCH_TRAINED, BatchTrained, Distillation, Objective, Penalty
-from topics.topic import TRAINING
 from topics.trajectories import Segment
 from topics.wire import decode
 
@@ -206,14 +205,14 @@ async def test_a_learner_names_its_wait_for_the_teacher_and_goes_on_once_it_is_t
         await pack(bus, 1, objective=Objective(learning_rate=1e-4, distillation=Distillation(4)))
         doing = playing.context.take_vitals
         await until(lambda: doing().doing.kind == "awaiting teacher", "the learner waits for the teacher")
-        assert await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run)) is None
+        assert await read_last(bus, BATCH_TRAINED) is None
         async with served(stand.files.model, "--port", str(port)):
 
             async def is_trained():
-                return await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run)) is not None
+                return await read_last(bus, BATCH_TRAINED) is not None
 
             await until(is_trained, "step 1")
-        message = decode(BatchTrained, (await read_last(bus, TRAINING, BATCH_TRAINED.subject(bus.run))).data)
+        message = decode(BatchTrained, (await read_last(bus, BATCH_TRAINED)).data)
         assert message.metrics["teacher_kl"] == pytest.approx(0.0, abs=1e-4)  # it is its own teacher
         assert message.metrics["rows_skipped"] == 0
     finally:

@@ -30,7 +30,6 @@ from topics.batches import (
 )
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
-from topics.topic import VITALS
 from topics.turns import FeedbackGiven, TurnJudged
 
 BY_KEEPER = {"writer": "test"}
@@ -154,7 +153,7 @@ async def test_a_recorder_whose_disk_is_full_lives_and_writes_what_is_missing_on
         process = await scene.stage.start("recorder")
 
         async def unwritten() -> bool:
-            record = await read_last(bus, VITALS, VITALS_TAKEN.subject(bus.run, "recorder-1"))
+            record = await read_last(bus, VITALS_TAKEN, "recorder-1")
             values = msgspec.json.decode(record.data, type=Vitals).values if record is not None else {}
             return values.get(UNWRITTEN) == errno.ENOSPC
 

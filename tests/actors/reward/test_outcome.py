@@ -10,12 +10,12 @@ import pytest
 
 from actors.reward.actor import main
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import read_last
+from asyncrl.bus.log import read_last, read_newest
 from asyncrl.bus.publish import publish
 from harness.results import generated
 from harness.stage import Stage, until
 from topics.topic import GRADES
-from topics.trajectories import Outcome, TrajectoryFailed, TrajectoryGraded, VersionCount
+from topics.trajectories import TRAJECTORY_GRADED, Outcome, TrajectoryFailed, TrajectoryGraded, VersionCount
 from topics.wire import decode
 
 REWARD = """
@@ -41,7 +41,7 @@ async def claim(bus: Bus, outcome: Outcome | None, **fields: Any) -> TrajectoryG
     found = []
 
     async def came() -> bool:
-        record = await read_last(bus, GRADES, f"asyncrl.{bus.run}.trajectory.*.p000001-0")
+        record = await read_newest(bus, GRADES, f"asyncrl.{bus.run}.trajectory.*.p000001-0")
         if record is not None:
             found.append(decode(TrajectoryFailed if ".failed." in record.subject else TrajectoryGraded, record.data))
         return bool(found)
@@ -113,7 +113,7 @@ async def test_trajectories_that_wait_are_graded_by_one_call(bus: Bus, stage: Ca
 
     async def came() -> bool:
         for number in range(3):
-            record = await read_last(bus, GRADES, f"asyncrl.{bus.run}.trajectory.graded.p000001-{number}")
+            record = await read_last(bus, TRAJECTORY_GRADED, f"p000001-{number}")
             if record is not None:
                 found[number] = decode(TrajectoryGraded, record.data)
         return len(found) == 3

@@ -23,7 +23,7 @@ from topics.actors import VITALS_TAKEN
 from topics.engines import EngineReady, EngineUpdating
 from topics.prompts import PromptIssued, PromptRow
 from topics.table import topic_of
-from topics.topic import GRADES, TRAJECTORIES, VITALS
+from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Outcome
 from topics.wire import decode
 
@@ -275,7 +275,7 @@ async def test_a_worker_killed_between_many_short_turns(scene):
 
 async def fenced_by(scene, actor_id):
     """Return how often a worker lost a trajectory to another, by its own count."""
-    vitals = await read_last(scene.bus, VITALS, VITALS_TAKEN.subject(scene.bus.run, actor_id))
+    vitals = await read_last(scene.bus, VITALS_TAKEN, actor_id)
     return msgspec.json.decode(vitals.data)["values"].get("fenced", 0)
 
 

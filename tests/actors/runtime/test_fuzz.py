@@ -154,7 +154,7 @@ async def claims_that_come_late(bus: Bus) -> list[Wrong]:
 
 
 async def vitals_of(bus: Bus, actor_id: str) -> dict[str, float]:
-    record = await read_last(bus, VITALS, VITALS_TAKEN.subject(bus.run, actor_id))
+    record = await read_last(bus, VITALS_TAKEN, actor_id)
     return msgspec.json.decode(record.data, type=Vitals).values if record is not None else {}
 
 

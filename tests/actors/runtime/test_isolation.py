@@ -18,7 +18,6 @@ from topics.engines import EngineReady
 from topics.prompts import PromptIssued, PromptRow
 from topics.prompts import Stage as TrainingStage
 from topics.table import QUEUES
-from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_FAILED,
     TRAJECTORY_GENERATED,
@@ -101,11 +100,10 @@ class Scene:
         return [int(line.split()[1]) for line in lines if line.split()[0] == label]
 
     async def is_generated(self, name: str) -> bool:
-        subject = TRAJECTORY_GENERATED.subject(self.bus.run, name)
-        return await read_last(self.bus, TRAJECTORIES, subject) is not None
+        return await read_last(self.bus, TRAJECTORY_GENERATED, name) is not None
 
     async def failure(self, name: str) -> TrajectoryFailed | None:
-        newest = await read_last(self.bus, GRADES, TRAJECTORY_FAILED.subject(self.bus.run, name))
+        newest = await read_last(self.bus, TRAJECTORY_FAILED, name)
         return None if newest is None else await read(self.bus, TrajectoryFailed, newest)
 
     async def work_until(self, role: str, done: Callable[[], Awaitable[bool]]) -> None:
@@ -280,6 +278,6 @@ async def test_a_reward_that_ends_its_worker_is_poison(bus: Bus, scene: Any, tmp
     assert failed is not None
     assert failed.reason == "poison"
     assert await play.failure("p000000-0") is None
-    assert await read_last(bus, GRADES, TRAJECTORY_GRADED.subject(bus.run, "p000000-0")) is not None
-    assert await read_last(bus, GRADES, TRAJECTORY_GRADED.subject(bus.run, "p000001-0")) is None
+    assert await read_last(bus, TRAJECTORY_GRADED, "p000000-0") is not None
+    assert await read_last(bus, TRAJECTORY_GRADED, "p000001-0") is None
     assert play.deaths == 3

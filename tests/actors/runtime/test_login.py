@@ -17,7 +17,6 @@ from asyncrl.telemetry.logs import open_log
 from harness.stage import Stage, until
 from topics.engines import EngineReady
 from topics.prompts import PromptIssued, PromptRow
-from topics.topic import GRADES
 from topics.trajectories import TRAJECTORY_GRADED, TrajectoryGraded
 
 
@@ -40,13 +39,12 @@ async def test_workers_started_by_hand_in_an_empty_folder_join_the_run_and_work(
     try:
         await publish(bus, EngineReady("engine-1", "scripted:1", 0, 0, "made", 16))
         await publish(bus, PromptIssued(prompt_id="p000001", member=0, group_size=1, rows=[PromptRow("^ab=", "ba")]))
-        subject = TRAJECTORY_GRADED.subject(bus.run, "p000001-0")
 
         async def graded() -> bool:
-            return await read_last(bus, GRADES, subject) is not None
+            return await read_last(bus, TRAJECTORY_GRADED, "p000001-0") is not None
 
         await until(graded, "the trajectory is sampled and graded")
-        record = await read_last(bus, GRADES, subject)
+        record = await read_last(bus, TRAJECTORY_GRADED, "p000001-0")
         assert record is not None
         assert record.headers["by"] == "reward-77"
         assert (await read(bus, TrajectoryGraded, record)).prompt_id == "p000001"

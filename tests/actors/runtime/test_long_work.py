@@ -169,7 +169,7 @@ async def test_a_tool_beyond_its_limit_fails_once(bus: Bus, stage: Callable[...,
     async with rolling_out(bus, stage, tmp_path, function, leases=leases, tool_limit_s=0.3):
         await until(lambda: is_done(bus, "rollout"), "the trajectory is over")
 
-    newest = await read_last(bus, GRADES, TRAJECTORY_FAILED.subject(bus.run, "p000000-0"))
+    newest = await read_last(bus, TRAJECTORY_FAILED, "p000000-0")
     assert newest is not None
     failed = await read(bus, TrajectoryFailed, newest)
     assert failed.reason == "rollout"

@@ -30,7 +30,7 @@ from topics.groups import GroupDropped
 from topics.ids import PromptIdSet
 from topics.prompts import PromptIssued, PromptRow
 from topics.table import BY_NAME, topic_for
-from topics.topic import BATCHES, DEAD, GRADES, PROMPTS
+from topics.topic import BATCHES, GRADES, PROMPTS
 from topics.wire import decode, encode
 
 SNAPSHOT = BY_NAME["prompter.snapshot"]
@@ -230,13 +230,13 @@ async def lead(keeper: Keeper, bus: Bus, groups: int, first: int = 0) -> Record:
         await until(lambda number=number: keeper._fold.open_groups < 4, "the end is folded")
         await issue(keeper)
     await until(lambda: snapshots(bus), "a snapshot is on the log")
-    newest = await read_last(bus, PROMPTS, SNAPSHOT.subject(bus.run))
+    newest = await read_last(bus, SNAPSHOT)
     assert newest is not None
     return newest
 
 
 async def snapshots(bus: Bus) -> bool:
-    return await read_last(bus, PROMPTS, SNAPSHOT.subject(bus.run)) is not None
+    return await read_last(bus, SNAPSHOT) is not None
 
 
 async def test_a_keeper_that_starts_again_begins_at_its_newest_snapshot(opened: Open, bus: Bus, monkeypatch):
@@ -311,7 +311,7 @@ async def test_a_snapshot_in_a_blob_is_restored_and_troubles_no_one(opened: Open
 
     assert "snapshot restored" in "".join(capfd.readouterr())
     assert second._fold.open_groups == 4
-    assert await read_last(bus, DEAD, DEAD_LETTER.pattern(bus.run)) is None
+    assert await read_last(bus, DEAD_LETTER) is None
 
 
 # --- and processes
@@ -358,5 +358,5 @@ async def test_who_holds_a_run_together_starts_without_torch_and_keepers_without
 
 
 async def packed(bus: Bus, step: int) -> bool:
-    newest = await read_last(bus, BATCHES, BATCH_PACKED.subject(bus.run))
+    newest = await read_last(bus, BATCH_PACKED)
     return newest is not None and int(newest.headers["step"]) == step

@@ -11,7 +11,6 @@ from harness.stage import until
 from topics.actors import ActorStarted
 from topics.batches import BatchTrained
 from topics.runs import RUN_STATE
-from topics.topic import VITALS
 
 
 async def test_the_state_is_published_again_and_again_and_only_the_newest_is_kept(bus, stage):
@@ -22,7 +21,7 @@ async def test_the_state_is_published_again_and_again_and_only_the_newest_is_kep
     task = asyncio.create_task(publish_state(context, await follow_run(context), lambda: 1000.0))
 
     async def newest() -> dict:
-        record = await read_last(bus, VITALS, RUN_STATE.subject(bus.run))
+        record = await read_last(bus, RUN_STATE)
         return json.loads(record.data) if record is not None else {}
 
     async def shows_the_actor() -> bool:

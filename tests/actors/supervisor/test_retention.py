@@ -17,7 +17,6 @@ from asyncrl.run.purge import purge
 from asyncrl.state.live_facts import AHEAD
 from harness.stage import Stage, until
 from topics.secrets import SECRET_MADE, SecretMade
-from topics.topic import SECRETS
 
 DAY_S, YEAR_S = 86_400.0, 365 * 86_400.0
 START_S = 1e9
@@ -96,6 +95,6 @@ async def test_a_supervisor_erases_nothing_behind_a_jump_nor_what_the_server_sto
     known = msgspec.json.decode(context.files.clock.read_bytes())
     context.files.clock.write_bytes(msgspec.json.encode(known | {"wall_s": known["wall_s"] - YEAR_S}))
     assert await looked() > YEAR_S - DAY_S
-    assert await read_last(bus, SECRETS, SECRET_MADE.pattern(bus.run)) is not None
+    assert await read_last(bus, SECRET_MADE) is not None
     tomorrow = time.strftime("%Y%m%d", time.gmtime(time.time() + DAY_S))
     assert (await purge(bus, "", tomorrow, "retention")).keys == [secret]

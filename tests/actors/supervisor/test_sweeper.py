@@ -32,7 +32,7 @@ from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.places import Experts
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
-from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, PROMPTS, Stream, Topic
+from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, Stream, Topic
 from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_FAILED,
@@ -65,7 +65,7 @@ async def snapshot(bus: Bus) -> Record:
     last = (await stream_states(bus, [BATCHES]))["BATCHES"]["last_seq"]
     headers = {WRITER: "test", EXPECT_LAST: str(last)}
     await publish(bus, KeeperSnapshot("format", {}, secrets.token_bytes(250)), topic=SNAPSHOT, headers=headers)
-    newest = await read_last(bus, BATCHES, SNAPSHOT.subject(bus.run))
+    newest = await read_last(bus, SNAPSHOT)
     assert newest is not None
     return newest
 
@@ -86,7 +86,7 @@ async def test_the_blobs_of_the_newest_two_snapshots_stay(bus: Bus, stage: Calla
 
     for record in newest:
         assert len(await body_of(bus, record)) > 250
-    assert await read_last(bus, BATCHES, SNAPSHOT.subject(bus.run)) == newest[-1]
+    assert await read_last(bus, SNAPSHOT) == newest[-1]
     assert old[0].sequence == 1
 
 
@@ -121,8 +121,8 @@ async def test_chunks_without_a_message_go_once_nothing_is_under_way(
         await until(only_needed, "what nothing names is purged, in both streams")
     assert asyncio.get_running_loop().time() > began + 2 * 0.5  # and not before its message could have come
 
-    for stream, topic in ((PROMPTS, PROMPT_ISSUED), (BATCHES, BATCH_PACKED)):
-        record = await read_last(bus, stream, topic.pattern(bus.run))
+    for topic in (PROMPT_ISSUED, BATCH_PACKED):
+        record = await read_last(bus, topic)
         assert record is not None
         assert BLOB in record.headers
         await body_of(bus, record)
@@ -209,7 +209,7 @@ async def test_chunks_of_a_publisher_killed_before_its_message_go_and_those_of_o
 
     async with trimming(play, bus):
         await until(only_whole, "the chunks that no message names are purged")
-    record = await read_last(bus, topic.stream, topic.pattern(bus.run))
+    record = await read_last(bus, topic)
     assert record is not None
     assert topic is PROGRESS_STORED or await body_of(bus, record) == encode(message)
     await check_beside(bus, record)
