@@ -238,6 +238,8 @@ def _add_sessions_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--versions", type=int, default=20, help="of a window (default: 20)")
     words = "from one step to the next, or longer where a version takes longer (default: 2)"
     parser.add_argument("--every-s", type=float, default=2.0, metavar="SECONDS", help=words)
+    words = "no steps: all versions have the weights of the first, and nothing beside them stops the server"
+    parser.add_argument("--still", action="store_true", help=words)
     _add_server_options(parser)
     parser.add_argument("--device", default="cpu", help="of the trainer: cpu (default), cuda or cuda:N")
     parser.add_argument("--gpus", type=int, nargs="*", default=[], metavar="N", help="of the server")

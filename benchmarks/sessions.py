@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import statistics
 import sys
 import time
@@ -23,6 +24,7 @@ from benchmarks.talks import CONTEXT, Reply, gateway_key, percentile
 from benchmarks.updates import STREAM_TOKENS, Served, Updates
 
 _DEADLINE_S = 900.0
+_AFTER_S = 1.0  # behind `engine.ready` that streams may still be silent for the update's sake
 
 
 class Traffic(NamedTuple):
@@ -34,14 +36,18 @@ class Traffic(NamedTuple):
     tokens: int  # of a reply
     versions: int
     every_s: float  # seconds from one step to the next, or longer where a version takes longer
+    still: bool  # no steps: all versions have the weights of the first
+
+
+Times = list[tuple[float, float]]  # begins and ends, of the monotonic clock
 
 
 async def bench_sessions(*, way: str, updates: list[str], **options: Any) -> dict[str, float]:
     """Measure a window through the gateway and one straight to the engine, for each kind of update.
 
-    In both of them so many versions follow one another, a step of the trainer before each. Sessions of three turns
-    follow one another without a pause; all replies are streamed, in events of so many tokens in both windows. Straight,
-    a session sends the ids that its messages have, behind those of the turns before.
+    In both of them so many versions follow one another, a step of the trainer before each unless it is still. Sessions
+    of three turns follow one another without a pause; all replies are streamed, in events of so many tokens in both
+    windows. Straight, a session sends the ids that its messages have, behind those of the turns before.
 
     Args:
         way: of the versions, see `Served`.
@@ -50,7 +56,10 @@ async def bench_sessions(*, way: str, updates: list[str], **options: Any) -> dic
 
     Returns:
         The kind of update in front: tokens/s of both windows and their share, what failed, milliseconds to the first
-        text and longest time between two events, of both; and medians of what the engine says of its pauses.
+        text and from the last one to the end of the reply, and longest times between two events of a stream, of both;
+        and medians of what the engine says of its pauses. Of the times between two events those are told apart that
+        touch an update (from `engine.updating` to a second behind `engine.ready`), of the others those that touch a
+        step of the trainer, and the rest.
 
     Raises:
         BenchError: an actor or a client fell.
@@ -93,7 +102,7 @@ async def _measured(run: Updates, served: Served, traffic: Traffic) -> dict[str,
 
 
 async def _window(run: Updates, crowd: Crowd, traffic: Traffic) -> dict[str, float]:
-    stage, pauses = run.stage, []
+    stage, pauses, updates, steps = run.stage, list[float](), Times(), Times()
     async with contextlib.AsyncExitStack() as stack:
         processes = []
         for number in range(traffic.clients):
@@ -103,18 +112,23 @@ async def _window(run: Updates, crowd: Crowd, traffic: Traffic) -> dict[str, flo
             await stage.until(_begun(process), _DEADLINE_S)
         cpu_s, began = stage.cpu_s(), time.monotonic()
         for number in range(len(run.versions), len(run.versions) + traffic.versions):
-            due = time.monotonic() + traffic.every_s
-            await run.step()
+            stepped = time.monotonic()
+            due = stepped + traffic.every_s
+            if not traffic.still:
+                await run.step()
             await run.copy()
+            steps.append((stepped, time.monotonic()))
             version = await run.announce(number)
             pauses.append((await run.loaded(version)).pause_s)
+            updates.append((run.updating[version.key], run.ready[version.key][1] + _AFTER_S))
             await run.prune(version)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
         ended, used = time.monotonic(), stage.cpu_s()
         replies = [reply for process in processes for reply in await stage.until(_replies(process), _DEADLINE_S)]
     cores = sum(used[name] - cpu_s[name] for name in used if name.startswith("gateway")) / (ended - began)
     counts = {"updates": float(traffic.versions), "pause_p50_s": statistics.median(pauses), "gateway_cores": cores}
-    return summed(replies, began, ended) | counts
+    asked = [one for one in replies if began <= one.asked_s < ended]
+    return summed(replies, began, ended) | silences(asked, updates, steps) | counts
 
 
 @contextlib.asynccontextmanager
@@ -149,11 +163,26 @@ def summed(replies: list[Reply], began: float, ended: float) -> dict[str, float]
     asked = [one for one in replies if began <= one.asked_s < ended]
     whole = [one for one in asked if not one.failed]
     first_ms = [1e3 * one.first_s for one in whole]
+    end_ms = [1e3 * (one.asked_s + one.whole_s - one.came[-1][0]) for one in whole if one.came]
     return {
         "tokens_per_s": tokens / (ended - began),
         "requests": float(len(asked)),
         "failed": float(sum(one.failed for one in asked)),
         "first_token_p50_ms": percentile(first_ms, 0.5),
         "first_token_p99_ms": percentile(first_ms, 0.99),
+        "last_to_end_p50_ms": percentile(end_ms, 0.5),
+        "last_to_end_p99_ms": percentile(end_ms, 0.99),
         "longest_silence_s": max((one.silence_s for one in whole), default=float("nan")),
     }
+
+
+def silences(replies: list[Reply], updates: Times, steps: Times) -> dict[str, float]:
+    """Longest times between two texts of a whole reply: that touch an update, of the others a step, and the rest."""
+    pairs = (pair for one in replies if not one.failed for pair in itertools.pairwise(one.came))
+    found = {"silence_at_update_s": 0.0, "silence_at_step_s": 0.0, "silence_besides_s": 0.0}
+    for (began, _), (ended, _) in pairs:
+        if ended - began > min(found.values()):  # only few are looked at closely
+            touched = (any(first < ended and began < last for first, last in times) for times in (updates, steps))
+            name = next((name for name, touches in zip(found, touched, strict=False) if touches), "silence_besides_s")
+            found[name] = max(found[name], ended - began)
+    return found

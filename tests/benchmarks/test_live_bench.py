@@ -6,7 +6,7 @@ from benchmarks import live as live_bench
 from benchmarks.gateway import bench_gateway
 from benchmarks.goals import goals_of
 from benchmarks.live import bench_live, summed
-from benchmarks.sessions import bench_sessions
+from benchmarks.sessions import bench_sessions, silences
 from benchmarks.sessions import summed as summed_sessions
 from benchmarks.talks import Reply, percentile
 
@@ -37,7 +37,7 @@ async def test_sessions_go_on_through_the_gateway_and_straight_while_versions_co
     served = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": "", "device": "cpu", "gpus": []}
     traffic = {"sessions": 4, "gateways": 1, "clients": 2, "tokens": 16, "versions": 2, "every_s": 1.0}
 
-    figures = await bench_sessions(way="files", updates=["resume"], size=(4, 64), **served, **traffic)
+    figures = await bench_sessions(still=True, way="files", updates=["resume"], size=(4, 64), **served, **traffic)
 
     assert (figures["resume_gateway_failed"], figures["resume_gateway_updates"]) == (0, 2)
     assert figures["resume_gateway_tokens_per_s"] > 0
@@ -52,6 +52,18 @@ def test_tokens_count_where_they_came_and_silence_between_them():
 
     assert (figures["tokens_per_s"], figures["requests"], figures["failed"]) == (12.0, 2.0, 1.0)
     assert (figures["first_token_p50_ms"], figures["longest_silence_s"]) == (1000.0, 2.5)
+    assert figures["last_to_end_p50_ms"] == pytest.approx(100.0)
+
+
+def test_silences_are_told_apart_by_what_they_touch():
+    gaps = Reply(0.0, 9.0, [(at, 8) for at in (0.0, 0.5, 1.5, 3.5, 3.8, 4.7, 5.0)], 200, broken=False)
+    failed = Reply(0.0, 9.0, [(0.0, 8), (9.0, 8)], 200, broken=True)
+
+    figures = silences([gaps, failed], updates=[(1.0, 1.2), (3.9, 4.0)], steps=[(1.1, 2.0), (4.6, 4.9)])
+
+    assert figures["silence_at_update_s"] == 1.0
+    assert figures["silence_at_step_s"] == 2.0
+    assert figures["silence_besides_s"] == 0.5
 
 
 def test_what_fails_is_counted_and_not_timed():
