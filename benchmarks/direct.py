@@ -10,13 +10,14 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
-from benchmarks.load import NEW, PROMPT, Load, Update, silence, transition
+from benchmarks.load import NEW, PROMPT, Events, Load, Update, silence, transition
 from benchmarks.random_model import SHAPES
 from benchmarks.stage import BenchError, report
 from benchmarks.updates import Served, Updates
 
 _LOADED_S = {"sglang": 20.0, "embedded": 3.0}  # for the requests to run
-_AFTER_S = 2.0  # that are looked at behind an update
+_AFTER_S = 2.0  # that are looked at behind an update, and up to `_LONGEST_S` while too few requests have gone on
+_LONGEST_S, _LOOK_S = 5.0, 0.25
 _WARM = 1  # versions that are not counted
 
 
@@ -35,7 +36,7 @@ async def bench_direct(
     Returns:
         Medians, the way and the update in front. Seconds from the end of a step until the next one may begin
         (`copy_s`), by which the next step is later (`standstill_s`), from the end of a step to the announcement, to
-        `engine.ready`, and until 90 of 100 requests sample by the new version (`new_90_s`); of these by the engine
+        `engine.ready`, and until 90 of 100 requests sample by the new version (`new_90_s`); of this by the engine
         (`fetch_s`; `update_s` from `engine.updating` to `engine.ready`, `pause_s` of it from abort or pause until the
         server samples again, of that `hold_s` until it has stopped, and `load_s`); from `engine.updating` until 95 of
         100 requests have a token again (`again_s`); longest times without a token, of all requests together
@@ -101,7 +102,7 @@ async def _round(
 ) -> tuple[str, dict[str, float]]:
     """A step, its version, and the next step beside it, unless there is to be none; returns the way that it took."""
     await updates.step()
-    await load.events()
+    events = await load.events()
     ended = time.monotonic()
     await updates.copy()
     copied = time.monotonic()
@@ -109,10 +110,8 @@ async def _round(
     beside_s = await updates.step() if alone_s is not None else None
     message = await announcing
     ready = await updates.loaded(message)
-    await asyncio.sleep(_AFTER_S)
-    until = time.monotonic()
-    update = Update(number, ended, updates.updating[message.key], updates.ready[message.key][1], until)
-    events = await load.events()
+    update = Update(number, ended, updates.updating[message.key], updates.ready[message.key][1])
+    moved = await _moved(load, events, update, in_place=served.update == "in_place")
     await updates.prune(message)
     found = {
         "copy_s": copied - ended,
@@ -122,9 +121,18 @@ async def _round(
     if beside_s is not None and alone_s is not None:
         found["standstill_s"] = copied - ended + beside_s - alone_s
     found |= {name: getattr(ready, name) for name in ("fetch_s", "update_s", "pause_s", "hold_s", "load_s")}
-    found |= silence(events, update.updating - 0.5, min(until, update.ready + _AFTER_S))
-    found |= transition(events, update, running=served.running, in_place=served.update == "in_place")
+    found |= silence(events, update.updating - 0.5, update.ready + _AFTER_S) | moved
     return ready.direct or ("a difference" if ready.delta else "files"), found
+
+
+async def _moved(load: Load, events: Events, update: Update, *, in_place: bool) -> dict[str, float]:
+    """Follow the requests until most of them have gone on; their events come behind the others."""
+    while True:
+        await asyncio.sleep(_LOOK_S)
+        events.extend(await load.events())
+        passed_s, found = time.monotonic() - update.ready, transition(events, update, in_place=in_place)
+        if passed_s >= _AFTER_S and (found.keys() >= {"again_s", "new_90_s"} or passed_s >= _LONGEST_S):
+            return found
 
 
 def _words(about: str, figures: dict[str, float]) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -35,7 +36,10 @@ from topics.trajectories import Answer
 from topics.wire import decode
 
 PROMPT, NEW = 128, 1_000  # tokens of a request; `NEW` are the most, half of them the least
-PROBES = 16  # requests whose every token is reported; the others tell of 16 at a time
+PROBES = 16  # requests whose every token is reported
+_PORTION = 16  # tokens that the others tell of at a time
+BEGAN = -1  # in place of a version: a request was sent, and has no token
+_WAITED_S = 1.0  # longer than a server needs for all prompts: whoever has no token then waits for room in its cache
 _NEWS = (ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE)
 
 
@@ -51,11 +55,17 @@ class LoadSettings(msgspec.Struct):
 
 
 class Events(msgspec.Struct):
-    """When tokens came, for which request, and by which version; columns of one length."""
+    """When tokens came, for which request, and by which version, or when a request `BEGAN`; columns of one length."""
 
     times: list[float] = []
     requests: list[int] = []
     versions: list[int] = []
+
+    def note(self, request: int, version: int) -> None:
+        """Add one of this moment."""
+        self.times.append(time.monotonic())
+        self.requests.append(request)
+        self.versions.append(version)
 
     def extend(self, others: Events) -> None:
         """Add others behind these."""
@@ -71,7 +81,6 @@ class Update(NamedTuple):
     stepped: float  # end of the step that made it
     updating: float  # `engine.updating`
     ready: float  # `engine.ready`
-    until: float  # what is looked at
 
 
 class Load:
@@ -109,9 +118,12 @@ class Load:
 def silence(events: Events, since: float, until: float) -> dict[str, float]:
     """Longest time without a token: of all requests together, and of one, median and most over the probes."""
     seen: dict[int, list[float]] = {}
-    times = [at for at in events.times if since <= at <= until]
-    for at, request in zip(events.times, events.requests, strict=True):
-        if request < PROBES and since <= at <= until:
+    times = []
+    for at, request, version in zip(events.times, events.requests, events.versions, strict=True):
+        if version == BEGAN or not since <= at <= until:
+            continue
+        times.append(at)
+        if request < PROBES:
             seen.setdefault(request, []).append(at)
     each = [_longest(one) for one in seen.values()] or [0.0]
     return {
@@ -121,25 +133,64 @@ def silence(events: Events, since: float, until: float) -> dict[str, float]:
     }
 
 
-def transition(events: Events, update: Update, *, running: int, in_place: bool) -> dict[str, float]:
+def transition(events: Events, update: Update, *, in_place: bool) -> dict[str, float]:
     """Seconds until most requests have a token again, and until they have one of the new version.
 
-    A request that goes on where it was tells of 16 tokens at a time: there the probes alone say when it has one again.
+    Counted are those that had tokens when the update began, and went on behind it: neither one that waited for room in
+    the server's cache, nor one that ended meanwhile. A request that goes on where it was tells of 16 tokens at a time:
+    there the probes alone say when it has one again.
+
+    Args:
+        events: the newest of each request before the update among them.
+
+    Returns:
+        `generating`, the number of those counted; `waiting`, of those that had no token; `waited`, of those counted
+        that had none again 1 s behind the update; `again_s` and `new_90_s`, unless too few came so far.
     """
-    again: set[int] = set()
-    new: set[int] = set()
-    figures: dict[str, float] = {}
-    counted = min(PROBES, running) if in_place else running
+    # A token of the old version may come late from a request that was aborted.
+    gone_on = _in_place if in_place else _by_new
+    generating, others = _generating(events, update, gone_on)
+    counted = {request for request in generating if request < PROBES} if in_place else generating
+    again: dict[int, float] = {}
+    new: dict[int, float] = {}
     for at, request, version in zip(events.times, events.requests, events.versions, strict=True):
-        if at > update.ready and request < counted:
-            again.add(request)
-            if len(again) >= 0.95 * counted:
-                figures.setdefault("again_s", at - update.updating)
-        if version >= update.version and at > update.stepped:
-            new.add(request)
-            if len(new) >= 0.9 * running:
-                figures.setdefault("new_90_s", at - update.stepped)
+        if gone_on(update, at, version) and request in counted:
+            again.setdefault(request, at)
+        if _by_new(update, at, version) and request in generating:
+            new.setdefault(request, at)
+    soon = sum(at <= update.ready + _WAITED_S for at in again.values())
+    figures = {"generating": float(len(generating)), "waiting": float(others), "waited": float(len(counted) - soon)}
+    for name, firsts, most, share, since in (
+        ("again_s", again, counted, 0.95, update.updating),
+        ("new_90_s", new, generating, 0.9, update.stepped),
+    ):
+        if most and len(firsts) >= (least := math.ceil(share * len(most))):
+            figures[name] = sorted(firsts.values())[least - 1] - since
     return figures
+
+
+def _in_place(update: Update, at: float, version: int) -> bool:
+    return at > update.ready and version != BEGAN
+
+
+def _by_new(update: Update, at: float, version: int) -> bool:
+    return version >= update.version
+
+
+def _generating(events: Events, update: Update, gone_on: Callable[[Update, float, int], bool]) -> tuple[set[int], int]:
+    """Return the requests that had tokens when an update began and went on behind it, and how many had none."""
+    newest: dict[int, int] = {}  # version of the newest event of each before the update
+    ended = set()
+    again = set()
+    for at, request, version in zip(events.times, events.requests, events.versions, strict=True):
+        if at <= update.updating:
+            newest[request] = version
+        elif version == BEGAN and request not in again:
+            ended.add(request)
+        elif gone_on(update, at, version):
+            again.add(request)
+    having = {request for request, version in newest.items() if version != BEGAN}
+    return having - ended, len(newest) - len(having)
 
 
 def _longest(times: list[float]) -> float:
@@ -155,10 +206,7 @@ class _Noted(Watch):
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """See `Watch`."""
         if tokens:
-            events = self._requests.events
-            events.times.append(time.monotonic())
-            events.requests.append(self._number)
-            events.versions.append(int(self._answer.versions[-1]))
+            self._requests.events.note(self._number, int(self._answer.versions[-1]))
 
 
 class _Requests:
@@ -167,7 +215,8 @@ class _Requests:
     def __init__(self, settings: LoadSettings, fleet: Fleet) -> None:
         self.events = Events()
         model, counts = ModelInfo("any", settings.vocabulary, PROMPT + 2 * NEW), dict[str, float]()
-        manner = Manner(in_place=settings.in_place)
+        # The rest of an aborted request is streamed, however short: else its first token would be seen with its last.
+        manner = Manner(portion=_PORTION, in_place=settings.in_place)
         self._common = Generator(fleet, model, str, counts=counts, manner=manner)
         self._probing = Generator(fleet, model, str, counts=counts, manner=manner._replace(portion=1))
         self._vocabulary = settings.vocabulary
@@ -180,6 +229,7 @@ class _Requests:
             ids = rng.integers(3, self._vocabulary, PROMPT).astype(np.int32)
             sampling = SamplingParams(int(rng.integers(NEW // 2, NEW)), ignore_eos=True)
             answer = Answer("generate", "", done=False)
+            self.events.note(number, BEGAN)
             await generator.generate(ids, sampling, answer=answer, watch=_Noted(number, answer, self))
 
 

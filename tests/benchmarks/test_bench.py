@@ -18,7 +18,7 @@ from benchmarks.bus import Sizes, bench_bus
 from benchmarks.goals import goals_of
 from benchmarks.history import bench_history
 from benchmarks.learner import bench_learner, mixed_lengths
-from benchmarks.load import PROBES, Events, Update, silence, transition
+from benchmarks.load import BEGAN, PROBES, Events, Update, silence, transition
 from benchmarks.megatron import bench_megatron
 from benchmarks.pipeline import bench_pipeline
 from benchmarks.recovery import of_long_logs
@@ -107,22 +107,32 @@ async def test_answers_that_crossed_updates_are_rescored_under_the_versions_that
     assert figures["crossed_mean_abs_nats"] < 1e-5 < 1e-3 < figures["neighbour_mean_abs_nats"]
 
 
+# Three requests that tell of every token, one that tells of some, and one that waits, when the update begins at 10.2.
+# It is over at 10.6; meanwhile request 2 ends, and the next one in its place begins; a token of before comes late.
+SEEN = [(9.9, 3, BEGAN), (10.0, 0, 0), (10.0, 2, 0), (10.1, 1, 0), (10.1, PROBES, 0), (10.4, 2, BEGAN)]
+SEEN += [(10.65, 1, 0), (10.7, 0, 1), (10.7, 2, 1), (10.8, 1, 1), (10.9, 3, 1), (11.9, PROBES, 1)]
+UPDATE = Update(version=1, stepped=9.0, updating=10.2, ready=10.6)
+
+
+def events_of(seen: list[tuple[float, int, int]]) -> Events:
+    return Events(*map(list, zip(*seen, strict=True)))
+
+
 def test_the_standstill_of_an_update_is_that_of_the_requests_whose_every_token_is_seen():
-    # Two requests that tell of every token, and one that tells of some; the update is at 10.2, and over at 10.6.
-    seen = [(10.0, 0, 0), (10.1, 1, 0), (10.3, PROBES, 0), (10.7, 0, 1), (10.8, 1, 1), (11.9, PROBES, 1)]
-    events = Events(*map(list, zip(*seen, strict=True)))
-    update = Update(version=1, stepped=9.0, updating=10.2, ready=10.6, until=13.0)
+    still = silence(events_of(SEEN), 9.5, 13.0)
 
-    still = silence(events, 9.5, 13.0)
-    moved = transition(events, update, running=PROBES + 1, in_place=True)
+    assert still["silence_s"] == pytest.approx(1.0)
+    assert still["request_silence_s"] == pytest.approx(0.625)
 
-    assert still["silence_s"] == pytest.approx(1.1)
-    assert still["request_silence_s"] == pytest.approx(0.7)
-    assert moved == {}  # of 16 that are looked at two came
-    assert transition(events, update, running=2, in_place=True) == {
-        "again_s": pytest.approx(0.6),
-        "new_90_s": pytest.approx(1.8),
-    }
+
+def test_requests_that_had_tokens_when_an_update_began_and_went_on_have_one_again():
+    resumed, in_place = (transition(events_of(SEEN), UPDATE, in_place=way) for way in (False, True))
+
+    moved = {"new_90_s": pytest.approx(2.9)}
+    assert resumed == {"generating": 3, "waiting": 1, "waited": 1, "again_s": pytest.approx(1.7)} | moved
+    assert in_place == {"generating": 3, "waiting": 1, "waited": 0, "again_s": pytest.approx(0.5)} | moved
+    early = transition(events_of(SEEN[:-1]), UPDATE, in_place=False)
+    assert early == {"generating": 3, "waiting": 1, "waited": 1}  # two of the three have a token
 
 
 def test_mixed_lengths_fill_a_step():
