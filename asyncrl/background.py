@@ -13,11 +13,7 @@ class BackgroundTasks:
     """The background tasks of one owner."""
 
     def __init__(self, on_fault: Callable[[BaseException], None] | None = None) -> None:
-        """
-        Args:
-            on_fault: is given what a task raises; None leaves that to the log of the event loop.
-        """
-        self._on_fault = on_fault
+        self._on_fault = on_fault  # is given what a task raises; None leaves that to the log of the event loop
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -31,12 +31,8 @@ class Frames:
     """Cuts a stream of bytes into frames."""
 
     def __init__(self, most_bytes: int = (1 << 32) - 1) -> None:
-        """
-        Args:
-            most_bytes: of one frame.
-        """
         self._rest = bytearray()
-        self._most_bytes = most_bytes
+        self._most_bytes = most_bytes  # of one frame
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The frames that `data` completes.

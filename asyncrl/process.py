@@ -141,12 +141,8 @@ class ChildProcess:
     """A process that this one started, tied to it; signals to one that has ended are no error."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path | None = None, logged: int = 0) -> None:
-        """
-        Args:
-            log: holds what it prints, behind the first `logged` bytes.
-        """
         self.process = process
-        self._log = log
+        self._log = log  # holds what it prints, behind the first `logged` bytes
         self._logged = logged
 
     @classmethod

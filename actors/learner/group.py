@@ -33,12 +33,8 @@ class GroupLost(ActorDown):
     """A rank died or is silent, and with it the group."""
 
     def __init__(self, reason: str, rank: int | None = None) -> None:
-        """
-        Args:
-            rank: the one whose card is missing, where that is the reason.
-        """
         super().__init__(reason)
-        self.rank = rank
+        self.rank = rank  # the one whose card is missing, where that is the reason
 
 
 class TrainerGroup(Protocol):

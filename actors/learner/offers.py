@@ -28,12 +28,8 @@ class Offers:
     """
 
     def __init__(self, context: Context, share: Callable[[], Awaitable[bytes]]) -> None:
-        """
-        Args:
-            share: returns the tensors in memory, as `weights.offered` has them.
-        """
         self._context = context
-        self._share = share
+        self._share = share  # returns the tensors in memory, as `weights.offered` has them
         self._key = ""  # of the version that may be read
         self._readers: dict[str, float] = {}  # engines, and until when
         self._news = asyncio.Event()

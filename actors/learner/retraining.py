@@ -106,16 +106,11 @@ class Retraining:
     """Takes a trainer through the batches of a run once more."""
 
     def __init__(self, bus: Bus, log: TrainingLog, trainer: Trainer, config: Config, files: RunFiles) -> None:
-        """
-        Args:
-            trainer: with the model as it was before the run.
-            config: settings of the replay: where they differ from those of the run, its objectives do.
-        """
         self.step = config.origin  # newest step in the weights
         self._bus = bus
         self._log = log
-        self._trainer = trainer
-        self._config = config
+        self._trainer = trainer  # with the model as it was before the run
+        self._config = config  # settings of the replay: where they differ from those of the run, its objectives do
         self._files = files
         self._recorded = files.read_config()
         self._teacher = TeacherServer(config, files, patience_s=_PATIENCE_S) if config.learner.teacher.url else None

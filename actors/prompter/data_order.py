@@ -42,11 +42,7 @@ class DataOrder:
     """Notes the rows of every issue while the logs are read, and compares them with the data once they were."""
 
     def __init__(self, ledger: Ledger, config: Config, base: Path, *, own_code: bool = True) -> None:
-        """
-        Args:
-            own_code: whether to import the functions that the run's user wrote.
-        """
-        self._own_code = own_code
+        self._own_code = own_code  # whether to import the functions that the run's user wrote
         self._ledger = ledger
         self._config = config
         self._base = base

@@ -98,12 +98,8 @@ class SupervisorFold(TrimmerFold):
     state: SupervisorState
 
     def __init__(self, config: Config, on_started: Callable[[str], None] = lambda _actor_id: None) -> None:
-        """
-        Args:
-            on_started: called with the id of an actor whose process has published its start.
-        """
         super().__init__(config)
-        self._announce_start = on_started
+        self._announce_start = on_started  # called with the id of an actor whose process has published its start
         self.state = SupervisorState(self.state.asked_after)
         self._engines, self._lent = config.engine, lent_pools(config)
         self._steps = config.learner.steps

@@ -67,15 +67,10 @@ class Trimmer:
     """Examines the streams once a second, and purges what the logs show to be needless."""
 
     def __init__(self, context: Context, keeper: Keeper, fold: TrimmerFold) -> None:
-        """
-        Args:
-            keeper: of the supervisor's own log, with the trimmer's inputs among its own.
-            fold: that this keeper folds them into.
-        """
-        self.fold = fold
+        self.fold = fold  # that this keeper folds them into
         self._context = context
         self._bus = context.bus
-        self._keeper = keeper
+        self._keeper = keeper  # of the supervisor's own log, with the trimmer's inputs among its own
         self._trims = context.config.nats.keep == "checkpoint"
         self._store = FileStore(context.files.weights)
         self._sweeper = Sweeper(context)

@@ -21,14 +21,9 @@ class Liveness:
     """Times at which each actor last published new vital signs, as its log has it."""
 
     def __init__(self, bus: Bus, silence_s: float, on_silent: Callable[[str], None]) -> None:
-        """
-        Args:
-            silence_s: seconds without a vital sign after which an actor counts as frozen.
-            on_silent: called with the actor's id, once per silence.
-        """
         self._bus = bus
-        self._silence_s = silence_s
-        self._on_silent = on_silent
+        self._silence_s = silence_s  # seconds without a vital sign after which an actor counts as frozen
+        self._on_silent = on_silent  # called with the actor's id, once per silence
         self._seen_at: dict[str, float] = {}
         self._newest: dict[str, int] = {}  # sequence of the newest vital signs of each actor
 

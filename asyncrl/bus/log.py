@@ -66,18 +66,13 @@ class LogReader:
         newest: bool = False,
         paced: int = 0,
     ) -> None:
-        """
-        Args:
-            newest: begin with the newest message of each subject.
-            paced: hand on so many messages, and then no more than `more` allows; 0 for all as they come.
-        """
         self._bus = bus
         self.stream = stream
         self._on_record = on_record
         self._subjects = list(subjects)
         self._headers_only = headers_only
-        self._newest = newest
-        self._paced = paced
+        self._newest = newest  # begin with the newest message of each subject
+        self._paced = paced  # hand on so many messages, and then no more than `more` allows; 0 for all as they come
         self.last = after  # sequence of the newest message handed on
         self.caught_up = asyncio.Event()
         self._news = asyncio.Event()  # a message was handed on, or the end was found

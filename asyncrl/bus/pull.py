@@ -67,12 +67,8 @@ class Puller:
         on_lost: Callable[[str], None] | None = None,
         leased: bool = False,
     ) -> None:
-        """
-        Args:
-            leased: messages are work under a lease: what is on its way when this is closed is given back.
-        """
         self._bus = bus
-        self._leased = leased
+        self._leased = leased  # messages are work under a lease: what is on its way when this is closed is given back
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         self._inbox = ""
         self._on_message = on_message

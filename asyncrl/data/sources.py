@@ -205,12 +205,8 @@ class MixedSource:
     """Rows of several data in turn. Each has its own order, as if it were alone."""
 
     def __init__(self, parts: Sequence[DataSource], turns: Sequence[int]) -> None:
-        """
-        Args:
-            turns: numbers of the parts in whose turn rows are taken, again and again.
-        """
         self._parts = parts
-        self._turns = turns
+        self._turns = turns  # numbers of the parts in whose turn rows are taken, again and again
         ends = [self._end(part, source.rows_per_epoch) for part, source in enumerate(parts) if source.rows_per_epoch]
         self.rows_per_epoch: int | None = min(ends, default=None)  # places before the first row that comes again
 

@@ -36,15 +36,10 @@ class Batcher:
     def __init__(
         self, open_request: Opener, abort: Callable[[str], Awaitable[None]] | None, address: str, silent_s: float
     ) -> None:
-        """
-        Args:
-            abort: ends the request of an id; None where closing its connection does, and each travels alone.
-            silent_s: seconds without a token after which a generation has failed.
-        """
         self._open = open_request
-        self._abort = abort
+        self._abort = abort  # ends the request of an id; None where closing its connection does, and each travels alone
         self._address = address
-        self._silent_s = silent_s
+        self._silent_s = silent_s  # seconds without a token after which a generation has failed
         self._gathered: list[Member] = []
         self._waiting: set[Member] = set()
         self._timer: asyncio.TimerHandle | None = None  # of the one that has been silent for longest

@@ -117,18 +117,13 @@ class EngineClient:
         generate_timeout_s: float = 1800.0,
         control_timeout_s: float = 60.0,
     ) -> None:
-        """
-        Args:
-            generate_timeout_s: seconds without a token after which a generation has failed.
-            control_timeout_s: seconds that any other call may take.
-        """
         self.address = address.rstrip("/")
         self._headers = {"Content-Type": "application/json"}
         if api_key is not None:
             self._headers["Authorization"] = f"Bearer {api_key}"
         self._connections = connections
-        self._generate_timeout_s = generate_timeout_s
-        self._control_timeout_s = control_timeout_s
+        self._generate_timeout_s = generate_timeout_s  # seconds without a token after which a generation has failed
+        self._control_timeout_s = control_timeout_s  # seconds that any other call may take
         self._session: aiohttp.ClientSession | None = None
         abort = None if self.leaves else self.abort
         self._batcher = Batcher(self._open, abort, self.address, generate_timeout_s)

@@ -305,16 +305,11 @@ class _Labels:
     """The weights that the tokens of one request come from."""
 
     def __init__(self, key: str, *, in_place: bool) -> None:
-        """
-        Args:
-            key: of the weights that are asked for; "" for any.
-            in_place: newer ones of their lineage may follow.
-        """
         self.wrong = ""  # label of tokens from other weights: no version can vouch for them
         self.changed = False  # newer weights went on with the request
         self.stands: Callable[[], bool] | None = None  # whether the prompt's weights are those of its first token
-        self._key = key
-        self._in_place = in_place
+        self._key = key  # of the weights that are asked for; "" for any
+        self._in_place = in_place  # newer ones of their lineage may follow
 
     def read(self, chunk: Chunk) -> str:
         """Return the key of the weights that new tokens come from; "" for wrong ones."""

@@ -104,14 +104,10 @@ class Router:
     """
 
     def __init__(self, arguments: list[str], log_file: Path, key_file: Path, start_deadline_s: float) -> None:
-        """
-        Args:
-            key_file: gets a new key, which the router asks for.
-        """
         self.address = ""  # known once it has started
         self._arguments = arguments
         self._log_file = log_file
-        self._key_file = key_file
+        self._key_file = key_file  # gets a new key, which the router asks for
         self._deadline_s = start_deadline_s
         self._process: ChildProcess | None = None
         self._session: aiohttp.ClientSession | None = None

@@ -22,16 +22,10 @@ class Staging:
     """The process that holds the version of one server beside it, and what it holds."""
 
     def __init__(self, device: str, environment: Mapping[str, str], log_file: Path, deadline_s: float) -> None:
-        """
-        Args:
-            device: "cpu" or "cuda".
-            environment: with which the process sees the server's GPU.
-            deadline_s: of a copy.
-        """
-        self._device = device
-        self._environment = environment
+        self._device = device  # "cpu" or "cuda"
+        self._environment = environment  # with which the process sees the server's GPU
         self._log_file = log_file
-        self._deadline_s = deadline_s
+        self._deadline_s = deadline_s  # of a copy
         self.spare = 0  # bytes of the GPU that must stay free
         self._starting: asyncio.Task[SenderProcess] | None = None
         self._failures = 0  # one after the other

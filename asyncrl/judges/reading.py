@@ -19,14 +19,10 @@ class CaseReader:
     """Reads what a judge is shown of a turn."""
 
     def __init__(self, bus: Bus, tokenizer: TaskTokenizer, *, most_tokens: int) -> None:
-        """
-        Args:
-            most_tokens: of the prompt its last, of the evidence its first, of the reply its first.
-        """
         self._bus = bus
         self._turns = TurnReader(bus)
         self._tokenizer = tokenizer
-        self._most = most_tokens
+        self._most = most_tokens  # of the prompt its last, of the evidence its first, of the reply its first
 
     async def case(self, ready: TurnReady) -> tuple[Case, str]:
         """Return the texts of a turn, and the data keys of all of them.

@@ -94,16 +94,11 @@ class CallText:
     """Tells calls of tools from the text of a reply; what may begin a call waits for what follows."""
 
     def __init__(self, form: ToolFormat | None, turn: str) -> None:
-        """
-        Args:
-            form: None where the request has no tools: all is text.
-            turn: its id, which ids of calls are made of.
-        """
         self.text = ""  # all of it so far, without calls
         self.calls: list[Call] = []
         self.invalid = 0  # texts between the tags of a call that are none
-        self._form = form
-        self._turn = turn
+        self._form = form  # None where the request has no tools: all is text
+        self._turn = turn  # its id, which ids of calls are made of
         self._waiting = ""
         self._inside = False
 

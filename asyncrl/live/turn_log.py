@@ -81,15 +81,9 @@ class TurnLog:
     """A fold of turns, as far back as there is room."""
 
     def __init__(self, conversations: Conversations, *, most_tokens: int, retry_s: float) -> None:
-        """
-        Args:
-            conversations: is given each history.
-            most_tokens: of all histories, prompts and replies.
-            retry_s: seconds for which a retry goes on with an ended turn.
-        """
-        self._conversations = conversations
-        self._most = most_tokens
-        self._retry_s = retry_s
+        self._conversations = conversations  # is given each history
+        self._most = most_tokens  # of all histories, prompts and replies
+        self._retry_s = retry_s  # seconds for which a retry goes on with an ended turn
         self._tokens = 0
         self._open: dict[str, Stored] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()  # by turn

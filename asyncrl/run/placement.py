@@ -82,11 +82,7 @@ class LocalProcesses:
     away_s = 0.0  # it needs no other host
 
     def __init__(self, logs: Path) -> None:
-        """
-        Args:
-            logs: folder with one file per name.
-        """
-        self._logs = logs
+        self._logs = logs  # folder with one file per name
 
     async def start(self, job: Job) -> ChildProcess:
         """Start a child process, with one thread for numerics unless its environment sets another number."""

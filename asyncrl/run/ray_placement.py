@@ -67,18 +67,13 @@ class RayProcess:
     """
 
     def __init__(self, seat: Seat, pid: int, log: Path, over: Callable[[RayProcess], None]) -> None:
-        """
-        Args:
-            log: gets what it prints; files beside it what its own processes print.
-            over: called with its end.
-        """
         self.seat = seat
         self.pid = pid
         self.lost = ""  # why its host counts as lost
         self.asked = False  # it was asked to leave, or killed, from here
-        self._log = log
+        self._log = log  # gets what it prints; files beside it what its own processes print
         self._logged = log.stat().st_size if log.exists() else 0
-        self._over = over
+        self._over = over  # called with its end
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._tasks = BackgroundTasks(lambda error: self._end(LOST, f"{type(error).__name__}: {error}"))
         self._tasks.start(self._follow())

@@ -178,12 +178,8 @@ class SamplesFile:
     """`samples.jsonl` of a run. Its own rows hold its position, and it stays below a size: when it is full, rows go."""
 
     def __init__(self, root: Path, max_bytes: int = 0) -> None:
-        """
-        Args:
-            max_bytes: that it may take; of no meaning where it is only read.
-        """
         self.path = root / "samples.jsonl"
-        self._max_bytes = max_bytes
+        self._max_bytes = max_bytes  # that it may take; of no meaning where it is only read
 
     def rows(self) -> Iterator[SampleRow]:
         """All rows that can be read: the last one may be under way, others may be of another version."""

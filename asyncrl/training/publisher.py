@@ -111,20 +111,13 @@ class Publisher:
     def __init__(
         self, trainer: Trainer, *, store: WeightStore, checkpoints: Path, run: str = "", member: Member = ALONE
     ) -> None:
-        """
-        Args:
-            store: of the versions.
-            checkpoints: folder of the checkpoints.
-            run: its id, where versions may be differences to the one before, whose weights are kept for that.
-            member: the rank whose share this is.
-        """
-        self._run = run
-        self._member = member
+        self._run = run  # its id, where versions may be differences to the one before, whose weights are kept for that
+        self._member = member  # the rank whose share this is
         self._base = Base()
         self._delta: Delta | None = None  # that is about to be written
         self._trainer = trainer
-        self._store = store
-        self._checkpoints = checkpoints
+        self._store = store  # of the versions
+        self._checkpoints = checkpoints  # folder of the checkpoints
         self._weights: Copied
         self._state: Copied
         self._left: dict[Kind, StoredFiles] = {}  # shares that were written here

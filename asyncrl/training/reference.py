@@ -30,13 +30,8 @@ class Reference:
     """Fills the column `reference`. The copy is made at the first pass that needs it, and is part of checkpoints."""
 
     def __init__(self, policy: Mapping[str, torch.Tensor], load: Callable[[], Copy]) -> None:
-        """
-        Args:
-            policy: parameters that are copied, by name.
-            load: makes another model of its architecture, placed and sharded as it is.
-        """
-        self._policy = policy
-        self._load = load
+        self._policy = policy  # parameters that are copied, by name
+        self._load = load  # makes another model of its architecture, placed and sharded as it is
         self._copy: Copy | None = None
         self._parameters: dict[str, torch.Tensor] = {}  # of the copy, sharded as those of the policy
         self._version = torch.tensor(NONE)

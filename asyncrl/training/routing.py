@@ -45,11 +45,7 @@ class Recorded:
     """The experts that tokens of rows went to in a pass."""
 
     def __init__(self, taken: Callable[[], UInt8Array]) -> None:
-        """
-        Args:
-            taken: gives those of all tokens of the newest micro-batch, packed; see `as_bytes`.
-        """
-        self._taken = taken
+        self._taken = taken  # gives those of all tokens of the newest micro-batch, packed; see `as_bytes`
         self._found: dict[int, UInt8Array] = {}  # by the `id` of the row
 
     def keep(self, rows: Sequence[TrainRow]) -> None:

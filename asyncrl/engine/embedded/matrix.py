@@ -65,19 +65,11 @@ class MappedMatrix:
         scale: torch.Tensor | None = None,
         bias: torch.Tensor | None = None,
     ) -> None:
-        """
-        Args:
-            parts: each [outputs, inputs]; their outputs follow one another.
-            gain: [inputs], of the norm before.
-            order: [outputs] int64, which output comes where.
-            scale: [outputs], of the outputs in their new order.
-            bias: [outputs], the same.
-        """
-        self._parts = parts
-        self._gain = gain
-        self._order = order
-        self._scale = scale
-        self._bias = bias
+        self._parts = parts  # each [outputs, inputs]; their outputs follow one another
+        self._gain = gain  # [inputs], of the norm before
+        self._order = order  # [outputs] int64, which output comes where
+        self._scale = scale  # [outputs], of the outputs in their new order
+        self._bias = bias  # [outputs], the same
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, inputs] to a new tensor [N, outputs]."""

@@ -61,10 +61,6 @@ class Groups(Fold):
     """All groups, of which those that have ended are names in few spans."""
 
     def __init__(self, training: Training, writers: Writers, violations: Violations, *, first_result: int) -> None:
-        """
-        Args:
-            first_result: sequence of the oldest result before the logs were read.
-        """
         self.kept: dict[str, Group] = {}  # not closed
         self.stored: dict[int, Stored] = {}  # their results, by sequence
         self.sampled: dict[int, tuple[Key, int]] = {}  # an attempt and its tokens, by version
@@ -79,7 +75,7 @@ class Groups(Fold):
         self.on_issue: Callable[[PromptIssued, str], None] | None = None  # takes each issue and the digest of its rows
         self._training, self._writers, self._violations = training, writers, violations
         self.batches: dict[int, Batch] = {}  # by step
-        self._first_result = first_result
+        self._first_result = first_result  # sequence of the oldest result before the logs were read
         self._packed = PromptIdSet()  # closed and in a batch
         self._owed: set[Key] = set()  # attempts of closed groups that may have a result still
         self._again: dict[Key, End | None] = {}  # attempts of closed groups that may be issued still, with their end

@@ -33,10 +33,6 @@ class Ledger(Fold):
     """
 
     def __init__(self, *, first_result: int = 0) -> None:
-        """
-        Args:
-            first_result: as for `Groups`.
-        """
         self.violations = Violations()
         self.opening = Opening(self.violations)
         self.training = Training(self.opening, self.violations)
@@ -53,7 +49,7 @@ class Ledger(Fold):
         self.unreadable = 0
         self.purged = 0  # messages that are sealed under a data key that was erased
         self.sealed = 0  # and under one that is not there, or not for this reader
-        self.first_result = first_result
+        self.first_result = first_result  # as for `Groups`
         self.trimmed = 0  # results below this sequence may be gone, as the log of the supervisor has it
         self.ended: dict[str, int] = {}  # and of these trajectories below theirs, since the audit began
         self.buffer_ns = 0  # server's clock at the newest record of the batch log
