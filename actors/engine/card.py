@@ -23,11 +23,8 @@ class Card:
     """
 
     def __init__(self, context: Context, news: asyncio.Event) -> None:
-        """
-        Args:
-            news: set when the learner asks for the card or returns it.
-        """
-        self._context, self._news = context, news
+        self._context = context
+        self._news = news  # set when the learner asks for the card or returns it
         self._asked = self._returned = 0  # newest turn that was asked for, and that was returned
         self._held = False
         self._listener = context.listen(TRAINING, self._on_turn, [CARD_REQUESTED, CARD_RETURNED])

@@ -71,15 +71,10 @@ class RankProcesses:
     can_grow = False
 
     def __init__(self, context: Context, on_lost: Callable[[], None], cards: Sequence[int] | None = None) -> None:
-        """
-        Args:
-            on_lost: called when a rank is gone, whether or not a call waits for one.
-            cards: numbers of the cards of the ranks, where they are not those of all ranks.
-        """
         self._context = context
-        self._on_lost = on_lost
+        self._on_lost = on_lost  # called when a rank is gone, whether or not a call waits for one
         learner = context.config.learner
-        self._cards = cards or range(learner.ranks)
+        self._cards = cards or range(learner.ranks)  # their numbers
         self._count = len(self._cards)
         self._environment = only(context, self._cards) if self._count < learner.ranks else {}
         self._silence_s = _SILENCES * context.config.supervision.silence_s

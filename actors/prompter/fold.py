@@ -77,10 +77,6 @@ class PrompterFold(Fold):
     """Open groups are those issued, and neither in a distinct trained batch nor dropped; each returns one credit."""
 
     def __init__(self, config: Config, sources: Sequence[PromptSource] | None = None) -> None:
-        """
-        Args:
-            sources: where groups come from, those of `SOURCES` unless given.
-        """
         made = [make(config) for make in SOURCES.values()] if sources is None else sources
         self.sources = {source.letter: source for source in made}
         self._plans = stage_plans(config)

@@ -58,12 +58,8 @@ class WorkerLoop(Generic[M]):
     """
 
     def __init__(self, context: Context, handler: Handler[M], slots: int, *, counts_runs: bool = False) -> None:
-        """
-        Args:
-            counts_runs: the handler itself calls `isolation.done_alone`; else each delivery before counts as a run.
-        """
         self.isolation = Isolation(context)
-        self._counts_runs = counts_runs
+        self._counts_runs = counts_runs  # the handler calls `isolation.done_alone`; else each delivery counts as a run
         self._context = context
         self._queues = queues_of(context.role)
         self._topic = self._queues[0].topic

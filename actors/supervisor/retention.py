@@ -44,15 +44,10 @@ class Clock:
     def __init__(
         self, path: Path, *, wall: Callable[[], float], steady: Callable[[], float], boot: Callable[[], str]
     ) -> None:
-        """
-        Args:
-            path: of the file.
-            wall: seconds since 1970.
-            steady: of a clock that only counts, since the machine was started.
-            boot: tells this start of the machine from others.
-        """
         self._path = path
-        self.wall, self._steady, self._boot = wall, steady, boot
+        self.wall = wall  # seconds since 1970
+        self._steady = steady  # of a clock that only counts, since the machine was started
+        self._boot = boot  # tells this start of the machine from others
         self._believed: _Seen | None = None
         self._jumped: _Seen | None = None  # the first look behind a jump
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):

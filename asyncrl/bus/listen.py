@@ -43,15 +43,11 @@ class Listener:
         unread: Collection[str] = (),
         newest: bool = False,
     ) -> None:
-        """
-        Args:
-            unread: subjects of which only headers are read.
-            newest: begin with the newest message of each subject.
-        """
         self.last = 0  # sequence of the newest message handed over
         self._bus = bus
         self._take, self._refuse = take, refuse
-        self._headers_only, self._unread = headers_only, unread
+        self._headers_only = headers_only
+        self._unread = unread  # subjects of which only headers are read
         self._reader = LogReader(
             bus, stream, self.subscribe, subjects=subjects, headers_only=headers_only, newest=newest
         )

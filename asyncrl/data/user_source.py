@@ -58,12 +58,9 @@ class UserSource:
     """Rows without end that an object of the user's makes by number."""
 
     def __init__(self, found: Any, encode: Callable[[Any], bytes], *, name: str) -> None:
-        """
-        Args:
-            encode: checks a row, and makes it MessagePack of a `PromptRow`.
-        """
         self.rows_per_epoch: int | None = None
-        self._found, self._encode, self._name = found, encode, name
+        self._found, self._name = found, name
+        self._encode = encode  # checks a row, and makes it MessagePack of a `PromptRow`
         self._decoder = msgspec.msgpack.Decoder(PromptRow)
 
     def row(self, index: int) -> PromptRow:

@@ -84,19 +84,14 @@ class Generator:
         counts: dict[str, float],
         manner: Manner = Manner(),  # noqa: B008 # it cannot be changed
     ) -> None:
-        """
-        Args:
-            model: as the engines serve it.
-            decode: tokens to text, special tokens included.
-            counts: gets the counters of what went wrong.
-        """
         self._seeded, portion = manner.seeded, manner.portion
         self._in_place, self._routed, self._priority = manner.in_place, manner.routed, manner.priority
         self._keep_routing = partial(keep_if_there, count=self._count) if manner.unrouted else keep_routing
         self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
         self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time
         self._fleet, self._model = fleet, model
-        self._decode, self._counts = decode, counts
+        self._decode = decode  # tokens to text, special tokens included
+        self._counts = counts  # gets the counters of what went wrong
 
     async def generate(
         self,

@@ -40,12 +40,8 @@ class RouterClient(EngineClient):
     _label = ""
 
     def __init__(self, address: str, *, api_key: str | None, apart: bool) -> None:
-        """
-        Args:
-            apart: prompts are computed by servers of their own, whose weights the label of a token does not name.
-        """
         super().__init__(address, api_key=api_key)
-        self.apart = apart
+        self.apart = apart  # servers of their own compute prompts, whose weights the label of a token does not name
 
     def announced(self, key: str) -> None:
         """Take note of the weights of all engines behind it."""

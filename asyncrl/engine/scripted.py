@@ -32,10 +32,6 @@ class ScriptedClient:
     apart = False
 
     def __init__(self, *, mean_s: float, sigma: float, tokens: int, slots: int) -> None:
-        """
-        Args:
-            slots: requests that run at once; others wait for one of them.
-        """
         self._slots = asyncio.Semaphore(slots)
         self._mean_s = mean_s
         self._sigma = sigma

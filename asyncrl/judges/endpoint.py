@@ -32,13 +32,8 @@ class EndpointJudge:
     def __init__(
         self, url: str, model: str, *, key: str = "", deadline_s: float, temperature: float, most_tokens: int
     ) -> None:
-        """
-        Args:
-            url: up to and with `/v1`.
-            key: sent as `Authorization: Bearer`; "" for none.
-        """
         self.name = f"endpoint:{model}"
-        self._url = f"{url.rstrip('/')}/chat/completions"
+        self._url = f"{url.rstrip('/')}/chat/completions"  # it is given up to and with `/v1`
         self._options = {"model": model, "temperature": temperature, "max_tokens": most_tokens}
         self._deadline_s = deadline_s
         self._session = open_session({"Authorization": f"Bearer {key}"} if key else None)

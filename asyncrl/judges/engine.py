@@ -28,12 +28,8 @@ class EngineJudge:
         most_tokens: int,
         version: int | None = None,
     ) -> None:
-        """
-        Args:
-            version: that votes, and no other; None: whichever an engine has.
-        """
         self.name = "engine" if version is None else f"engine:{version}"
-        self._wanted = Wanted() if version is None else Wanted(version, exact=True)
+        self._wanted = Wanted() if version is None else Wanted(version, exact=True)  # None: whichever an engine has
         self._generator = generator
         self._tokenizer = tokenizer
         self._deadline_s = deadline_s

@@ -56,11 +56,8 @@ class HintReader:
     """Reads the hints that judges gave about a turn."""
 
     def __init__(self, bus: Bus, writer: HintWriter, *, context: int) -> None:
-        """
-        Args:
-            context: tokens that the model takes.
-        """
-        self._bus, self._writer, self._context = bus, writer, context
+        self._bus, self._writer = bus, writer
+        self._context = context  # tokens that the model takes
         self.unplaced = 0  # hints so far that fit into no prompt
 
     async def prompts(self, turn: StoredTurn, reward: float) -> list[Int32Array]:

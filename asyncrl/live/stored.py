@@ -73,11 +73,8 @@ class TurnReader:
     """Reads turns from the log, and remembers the newest histories: turns of a conversation share their beginning."""
 
     def __init__(self, bus: Bus, *, routed: bool = False) -> None:
-        """
-        Args:
-            routed: whether the experts of tokens are wanted, too.
-        """
-        self._bus, self._routed = bus, routed
+        self._bus = bus
+        self._routed = routed  # whether the experts of tokens are wanted, too
         self._known: OrderedDict[str, _History] = OrderedDict()  # by turn
         self._bytes = 0
 

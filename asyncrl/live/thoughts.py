@@ -35,14 +35,10 @@ class ThoughtText:
     """Tells reasoning from the text of a reply; what may open or close it waits for what follows."""
 
     def __init__(self, *, opened: bool | None) -> None:
-        """
-        Args:
-            opened: it begins within; None: there is none.
-        """
         self.thoughts = ""  # all so far
         self._waiting = ""
         self._inside = bool(opened)
-        self._over = opened is None
+        self._over = opened is None  # there is none
         self._bare = False  # the text has not begun: blanks before it are of the template
 
     def add(self, text: str) -> list[str | Thought]:

@@ -126,12 +126,9 @@ class BatchGrader:
     """
 
     def __init__(self, sandbox: Sandbox, most: int) -> None:
-        """
-        Args:
-            most: completions of one call.
-        """
         self.at_once = sandbox.at_once * most
-        self._sandbox, self._most = sandbox, most
+        self._sandbox = sandbox
+        self._most = most  # completions of one call
         self._waiting: list[tuple[GradeRequest, asyncio.Future[GradeResult]]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._calls = BackgroundTasks()

@@ -149,11 +149,7 @@ class Rests:
     run has trained a batch, so that its supervisor counts their deaths anew."""
 
     def __init__(self, root: Path) -> None:
-        """
-        Args:
-            root: of the run, whose metrics grow with each batch that it trains.
-        """
-        self._metrics = root / "metrics.jsonl"
+        self._metrics = root / "metrics.jsonl"  # of the run; they grow with each batch that it trains
         self._rows: dict[str, _Row] = {}  # by role
 
     def note(self, role: str) -> None:

@@ -52,10 +52,6 @@ class Launch:
     """A run on this machine, from its preparation to its end: a new one, or one that goes on."""
 
     def __init__(self, loaded: LoadedConfig, resumes: Path | None = None) -> None:
-        """
-        Args:
-            resumes: directory of the run that goes on; none for a new run.
-        """
         self.config = loaded.config
         self.base = loaded.base
         self.files = RunFiles(resumes or Path())
@@ -64,7 +60,7 @@ class Launch:
         self.killed = False
         self.skip_batch: int | None = None  # of a run that goes on: it is ended untrained
         self.report: Callable[[str], None] = lambda _: None  # called with deaths that no topic reports
-        self._resumes = resumes is not None
+        self._resumes = resumes is not None  # it is the directory of the run that goes on
         self._server: OwnServer | None = None
         self._supervisor: Placed | None = None
         self._gateway: socket.socket | None = None  # has its port

@@ -28,13 +28,8 @@ class Apportionment:
     """The division of one pool."""
 
     def __init__(self, weights: Mapping[str, Fraction], count: int, window_s: float) -> None:
-        """
-        Args:
-            weights: by run; exact, since quotas are rounded down.
-            count: processes.
-            window_s: seconds over which shares shall hold.
-        """
-        self._weights, self._count, self._window_s = dict(weights), count, window_s
+        self._weights, self._count = dict(weights), count  # exact, since quotas are rounded down; processes
+        self._window_s = window_s  # over which shares shall hold
         self._bound_s = _TOLERANCE * count * window_s  # process-seconds that the poorest may be behind the richest
         self._active: tuple[str, ...] = ()
         self._wanted: dict[str, int] = {}

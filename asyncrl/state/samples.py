@@ -75,12 +75,8 @@ class SampleReader:
     """Reads the results of a run's trajectories as samples."""
 
     def __init__(self, bus: Bus, model: Path | None) -> None:
-        """
-        Args:
-            model: directory with the tokenizer; None where it is on another machine, and turns cannot be read.
-        """
         self._bus = bus
-        self._model = model
+        self._model = model  # directory with the tokenizer; None on another machine: turns cannot be read
 
     async def read(self, trajectory_id: str, sequence: int) -> Sample | None:
         """The result with this sequence in TRAJECTORIES; None where it was trimmed or cannot be read."""

@@ -38,12 +38,9 @@ class Recent:
     """The newest steps of a learner, and what is usual after them."""
 
     def __init__(self, times: float) -> None:
-        """
-        Args:
-            times: a gradient norm is an anomaly above so many medians; a loss where it is farther from the median than
-                so many times the median of these distances, which counts as at least 0.05. 0: nothing is.
-        """
         self.figures: dict[str, Figures] = {}  # by stage
+        # A gradient norm is an anomaly above so many medians; a loss farther from the median than so many times the
+        # median of these distances, which counts as at least 0.05. 0: nothing is.
         self._times = times
 
     def add(self, stage: str, metrics: Mapping[str, float]) -> None:

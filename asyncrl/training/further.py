@@ -34,13 +34,8 @@ class FurtherTensors:
     """
 
     def __init__(self, directory: Path, stem: str) -> None:
-        """
-        Args:
-            directory: of the model.
-            stem: of its files.
-        """
         self._shapes = further_tensors(directory)
-        self._stem = stem
+        self._stem = stem  # of its files
         self._source = self._files = TensorFiles(directory, stem) if self._shapes else None
         if self._files is not None:
             self._files.__enter__()

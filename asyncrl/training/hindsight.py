@@ -24,12 +24,9 @@ class HintedRows:
     """Fills the columns of hindsight. Every rank calls it, with whatever rows it has."""
 
     def __init__(self, passes: Passes, policy: Any, teacher: Scorer) -> None:
-        """
-        Args:
-            policy: a `Scorer` with `vocab_size`: the weights before the step.
-            teacher: the same model with the weights of its pinned version.
-        """
-        self._passes, self._policy, self._teacher = passes, policy, teacher
+        self._passes = passes
+        self._policy = policy  # a `Scorer` with `vocab_size`: the weights before the step
+        self._teacher = teacher  # the same model with the weights of its pinned version
 
     def look_back(self, rows: Sequence[TrainRow], rule: Hindsight) -> list[TrainRow]:
         """The rows with the column `hindsight`, and with `top_k` the column `teacher_top`: ids of the tokens that the

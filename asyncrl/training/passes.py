@@ -31,14 +31,9 @@ class Passes:
         micro_batch_tokens: int,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        """
-        Args:
-            device: of the model.
-            micro_batch_tokens: of one pass.
-            group: of the ranks that have different rows, where they are not all.
-        """
         self._device = device
-        self._budget, self._group = micro_batch_tokens, group
+        self._budget = micro_batch_tokens  # of one pass
+        self._group = group  # of the ranks that have different rows, where they are not all
         self.ranks = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
 

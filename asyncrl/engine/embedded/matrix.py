@@ -91,12 +91,9 @@ class Experts:
     """A mixture of gated feed-forward layers, of which each token takes a few (arXiv 2505.09388, section 2)."""
 
     def __init__(self, config: ExpertsConfig, router: Product, experts: Sequence[tuple[Product, Product]]) -> None:
-        """
-        Args:
-            router: [N, H] to [N, E].
-            experts: of each, [M, H] to gates and what they open, [M, 2F], and [M, F] to [M, H].
-        """
-        self._config, self._router, self._experts = config, router, experts
+        self._config = config
+        self._router = router  # [N, H] to [N, E]
+        self._experts = experts  # of each, [M, H] to gates and what they open, [M, 2F], and [M, F] to [M, H]
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         """Choose the experts of each token: [N, E] to [N, K]."""
