@@ -69,6 +69,11 @@ _ROLLOUTS = {
     for count in (16, 64, 256, 1024)
     for name, beside, bound in (("share", "bare", 0.98), ("routed", "unrouted", 0.97))
 }
+_TURNS = {
+    "switches_s": Goal(5, at_most=True),
+    "left_gib": Goal(3, at_most=True),
+    **{f"{way}_over_pinned": Goal(0.7) for way in ("restore", "offload")},
+}
 _RESCORING = {"crossed_over_still": Goal(2, at_most=True)}
 _LEARNER = {
     **{f"tiny_{rows}_share_of_bare": Goal(0.95) for rows in ("even", "mixed")},
@@ -157,6 +162,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "rollouts": _ROLLOUTS,
         "learner": _LEARNER,
         "megatron": _MEGATRON,
+        "turns": _TURNS,
         "fleet": _FLEET,
         "ray": _RAY,
         "cost": _COST,

@@ -380,7 +380,8 @@ class Learner:
                 self.context.doing(Activity("awaiting batch", step))
                 rests = offloads
             if rests:
-                self.context.log.info("trainer offloaded", bytes=await self.group.do(Rest()))
+                left, size = time.monotonic(), await self.group.do(Rest())
+                self.context.log.info("trainer offloaded", bytes=size, seconds=round(time.monotonic() - left, 3))
                 await self.turns.give_back(self.outbox)
                 rests = False  # what comes next brings it back
                 continue

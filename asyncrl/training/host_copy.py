@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.data.quantisation import Form
+from asyncrl.training.host_memory import host_memory
 from asyncrl.training.lora import Adapter
 from asyncrl.training.masters import joined
 from asyncrl.weights.quantised import Stored, quantise, stored_as
@@ -192,29 +192,7 @@ class HostCopy:
             if self._stream is None:
                 self._memory = self._shared
                 return
-        memory = (mmap.mmap if self._stream is None else _PageLocked)(-1, max(size, 1))
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        self._memory = torch.frombuffer(memory, dtype=torch.uint8)
-        if isinstance(memory, _PageLocked):
-            memory.lock(self._memory.data_ptr())
-
-
-class _PageLocked(mmap.mmap):
-    """Memory whose pages the driver locks until nothing refers to it: what is mapped there next could not be locked."""
-
-    _address = 0
-
-    def lock(self, address: int) -> None:
-        """Lock all of it, which begins at this address."""
-        cuda: Any = torch.cuda
-        cuda.check_error(cuda.cudart().cudaHostRegister(address, len(self), 0))
-        self._address = address
-
-    def __del__(self) -> None:
-        if self._address and torch is not None:  # at the end of the process its modules may be gone
-            cuda: Any = torch.cuda
-            cuda.cudart().cudaHostUnregister(self._address)
+        self._memory = host_memory(size, self._device)
 
 
 def _copy(source: Source, place: _Place) -> None:

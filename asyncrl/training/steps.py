@@ -113,7 +113,8 @@ class Steps:
     _copies: tuple[HostCopy, HostCopy]
     _further: FurtherTensors
     _dtype: torch.dtype  # of the published weights
-    _resting: Resting
+    _resting: Resting  # all, while nothing is to be done
+    _idle: Resting  # policy or critic, while the other one learns
     _frozen: list[torch.Tensor]  # weights of a teacher
 
     def _on_device(self) -> AbstractContextManager[object]:
@@ -137,6 +138,7 @@ class Steps:
     @placed_call
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
         self.anomaly = None
+        restored_s = self._resting.back_s
         self._check(rows)
         loss = loss_of(objective)
         if self._reference.is_due(objective.reference):
@@ -161,6 +163,7 @@ class Steps:
         if self._critic is not None and objective.critic is not None:
             self._order_copies()
             self._critic.update(objective.critic, critic_norm)
+        figures |= {"restore_s": round(restored_s, 4)} if restored_s else {}
         return {"loss": 0.0, "rows": float(len(rows)), **figures}
 
     @contextmanager
@@ -170,12 +173,12 @@ class Steps:
             yield
             return
         self._order_copies()  # which may still read it
-        away, held = Resting(), idle.tensors()
-        away.leave([*held, *idle.gradients(), *(one.grad for one in held if one.grad is not None)])
+        held = idle.tensors()
+        self._idle.leave([*held, *idle.gradients(), *(one.grad for one in held if one.grad is not None)])
         try:
             yield
         finally:
-            away.come_back()
+            self._idle.come_back()
 
     def _policy_step(self, used: list[TrainRow], objective: Objective, usual: Usual | None) -> dict[str, float]:
         loss = loss_of(objective)

@@ -74,7 +74,7 @@ class TorchTrainer(Steps):
         self._passes = Passes(self.device, micro_batch_tokens=self.settings.micro_batch_tokens)
         kept: dict[str, Any] = {"eps": self.settings.eps, "moments": getattr(torch, self.settings.moments)}
         self._own = Optimized(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)
-        self._resting, self._frozen = Resting(), list[torch.Tensor]()
+        self._resting, self._idle, self._frozen = Resting(self.device), Resting(self.device), list[torch.Tensor]()
         self._alone = RowPasses(self._passes, self._inputs, self._anew)
         self._reference = Reference(self._own.rounded, partial(load_policy, directory, own))
         self.scorers = {"proximal": self._policy, "reference": self._reference}

@@ -26,6 +26,7 @@ from benchmarks.rescoring import bench_rescoring
 from benchmarks.rollouts import bench_rollouts
 from benchmarks.schedule import Cell, Script, bench_schedule, cell_config, parallel_for
 from benchmarks.stage import BenchError
+from benchmarks.turns import bench_turns
 from benchmarks.weights import bench_weights
 
 
@@ -105,6 +106,17 @@ async def test_answers_that_crossed_updates_are_rescored_under_the_versions_that
 
     assert figures["crossed_answers"] >= 1
     assert figures["crossed_mean_abs_nats"] < 1e-5 < 1e-3 < figures["neighbour_mean_abs_nats"]
+
+
+@pytest.mark.slow
+async def test_a_turn_of_a_shared_card_is_told_by_its_parts():
+    server = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": ""}
+
+    figures = await bench_turns(rounds=1, size=[16, 8], device="cpu", **server)
+
+    parts = ("leave_s", "restore_s", "offload_s", "ready_s")
+    assert all(figures[part] > 0 for part in parts) and figures["offloaded_gb"] > 0
+    assert figures["switches_s"] == pytest.approx(sum(figures[part] for part in parts))
 
 
 # Three requests that tell of every token, one that tells of some, and one that waits, when the update begins at 10.2.

@@ -52,7 +52,7 @@ class MegatronTrainer(Steps):
         self.device = torch.device(self.settings.device)
         if self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self._resting, self._frozen = Resting(), []
+        self._resting, self._idle, self._frozen = Resting(self.device), Resting(self.device), []
         prepare(self.device)
         with self.placed():
             join(self.settings.layout)

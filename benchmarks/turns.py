@@ -1,0 +1,203 @@
+"""Seconds of the switches of a card that learner and engine have by turns, and what each leaves on it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from asyncrl.bus.log import Record
+from asyncrl.config.settings import Config
+from asyncrl.host import VISIBLE_GPUS
+from asyncrl.process import with_parent
+from asyncrl.training.create import write_tokenizer
+from asyncrl.training.host_memory import host_memory
+from benchmarks.random_model import SHAPES, write_random_model
+from benchmarks.stage import Stage, bench_config, report
+from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.cards import CARD_LEFT, CARD_REQUESTED, CARD_RETURNED
+from topics.engines import ENGINE_READY
+from topics.topic import ENGINES, TRAINING
+from topics.wire import decode
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"
+_GROUP = 8
+_WARM = 1  # turns that are not counted: host memory is made for them
+_DEADLINE_S = 1800.0
+_COPY_BYTES = 1 << 30
+
+
+class Shared(NamedTuple):
+    """Server, model and trainer that have the card."""
+
+    kind: str  # of the server: "embedded" or "sglang"
+    shape: str  # of the model, random weights
+    arguments: str  # of SGLang, as on a command line
+    pythonpath: str  # with which it is imported; "" for none
+    device: str  # of the trainer
+    size: tuple[int, int]  # of a step: rows, and tokens of an answer
+
+
+async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[str, float]:
+    """Measure the turns of a run whose rewards are random, a step each.
+
+    Args:
+        rounds: turns that are counted.
+        size: of a step: rows, and tokens of an answer at most.
+        options: the other fields of `Shared`.
+
+    Returns:
+        Medians. Seconds until the engine has left the card once it is asked (`leave_s`), until the learner has its
+        tensors there (`restore_s`), until it has them in host memory again (`offload_s`), and until the engine samples
+        once it may (`ready_s`); `switches_s`, the sum; `offloaded_gb`, and the rates of both ways. On a GPU also what
+        is in use of its memory when both have left it (`left_gib`), and the rates over those of one copy between the
+        device and page-locked memory.
+
+    Raises:
+        BenchError: an actor fell, or there were not so many turns in time.
+    """
+    shared = Shared(**options, size=(size[0], size[1]))
+    steps = rounds + _WARM + 1  # the engine's turn behind the last one is not looked at
+    with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
+        async with Stage.open(_config(Path(scratch), shared, steps)) as stage, _memory(shared.device) as used:
+            await stage.enter_all(deadline_s=_DEADLINE_S)
+            report("learner and engine have started")
+            await stage.enter("prompter")
+
+            def last(record: Record) -> bool:
+                step = decode(BatchTrained, record.data).step
+                report(f"step {step} is trained")
+                return step >= steps
+
+            await stage.until(stage.follow(TRAINING, BATCH_TRAINED, last), _DEADLINE_S)
+            turns = await _turns(stage, used)
+    figures = {name: statistics.median(turn[name] for turn in turns[_WARM:]) for name in turns[-1]}
+    figures |= {"turns": float(len(turns[_WARM:]))}
+    if shared.device != "cpu":
+        for way, rate in _pinned_rates(shared.device).items():
+            figures |= {f"pinned_{way}_gb_per_s": rate, f"{way}_over_pinned": figures[f"{way}_gb_per_s"] / rate}
+    return figures
+
+
+def _config(scratch: Path, shared: Shared, steps: int) -> Config:
+    rows, tokens = shared.size
+    model, context = scratch / "model", tokens + 16
+    dtype = "float32" if shared.device == "cpu" else "bfloat16"
+    write_random_model(model, SHAPES[shared.shape], context=context, dtype=dtype)
+    write_tokenizer(model, _ALPHABET, context=context)
+    return bench_config(
+        "bench-turns",
+        model={"path": str(model)},
+        placement={"share": "turns"},
+        task={"source": "reverse", "options": {"letters": 6}},
+        reward={"function": "random"},
+        rollout={"slots": rows, "group_size": _GROUP, "max_new_tokens": tokens},
+        buffer={"batch_groups": max(1, rows // _GROUP), "max_lag": 1},
+        learner={
+            "trainer": "torch",
+            "device": shared.device,
+            "dtype": dtype,
+            "moments": dtype,
+            "steps": steps + 1,
+            "checkpoint_every": steps + 1,
+        },
+        engine={
+            "kind": shared.kind,
+            "max_running": rows,
+            "arguments": shlex.split(shared.arguments),
+            "environment": {"PYTHONPATH": shared.pythonpath} if shared.pythonpath else {},
+        },
+    )
+
+
+async def _turns(stage: Stage, used: list[tuple[int, float]]) -> list[dict[str, float]]:
+    """Figures of each turn in which the learner trained and after which the engine sampled."""
+    asked, returned = [
+        [one.time_ns for one in await stage.read(TRAINING, [of])] for of in (CARD_REQUESTED, CARD_RETURNED)
+    ]
+    left, ready = [[one.time_ns for one in await stage.read(ENGINES, [of])] for of in (CARD_LEFT, ENGINE_READY)]
+    trained = await stage.read(TRAINING, [BATCH_TRAINED])
+    offloads = _offloads(stage.files.logs / "learner-1.log")
+    found = []
+    for begin, end in zip(asked, returned, strict=False):
+        within = [decode(BatchTrained, one.data) for one in trained if begin < one.time_ns < end]
+        gone, back = [at for at in left if begin < at < end], [at for at in ready if at > end]
+        if not (within and gone and back):
+            continue
+        offload_s, size = [moved for at, *moved in offloads if at < end][-1]
+        times = {
+            "leave_s": (gone[-1] - begin) / 1e9,
+            "restore_s": max(one.metrics.get("restore_s", 0.0) for one in within),
+            "offload_s": offload_s,
+            "ready_s": (back[0] - end) / 1e9,
+        }
+        rates = {f"{way}_gb_per_s": size / 1e9 / max(times[f"{way}_s"], 1e-9) for way in ("restore", "offload")}
+        memory = {"left_gib": [gib for at, gib in used if at < end][-1]} if used else {}
+        found.append(times | {"switches_s": sum(times.values()), "offloaded_gb": size / 1e9} | rates | memory)
+        report(", ".join(f"{name} {value:.3f}" for name, value in found[-1].items()))
+    return found
+
+
+def _offloads(log: Path) -> list[tuple[int, float, int]]:
+    """When tensors had left the device, in how many seconds, and how many bytes, out of the learner's log."""
+    rows = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+    moved = [row for row in rows if row["event"] == "trainer offloaded"]
+    return [(_nanoseconds(row["timestamp"]), row["seconds"], row["bytes"]) for row in moved]
+
+
+def _nanoseconds(timestamp: str) -> int:
+    return int(datetime.fromisoformat(timestamp).timestamp() * 1e9)
+
+
+@asynccontextmanager
+async def _memory(device: str) -> AsyncIterator[list[tuple[int, float]]]:
+    """Times and GiB that are in use of a GPU's memory, by all processes, for the length of the block."""
+    found: list[tuple[int, float]] = []
+    if device == "cpu":
+        yield found
+        return
+    query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=50")
+    card = ("--id", os.environ.get(VISIBLE_GPUS, "0").split(",")[0])
+    process = await asyncio.create_subprocess_exec(
+        *query, *card, stdout=asyncio.subprocess.PIPE, preexec_fn=with_parent()
+    )
+    assert process.stdout is not None
+
+    async def read(lines: asyncio.StreamReader) -> None:
+        async for line in lines:
+            found.append((time.time_ns(), int(line) / 1024))
+
+    reading = asyncio.create_task(read(process.stdout))
+    try:
+        yield found
+    finally:
+        process.terminate()
+        await process.wait()
+        await reading
+
+
+def _pinned_rates(device: str) -> dict[str, float]:
+    """GB/s of one copy of page-locked memory to the device, and back."""
+    host = host_memory(_COPY_BYTES, torch.device(device))
+    card = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+    rates = {}
+    for way, (to, of) in {"restore": (card, host), "offload": (host, card)}.items():
+        seconds = []
+        for _ in range(5):
+            began = time.monotonic()
+            to.copy_(of, non_blocking=True)
+            torch.cuda.synchronize(device)
+            seconds.append(time.monotonic() - began)
+        rates[way] = _COPY_BYTES / 1e9 / statistics.median(seconds)
+    return rates
