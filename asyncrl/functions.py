@@ -20,7 +20,7 @@ import xxhash
 
 from asyncrl.errors import FunctionError, last_lines
 
-IMPORT_LIMIT_S = 60.0  # of a file that every process imports which reads a config; PyTorch may be loaded by it
+IMPORT_LIMIT_S = 60.0  # of a user's file, and of a data source to open; PyTorch may be loaded by either
 
 
 def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
@@ -57,40 +57,47 @@ def load_module(where: str, *, base: Path, spec: str = "") -> ModuleType:
         spec: what errors call it, if not `where`.
 
     Raises:
-        FunctionError: it is not there, or does not import.
+        FunctionError: it is not there, or does not import, or not in time.
     """
     spec = spec or where
-    return _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
+    late = "its import had come to {}; every process that uses it imports it: put what takes long into a function"
+    with deadline(lambda frame: frame.f_code.co_name == "<module>", late):
+        return _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
 
 
-class ImportHangs(SystemExit):
-    """A user's file has not imported in time. It passes by what catches every `Exception`."""
+class Hangs(SystemExit):
+    """A user's code has not come to its end in time. It passes by what catches every `Exception`."""
 
 
 @contextmanager
-def import_deadline() -> Iterator[None]:
-    """Interrupt a user's file that hangs at its import within the block, which then ends with its `FunctionError`.
+def deadline(is_of_user: Callable[[FrameType], bool], late: str) -> Iterator[Callable[[], None]]:
+    """Interrupt a user's code that hangs within the block by `Hangs`; what it yields gives the code its time anew.
 
-    Only the main thread can be interrupted, where commands and actors read their config; there is no limit elsewhere.
+    Only the main thread can be interrupted, where commands, actors and sandbox children load what they need; there is
+    no limit elsewhere.
+
+    Args:
+        is_of_user: whether a frame is of that code; the innermost one has the line that the error names.
+        late: what the error says behind the seconds, with `{}` for that line.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield lambda: None
         return
 
     def interrupt(_signal: int, frame: FrameType | None) -> None:
-        while frame is not None and frame.f_code.co_name != "<module>":  # of the file that is being imported
+        while frame is not None and not is_of_user(frame):
             frame = frame.f_back
         where = f"line {frame.f_lineno} of {frame.f_code.co_filename}" if frame is not None else "its beginning"
-        raise ImportHangs(
-            f"after {IMPORT_LIMIT_S:g} s its import had come to {where}; every process of a run imports it: put what "
-            "takes long into a function"
-        )
+        raise Hangs(f"after {IMPORT_LIMIT_S:g} s {late.format(where)}")
+
+    def begin() -> None:
+        # Again and again: what is raised inside a callback of C, or a bare `except`, is lost.
+        signal.setitimer(signal.ITIMER_REAL, IMPORT_LIMIT_S, 1.0)
 
     before = signal.signal(signal.SIGALRM, interrupt)
-    # Again and again: what is raised inside a callback of C, or a bare `except`, is lost.
-    signal.setitimer(signal.ITIMER_REAL, IMPORT_LIMIT_S, 1.0)
+    begin()
     try:
-        yield
+        yield begin
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
@@ -151,8 +158,12 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     except (Exception, SystemExit) as error:  # anything may happen in a user's file
         del sys.modules[name]
         hidden = _hidden_module(path.parent, str(error))
-        raise FunctionError(f"{spec}: {path.name} does not import\n{last_lines(error)}{hidden}") from error
+        raise FunctionError(f"{spec}: {path.name} does not import{_fault(error)}{hidden}") from error
     return module
+
+
+def _fault(error: BaseException) -> str:
+    return f": {error}" if isinstance(error, Hangs) else f"\n{last_lines(error)}"
 
 
 def _hidden_module(folder: Path, text: str) -> str:
@@ -174,4 +185,4 @@ def _load_module(name: str, spec: str) -> ModuleType:
                 f"{spec}: no module {error.name!r} among the installed packages and on PYTHONPATH; "
                 "a file is named with its path and .py"
             ) from error
-        raise FunctionError(f"{spec}: {name} does not import\n{last_lines(error)}") from error
+        raise FunctionError(f"{spec}: {name} does not import{_fault(error)}") from error

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import msgspec
 
 from asyncrl.errors import AsyncRLError, FunctionError, last_lines
-from asyncrl.functions import import_deadline, load_function
+from asyncrl.functions import load_function
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,9 +44,7 @@ class Table(dict[str, T]):
             raise KeyError(name)
         if name not in self._own:
             try:
-                with import_deadline():
-                    found = load_function(name, base=Path("/"))
-                self._own[name] = self._made(found)
+                self._own[name] = self._made(load_function(name, base=Path("/")))
             except FunctionError as error:
                 raise AlgorithmError(str(error)) from error
             except TypeError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from asyncrl.data import procedural
 from asyncrl.data.curriculum import Ladder, LadderSource, at_level, level_of
 from asyncrl.data.messages import has_answer, message_problem, plain_type
 from asyncrl.data.protocol import DataError, DataSource, check_options
-from asyncrl.data.user_source import UserSource, call_source, is_function, load_data_function
+from asyncrl.data.user_source import UserSource, call_source, is_function, load_data_function, source_in_time
 from asyncrl.errors import last_lines
 from topics.prompts import PromptRow
 
@@ -76,16 +76,24 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
 
 
 def _open_function(spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str) -> DataSource:
-    found = call_source(spec, options=options, seed=seed, base=base)
-
     def encode(value: Any) -> bytes:
         value = msgspec.structs.asdict(value) if isinstance(value, PromptRow) else value
         return _encode_row(value, _Keys(), labels_for)
 
-    if callable(getattr(found, "row", None)):
-        return UserSource(found, encode, name=spec)
+    function = load_data_function(spec, base)
+    with source_in_time(spec, function) as row_came:
+        found = call_source(spec, function, options=options, seed=seed)
+        if callable(getattr(found, "row", None)):
+            return UserSource(found, encode, name=spec)
+        return FileSource(_rows_of(spec, found, encode, row_came), seed=seed, name=spec)
+
+
+def _rows_of(
+    spec: str, found: Iterable[Any], encode: Callable[[Any], bytes], row_came: Callable[[], None]
+) -> list[bytes]:
     rows = []
     for number, value in enumerate(found):
+        row_came()
         if number >= _MOST_ROWS and not hasattr(found, "__len__"):
             message = f"its iterator gave {_MOST_ROWS:,} rows and more, which are all held in memory"
             raise DataError(
@@ -97,7 +105,7 @@ def _open_function(spec: str, *, options: dict[str, Any], seed: int, base: Path,
             raise DataError(f"data {spec!r}: row {number}: {error}") from error
     if not rows:
         raise DataError(f"data {spec!r} has no row")
-    return FileSource(rows, seed=seed, name=spec)
+    return rows
 
 
 def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

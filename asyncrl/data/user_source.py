@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import msgspec
 from asyncrl.data.messages import plain_type
 from asyncrl.data.protocol import DataError
 from asyncrl.errors import FunctionError, last_lines
-from asyncrl.functions import load_function
+from asyncrl.functions import Hangs, deadline, load_function
 from topics.prompts import PromptRow
 
 
@@ -34,13 +36,28 @@ def load_data_function(spec: str, base: Path) -> Callable[..., Any]:
         raise DataError(f"data {spec!r}: {error}") from error
 
 
-def call_source(spec: str, *, options: dict[str, Any], seed: int, base: Path) -> Any:
+@contextmanager
+def source_in_time(spec: str, function: Callable[..., Any]) -> Iterator[Callable[[], None]]:
+    """Interrupt a user's source that hangs within the block, where it opens or makes its next row.
+
+    Raises:
+        DataError: with the line that it stood at.
+    """
+    file = getattr(sys.modules.get(function.__module__), "__file__", None)
+    late = "without a row it had come to {}; return an object with row(index), which makes a row when it is asked for"
+    try:
+        with deadline(lambda frame: frame.f_code.co_filename == file, late) as row_came:
+            yield row_came
+    except Hangs as error:
+        raise DataError(f"data {spec!r}: {error}") from error
+
+
+def call_source(spec: str, function: Callable[..., Any], *, options: dict[str, Any], seed: int) -> Any:
     """Call a user's source, which returns rows, or an object that makes them by number.
 
     Raises:
-        DataError: it cannot be loaded, does not take its arguments, or raises.
+        DataError: it does not take its arguments, or raises.
     """
-    function = load_data_function(spec, base)
     try:
         inspect.signature(function).bind(seed=seed, **options)
     except (TypeError, ValueError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from asyncrl.errors import AsyncRLError, FunctionError
-from asyncrl.functions import import_deadline, load_module
+from asyncrl.functions import load_module
 from topics.roles import Role
 from topics.table import register
 
@@ -32,8 +32,7 @@ def load_actors(modules: Iterable[str], base: Path) -> None:
     """
     for spec in modules:
         try:
-            with import_deadline():
-                module = load_module(spec, base=base)
+            module = load_module(spec, base=base)
             missing = [name for name in ("ROLE", "TOPICS", "main") if not hasattr(module, name)]
             if missing or not isinstance(module.ROLE, Role):
                 what = f"no {' and no '.join(missing)}" if missing else "a ROLE that is no asyncrl.Role"

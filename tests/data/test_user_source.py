@@ -7,12 +7,14 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from asyncrl import functions
 from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import open_source
 from harness.configs import the_problem
 
 OWN = """
 import random
+import threading
 
 class Numbers:
     def row(self, index):
@@ -50,6 +52,13 @@ def convert_none(row):
 
 def unseeded_convert(row):
     return {"prompt": "^1=", "label": str(random.random())}
+
+def hanging(seed):
+    threading.Event().wait()
+
+def stopping(seed):
+    yield {"prompt": "^1=", "label": "1"}
+    threading.Event().wait()
 
 def unending(seed):
     while True:
@@ -99,6 +108,17 @@ def test_a_function_that_cannot_serve_is_refused(folder, monkeypatch, spec, opti
     monkeypatch.setattr("asyncrl.data.sources._MOST_ROWS", 100)
     with pytest.raises(DataError, match=message):
         opened(folder, spec, **options)
+
+
+@pytest.mark.parametrize(("function", "line"), [("hanging", 43), ("stopping", 47)])
+def test_a_function_that_hangs_while_it_opens_is_refused_with_its_line(folder, monkeypatch, function, line):
+    opened(folder, "own.py:some")  # imported within the limit
+    monkeypatch.setattr(functions, "IMPORT_LIMIT_S", 0.1)
+
+    with pytest.raises(
+        DataError, match=rf"own\.py:{function}': after 0\.1 s without a row it had come to line {line} of"
+    ):
+        opened(folder, f"own.py:{function}")
 
 
 def test_a_converter_reads_other_rows_and_leaves_some_out(folder):

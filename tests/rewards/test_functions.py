@@ -128,9 +128,7 @@ STUBBORN = "while True:\n    try:\n        threading.Event().wait()\n    except 
 
 
 @pytest.mark.parametrize("body", ["threading.Event().wait()", STUBBORN])
-def test_a_loss_or_an_actor_that_hangs_at_its_import_is_reported_with_the_line_that_it_stood_at(
-    tmp_path, monkeypatch, body
-):
+def test_what_hangs_at_its_import_at_its_import_is_reported_with_the_line_that_it_stood_at(tmp_path, monkeypatch, body):
     monkeypatch.setattr(functions, "IMPORT_LIMIT_S", 0.1)
     (tmp_path / "hangs.py").write_text(f"import threading\n\n{body}\n")
     config = tmp_path / "my.toml"
@@ -138,6 +136,7 @@ def test_a_loss_or_an_actor_that_hangs_at_its_import_is_reported_with_the_line_t
 
     with pytest.raises(ConfigError) as error:
         load_config(str(config))
+    assert "after 0.1 s its import had come to line" in refused("hangs.py:reward", tmp_path)
     with pytest.raises(ActorsError, match=r"after 0\.1 s its import had come to line"):
         load_actors(["hangs.py"], tmp_path)
 
