@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
@@ -42,15 +43,18 @@ def run(arguments: argparse.Namespace) -> int:
         known = ", ".join(sorted(path.name.removesuffix(".log") for path in logs.glob("*.log"))) or "none"
         raise AsyncRLError(f"run {found.run} has no log of {arguments.actor or 'any actor'}; there are: {known}")
     console = Console(soft_wrap=True, highlight=False)
-    quiet = True
+    first = True
     while True:
         over = not found.is_held  # asked before reading: what comes after it is read once more
         lines = _merged(files.values())
-        _print(console, lines, arguments.level)
-        if quiet and not lines:
+        shown = [line for line in lines if _is_shown(line, arguments.level)]
+        for line in shown:
+            console.print(line_text(line))
+        if first and not shown:
             yet = "" if over or not arguments.follow else " yet"
-            print(f"run {found.run}: nothing was logged by {arguments.actor or 'any actor'}{yet}", file=sys.stderr)
-        quiet = False
+            who = arguments.actor or "any actor"
+            print(f"run {found.run}: {_nothing(lines, arguments.level)} was logged by {who}{yet}", file=sys.stderr)
+        first = False
         if not arguments.follow or over:
             return 0
         threading.Event().wait(_POLL_S)  # no event announces that a file grew
@@ -83,8 +87,12 @@ def _merged(files: Iterable[LogFile]) -> list[Line]:
     return sorted((line for file in files for line in file.read()), key=lambda line: line.time)
 
 
-def _print(console: Console, lines: list[Line], level: str) -> None:
-    lowest = LEVELS.index(level)
-    for line in lines:
-        if line.level not in LEVELS or LEVELS.index(line.level) >= lowest:
-            console.print(line_text(line))
+def _is_shown(line: Line, level: str) -> bool:
+    return line.level not in LEVELS or LEVELS.index(line.level) >= LEVELS.index(level)
+
+
+def _nothing(lines: list[Line], level: str) -> str:
+    """`nothing`, or where lines of lower levels are not shown, that these are all."""
+    counts = Counter(line.level for line in lines)
+    below = ", ".join(f"{counts[name]:,} of level {name}" for name in LEVELS if counts[name])
+    return f"nothing of level {level} or above, but {below}," if below else "nothing"

@@ -227,8 +227,14 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
 
     _, everything, _ = await terminal.type("logs")
     _, loud, _ = await terminal.type("logs", "rollout", "--level", "warning", "--follow")
+    _, silence, lower = await terminal.type("logs", "--level", "critical")
     _, nothing, note = await terminal.type("logs", "reward-1")
     assert (nothing, note.endswith("nothing was logged by reward-1\n")) == ("", True)
+    assert (silence, lower.partition(": ")[2]) == (
+        "",
+        "nothing of level critical or above, but 2 of level info, 1 of level warning, 1 of level error, "
+        "was logged by any actor\n",
+    )
     code, _, message = await terminal.type("logs", terminal.logs.parent.name, "nobody")
 
     assert [line.split(maxsplit=2)[-1].split("  ")[0] for line in everything.splitlines()[1:]] == [
