@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -15,8 +14,8 @@ from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import about
 from asyncrl.config.load import load_config
 from asyncrl.config.topics_reference import roles, topic_section, topics_markdown
-from asyncrl.errors import WrongUsage
 from asyncrl.run.user_actors import load_actors
+from asyncrl.state.live_tap import no_topic
 from topics.table import BY_NAME, TOPICS, subscribers_of
 
 
@@ -39,8 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(topics_markdown().rstrip("\n"))
     elif arguments.topic:
         if arguments.topic not in BY_NAME:
-            close = ", ".join(difflib.get_close_matches(arguments.topic, BY_NAME)) or "one that `asyncrl topics` lists"
-            raise WrongUsage(f"no topic is called {arguments.topic!r}; expected {close}")
+            raise no_topic(arguments.topic)
         Console().print(Markdown("\n".join(topic_section(BY_NAME[arguments.topic]))))
     else:
         Console().print(topics_table())

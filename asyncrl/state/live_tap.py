@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 from collections import deque
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -43,6 +44,13 @@ class Condition(NamedTuple):
             except ValueError:
                 return False
         return fnmatchcase(str(found), self.value)
+
+
+def no_topic(name: str) -> WrongUsage:
+    """Return the error about a name that no topic has, with those that are like it."""
+    near = difflib.get_close_matches(name, [topic.name for topic in TOPICS])
+    expected = f"{', '.join(near)}, or another" if near else "one"
+    return WrongUsage(f"no topic is called {name!r}; expected {expected} that `asyncrl topics` lists")
 
 
 def read_condition(word: str) -> Condition:
@@ -109,8 +117,7 @@ class Pattern:
         name = ".".join(self._parts[:2])
         self._topics = [one for one in TOPICS if fnmatchcase(one.name, name) or fnmatchcase(one.name, f"{name}.*")]
         if not self._topics:
-            names = ", ".join(topic.name for topic in TOPICS)
-            raise WrongUsage(f"no topic is called {text!r}; topics: {names}")
+            raise no_topic(name)
 
     def subjects(self, run: str) -> list[str]:
         """Return every subject that may match, in the table or not."""

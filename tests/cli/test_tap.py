@@ -5,6 +5,7 @@ import json
 import pytest
 
 from asyncrl.bus.publish import WRITER, publish
+from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import LiveTap, Pattern, read_condition
@@ -156,3 +157,19 @@ def test_a_pattern_names_topics_and_keys(pattern, matched):
     subjects = ["trajectory.graded.p1-0", "trajectory.failed.p1-0", "batch.trained", "new.thing"]
 
     assert [subject for subject in subjects if Pattern(pattern).matches(f"asyncrl.demo.{subject}")] == matched
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (
+            "batch.traind",
+            "'batch.traind'; expected batch.trained, batch.packed, or another that `asyncrl topics` lists",
+        ),
+        ("xyz", "'xyz'; expected one that `asyncrl topics` lists"),
+    ],
+)
+def test_a_pattern_that_names_no_topic_is_refused_with_those_like_it(pattern, expected):
+    with pytest.raises(WrongUsage) as error:
+        Pattern(pattern)
+    assert str(error.value) == f"no topic is called {expected}"
