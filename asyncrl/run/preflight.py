@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -76,8 +77,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         _start,
         _functions,
         _functions_beside,
-        check_data,
-        _room,
+        _data,
     )
     return [*(finding for check in checks for finding in check(config, base)), *check_machine(config)]
 
@@ -182,11 +182,12 @@ def _start(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(("start.step", "start.checkpoint"), message)
 
 
-def _room(config: Config, base: Path) -> list[Finding]:
-    try:
-        return list(plan(config, base).shortages())
-    except (DataError, OSError):
-        return []  # reported where the data itself is checked
+def _data(config: Config, base: Path) -> Iterator[Finding]:
+    """Return what is wrong with the data, or else the room for it: what hangs while it opens is opened once."""
+    findings = list(check_data(config, base))
+    yield from findings
+    with suppress(DataError, OSError):  # reported already
+        yield from plan(config, base).shortages() if not findings else ()
 
 
 def _functions(config: Config, base: Path) -> Iterator[Finding]:
