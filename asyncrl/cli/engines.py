@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,6 +21,7 @@ from asyncrl.state.run_state import RunState
 from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name
 from topics.roles import pool_of
 
+_CONNECT_S = 3.0
 _TAKES = {"list": "", "add": "URL", "remove": "NAME"}
 
 
@@ -101,6 +103,8 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
                 raise AsyncRLError(f"{engine.engine_id} of run {found.run} is {engine.address}: {address} is not added")
         if "scripted" in state.config.engine.kinds:
             raise AsyncRLError(f"run {found.run} has scripted engines, which cannot be mixed with servers of a model")
+        if found.root is not None and state.config.placement.kind == "local":
+            await _check_reachable(address)
         if key is not None and found.root is not None:
             write_private(found.files.key_of(name), key)
         before = state.engines.get(name, Engine(name)).ready_ns
@@ -120,6 +124,25 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
             )
         version = state.engines.get(name, Engine(name)).version
     return f"{name} has " + ("no weights yet: none are published" if version is None else f"version {version}")
+
+
+async def _check_reachable(address: str) -> None:
+    """Refuse a server that this machine, where its engine actor would run, cannot connect to.
+
+    Raises:
+        AsyncRLError: why it cannot.
+    """
+    parts = urlsplit(address)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        async with asyncio.timeout(_CONNECT_S):
+            _, writer = await asyncio.open_connection(parts.hostname, port)
+    except OSError as error:
+        why = str(error) or f"no answer within {_CONNECT_S:g} s"
+        raise AsyncRLError(
+            f"{address} cannot be reached: {why}; it is not announced, start the server first"
+        ) from error
+    writer.close()
 
 
 def _reason(state: RunState, name: str) -> str:

@@ -38,6 +38,10 @@ class NoSuchRun(RunNotFound):
     """Nothing has this name."""
 
 
+class RunStarts(RunNotFound):
+    """It cannot be reached yet."""
+
+
 class FoundRun(NamedTuple):
     """A run that a command is about: its name, its directory, and how its topics are reached."""
 
@@ -70,8 +74,8 @@ class FoundRun(NamedTuple):
         except FileNotFoundError:
             if self.is_held:
                 text = f"run {self.run} is still starting: {self.root} has no nats.json yet; try again"
-            else:
-                text = f"run {self.run} has no topics: {self.root} has no nats.json, so it never had a server"
+                raise RunStarts(text) from None
+            text = f"run {self.run} has no topics: {self.root} has no nats.json, so it never had a server"
             raise RunNotFound(text) from None
 
 
@@ -145,6 +149,8 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
         raise RunNotFound(f"run {found.run} cannot be reached: {error}") from error
     try:
         if not await is_provisioned(bus):
+            if found.root is not None and found.is_held:
+                raise RunStarts(f"run {found.run} is still starting: its streams are not made yet; try again")
             raise NoSuchRun(f"the server at {address.url} holds no run called {found.run}")
         if not over_is_fine and await is_over(bus, for_good=True):
             raise RunNotFound(f"run {found.run} is over")

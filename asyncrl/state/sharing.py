@@ -23,7 +23,7 @@ from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import lent_pools
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.locks import take
-from asyncrl.run.connect import FoundRun, NoSuchRun, RunNotFound, connected, run_ended
+from asyncrl.run.connect import FoundRun, NoSuchRun, RunNotFound, RunStarts, connected, run_ended
 from asyncrl.state.apportion import Apportionment, Held, granted
 from asyncrl.state.loads import MEASURED, pool_loads
 from asyncrl.state.run_state import RunState
@@ -43,7 +43,7 @@ class Sharing(NamedTuple):
     weights: Mapping[str, Fraction]  # by run, as the user names it
     pools: Mapping[str, int]  # processes, by pool
     window_s: float  # seconds over which the shares hold
-    wait_s: float  # seconds for runs to be there at the beginning
+    wait_s: float  # seconds for runs that are starting to be there at the beginning
 
 
 class _Member:
@@ -56,6 +56,7 @@ class _Member:
         self.seen = False  # it has shared before
         self.absent = ""  # why it is not
         self.unknown = False  # nothing has its name
+        self.starts = False  # it will be there
         self._asked: dict[str, int] = {}
         self._asked_after = -1  # decision that the newest request rests on
         self._worked_s = 0.0  # when it had work last
@@ -132,8 +133,7 @@ class Sharer:
         try:
             while not (faults or self._over):
                 await asyncio.sleep(_POLL_S)
-                if time.monotonic() - began_s > self._sharing.wait_s:
-                    self._check_there()
+                self._check_there(time.monotonic() - began_s > self._sharing.wait_s)
                 await self._look(time.monotonic())
                 if time.monotonic() - reported_s >= self._sharing.window_s:
                     reported_s = time.monotonic()
@@ -152,17 +152,18 @@ class Sharer:
     def _there(self) -> list[_Member]:
         return [member for member in self._members if member.state is not None]
 
-    def _check_there(self) -> None:
-        """Give up where no run was ever there, or one of them has no run's name.
+    def _check_there(self, waited: bool) -> None:
+        """Give up where one of the names is no run's, or none of the runs was ever there and none is starting in time.
 
         Raises:
             AsyncRLError: which, and why.
         """
-        seen = any(member.seen for member in self._members)
-        missing = [member for member in self._members if not member.seen and (member.unknown or not seen)]
+        missing = [member for member in self._members if member.unknown and not member.seen]
+        if not missing and not any(member.seen for member in self._members):
+            missing = self._members if waited or all(one.absent and not one.starts for one in self._members) else []
         if missing:
             words = "; ".join(dict.fromkeys(member.absent or f"{member.name} does not answer" for member in missing))
-            raise AsyncRLError(f"nothing to share with after {self._sharing.wait_s:g} s: {words}")
+            raise AsyncRLError(f"nothing to share with: {words}")
 
     async def _follow(self, member: _Member) -> None:
         """Follow a run whenever it is there."""
@@ -175,7 +176,7 @@ class Sharer:
                     self._report(f"{member.name} shares")
                     await _ended(found, bus, watch)
             except (RunNotFound, BusError) as error:
-                member.unknown = isinstance(error, NoSuchRun)
+                member.unknown, member.starts = isinstance(error, NoSuchRun), isinstance(error, RunStarts)
                 if str(error) != member.absent and member.state is None:
                     member.absent = str(error)
                     self._report(f"{member.name} is not there: {error}")
@@ -245,7 +246,7 @@ async def _joined(found: FoundRun) -> AsyncIterator[tuple[Bus, Watch]]:
         try:
             await watch.start()
             if not watch.state.wanted:
-                raise RunNotFound(f"run {found.run} is still starting")
+                raise RunStarts(f"run {found.run} is still starting")
             yield bus, watch
         finally:
             await watch.close()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import socket
 
 import msgspec
 import pytest
@@ -29,6 +30,7 @@ from topics.actors import (
     ScaleRequested,
 )
 from topics.batches import BATCH_TRAINED, BatchPacked
+from topics.engines import ENGINE_ANNOUNCED
 from topics.runs import StreamStatus
 from topics.stages import STAGE_REQUESTED, StageBegan, StageRequested
 from topics.stalls import StallFound
@@ -121,6 +123,17 @@ async def test_down_reports_a_run_that_does_not_end_in_time(bus, terminal):
 
     assert code == 1
     assert "has not ended within" in message
+
+
+async def test_a_server_that_does_not_answer_is_not_announced(bus, terminal):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+
+    code, _, message = await terminal.type("engines", bus.run, "add", address, "--wait", "3600")
+
+    assert code == 1
+    assert message.startswith(f"{address} cannot be reached: ")
+    assert await read_last(bus, ENGINE_ANNOUNCED) is None
 
 
 async def test_scale_asks_and_waits_until_as_many_live(bus, terminal):

@@ -54,8 +54,17 @@ def test_a_name_that_no_run_has_ends_the_command_with_the_names_that_there_are(t
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").touch()
 
-    assert run(["share", "bse=1", "tools=1", *FLEET, "--directory", str(tmp_path), "--wait", "0"]) == 1
+    assert run(["share", "bse=1", "tools=1", *FLEET, "--directory", str(tmp_path), "--wait", "3600"]) == 1
 
     where = f"under {tmp_path}; runs there: base"
-    error = f"nothing to share with after 0 s: no run called bse {where}; no run called tools {where}\n"
+    error = f"nothing to share with: no run called bse {where}; no run called tools {where}\n"
     assert capsys.readouterr().err == error
+
+
+def test_runs_of_which_none_is_live_or_starting_end_the_command(tmp_path: Path, capsys):
+    for name in ("base", "tools"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+
+    assert run(["share", "base=1", "tools=1", *FLEET, "--directory", str(tmp_path), "--wait", "3600"]) == 1
+    assert "nothing to share with: run base is over; " in capsys.readouterr().err
