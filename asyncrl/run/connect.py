@@ -39,7 +39,7 @@ class NoSuchRun(RunNotFound):
 
 
 class RunStarts(RunNotFound):
-    """It cannot be reached yet."""
+    """A run that cannot be reached yet."""
 
 
 class FoundRun(NamedTuple):
