@@ -105,8 +105,12 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 def headers_of(message: Message) -> dict[str, str]:
     """Return the headers that a message has, as they are stored."""
-    values = [(name, getattr(message, field), default) for field, name, default in _fields(message.HEADERS)]
-    return {name: _text(value) for name, value, default in values if value is not default}
+    found = {}
+    for field, name, default in _fields(message.HEADERS):
+        value = getattr(message, field)
+        if value is not default:
+            found[name] = value if type(value) is str else _text(value)
+    return found
 
 
 @cache

@@ -45,14 +45,16 @@ from asyncrl.live.redaction import Redactor
 from asyncrl.live.seams import open_seam
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.tools import Wording
-from asyncrl.live.turn_log import Asked, Stored, TurnLog, asked
+from asyncrl.live.turn_log import Asked, TurnLog, asked
 from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
+from topics.table import topic_of, topic_of_type
 from topics.topic import ACTORS, TURNS, Topic
 from topics.turns import SessionLeft, TurnFinished, TurnSampled, TurnStarted
 
 PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
 _TURN_FACTS = (TurnStarted, TurnSampled, TurnFinished)
+_TURN_TOPICS = [topic_of_type(kind) for kind in _TURN_FACTS]
 _READ_BACK = 20_000  # messages of turns that a new gateway reads
 _SPOOL_S = 10.0  # for what a gateway before this one could not store
 _CATCH_UP_S = 1.0  # for what other gateways have stored
@@ -88,7 +90,7 @@ class Gateway:
         self._keys = Keys()
         self._channels = Channels(context, self._served, self._tokenizer.decode_all)
         self._log = TurnLog(self._known, most_tokens=self._settings.history_tokens, retry_s=self._settings.retry_s)
-        self._turns = context.listen(TURNS, self._take_turn)
+        self._turns = context.listen(TURNS, self._take_turn, unread=self._is_known)
         self._news = asyncio.Event()  # a turn of another gateway
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
@@ -163,12 +165,15 @@ class Gateway:
         else:
             self._keys.take(message)
 
+    def _is_known(self, record: Record) -> bool:
+        """Return whether a record changes nothing here: its own turns are folded in before they are stored."""
+        own = record.sequence > self._own and record.headers.get(BY) == self._context.bus.name
+        return own or topic_of(record.subject) not in _TURN_TOPICS
+
     def _take_turn(self, _topic: Topic[Any], fact: Any, record: Record) -> None:
-        """Fold in a turn of another gateway, or of the process before this one: its own are folded in at once."""
-        writer = record.headers.get(BY, "")
-        foreign = record.sequence <= self._own or writer != self._context.bus.name
-        if foreign and isinstance(fact, _TURN_FACTS):
-            self._log.take(fact, writer, record.time_ns / 1e9)
+        """Fold in a turn of another gateway, or of the process before this one; of what is known only headers come."""
+        if isinstance(fact, _TURN_FACTS):
+            self._log.take(fact, record.headers.get(BY, ""), record.time_ns / 1e9)
         self._news.set()
 
     def _application(self) -> web.Application:
@@ -198,7 +203,7 @@ class Gateway:
             missed = True
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:
-                await turn.begin(self._facts, key.tenant, name, session, secret=secret)
+                turn.begin(self._facts, key.tenant, name, session, secret=secret)
                 service = self._channels.service(user, session.id)
                 return await turn.run(service, self._facts, partial(reply.send, number), self._safety)
 
@@ -253,7 +258,7 @@ class Gateway:
         """Return a turn, which goes on with a stored one that it repeats; raises as `TurnLog.retried`."""
         stored = self._log.retried(who, time.time())
         # A grammar begins with the first token: it goes on with no others.
-        if stored is not None and not (stored.whole or (_same(stored, prompt) and not request.schema)):
+        if stored is not None and not (stored.whole or (stored.answers(prompt) and not request.schema)):
             stored = None
         return Turn(request, prompt, self._wording, self._settings, asked=who, stored=stored)
 
@@ -388,11 +393,3 @@ def _is_private(key: KeyAdded, http: web.Request) -> bool:
 def _owner(user: str, *, private: bool) -> str:
     """Return whose histories a request may go on with: turns that are stored never go on from one that is not."""
     return f"{user} private" if private else user
-
-
-def _same(stored: Stored, prompt: Prompt) -> bool:
-    """Return whether a turn has this prompt: a history that is known by now may give another."""
-    started = stored.started
-    return (started.parent, started.known) == (prompt.parent, prompt.known) and np.array_equal(
-        started.tokens, prompt.ids[prompt.known :]
-    )

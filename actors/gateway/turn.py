@@ -90,6 +90,7 @@ class Turn(Watch):
         self._lineages = [-1] if self.continues else []  # of its tokens; -1: not known
         self._skip: EarlySkip | None = None
         self._before = "", 0  # the turn that its prompt begins with, as it is stored, and the tokens of that one
+        self._started: TurnStarted | None = None  # None of a repeated reply
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
         self._left = False  # its client is gone
@@ -135,11 +136,9 @@ class Turn(Watch):
             return None
         return Shadowed(self.id, self.prompt.ids, sampling, self._secret, arm.shadow, arm.version)
 
-    async def begin(self, facts: Facts, tenant: str, api: str, session: Session, *, secret: str) -> None:
-        """Store that it begins; where that is lost, or it is private, the turn is served alone.
-
-        Args:
-            secret: id of the data key that it is sealed under; "" of a private one.
+    def begin(self, facts: Facts, tenant: str, api: str, session: Session, *, secret: str) -> None:
+        """Make the fact that it begins, which `run` stores; where that is lost, or it is private, it is served alone.
+        `secret` is the id of the data key that it is sealed under; "" of a private one.
         """
         if self.repeats:
             return
@@ -150,7 +149,7 @@ class Turn(Watch):
         if prompt.parent and (not facts.has(prompt.parent) or len(older) > _MOST_KEYS):
             prompt, older = prompt._replace(parent="", known=0), []
         self._before, key = (prompt.parent, prompt.known), facts.data_key(secret)
-        started = TurnStarted(
+        self._started = TurnStarted(
             turn_id=self.id,
             session=session.id,
             tenant=tenant,
@@ -168,13 +167,10 @@ class Turn(Watch):
             siblings=siblings_of(key, session.id, prompt.ids, self._sampling.temperature) if key else "",
             older=",".join(older),
         )
-        if not secret:
-            facts.know(started, owner=self._asked.owner)
-        else:
-            self._recorded = await facts.put(started)
 
     async def run(self, service: Service, facts: Facts, send: Send, safety: SafetySettings) -> Ending:
-        """Sample the reply and send its text; returns its end, once that is stored or waits to be.
+        """Sample the reply and send its text; returns its end, once that is stored or waits to be. Its begin is stored
+        while an engine reads the prompt, and before anything is sent.
 
         Args:
             safety: by which its reply is marked.
@@ -191,6 +187,7 @@ class Turn(Watch):
         task.add_done_callback(lambda _task: self._came.set())
         try:
             async with asyncio.timeout(self._settings.deadline_s):
+                await self._store_begin(facts)
                 await self._stream(task, facts, send)
                 await task
                 finish = self._whole
@@ -212,6 +209,12 @@ class Turn(Watch):
         if not self.request.thoughts:
             return ending
         return msgspec.structs.replace(ending, thoughts=parts.thoughts, thought_tokens=parts.thought_tokens(tokens))
+
+    async def _store_begin(self, facts: Facts) -> None:
+        if self._started is not None and self._secret:
+            self._recorded = await facts.put(self._started)
+        elif self._started is not None:
+            facts.know(self._started, owner=self._asked.owner)
 
     def leave(self) -> None:
         """End with the tokens that there are: the client is gone."""

@@ -127,10 +127,21 @@ class Context:
         self.faults.append(error)
         self.stop.set()
 
-    def listen(self, stream: Stream, take: Take, topics: Sequence[Topic[Any]] = ()) -> Listener:
-        """A listener to a log, or to some of its topics; a message that is not what it must be is rejected."""
+    def listen(
+        self,
+        stream: Stream,
+        take: Take,
+        topics: Sequence[Topic[Any]] = (),
+        *,
+        unread: Callable[[Record], bool] = lambda _: False,
+    ) -> Listener:
+        """A listener to a log, or to some of its topics; a message that is not what it must be is rejected.
+
+        Args:
+            unread: as for `Listener`.
+        """
         subjects = [topic.pattern(self.bus.run) for topic in topics]
-        return Listener(self.bus, stream, take, self.refuse, subjects=subjects)
+        return Listener(self.bus, stream, take, self.refuse, subjects=subjects, unread=unread)
 
     def refuse(self, record: Record, error: Exception) -> None:
         """Reject a message that is not what it must be, beside the work that goes on."""

@@ -195,10 +195,18 @@ class Keeper:
         self._news.set()
 
     def _listener(self, stream: Stream, entry: Input) -> Listener:
-        bus, unread = self.context.bus, [self._snapshots.subject]  # only a start reads them
+        bus, snapshots = self.context.bus, self._snapshots.subject
         subjects = [topic.pattern(bus.run) for topic in entry.topics if stream is not self.own]  # of that everything
         take, refuse, headers_only = self._take, self._refuse, entry.headers_only
-        return Listener(bus, stream, take, refuse, subjects=subjects, headers_only=headers_only, unread=unread)
+        return Listener(
+            bus,
+            stream,
+            take,
+            refuse,
+            subjects=subjects,
+            headers_only=headers_only,
+            unread=lambda record: record.subject == snapshots,  # only a start reads them
+        )
 
     def _take(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
         self._check_claim(topic, record)

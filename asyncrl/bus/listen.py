@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from asyncrl.bus.blobs import BLOB, BlobMissing
@@ -40,14 +40,14 @@ class Listener:
         *,
         subjects: Sequence[str] = (),
         headers_only: bool = False,
-        unread: Collection[str] = (),
+        unread: Callable[[Record], bool] = lambda _: False,
         newest: bool = False,
     ) -> None:
         self.last = 0  # sequence of the newest message handed over
         self._bus = bus
         self._take, self._refuse = take, refuse
         self._headers_only = headers_only
-        self._unread = unread  # subjects of which only headers are read
+        self._unread = unread  # whether only the headers of a record are read: its body is neither fetched nor opened
         self._reader = LogReader(
             bus, stream, self.subscribe, subjects=subjects, headers_only=headers_only, newest=newest
         )
@@ -120,7 +120,7 @@ class Listener:
             self._refuse(record, error)
 
     def _by_headers(self, record: Record) -> bool:
-        return self._headers_only or record.subject in self._unread
+        return self._headers_only or self._unread(record)
 
     def _lies_elsewhere(self, record: Record) -> bool:
         return (BLOB in record.headers or SEALED in record.headers) and not self._by_headers(record)

@@ -96,7 +96,8 @@ async def send(bus: Bus, message: Message) -> None:
     topic = topic_for(message)
     if bus.client.is_connected:
         body = await _sealed(bus, topic, message)
-        await bus.send(topic.ingest(bus.run, topic.key_of(message)), body, headers_of(message) or None)
+        headers = headers_of(message) | ({BY: bus.name} if bus.name else {})
+        await bus.send(topic.ingest(bus.run, topic.key_of(message)), body, headers or None)
 
 
 async def publish_if_latest(bus: Bus, message: Message, expected: int, *, headers: dict[str, str] | None = None) -> int:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.live.apis.words import LiveError, Request
-from asyncrl.live.conversation import Conversations, Draft, History, Message
+from asyncrl.live.conversation import Conversations, Draft, History, Message, Prompt
 from asyncrl.live.owners import owner_in
 from asyncrl.live.sessions import session_headers
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
@@ -49,6 +49,12 @@ class Stored(msgspec.Struct):
     def whole(self) -> bool:
         """Return whether its reply is all there."""
         return self.finish in ("stop", "length")
+
+    def answers(self, prompt: Prompt) -> bool:
+        """Return whether it has this prompt: a history that is known by now may give another."""
+        begun = self.started
+        same = (begun.parent, begun.known) == (prompt.parent, prompt.known)
+        return same and np.array_equal(begun.tokens, prompt.ids[prompt.known :])
 
 
 def asked(owner: str, api: str, request: Request, headers: Mapping[str, str], *, messages: bytes) -> list[Asked]:

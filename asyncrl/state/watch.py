@@ -161,6 +161,7 @@ class Watch:
         if start == 0:
             return
         run, stream = self._bus.run, topics[0].stream
+        packed = BATCH_PACKED.subject(run)
         after = 0
         if isinstance(start, int):
             last = await read_last(self._bus, topics[0])
@@ -171,7 +172,7 @@ class Watch:
             self._take,
             self._refuse,
             subjects=[topic.pattern(run) for topic in topics],
-            unread=[BATCH_PACKED.subject(run)],
+            unread=lambda record: record.subject == packed,
             newest=start == "newest",
         )
         try:

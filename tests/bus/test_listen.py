@@ -37,6 +37,24 @@ async def test_a_large_message_is_handed_over_in_its_turn(bus: Bus, stage: Calla
     assert not context.faults
 
 
+async def test_a_message_that_is_not_to_be_read_is_handed_over_by_its_headers(bus: Bus, stage: Callable[..., Stage]):
+    for step in (1, 2):
+        await publish(bus, BatchPacked(step, "rl", [], 0), headers={"writer": "test"})
+    first, second = await read_all(bus, BATCHES)
+    gone = first._replace(headers={**first.headers, BLOB: "gone:1:00:1"})
+    context, received = stage().context("recorder", bus), []
+    listener = context.listen(
+        BATCHES, lambda _, message, record: received.append((record.sequence, type(message))), unread=gone.__eq__
+    )
+
+    for record in (gone, second):
+        listener.subscribe(record)
+
+    assert received == [(1, BatchPacked.HEADERS), (2, BatchPacked)]
+    assert listener.last == 2
+    assert "dead_letters" not in context.vitals
+
+
 async def test_a_reader_of_a_whole_log_gets_its_large_messages_and_its_errors(bus: Bus):
     member = BatchMember("p000000-0", 0, Reference(1, "0" * 16, 100), 1.0, 3)
     for step, members in ((1, [member]), (2, [member] * 16_000), (3, [member])):

@@ -87,16 +87,46 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
         return Turn(request, prompt, wording, GatewaySettings(), asked=asked, stored=stored)
 
     cut = turn()
-    await cut.begin(facts, "anna", "chat", SESSION, secret="s")
+    cut.begin(facts, "anna", "chat", SESSION, secret="s")
     with pytest.raises(ConnectionResetError):
         await cut.run(Service(engines, Arm()), facts, gone, SafetySettings())
     again = turn()
-    await again.begin(facts, "anna", "chat", SESSION, secret="s")
+    again.begin(facts, "anna", "chat", SESSION, secret="s")
     ending = await again.run(Service(engines, Arm()), facts, send, SafetySettings())
 
     assert (again.continues, facts.finishes) == (cut.id, ["gone", "stop"])
     assert engines.asked == 1 and ending.tokens == len(ids)
     assert "".join(sent) == ending.text == "the answer"
+
+
+async def test_an_engine_reads_the_prompt_while_the_begin_is_stored_and_nothing_is_sent_before(tmp_path: Path):
+    tokenizer = TaskTokenizer.load(make_model(tmp_path))
+    known = Conversations(Seam(tokenizer), most_tokens=1000)
+    tokens, steps, answered = tokenizer.encode("answer").astype(np.int32), list[str](), asyncio.Event()
+
+    class Slow(Facts):
+        async def put(self, fact: Any) -> bool:
+            await answered.wait()  # for ever, where the engine is asked only then
+            steps.append(type(fact).__name__)
+            return await super().put(fact)
+
+    class Noted(Engines):
+        async def generate(self, ids: Any, sampling: Any, **options: Any) -> None:
+            await super().generate(ids, sampling, **options)
+            steps.append("sampled")
+            answered.set()
+
+    async def send(_text: Any) -> None:
+        steps.append("sent")
+
+    request, wording = Request("any", [{"role": "user", "content": "question"}], 50), Wording.of(tokenizer)
+    facts = Slow(TurnLog(known, most_tokens=1000, retry_s=10.0))
+    turn = Turn(request, known.prompt(request.messages), wording, GatewaySettings(deadline_s=10.0), asked=Asked(DIGEST))
+    turn.begin(facts, "anna", "chat", SESSION, secret="s")
+    await turn.run(Service(Noted(tokens), Arm()), facts, send, SafetySettings())
+
+    assert steps[:3] == ["sampled", "TurnStarted", "sent"]
+    assert steps[-1] == "TurnFinished" and turn.recorded
 
 
 async def test_a_repeat_waits_for_that_end_for_a_time_and_while_its_own_client_is_there():
