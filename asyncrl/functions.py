@@ -31,7 +31,6 @@ def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
 
     Args:
         spec: `path/to/file.py:function` or `package.module:function`.
-        base: folder that a relative path is looked for in.
 
     Raises:
         FunctionError: states what was looked for and what there is instead.

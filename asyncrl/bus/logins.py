@@ -36,9 +36,6 @@ def made_logins(runs: Sequence[str], url: str, known: Mapping[str, BusAddress]) 
 def given_logins(nats: NatsSettings, base: Path) -> dict[str, BusAddress]:
     """The users that the settings name: one for each role, or one for all.
 
-    Args:
-        base: folder that relative paths start from.
-
     Raises:
         OSError, ValueError: a file is missing or no such file.
     """

@@ -116,9 +116,6 @@ def report(replay: Replay) -> dict[str, Any]:
 def replay_config(config: Config, overrides: list[str], *, base: Path = Path()) -> tuple[Config, dict[str, list[Any]]]:
     """Settings of a replay, and those of them that are not the run's.
 
-    Args:
-        base: folder of the config's relative paths.
-
     Raises:
         ConfigError: settings that cannot be.
         ReplayError: settings that are not the learner's.

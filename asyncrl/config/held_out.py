@@ -81,11 +81,7 @@ def graded_tasks(config: Config) -> dict[str, Task]:
 
 
 def held_out_rows(config: Config, base: Path, name: str) -> RowSetup:
-    """The rows of a set.
-
-    Args:
-        base: folder of the config's relative paths.
-    """
+    """The rows of a set."""
     own = () if name == ONLY_SET else (tasks_of_sets(config)[name],)
     return rows_of(config, base, *own, held_out=True)
 

@@ -137,7 +137,6 @@ def with_overrides(
 
     Args:
         overrides: `a.b.c=value`, as for `load_config`.
-        base: folder of the config's relative paths.
         further: as for `load_config`.
 
     Raises:

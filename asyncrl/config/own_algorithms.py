@@ -69,9 +69,6 @@ def _named_in(name: str, stage: StageSettings) -> Iterator[Named]:
 def load_own_algorithms(config: Config, base: Path) -> list[Finding]:
     """Make the paths of the user's own absolute, in the settings themselves, and load what they name.
 
-    Args:
-        base: folder that a relative path is looked for in.
-
     Returns:
         What cannot be loaded; there the settings have a default now.
     """

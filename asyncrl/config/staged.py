@@ -103,11 +103,7 @@ class Schedule:
             ended.rewards = [*ended.rewards, (number_of(prompt_id), fmean(scores))][-self._kept :]
 
     def due(self, ended: Ended, begun: Sequence[Begun]) -> str:
-        """The stage that begins now; "" for none.
-
-        Args:
-            begun: stages of the run, in their order.
-        """
+        """The stage that begins now; "" for none."""
         before = {name for _, name in begun}
         name = next((name for name in self._waiting if name not in before), "")
         if not name:

@@ -126,11 +126,7 @@ class Mixture:
         self._stages = {name: turns([task.share for task in tasks]) for name, tasks in self._staged.items()}
 
     def task(self, number: int, begun: Sequence[Begun] = ()) -> Task:
-        """The task of a prompt, as its stage has it, or of a held-out one.
-
-        Args:
-            begun: stages of the run, in their order.
-        """
+        """The task of a prompt, as its stage has it, or of a held-out one."""
         stage = next((name for first, name in reversed(begun) if first <= number), "")
         return self._staged.get(stage, self.tasks)[self._turn(number, begun)[0]]
 
@@ -192,11 +188,7 @@ def largest_group(config: Config) -> int:
 
 
 def group_size_of(config: Config, prompt_id: str, begun: Sequence[Begun] = ()) -> int:
-    """Members of a prompt's group; of one that was issued again those of the largest.
-
-    Args:
-        begun: stages of the run, in their order.
-    """
+    """Members of a prompt's group; of one that was issued again those of the largest."""
     if prompt_id[0] != TASK:
         return largest_group(config)
     return Mixture(config).task(number_of(prompt_id), begun).group_size
@@ -219,7 +211,6 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
     """The rows of some tasks as one order without end, of all of them unless some are given.
 
     Args:
-        base: folder of the config's relative paths.
         held_out: those of evaluations.
     """
     tasks = tasks or tuple(tasks_of(config).values())
@@ -243,11 +234,7 @@ def turns_of(warmup: WarmupSettings) -> Turns:
 
 
 def warmup_rows(config: Config, base: Path) -> RowSetup | None:
-    """The rows of the warm-up, where it has some of its own.
-
-    Args:
-        base: folder of the config's relative paths.
-    """
+    """The rows of the warm-up, where it has some of its own."""
     warmup = config.warmup
     if not (warmup.source and warmup.steps):
         return None

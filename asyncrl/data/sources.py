@@ -49,7 +49,6 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
         seed: of the order, and of made rows. For held-out data give a file another slice, and a rule another seed:
             rules draw by a hash of seed and place, so two seeds give unrelated draws. They can then meet by chance
             only, one held-out prompt with probability of about (rows trained on) / (prompts there are).
-        base: folder that a relative path is looked for in.
         labels_for: the reader of labels, as by `label_reader`.
 
     Raises:

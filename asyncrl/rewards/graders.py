@@ -62,7 +62,6 @@ async def open_grader(
             `gpqa`, `ifbench` and `ifeval` (docs/write-a-reward.md), `reasoning-gym` (the scorer of the dataset that
             the prompt came from) or `reasoning-gym:NAME`, `http://...` or `https://...`, or a
             user's function as `path/to/file.py:function` or `package.module:function`.
-        base: folder that a relative path is looked for in.
         workers: child processes that run functions.
         time_limit_s: seconds that one request may take from the beginning of its turn, retries included.
         memory_mb: MB that each process of a function may take; 0 for no limit.

@@ -57,7 +57,6 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
 
     Args:
         config: the settings.
-        base: folder that the config's relative paths are looked for in.
     """
     checks = (
         _actors,

@@ -53,7 +53,6 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
     Args:
         overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), `buffer.batch_groups=N`, `learner.lr=1e-5`,
             `learner.ranks=2`, or nothing.
-        base: folder of the config's relative paths.
 
     Raises:
         ConfigError: settings that cannot be.

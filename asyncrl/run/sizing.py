@@ -217,7 +217,6 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
     """Return what the streams of a run need and may hold.
 
     Args:
-        base: folder of the config's relative paths.
         root: directory of a run that is there already; what it has taken counts as free.
         progress: of a run that goes on.
 
@@ -288,7 +287,6 @@ async def provision_sized(bus: Bus, config: Config, base: Path, root: Path) -> d
     """Make or change the streams of a run so that it can reach its end.
 
     Args:
-        base: folder of the config's relative paths.
         root: the run's directory.
 
     Returns:

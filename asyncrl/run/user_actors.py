@@ -25,7 +25,6 @@ def load_actors(modules: Iterable[str], base: Path) -> None:
 
     Args:
         modules: `path/to/file.py` or `package.module`, each with `ROLE`, `TOPICS` and `async def main(context)`.
-        base: folder that a relative path is looked for in.
 
     Raises:
         ActorsError: one of them is no such module, or its rows do not fit the tables.

@@ -21,7 +21,6 @@ def open_trainer(config: Config, model: Path, base: Path) -> Trainer:
 
     Args:
         model: directory of the model as it was before the run.
-        base: folder that the config's relative paths start from.
     """
     return TRAINERS[config.learner.trainer](config, model, base)
 
