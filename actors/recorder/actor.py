@@ -246,7 +246,8 @@ class Recorder:
         """
         await self._go_on()
         await self._samples.begin()
-        listeners = {stream: self._listener(stream) for stream in _LOGS}
+        inputs, listen = self.fold.inputs(), self.context.listen
+        listeners = {stream: listen(stream, self._take, inputs[stream].topics) for stream in _LOGS}
         try:
             await self._follow(listeners)
         finally:
@@ -304,9 +305,6 @@ class Recorder:
                 lags=[step.lag_mean_versions for step in steps],
             )
         write_json(root / "summary.json", summary)
-
-    def _listener(self, stream: Stream) -> Listener:
-        return self.context.listen(stream, self._take, self.fold.inputs()[stream].topics)
 
     async def _count_issued(self) -> int:
         """Distinct trajectories of RL: the subjects of their log, less those of its keeper, warm-up and evaluations."""

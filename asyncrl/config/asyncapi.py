@@ -105,7 +105,9 @@ def _schemas() -> dict[str, Any]:
     """JSON Schema of every message and part, with the source's comment on each field."""
     kinds = list(dict.fromkeys(kind for topic in TOPICS for kind in (topic.message, *parts_of(topic.message))))
     _, schemas = msgspec.json.schema_components(
-        kinds, schema_hook=_array_schema, ref_template="#/components/schemas/{name}"
+        kinds,
+        schema_hook=lambda kind: _BINARY | {"x-dtype": ARRAYS[kind.__name__]},
+        ref_template="#/components/schemas/{name}",
     )
     for kind in kinds:
         properties = schemas[kind.__name__]["properties"]
@@ -114,10 +116,6 @@ def _schemas() -> dict[str, Any]:
                 properties[field.name] = _described(properties[field.name], field.about)
     binary: dict[str, Any] = _without_base64(schemas)
     return binary
-
-
-def _array_schema(kind: type) -> dict[str, Any]:
-    return {**_BINARY, "x-dtype": ARRAYS[kind.__name__]}
 
 
 def _described(schema: dict[str, Any], text: str) -> dict[str, Any]:

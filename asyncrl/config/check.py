@@ -47,7 +47,7 @@ def contradictions(config: Config) -> list[Finding]:
         *_model(config.model),
         *_lengths(config),
         *_sampling(config.rollout),
-        *_groups(config),
+        *dict.fromkeys(found for task in every_task(config) for found in _groups_of(config, task)),
         *_warmup(config.warmup),
         *_leases(config.workers, config.supervision),
         *_limits(config),
@@ -146,10 +146,6 @@ def _sampling(rollout: RolloutSettings) -> Iterator[Finding]:
     repeated = [text for text, count in Counter(rollout.stop).items() if count > 1]
     if repeated:
         yield Finding(("rollout.stop",), f"{_quoted(repeated)} found more than once, expected each string once")
-
-
-def _groups(config: Config) -> Iterator[Finding]:
-    yield from dict.fromkeys(found for task in every_task(config) for found in _groups_of(config, task))
 
 
 def _groups_of(config: Config, task: Task) -> Iterator[Finding]:

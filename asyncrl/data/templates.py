@@ -45,7 +45,7 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = _now
+        environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
         self.source = source
         self._template = environment.from_string(source)
         self._values = values
@@ -82,7 +82,3 @@ def _to_json(
 
 def _raise(message: str) -> None:
     raise TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)

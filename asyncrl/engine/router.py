@@ -138,7 +138,7 @@ class Router:
 
         It takes the router a moment: call again until it is done. An engine that does not answer joins once it does.
         """
-        listed = await self._listed()
+        listed = msgspec.json.decode(await self._call("GET", "/workers"), type=_List).workers
         for worker in listed:
             if worker.url not in members:
                 await self._call("DELETE", f"/workers/{worker.id}")
@@ -168,9 +168,6 @@ class Router:
         except EngineError:
             return False
         return True
-
-    async def _listed(self) -> list[_Listed]:
-        return msgspec.json.decode(await self._call("GET", "/workers"), type=_List).workers
 
     async def _call(self, method: str, path: str, body: dict[str, object] | None = None) -> bytes:
         assert self._session is not None

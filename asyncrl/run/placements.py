@@ -9,9 +9,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import LocalProcesses, Placement
 from asyncrl.run.ray_placement import RayPlacement
 
-
-def _local(_config: Config, files: RunFiles) -> Placement:
-    return LocalProcesses(files.logs)
-
-
-PLACEMENTS: dict[str, Callable[[Config, RunFiles], Placement]] = {"local": _local, "ray": RayPlacement}
+PLACEMENTS: dict[str, Callable[[Config, RunFiles], Placement]] = {
+    "local": lambda _config, files: LocalProcesses(files.logs),
+    "ray": RayPlacement,
+}

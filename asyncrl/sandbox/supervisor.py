@@ -112,7 +112,7 @@ class _Supervisor:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, signal.SIGKILL)
             left = _kill(found)
-            while self._output_waits() and self._relay():
+            while select.select([self._output], [], [], 0)[0] and self._relay():
                 pass
             if not left:
                 status = os.waitpid(self._child, 0)[1] if status is None else status
@@ -120,9 +120,6 @@ class _Supervisor:
                     self._note_left_out()
                     return status
             select.select([self._wake], [], [], _AGAIN_S)
-
-    def _output_waits(self) -> bool:
-        return bool(select.select([self._output], [], [], 0)[0])
 
     def _relay(self) -> bool:
         """Pass on the output, up to its limit; False when no process is left that could print."""
