@@ -63,7 +63,7 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **options: P.kwargs) -> R:
         try:
             return function(*arguments, **options)
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit) as error:  # anything may happen in a user's function
             raise AlgorithmError(
                 f"{getattr(function, '__qualname__', function)} raised\n{last_lines(error)}"
             ) from error

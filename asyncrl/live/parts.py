@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.words import Call, Piece, Request, Thought
-from asyncrl.live.thoughts import ThoughtText, thought_tokens
+from asyncrl.live.thoughts import ThoughtText, begun, thought_tokens
 from asyncrl.live.tools import CallText, Wording
 from topics.wire import Int32Array
 
@@ -90,21 +90,12 @@ class ReplyText:
             if found:
                 place, self.stop = min(found)
                 return self._take(place)
-        return self._take(len(self._waiting) - self._held())
+        held = len(self._waiting) if self.stop is not None else begun(self._waiting, *self._stops)
+        return self._take(len(self._waiting) - held)
 
     def end(self) -> str:
         """Return the text that waited for more; none behind a stop sequence."""
         return "" if self.stop is not None else self._take(len(self._waiting))
-
-    def _held(self) -> int:
-        """Return how many characters at the end may begin a stop sequence."""
-        if self.stop is not None:
-            return len(self._waiting)
-        longest = max(map(len, self._stops), default=0)
-        for size in range(min(longest - 1, len(self._waiting)), 0, -1):
-            if any(stop.startswith(self._waiting[-size:]) for stop in self._stops):
-                return size
-        return 0
 
     def _take(self, size: int) -> str:
         text, self._waiting = self._waiting[:size], self._waiting[size:]

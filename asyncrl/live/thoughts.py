@@ -11,6 +11,12 @@ CLOSED = f"\n{CLOSER}\n\n"  # ends reasoning that the template has opened, where
 _QUESTION = {"role": "user", "content": "a"}
 
 
+def begun(text: str, *marks: str) -> int:
+    """Return how many characters at the end of a text may be the beginning of one of some marks."""
+    longest = min(max(map(len, marks), default=0) - 1, len(text))
+    return next((size for size in range(longest, 0, -1) if any(mark.startswith(text[-size:]) for mark in marks)), 0)
+
+
 def opened_by(tokenizer: TaskTokenizer) -> bool | None:
     """Return whether the chat template itself opens the reasoning before a reply; None where the model writes none."""
     if not tokenizer.mentions(CLOSER):
@@ -47,12 +53,12 @@ class ThoughtText:
             return self._text(text)
         self._waiting += text
         if not self._inside:
-            begun = self._waiting.lstrip()
-            if not begun.startswith(OPENER):
-                if OPENER.startswith(begun):
+            opening = self._waiting.lstrip()
+            if not opening.startswith(OPENER):
+                if OPENER.startswith(opening):
                     return []
                 return self._rest()
-            self._inside, self._waiting = True, begun[len(OPENER) :]
+            self._inside, self._waiting = True, opening[len(OPENER) :]
         if not self.thoughts:
             self._waiting = self._waiting.lstrip()
         thought, closed, behind = self._waiting.partition(CLOSER)
@@ -60,9 +66,7 @@ class ThoughtText:
             self._over = self._bare = True
             self._waiting = ""
             return [*self._thought(thought.rstrip()), *self._text(behind)]
-        ends = range(min(len(CLOSER) - 1, len(thought)), 0, -1)
-        held = next((size for size in ends if CLOSER.startswith(thought[-size:])), 0)
-        final = thought[: len(thought) - held].rstrip()
+        final = thought[: len(thought) - begun(thought, CLOSER)].rstrip()
         self._waiting = thought[len(final) :]
         return self._thought(final)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.apis.words import Call, assistant_message
-from asyncrl.live.thoughts import opened_by
+from asyncrl.live.thoughts import begun, opened_by
 
 _QUESTION = {"role": "user", "content": "a"}
 _TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
@@ -134,10 +134,8 @@ class CallText:
 
     def _held(self, opener: str) -> int:
         """Return how many characters at the end may stand before a call or begin one."""
-        ends = range(min(len(opener) - 1, len(self._waiting)), 0, -1)
-        begun = next((size for size in ends if opener.startswith(self._waiting[-size:])), 0)
-        before = self._waiting[: len(self._waiting) - begun]
-        return begun + len(before) - len(before.rstrip())
+        before = self._waiting[: len(self._waiting) - begun(self._waiting, opener)]
+        return len(self._waiting) - len(before.rstrip())
 
     def _called(self, raw: str) -> list[str | Call]:
         """Return the call that stands in a text; the text itself where it is no call."""
