@@ -6,7 +6,6 @@ import argparse
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     first = True
     while True:
         over = not found.is_held  # asked before reading: what comes after it is read once more
-        lines = _merged(files.values())
+        lines = sorted((line for file in files.values() for line in file.read()), key=lambda line: line.time)
         shown = [line for line in lines if _is_shown(line, arguments.level)]
         for line in shown:
             console.print(line_text(line))
@@ -81,10 +80,6 @@ def _open_new(logs: Path, actor: str, files: dict[Path, LogFile]) -> bool:
         if path not in files and (not actor or actor in (name, name.rpartition("-")[0], role_of(name))):
             files[path] = LogFile(path)
     return bool(files)
-
-
-def _merged(files: Iterable[LogFile]) -> list[Line]:
-    return sorted((line for file in files for line in file.read()), key=lambda line: line.time)
 
 
 def _is_shown(line: Line, level: str) -> bool:
