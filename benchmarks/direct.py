@@ -1,6 +1,7 @@
 """Weights from a trainer to one engine under load: out of the store, and the direct way.
 
-The trainer and the learner's part are in this process, the requests in another one; server and engine actor are real.
+The learner's part is in this process, the requests in another one; the trainer's ranks, the server and its engine actor
+are processes as in a run.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.load import NEW, PROMPT, Events, Load, Update, silence, transition
@@ -29,7 +31,14 @@ class Course(NamedTuple):
 
 
 async def bench_direct(
-    *, ways: list[str], updates: list[str], rounds: int, idle: bool, deadline_s: float, **options: Any
+    *,
+    ways: list[str],
+    updates: list[str],
+    rounds: int,
+    idle: bool,
+    deadline_s: float,
+    layout: Sequence[tuple[str, int]] = (),
+    **options: Any,
 ) -> dict[str, float]:
     """Measure each way with each kind of update, each within the deadline, the start of its server included.
 
@@ -47,7 +56,8 @@ async def bench_direct(
     figures: dict[str, float] = {}
     for way in ways:
         for update in updates:
-            served = Served(way, update, context=max(PROMPT + 2 * NEW, options["size"][1]), **options)
+            context = max(PROMPT + 2 * NEW, options["size"][1])
+            served = Served(way, update, context=context, layout=dict(layout), **options)
             try:
                 async with asyncio.timeout(deadline_s):
                     found = await _measured(served, Course(rounds, idle))

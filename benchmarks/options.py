@@ -54,6 +54,11 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=1, help="measure so many ranks as well (default: 1, none)")
 
 
+def _axis(text: str) -> tuple[str, int]:
+    axis, _, ranks = text.partition("=")
+    return axis, int(ranks)
+
+
 def _add_direct_options(parser: argparse.ArgumentParser) -> None:
     ways, updates = ("files", "staged", "stream", "ipc", "nccl", "gloo"), ("in_place", "resume")
     parser.add_argument(
@@ -65,6 +70,9 @@ def _add_direct_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
     words = "of each way, the start of its server included (default: 1800)"
     parser.add_argument("--deadline-s", type=float, default=1800.0, metavar="SECONDS", help=words)
+    parser.add_argument("--ranks", type=int, default=1, help="of the trainer; on GPUs --device cuda (default: 1)")
+    words = "of the model over them, by megatron: tensor=2, pipeline=2, ... (default: FSDP2)"
+    parser.add_argument("--layout", type=_axis, nargs="*", default=[], metavar="AXIS=N", help=words)
     _add_server_options(parser)
     _add_trainer_options(parser)
 

@@ -7,7 +7,7 @@ import contextlib
 import shlex
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,30 +15,28 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
+from actors.learner.group import RankProcesses
 from actors.learner.offers import Offers
+from actors.learner.publication import CopyWeights, Publish, Share
+from actors.learner.rank import Step
 from actors.runtime.actor import Context
 from actors.supervisor.sweeper import purge_versions
-from asyncrl.algorithms.rows import TrainRow
-from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.settings import Config
 from asyncrl.engine.control import read_key
 from asyncrl.telemetry.logs import open_log
-from asyncrl.training.publisher import Publisher
-from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import FileStore
-from asyncrl.weights.store import STORES, StorePlace, WeightStore
-from benchmarks.learner_process import train_row
+from asyncrl.weights.store import STORES
 from benchmarks.random_model import SHAPES, write_random_model
 from benchmarks.stage import Stage, bench_config, report
+from benchmarks.stored_batch import store_batch
 from benchmarks.talks import write_talking_tokenizer
 from topics.actors import VITALS_TAKEN, Vitals
-from topics.batches import Objective
 from topics.engines import EngineReady, EngineUpdating
 from topics.table import topic_of
 from topics.topic import ENGINES, VITALS
-from topics.weights import WEIGHTS_STORED, WeightsPublished
+from topics.weights import WeightsPublished
 from topics.wire import decode
 
 DEADLINE_S = 600.0
@@ -63,6 +61,8 @@ class Served(NamedTuple):
     delta: bool = False  # versions are differences to the one before
     lr: float = 1e-6
     gateways: int = 0  # processes; of a model whose tokens are characters
+    ranks: int = 1  # of the trainer
+    layout: Mapping[str, int] = {}  # of the model over them, by megatron; none: by torch
 
     @property
     def dtype(self) -> Any:
@@ -77,7 +77,25 @@ class Served(NamedTuple):
     @property
     def apart(self) -> bool:
         """Return whether trainer and server have cards of their own."""
-        return bool(self.gpus) and self.device.startswith("cuda:") and int(self.device[5:]) not in self.gpus
+        if not self.gpus or not self.device.startswith("cuda"):
+            return False
+        first = int(self.device.partition(":")[2] or 0)
+        return {*self.gpus}.isdisjoint(range(first, first + self.ranks))
+
+    @property
+    def learner(self) -> dict[str, Any]:
+        """Settings of the trainer."""
+        return {
+            "trainer": "megatron" if self.layout else "torch",
+            "ranks": self.ranks,
+            "layout": dict(self.layout),
+            "device": self.device,
+            "dtype": self.dtype,
+            "micro_batch_tokens": self.size[1],
+            "compile": False,
+            "moments": "bfloat16",  # smaller ones: so one of 4B, with a copy to share, has room in 80 GB
+            "start_s": DEADLINE_S,
+        }
 
     @property
     def store(self) -> str:
@@ -93,7 +111,13 @@ class Served(NamedTuple):
             "bench-updates",
             model={"path": str(model)},
             gateway=gateway,
-            weights={"store": self.store, "direct": direct, "update": self.update, "direct_deadline_s": 60.0},
+            weights={
+                "store": self.store,
+                "direct": direct,
+                "update": self.update,
+                "direct_deadline_s": 60.0,
+                "delta": "always" if self.delta else "never",
+            },
             engine={
                 "kind": self.kind,
                 "max_running": self.running,
@@ -103,21 +127,20 @@ class Served(NamedTuple):
                 "environment": environment,
                 "start_deadline_s": 400.0,
             },
-            learner={},
+            learner=self.learner,
         )
 
 
 class Updates:
     """Steps, copies and versions, and what the engine publishes of them."""
 
-    def __init__(self, stage: Stage, served: Served, model: Path) -> None:
+    def __init__(self, stage: Stage, served: Served) -> None:
         self.updating: dict[str, float] = {}  # when, by key
         self.ready: dict[str, tuple[EngineReady, float]] = {}
         self.announced: dict[str, float] = {}
         self.versions: list[WeightsPublished] = []
         self.stage = stage
         self._served = served
-        self._model = model
         self._news = asyncio.Event()
         self._begun = 0.0
         self._offers: Offers
@@ -133,25 +156,25 @@ class Updates:
                 write_talking_tokenizer(model, SHAPES[served.shape].vocabulary)
             async with Stage.open(served.config(model)) as stage, contextlib.AsyncExitStack() as stack:
                 stack.callback(_report_errors, stage)
-                updates = cls(stage, served, model)
+                updates = cls(stage, served)
                 await updates._start(stack)
                 yield updates
 
     async def step(self) -> float:
         """Make a step; returns how long it took."""
         began = time.monotonic()
-        await asyncio.to_thread(self._step)
+        await self._group.do(Step(self._batch))
         return time.monotonic() - began
 
     async def copy(self) -> None:
         """Copy the weights away, as the learner does between two steps."""
         await self._offers.withdraw()
-        await asyncio.to_thread(self._publisher.copy_weights)
+        await self._group.do(CopyWeights())
 
     async def announce(self, number: int) -> WeightsPublished:
         """Store what was copied, and announce it."""
         base = self.versions[-1].key if self._served.delta and self.versions else ""
-        message = await asyncio.to_thread(self._publisher.publish, lineage=0, version=number, base=base)
+        message = await self._group.do(Publish(0, number, base))
         self.versions.append(message)
         self._offers.open(message.key)
         await publish(self.stage.bus, message, headers={WRITER: "bench"})
@@ -180,20 +203,21 @@ class Updates:
 
     async def _start(self, stack: contextlib.AsyncExitStack) -> None:
         stage = self.stage
-        place = StorePlace(stage.files.weights.absolute(), ChunkWriter(stage.bus, WEIGHTS_STORED))
-        store = STORES[self._served.store](place)
         await stage.enter("engine")
         report(f"{self._served.way}, {self._served.update}: the server starts")
         # A server that starts measures the free memory of its card: a trainer on the same one comes later.
-        beside = asyncio.create_task(asyncio.to_thread(self._open, store)) if self._served.apart else None
+        context = Context("learner", "learner-1", stage.config, stage.files, stage.bus, open_log(actor="learner-1"))
+        context.credentials = stage.files.credentials / "learner.json"
+        self._group = RankProcesses(context, lambda: None)
+        stack.push_async_callback(self._group.close)
+        beside = asyncio.create_task(self._open()) if self._served.apart else None
         await stage.until(stage.follow(VITALS, VITALS_TAKEN, _has_answered), DEADLINE_S)
         report("the server answers")
         reader = LogReader(stage.bus, ENGINES, self._on_record)
         await reader.start()
         stack.push_async_callback(reader.close)
-        context = Context("learner", "learner-1", stage.config, stage.files, stage.bus, open_log(actor="learner-1"))
-        await (beside or asyncio.to_thread(self._open, store))
-        self._offers = Offers(context, lambda: asyncio.to_thread(self._publisher.shared))
+        await (beside or self._open())
+        self._offers = Offers(context, lambda: self._group.do(Share()))
         await self._offers.start()
         stack.push_async_callback(self._offers.close)
         await self.copy()
@@ -203,29 +227,16 @@ class Updates:
         ready = await self.loaded(first)
         report(f"the server has them: by {ready.direct or 'the store'} {ready.fallback}, pause {ready.pause_s:.3f} s")
 
-    def _open(self, store: WeightStore) -> None:
-        served = self._served
-        rows, tokens = served.size
+    async def _open(self) -> None:
+        rows, tokens = self._served.size
+        vocabulary = SHAPES[self._served.shape].vocabulary
         report("the trainer loads")
-        # Smaller moments: so one of 4B, with a copy to share, has room in 80 GB.
-        settings = TorchSettings(
-            device=served.device,
-            dtype=served.dtype,
-            micro_batch_tokens=tokens,
-            shares=served.direct,
-            moments="bfloat16",
+        await self._group.open()
+        self._batch = await store_batch(
+            self.stage.bus, rows=rows, tokens=tokens, vocabulary=vocabulary, lr=self._served.lr
         )
-        self._trainer = TorchTrainer(self._model, settings)
-        run = self.stage.config.run
-        self._publisher = Publisher(self._trainer, store=store, checkpoints=Path(), run=run if served.delta else "")
-        self._rows: Sequence[TrainRow] = [
-            train_row(number, tokens, SHAPES[served.shape].vocabulary) for number in range(rows)
-        ]
-        self._step()
+        await self.step()
         report("the trainer has made a step")
-
-    def _step(self) -> None:
-        self._trainer.step(self._rows, Objective(learning_rate=self._served.lr))
 
     async def _loaded(self, version: WeightsPublished) -> EngineReady:
         while version.key not in self.ready:

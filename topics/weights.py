@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, field
 
 from topics.topic import ENGINES, TRAINING, VITALS, WEIGHTS, Topic
 from topics.wire import Count, Id, Message, Seconds, Sequence, Step, Version
@@ -95,7 +95,9 @@ class WeightsOffered(Message):
     key: _Key
     request: Id
     host: Id = "none"  # of the memory, and its boot
-    tensors: bytes = b""  # zstd of a pickled list of names and shared tensors, as torch's processes exchange them
+    # By rank of the learner, there by the call in which a server gets them: zstd of a pickled list of names and shared
+    # tensors, as torch's processes exchange them.
+    tensors: list[list[bytes]] = field(default_factory=list)
     reason: str = ""  # why there are none
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import secrets
 import time
 from collections.abc import Awaitable, Sequence
@@ -36,7 +35,6 @@ from topics.weights import WEIGHTS_OFFERED, WeightsOffered, WeightsPublished, We
 
 _ANSWER_S = 2.0  # for a learner that lives
 _LEAVE_S = 1.0
-_CALL_BYTES = 1 << 30  # tensors of one call: a server makes room for them beside its model
 _WORDS = 1024  # characters of a reason
 _HERE = "127.0.0.1"
 # SGLang sets these, and both sides must agree.
@@ -53,7 +51,7 @@ def unseen(config: Config, group: EngineGroup) -> str:
         return ""
     for found, why in (
         (group.kind == "external", "it is of another owner"),
-        (group.gpus, "engine.gpus is set"),
+        (0 < group.gpus_each < ranks, f"engine.gpus gives it {group.gpus_each}"),
         (VISIBLE_GPUS in group.environment, f"{VISIBLE_GPUS} is set"),
     ):
         if found:
@@ -79,25 +77,25 @@ class DirectWay:
         self._waiting: dict[str, asyncio.Future[WeightsOffered]] = {}
         self._lent = ""  # key of the version that the learner keeps in memory for this engine
         self._until = 0.0  # when the learner may write something else into that memory
-        self._starting: asyncio.Task[_Sender] | None = None
-        self._tensors: list[Described] = []
+        self._starting: asyncio.Task[list[_Sender]] | None = None
+        self._sending: list[_Sender] = []  # those whose ranks have tensors of the version
         subject = WEIGHTS_OFFERED.subject(context.bus.run, context.actor_id)
         self._listener = Listener(context.bus, VITALS, self._take, context.refuse, subjects=[subject], newest=True)
 
     async def start(self) -> None:
         """Begin to listen for offers, and to make ready what is needed."""
         await self._listener.start()
-        self._sender()
+        self._senders()
 
     async def close(self) -> None:
         """End what was begun for it."""
         await self._listener.close()
-        sender = self._sender()
-        if sender is not None and sender.joined:
-            with contextlib.suppress(EngineError, TimeoutError):
-                async with asyncio.timeout(_LEAVE_S):
-                    await self._server.leave_group(sender.group)
-        self._end_sender()
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(_LEAVE_S):
+                for sender in self._senders() or ():
+                    if sender.joined:
+                        await self._server.leave_group(sender.group)
+        self._end_senders()
 
     async def ask(self, version: WeightsPublished, loaded: str) -> WeightsOffered | None:
         """Ask for a version, and prepare its transfer while the server samples; None where there will be none.
@@ -109,8 +107,8 @@ class DirectWay:
         if self._unseen:
             self._note(version.key, self._unseen)
             return None
-        if self.kind != "ipc" and self._sender() is None:
-            return None  # it starts
+        if self.kind != "ipc" and self._senders() is None:
+            return None  # they start
         self._until = time.monotonic() + self._deadline_s
         name = secrets.token_hex(8)
         answer: asyncio.Future[WeightsOffered] = asyncio.get_running_loop().create_future()
@@ -177,44 +175,49 @@ class DirectWay:
             if time.monotonic() > self._until:  # this process stood still: what was read may be another version
                 raise TimeoutError
         except (EngineError, DirectFailed, SenderFailed, OSError, TimeoutError) as error:
-            self._end_sender()
+            self._end_senders()
             late = f"it took longer than weights.direct_deadline_s = {self._deadline_s:g} s"
             raise DirectFailed(late if isinstance(error, TimeoutError) else str(error)) from error
 
     async def _prepare(self, offer: WeightsOffered, loaded: str) -> None:
-        sender = self._sender()
-        if sender is None:
+        senders = self._senders()
+        if senders is None:
             return
         # SGLang ends at a call for a group that it has not joined, as one has not that its owner started again.
-        if sender.joined and (found := await self._server.label()) != loaded:
-            raise DirectFailed(f"the server is not the one that joined the group: it has the weights {found!r}")
-        self._tensors = (await sender.call(Open(offer.tensors))).tensors
-        if not sender.joined:
-            place = GroupPlace(self.kind, _HERE, free_port(), sender.group, 1 + self._ranks)
-            await all_of(sender.call(Join(place, self._deadline_s)), self._server.join_group(place))
-            sender.joined = True
+        if any(sender.joined for sender in senders) and (found := await self._server.label()) != loaded:
+            raise DirectFailed(f"the server is not the one that joined the groups: it has the weights {found!r}")
+        # A learner that goes on without some cards has fewer ranks.
+        held = [(sender, tensors) for sender, tensors in zip(senders, offer.tensors, strict=False) if tensors]
+        answers = await all_of(*(sender.call(Open(tensors)) for sender, tensors in held))
+        self._sending = [sender for sender, _ in held]
+        for sender, answer in zip(self._sending, answers, strict=True):
+            sender.calls = answer.calls
+            if not sender.joined:  # one after the other: SGLang's scheduler stands still in each
+                place = GroupPlace(self.kind, _HERE, free_port(), sender.group, 1 + self._ranks)
+                await all_of(sender.call(Join(place, self._deadline_s)), self._server.join_group(place))
+                sender.joined = True
 
     async def _transfer(self, offer: WeightsOffered) -> None:
-        sender = self._sender()
         if self.kind == "ipc":
-            await self._server.update_from_memory(zstandard.ZstdDecompressor().decompress(offer.tensors), offer.key)
+            parts = [zstandard.decompress(call) for of_rank in offer.tensors for call in of_rank]
+            for number, part in enumerate(parts, 1):
+                await self._server.update_from_memory(part, offer.key if number == len(parts) else None, self._ranks)
             return
-        if sender is None:
-            raise DirectFailed("the sender is gone")
-        calls = _calls(self._tensors)
-        for number, tensors in enumerate(calls, 1):
+        calls = [(one, number, tensors) for one in self._sending for number, tensors in enumerate(one.calls)]
+        if not calls:
+            raise DirectFailed("the senders are gone")
+        for number, (sender, call, tensors) in enumerate(calls, 1):  # SGLang takes one after the other
             label = offer.key if number == len(calls) else None
-            names = [tensor.name for tensor in tensors]
-            await all_of(sender.call(Send(names)), self._server.update_from_group(sender.group, tensors, label))
+            await all_of(sender.call(Send(call)), self._server.update_from_group(sender.group, tensors, label))
 
-    def _sender(self) -> _Sender | None:
-        """Return the process that sends; None while it starts, which this begins, or where none is needed."""
+    def _senders(self) -> list[_Sender] | None:
+        """Return the processes that send; None while they start, which this begins, or where none are needed."""
         if self.kind == "ipc":
             return None
         if self._starting is None:
             name = f"asyncrl-{self._context.actor_id}-{secrets.token_hex(4)}"
             log = self._context.files.logs / f"{self._context.actor_id}.sender.log"
-            self._starting = asyncio.create_task(_started(name, log))
+            self._starting = asyncio.create_task(_started(self._context.config.learner.ranks, name, log))
         if not self._starting.done():
             return None
         error = self._starting.exception()
@@ -224,32 +227,38 @@ class DirectWay:
         self._note("", str(error))
         return None
 
-    def _end_sender(self) -> None:
-        """End the process that sends, and with it whatever it does; the server's group is of no use then."""
-        starting, self._starting = self._starting, None
+    def _end_senders(self) -> None:
+        """End the processes that send, and with them whatever they do; the server's groups are of no use then."""
+        starting, self._starting, self._sending = self._starting, None, []
         if starting is not None:
             starting.cancel()
             if starting.done() and not starting.cancelled() and starting.exception() is None:
-                starting.result().kill()
+                for sender in starting.result():
+                    sender.kill()
 
 
 class _Sender(SenderProcess):
-    """A process that sends over a group of its own."""
+    """A process that sends the tensors of a rank over a group of its own."""
 
     group = ""  # its name
     joined = False
+    calls: Sequence[list[Described]] = ()  # tensors of the version, by the call that they travel in
 
 
-async def _started(group: str, log: Path) -> _Sender:
-    sender = await _Sender.start(log, _SENDER)
-    sender.group = group
-    return sender
+async def _started(ranks: int, name: str, log: Path) -> list[_Sender]:
+    """Start a sender for each rank of the learner.
 
-
-def _calls(tensors: Sequence[Described]) -> list[list[Described]]:
-    """Tensors by the call that they travel in."""
-    sizes = itertools.accumulate(tensor.bytes for tensor in tensors)
-    found: dict[int, list[Described]] = {}
-    for tensor, size in zip(tensors, sizes, strict=True):
-        found.setdefault((size - 1) // _CALL_BYTES, []).append(tensor)
-    return [*found.values()]
+    Raises:
+        SenderFailed: one ended.
+    """
+    starts = [asyncio.create_task(_Sender.start(log, _SENDER)) for _ in range(ranks)]
+    try:
+        senders = await asyncio.gather(*starts)
+    except BaseException:
+        for sender in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(sender, _Sender):
+                sender.kill()
+        raise
+    for rank, sender in enumerate(senders):
+        sender.group = f"{name}-{rank}"
+    return senders

@@ -27,7 +27,7 @@ class Offers:
     is dead or frozen holds the next copy back no longer.
     """
 
-    def __init__(self, context: Context, share: Callable[[], Awaitable[bytes]]) -> None:
+    def __init__(self, context: Context, share: Callable[[], Awaitable[list[list[bytes]]]]) -> None:
         self._context = context
         self._share = share  # returns the tensors in memory, as `weights.offered` has them
         self._key = ""  # of the version that may be read
@@ -89,7 +89,7 @@ class Offers:
             if self._key != request.key and not offer.reason:
                 offer.reason = "the learner goes on to the next version"
         if offer.reason:
-            offer.tensors = b""
+            offer.tensors = []
             self._readers.pop(request.engine_id, None)
             self._news.set()
         await publish(self._context.bus, offer)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import zstandard
-
 from actors.learner.rank import Call, Rank
 from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.publisher import Choice, Kind, Prepared, VersionShare, choice_of
@@ -34,22 +32,17 @@ class CopyState(Call[None]):
         rank.publisher.copy_state()
 
 
-class Share(Call[bytes]):
-    """Return the copied weights for other processes of the host: see `Publisher.shared`."""
+class Share(Call[list[list[bytes]]]):
+    """Return the copied weights of each rank for other processes of the host: see `Publisher.shared`."""
 
-    answer, beside = bytes, True
+    answer, beside = list[bytes], True
 
-    def _compute(self, rank: Rank) -> bytes:
+    def _compute(self, rank: Rank) -> list[bytes]:
         return rank.publisher.shared()
 
-    def merged(self, answers: Sequence[bytes]) -> bytes:
+    def merged(self, answers: Sequence[list[bytes]]) -> list[list[bytes]]:
         """See `Call`: each rank has its own tensors in memory of its own."""
-        if len(answers) == 1:
-            return answers[0]
-        from asyncrl.weights.shared import join_packed  # loads torch, which the learner's own process does without
-
-        packed = join_packed([zstandard.decompress(one) for one in answers])
-        return zstandard.ZstdCompressor(level=1).compress(packed)
+        return list(answers)
 
 
 class Digest(Call[str]):

@@ -139,10 +139,7 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
     if away:
         message = f"{away[0]} is on another host, which gets weights only from the store; set weights.direct"
         yield Finding((f"{table}.addresses", "weights.direct"), f'{message} = "never"')
-    if way == "ipc" and group.gpus_needed > 1:
-        message = f'one process reads the memory, found {group.gpus_needed} ranks; set weights.direct = "nccl"'
-        yield Finding((f"{table}.arguments", "weights.direct"), message)
-    if way == "nccl" and group.copies > 1:
+    if group.copies > 1:
         message = f"weights reach only the ranks of one tensor-parallel model, found {group.copies} of them by "
         keys = (f"{table}.arguments", "weights.direct")
         yield Finding(keys, message + '--pp-size and --dp-size; set --enable-dp-attention, or weights.direct = "never"')
@@ -150,13 +147,13 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
         message = "SGLang gives weights that come over NCCL only to the model, and would draft with those of its start"
         keys = (f"{table}.arguments", "weights.direct")
         yield Finding(keys, f'{message}; set weights.direct = "never", or leave {_SPECULATIVE} out')
-    own = int(learner.device.partition(":")[2] or 0)
-    if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {own}:
-        message = f'found {group.gpus}, expected the learner\'s GPU {own} for weights.direct = "ipc"; or set "nccl"'
-        yield Finding((f"{table}.gpus", "weights.direct"), message)
-    if group.kind == "sglang" and gpu and way == "nccl" and (not group.gpus or own in group.gpus):
-        message = f'found {group.gpus}, expected GPUs other than the learner\'s {own} for weights.direct = "nccl"'
-        yield Finding((f"{table}.gpus", "weights.direct"), f'{message}; on one GPU set "ipc"')
+    cards = _cards_of(learner)
+    if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {*cards}:
+        message = f"found {group.gpus}, expected GPUs of the learner, {[*cards]}, for weights.direct = "
+        yield Finding((f"{table}.gpus", "weights.direct"), f'{message}"ipc"; or set "nccl"')
+    if group.kind == "sglang" and gpu and way == "nccl" and (not group.gpus or {*group.gpus} & {*cards}):
+        message = f"found {group.gpus}, expected GPUs other than the learner's, {[*cards]}, for weights.direct = "
+        yield Finding((f"{table}.gpus", "weights.direct"), f'{message}"nccl"; on its GPUs set "ipc"')
 
 
 def _is_here(address: str) -> bool:

@@ -244,10 +244,10 @@ class EngineClient:
         """Take the memory again; the weights in it are no weights until the next update."""
         await self._call("POST", "/resume_memory_occupation", {})
 
-    async def update_from_memory(self, tensors: bytes, version: str) -> None:
-        """Load weights that lie in another process's memory (`asyncrl.weights.shared`), and call them `version`."""
+    async def update_from_memory(self, tensors: bytes, version: str | None, ranks: int = 1) -> None:
+        """Load weights of another process's memory (`asyncrl.weights.shared`) into each rank; `version` as below."""
         text = base64.b64encode(tensors).decode()
-        body = {"serialized_named_tensors": [text], "weight_version": version, "flush_cache": False}
+        body = {"serialized_named_tensors": [text] * ranks, "weight_version": version, "flush_cache": False}
         await self._call("POST", "/update_weights_from_tensor", body)
 
     async def join_group(self, place: GroupPlace) -> None:
@@ -273,11 +273,10 @@ class EngineClient:
             "dtypes": [tensor.dtype for tensor in tensors],
             "shapes": [tensor.shape for tensor in tensors],
             "group_name": name,
+            "weight_version": version,
             "flush_cache": False,
         }
-        await self._call(
-            "POST", "/update_weights_from_distributed", body | ({"weight_version": version} if version else {})
-        )
+        await self._call("POST", "/update_weights_from_distributed", body)
 
     async def health(self) -> bool:
         """Return whether the engine answers and is well."""

@@ -15,7 +15,7 @@ from asyncrl.training.host_memory import host_memory
 from asyncrl.training.lora import Adapter
 from asyncrl.training.masters import joined
 from asyncrl.weights.quantised import Stored, quantise, stored_as
-from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory
+from asyncrl.weights.shared import View, in_calls, keep_for_reader, pack_tensors, shared_memory
 from asyncrl.weights.shares import Sized, owners
 from asyncrl.weights.tensors import Files, HostTensor, stem_of_share
 
@@ -98,7 +98,7 @@ class HostCopy:
         self._memory = torch.empty(0, dtype=torch.uint8)  # in host memory
         self._shared: torch.Tensor | None = None  # that other processes map
         self._views: list[View] = []
-        self._packed = b""
+        self._packed: list[bytes] = []
         self._files: dict[str, list[HostTensor]] = {}
 
     def begin(self, sources: Sequence[Source]) -> None:
@@ -127,12 +127,13 @@ class HostCopy:
             self._done.synchronize()
         return self._files
 
-    def shared(self) -> bytes:
+    def shared(self) -> list[bytes]:
         """Wait for the copies and return those of this rank for other processes of the host; empty if not shared."""
         self.files()
         if self._shared is not None:
-            self._packed = self._packed or pack_tensors(self._shared, self._views)
-            keep_for_reader(self._shared)
+            self._packed = self._packed or pack_tensors(self._shared, in_calls(self._views))
+            for _ in self._packed:
+                keep_for_reader(self._shared)
         return self._packed
 
     def _issue(self, sources: Sequence[Source], places: Sequence[_Place]) -> None:
@@ -164,7 +165,7 @@ class HostCopy:
                 end += -(-_size(one) // _ALIGNED) * _ALIGNED
         found = [view for of_source in views for view in of_source]
         if len(self._memory) < end or found != self._views:
-            self._packed = b""
+            self._packed = []
         if len(self._memory) < end:
             self._allocate(end)
         self._views, self._files = found, {}

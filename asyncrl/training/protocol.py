@@ -34,10 +34,10 @@ class Copied(Protocol):
         With several ranks the stems are those of `stem_of_share`.
         """
 
-    def shared(self) -> bytes:
-        """Wait for the copies and return all tensors for other processes of the host, on the first rank, if at all.
+    def shared(self) -> list[bytes]:
+        """Wait for the copies and return those of this rank for other processes of the host, if it shares them.
 
-        See `asyncrl.weights.shared`.
+        By the call in which a server gets them: see `asyncrl.weights.shared`.
         """
 
 

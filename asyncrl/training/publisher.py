@@ -134,9 +134,9 @@ class Publisher:
         """Return names and digests of the copied weights of this rank."""
         return tensor_records(self._weights.files())
 
-    def shared(self) -> bytes:
+    def shared(self) -> list[bytes]:
         """Return the copied weights of this rank for other processes of the host: see `Copied.shared`."""
-        return zstandard.ZstdCompressor(level=1).compress(self._weights.shared())
+        return [zstandard.ZstdCompressor(level=1).compress(call) for call in self._weights.shared()]
 
     def prepare(self, version: int, base: str = "") -> Prepared:
         """Check the copied weights, and find what changed.

@@ -10,9 +10,9 @@ from asyncrl.weights.described import Described, GroupPlace
 
 
 class Open(msgspec.Struct, tag=True):
-    """Map tensors; answered by their descriptions."""
+    """Map the tensors of a rank; answered by their descriptions."""
 
-    tensors: bytes  # as `weights.offered` has them
+    tensors: list[bytes]  # as `weights.offered` has them
 
 
 class Join(msgspec.Struct, tag=True):
@@ -23,9 +23,9 @@ class Join(msgspec.Struct, tag=True):
 
 
 class Send(msgspec.Struct, tag=True):
-    """Send some of the tensors."""
+    """Send the tensors of one call."""
 
-    names: list[str]
+    call: int  # its number
 
 
 class Stage(msgspec.Struct, tag=True):
@@ -43,5 +43,5 @@ class Answer(msgspec.Struct):
     """The answer to a command."""
 
     error: str = ""
-    tensors: list[Described] = []
+    calls: list[list[Described]] = []  # tensors by the call that they travel in
     packed: bytes = b""  # of what was staged, see `asyncrl.weights.shared`

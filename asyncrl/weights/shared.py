@@ -9,7 +9,6 @@ import io
 import math
 import pickle
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ _ALLOWED = {
     *(("torch", name) for name in (*_TYPES, "bool")),
     *(("torch.storage", name) for name in ("TypedStorage", "UntypedStorage")),
 }
+_CALL_BYTES = 1 << 30  # of one call: a server may make room for its tensors beside the model
 _DEVICE = 6  # place of the device among the arguments of `rebuild_cuda_tensor`
 
 
@@ -79,54 +79,39 @@ def keep_for_reader(memory: torch.Tensor) -> None:
         storage._shared_incref()
 
 
-def pack_tensors(memory: torch.Tensor, views: Sequence[View]) -> bytes:
-    """Return tensors in shared memory as other processes of the host can read them.
+def in_calls(views: Sequence[View]) -> list[list[View]]:
+    """Return tensors that lie one after the other by the call in which a server gets them."""
+    found: dict[int, list[View]] = {}
+    for view in views:
+        found.setdefault(view.start // _CALL_BYTES, []).append(view)
+    return [*found.values()]
+
+
+def pack_tensors(memory: torch.Tensor, calls: Sequence[Sequence[View]]) -> list[bytes]:
+    """Return tensors in shared memory as other processes of the host can read them, those of each call apart.
 
     GPUs are named by their identity: another process may number them in another way.
     """
     if memory.is_cuda:
         function, given = torch_reductions.reduce_tensor(memory)
         identity = str(torch.cuda.get_device_properties(memory.device).uuid)
+
         # Cell by cell: class, shape, stride, offset, class of the storage, type, device; the rest names the memory.
-        packed = [
-            (
-                view.name,
-                _Call(
-                    function,
-                    *(given[0], view.shape, _stride(view.shape), view.offset),
-                    *(given[4], view.dtype, identity, *given[_DEVICE + 1 :]),
-                ),
-            )
-            for view in views
-        ]
-        return pickle.dumps(packed)
+        def on_card(view: View) -> _Call:
+            where = (given[0], view.shape, _stride(view.shape), view.offset)
+            return _Call(function, *where, given[4], view.dtype, identity, *given[_DEVICE + 1 :])
+
+        return [pickle.dumps([(view.name, on_card(view)) for view in views]) for views in calls]
     named = memory.untyped_storage()._share_filename_cpu_()
     storage = _Call(reductions.rebuild_storage_filename, torch.UntypedStorage, *named)
-    typed = {view.dtype: _Call(reductions.rebuild_typed_storage, storage, view.dtype) for view in views}
-    return pickle.dumps(
-        [
-            (
-                view.name,
-                _Call(
-                    reductions.rebuild_tensor,
-                    torch.Tensor,
-                    typed[view.dtype],
-                    (view.offset, view.shape, _stride(view.shape), False),
-                ),
-            )
-            for view in views
-        ]
-    )
+    types = {view.dtype for views in calls for view in views}
+    typed = {dtype: _Call(reductions.rebuild_typed_storage, storage, dtype) for dtype in types}
 
+    def on_host(view: View) -> _Call:
+        where = (view.offset, view.shape, _stride(view.shape), False)
+        return _Call(reductions.rebuild_tensor, torch.Tensor, typed[view.dtype], where)
 
-def join_packed(parts: Sequence[bytes]) -> bytes:
-    """Return what several processes packed as one, without a look into their memory.
-
-    Raises:
-        NotShared: a part is no such tensors.
-    """
-    found = [one for part in parts if part for one in _loaded(part, _Keeper)]  # a rank may have none
-    return pickle.dumps(found)
+    return [pickle.dumps([(view.name, on_host(view)) for view in views]) for views in calls]
 
 
 def unpack_tensors(packed: bytes) -> list[tuple[str, torch.Tensor]]:
@@ -135,17 +120,13 @@ def unpack_tensors(packed: bytes) -> list[tuple[str, torch.Tensor]]:
     Raises:
         NotShared: they are no such tensors, or their memory is gone.
     """
-    found = _loaded(packed, _Unpickler)
+    try:
+        found = _Unpickler(io.BytesIO(packed)).load()
+    except Exception as error:  # whatever a damaged pickle raises
+        raise NotShared(f"no tensors in shared memory: {type(error).__name__}: {error}") from error
     if not isinstance(found, list) or not all(_is_named(one) for one in found):
         raise NotShared("no list of names and tensors")
     return found
-
-
-def _loaded(packed: bytes, unpickler: type[_Unpickler]) -> Any:
-    try:
-        return unpickler(io.BytesIO(packed)).load()
-    except Exception as error:  # whatever a damaged pickle raises
-        raise NotShared(f"no tensors in shared memory: {type(error).__name__}: {error}") from error
 
 
 class _Unpickler(pickle.Unpickler):
@@ -155,14 +136,6 @@ class _Unpickler(pickle.Unpickler):
         if (module, name) not in _ALLOWED:
             raise NotShared(f"{module}.{name} belongs to no tensor in shared memory")
         return _rebuild_cuda if name == "rebuild_cuda_tensor" else super().find_class(module, name)
-
-
-class _Keeper(_Unpickler):
-    """Leaves the calls that make tensors as they are."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        return partial(_Call, getattr(reductions, name)) if name in _REBUILD else found
 
 
 def _rebuild_cuda(*given: Any) -> torch.Tensor:

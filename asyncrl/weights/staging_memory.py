@@ -47,7 +47,7 @@ class StagingMemory:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         if views != self._views or not self._packed:
-            self._views, self._packed = views, pack_tensors(self._memory, views)
+            self._views, [self._packed] = views, pack_tensors(self._memory, [views])
         keep_for_reader(self._memory)
         return self._packed
 

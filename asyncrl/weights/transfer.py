@@ -49,6 +49,14 @@ class TransferGroup:
             raise TransferFailed(f"group {place.name} at {place.address}:{place.port}: {error}") from error
         self._store = found  # others need it as long as the group is
 
+    def has_sender(self) -> bool:
+        """Return whether rank 0 is there, as far as another rank can see."""
+        try:
+            self._store.num_keys()
+        except RuntimeError:
+            return False
+        return True
+
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
         """Send tensors, or fill them, in their order; returns when they are complete."""
         try:

@@ -128,7 +128,7 @@ TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=
             "engine.addresses weights.direct",
         ),
         (
-            ["weights.direct=ipc", "learner.device=cuda", "engine.kind=sglang", "engine.arguments=['--tp-size=2']"],
+            ["weights.direct=ipc", "learner.device=cuda", "engine.kind=sglang", "engine.arguments=['--dp-size=2']"],
             "engine.arguments weights.direct",
         ),
         (

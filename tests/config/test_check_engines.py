@@ -84,6 +84,10 @@ def test_weights_go_directly_to_the_ranks_of_one_model_alone():
     drafting = the_problem("demo", *settings[:-1], "engine.arguments=['--tp=2', '--speculative-algorithm', 'EAGLE']")
     assert "would draft with those of its start" in drafting.message
     from_settings(*settings[:-1], "engine.arguments=['--dp-size=2', '--tp=2', '--enable-dp-attention']")
+    settings = ["weights.direct=nccl", "learner.device=cuda", "learner.ranks=2", *sglang(gpus=[1])]
+    assert the_problem("demo", *settings).message.startswith(
+        "found [1], expected GPUs other than the learner's, [0, 1]"
+    )
 
 
 @pytest.mark.parametrize(

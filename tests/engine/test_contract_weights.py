@@ -108,7 +108,8 @@ async def test_weights_come_out_of_the_memory_of_another_process(served, client,
     ]
     await client.pause("in_place")
     keep_for_reader(memory)
-    await client.update_from_memory(pack_tensors(memory, views), "1")
+    [packed] = pack_tensors(memory, [views])
+    await client.update_from_memory(packed, "1")
     memory.zero_()  # it was copied
     await client.continue_generation()
 

@@ -113,7 +113,7 @@ async def bodies_of_the_client() -> list[tuple[str, Any]]:
         for mode in ("abort", "in_place", "retract"):
             await client.pause(mode)
         await client.update_weights("/models/x", "v1", flush_cache=False)
-        await client.update_from_memory(b"packed", "v1")
+        await client.update_from_memory(b"packed", "v1", ranks=2)
         place = GroupPlace("nccl", "127.0.0.1", 1, "group", 3)
         await client.join_group(place)
         for version in (None, "v1"):

@@ -50,5 +50,5 @@ class Memory:
         await publish(self._bus, message, headers={WRITER: "learner"})
         return message
 
-    async def _share(self) -> bytes:
-        return await asyncio.to_thread(self._publisher.shared)
+    async def _share(self) -> list[list[bytes]]:
+        return [await asyncio.to_thread(self._publisher.shared)]

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 import numpy as np, torch, torch.distributed as dist
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
-from asyncrl.weights.shared import join_packed, unpack_tensors
+from asyncrl.weights.shared import unpack_tensors
 from tests.harness.training import policy, policy_rows, copies, save
 from torch.distributed.tensor import DTensor
 from safetensors.torch import load_file, save_file
@@ -44,7 +44,8 @@ copy = TorchTrainer(model, TorchSettings(shares=True)).copy_weights()
 parts = [None] * ranks
 dist.all_gather_object(parts, copy.shared())
 if rank == 0:
-    mapped, on_disk = dict(unpack_tensors(join_packed(parts))), load_file(model / "model.safetensors")
+    mapped = dict(one for of_rank in parts for call in of_rank for one in unpack_tensors(call))
+    on_disk = load_file(model / "model.safetensors")
     assert mapped.keys() == on_disk.keys()
     assert all(torch.equal(mapped[name], one) for name, one in on_disk.items())
     own, all_of = copy._memory.nbytes, sum(one.nbytes for one in on_disk.values())

@@ -36,10 +36,10 @@ class Receiver:
         self._names = names - {"lm_head.weight"} if engine.config.tied else names  # tied ones come once
 
     async def join(self, body: GroupBody) -> None:
-        """Join a group of one sender and this engine."""
+        """Join a group of a sender and this engine; several senders have parts of one version."""
         if body.backend != "gloo":
             raise EngineRefused(f"backend {body.backend!r}: this engine runs on the CPU, expected gloo")
-        self._groups.clear()  # of a sender that is gone: an engine has one at a time
+        self._groups = {name: group for name, group in self._groups.items() if group.has_sender()}
         self.forget()
         place = GroupPlace(body.backend, body.master_address, body.master_port, body.group_name, body.world_size)
         try:
@@ -97,10 +97,12 @@ class Receiver:
         if unknown:
             raise EngineRefused(f"the served model has no tensor {unknown[0]}")
         self._come.update(tensors)
-        if len(self._come) < len(self._names):
+        missing, wanted = self._names - self._come.keys(), _KEY.match(options.weight_version or "")
+        if missing and wanted is None:
             return
         come, self._come = self._come, {}
-        wanted = _KEY.match(options.weight_version or "")
+        if missing:  # the call that names a version is its last one
+            raise EngineRefused(f"{len(missing)} of {len(self._names)} tensors have not come, as {min(missing)}")
         if wanted is not None and (found := await asyncio.to_thread(_digest, come)) != wanted[1]:
             raise EngineRefused(f"the tensors have digest {found}, weight_version names {wanted[1]}")
         if options.abort_all_requests:

@@ -1,58 +1,26 @@
 """Versions out of the learner's memory: quicker than the store, and never waited for."""
 
 import asyncio
-import dataclasses
-import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 import msgspec
-import psutil
 import pytest
 
-from actors.engine.actor import EngineActor
 from actors.engine.direct import unseen
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
-from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.control import read_key
+from asyncrl.engine.client import EngineClient
 from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess, python
 from harness.configs import from_settings
+from harness.direct import playing, reached, sampled, senders_are_there, server_of, ways
 from harness.memory import Memory
 from harness.stage import DEADLINE_S, Stage, until
 from harness.versions import Answers
 from topics.engines import EngineReady
 
 KINDS = ["gloo", "ipc"]
-
-
-@asynccontextmanager
-async def playing(context: Context, number: int | str = 1) -> AsyncIterator[EngineActor]:
-    """An engine actor inside this process, with a server of its own."""
-    actor = EngineActor(dataclasses.replace(context, actor_id=f"engine-{number}", stop=asyncio.Event(), vitals={}))
-    task = asyncio.create_task(actor.run())
-    yield actor
-    actor.context.stop.set()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def server_of(actor: EngineActor) -> psutil.Process:
-    return psutil.Process(actor._server._process.pid)
-
-
-def ways(answers: Answers, engine_id: str = "engine-1") -> dict[int, str]:
-    """Return the way by which each version reached an engine."""
-    found = [message for message in answers.messages if isinstance(message, EngineReady)]
-    return {message.version: message.direct for message in found if message.engine_id == engine_id}
-
-
-async def sender_is_there(actor: EngineActor) -> None:
-    """A version that comes before is read from the store."""
-    assert actor._direct is not None
-    direct = actor._direct
-    await until(lambda: direct.kind == "ipc" or direct._sender() is not None, "the sender is there")
 
 
 @pytest.fixture
@@ -70,31 +38,17 @@ def context(
     return made.context("engine", bus)
 
 
-async def sampled(context: Context, answers: Answers, engine_id: str) -> tuple[str | None, list[float]]:
-    """The label and log-probs of what an engine answers now."""
-    ready = [m for m in answers.messages if isinstance(m, EngineReady) and m.engine_id == engine_id][-1]
-    client = EngineClient(
-        ready.address, api_key=read_key(context.files.engine_key_file(context.config.engine, engine_id))
-    )
-    answer = await client.generate([3, 4, 5], SamplingParams(4, temperature=0.0))
-    label = await client.label()
-    await client.close()
-    return label, [
-        round(logprob, 3) for logprob in answer.logprobs.tolist()
-    ]  # a product's last bits vary with alignment
-
-
 @pytest.mark.parametrize("context", KINDS, indirect=True)
 async def test_two_engines_take_versions_out_of_memory_and_one_that_joins_late_does_too(bus: Bus, context: Context):
     async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:
         async with playing(context) as first:
-            await sender_is_there(first)
+            await senders_are_there(first)
             for version in range(3):
                 message = await memory.publish()
                 await until(lambda version=version: version in ways(answers), f"it has version {version}")
             async with playing(context, 2) as second:
                 await until(lambda: 2 in ways(answers, "engine-2"), "the second one has it")
-                await sender_is_there(second)
+                await senders_are_there(second)
                 message = await memory.publish()
                 await until(lambda: 3 in ways(answers) and 3 in ways(answers, "engine-2"), "both have the next one")
                 both = [await sampled(context, answers, f"engine-{number}") for number in (1, 2)]
@@ -113,7 +67,8 @@ async def test_two_engines_take_versions_out_of_memory_and_one_that_joins_late_d
     ("engine", "reason"),
     [
         (["kind=sglang"], ""),
-        (["kind=sglang", "gpus=[0]"], "engine.gpus is set"),
+        (["kind=sglang", "gpus=[0]"], "engine.gpus gives it 1"),
+        (["kind=sglang", "gpus=[0, 1]", "arguments=['--tp=2']"], ""),
         (["kind=sglang", "environment={CUDA_VISIBLE_DEVICES='0'}"], "CUDA_VISIBLE_DEVICES is set"),
         (["kind=external", "addresses=['http://127.0.0.1:30000']"], "it is of another owner"),
     ],
@@ -121,10 +76,10 @@ async def test_two_engines_take_versions_out_of_memory_and_one_that_joins_late_d
 def test_a_server_that_may_not_see_the_gpus_of_all_ranks_maps_none_of_them(engine: list[str], reason: str):
     settings = ["weights.direct=ipc", "learner.device=cuda", "learner.ranks=2", *(f"engine.{one}" for one in engine)]
     config = from_settings(*settings).config
-    alone = from_settings(*settings, "learner.ranks=1").config
 
     assert unseen(config, config.engine).endswith(reason) and bool(unseen(config, config.engine)) == bool(reason)
-    assert unseen(alone, alone.engine) == ""
+    config.learner.ranks = 1
+    assert unseen(config, config.engine) == ""
 
 
 @pytest.mark.parametrize("context", ["ipc"], indirect=True)
@@ -133,7 +88,7 @@ async def test_an_engine_of_another_host_holds_nothing_back(
 ):
     monkeypatch.setattr("actors.engine.direct.host_name", lambda: "elsewhere")
     async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers, playing(context) as first:
-        await sender_is_there(first)
+        await senders_are_there(first)
         await memory.publish()
         await reached(answers, 0)
         async with asyncio.timeout(DEADLINE_S):
@@ -164,50 +119,20 @@ async def test_a_server_of_another_owner_that_was_restarted_is_sent_nothing_over
     async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:
         context.actor_id = "engine-lent-1"
         async with playing(context, "lent-1") as lent:
-            await sender_is_there(lent)
+            await senders_are_there(lent)
             await memory.publish()
             await reached(answers, 0, "engine-lent-1")
             await server.end()
             server = await start()
             await until(lambda: len([m for m in answers.messages if isinstance(m, EngineReady)]) == 2, "it is ready")
-            await sender_is_there(lent)
+            await senders_are_there(lent)
             await memory.publish()
             await reached(answers, 1, "engine-lent-1")
     await server.end()
 
     ready = [message for message in answers.messages if isinstance(message, EngineReady)]
     assert [(message.version, message.direct) for message in ready] == [(0, "gloo"), (0, ""), (1, "gloo")]
-    assert ready[1].fallback.startswith("the server is not the one that joined the group: it has the weights '")
-
-
-async def reached(answers: Answers, version: int, engine_id: str = "engine-1") -> None:
-    await until(lambda: version in ways(answers, engine_id), f"{engine_id} has version {version}")
-
-
-async def test_a_server_that_is_killed_in_a_transfer_holds_back_nobody(bus: Bus, context: Context):
-    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers, playing(context) as first:
-        await sender_is_there(first)
-        killed = EngineActor(dataclasses.replace(context, actor_id="engine-2", stop=asyncio.Event(), vitals={}))
-        task = asyncio.create_task(killed.run())
-        await until(lambda: killed._direct._sender() is not None and killed._server._process is not None, "it runs")
-        await memory.publish()
-        await asyncio.gather(reached(answers, 0), reached(answers, 0, "engine-2"))
-        stopped = server_of(killed)
-        stopped.send_signal(signal.SIGSTOP)
-        await memory.publish()
-        await reached(answers, 1)
-        stopped.kill()
-        async with asyncio.timeout(DEADLINE_S):
-            await memory.publish()
-        await reached(answers, 2)
-        await asyncio.gather(task, return_exceptions=True)
-        async with playing(context, 2):  # it is started again
-            await reached(answers, 2, "engine-2")
-            again = [await sampled(context, answers, f"engine-{number}") for number in (1, 2)]
-
-    assert ways(answers) == dict.fromkeys(range(3), "gloo")
-    assert task.exception() is not None
-    assert again[0] == again[1]
+    assert ready[1].fallback.startswith("the server is not the one that joined the groups: it has the weights '")
 
 
 @pytest.mark.parametrize("context", KINDS, indirect=True)
@@ -218,7 +143,7 @@ async def test_a_frozen_server_holds_the_learner_back_for_the_deadline_at_most_a
     context.config = msgspec.structs.replace(context.config, weights=weights)
     async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:  # noqa: SIM117
         async with playing(context) as first, playing(context, 2) as second:
-            await asyncio.gather(sender_is_there(first), sender_is_there(second))
+            await asyncio.gather(senders_are_there(first), senders_are_there(second))
             await memory.publish()
             await asyncio.gather(reached(answers, 0), reached(answers, 0, "engine-2"))
             frozen = server_of(second)
@@ -240,7 +165,7 @@ async def test_a_frozen_server_holds_the_learner_back_for_the_deadline_at_most_a
 @pytest.mark.parametrize("context", KINDS, indirect=True)
 async def test_tensors_with_another_digest_are_refused_and_the_store_is_read(bus: Bus, context: Context):
     async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers, playing(context) as first:
-        await sender_is_there(first)
+        await senders_are_there(first)
         await memory.publish()
         await reached(answers, 0)
         memory.spoil = True
@@ -248,7 +173,7 @@ async def test_tensors_with_another_digest_are_refused_and_the_store_is_read(bus
         await reached(answers, 1)
         label, _ = await sampled(context, answers, "engine-1")
         memory.spoil = False
-        await sender_is_there(first)
+        await senders_are_there(first)
         await memory.publish()
         await reached(answers, 2)
 
@@ -264,7 +189,7 @@ async def test_tensors_with_another_digest_are_refused_and_the_store_is_read(bus
 @pytest.mark.parametrize("context", KINDS, indirect=True)
 async def test_a_learner_that_starts_again_offers_memory_of_its_own(bus: Bus, context: Context):
     async with Answers(bus) as answers, playing(context) as first:
-        await sender_is_there(first)
+        await senders_are_there(first)
         async with Memory(bus, context, context.files.model) as memory:
             await memory.publish()
             await reached(answers, 0)

@@ -26,10 +26,10 @@ async def test_a_version_that_is_not_or_no_longer_in_memory_is_offered_to_no_eng
         offer = decode(WeightsOffered, record.data)
         offered[offer.request] = offer
 
-    async def share() -> bytes:
+    async def share() -> list[list[bytes]]:
         asked.set()
         await packed.wait()
-        return b"tensors"
+        return [[b"tensors"]]
 
     async def ask(engine: str, key: str, name: str) -> WeightsOffered:
         await publish(bus, WeightsRequested(engine, key, name))
@@ -61,10 +61,10 @@ async def test_a_version_that_is_not_or_no_longer_in_memory_is_offered_to_no_eng
     overtaken = await asking
     await asyncio.wait_for(withdrawn, 60)
 
-    assert (older.tensors, older.reason) == (b"", f"the learner has {NEW} in memory")
-    assert (newest.tensors, newest.reason) == (b"tensors", "")
-    assert (late.tensors, late.reason) == (b"", "the learner has no version in memory")
+    assert (older.tensors, older.reason) == ([], f"the learner has {NEW} in memory")
+    assert (newest.tensors, newest.reason) == ([[b"tensors"]], "")
+    assert (late.tensors, late.reason) == ([], "the learner has no version in memory")
     assert kept, "an engine reads it"
-    assert (overtaken.tensors, overtaken.reason) == (b"", "the learner goes on to the next version")
+    assert (overtaken.tensors, overtaken.reason) == ([], "the learner goes on to the next version")
     await reader.close()
     await offers.close()
