@@ -179,7 +179,8 @@ class LearnerSettings(Settings):
     # Seconds for which ranks whose cards are gone are tried again; then the learner goes on without them, with as many
     # as `layout` divides, and at a checkpoint takes those that are there again. 0 waits for all of them.
     elastic_s: Annotated[float, Meta(ge=0)] = 0.0
-    # Tokens of one forward and backward pass; a longer row has a pass of its own.
+    # Tokens of one forward and backward pass, of each of the ranks that `layout.context` lets share a row; a longer row
+    # has a pass of its own.
     micro_batch_tokens: Positive = 16384
     # Experts of a token: `own`, of the trainer's router; `replay`, those that it went to where it was sampled; or
     # `trainer`, those of the trainer's pass before the update, also in the pass with the gradient.

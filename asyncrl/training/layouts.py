@@ -49,7 +49,7 @@ def micro_batch(rows: Sequence[TrainRow], device: torch.device, columns: Sequenc
     in_queue, in_flight = split_lags(versions, lengths, steps=steps)
 
     def of_tokens(values: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
-        return _put(np.concatenate(values)[flat], device)
+        return put(np.concatenate(values)[flat], device)
 
     return MicroBatch(
         packed(rows, device),
@@ -57,9 +57,9 @@ def micro_batch(rows: Sequence[TrainRow], device: torch.device, columns: Sequenc
             behaviour=of_tokens([row.logprobs for row in rows]),
             advantages=of_tokens([row.advantages for row in rows]),
             weights=of_tokens([row.weights for row in rows]),
-            rows=_put(np.repeat(np.arange(len(rows)), lengths)[flat], device),
-            in_queue=_put(in_queue[flat], device),
-            in_flight=_put(in_flight[flat], device),
+            rows=put(np.repeat(np.arange(len(rows)), lengths)[flat], device),
+            in_queue=put(in_queue[flat], device),
+            in_flight=put(in_flight[flat], device),
             columns={name: of_tokens([row.columns[name] for row in rows]) for name in columns},
         ),
     )
@@ -102,8 +102,8 @@ def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
     places = at[np.append(flat[1:], False)[kept]]
     positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], documents)
     laid = Documents(
-        positions=_put(positions[None], device),
-        bounds=_put(bounds, device),
+        positions=put(positions[None], device),
+        bounds=put(bounds, device),
         longest=1 << (max(documents) - 1).bit_length(),  # a power of two: kernels are compiled for few of them
         groups=tuple((len(list(same)), length) for length, same in groupby(documents) if length),
         alike=alike,
@@ -113,10 +113,10 @@ def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
     temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
     temperatures = temperatures.astype(np.float32)
     return Inputs(
-        _put(tokens[None], device),
-        _put(places, device),
-        _put(targets, device),
-        _put(temperatures, device),
+        put(tokens[None], device),
+        put(places, device),
+        put(targets, device),
+        put(temperatures, device),
         laid,
     )
 
@@ -129,8 +129,9 @@ def _routing(rows: Sequence[TrainRow], bounds: npt.NDArray[np.int32], device: to
     for row, start in zip(rows, bounds, strict=False):
         if row.routing is not None:
             found[start : start + len(row.tokens) - 1] = row.routing[:-1]
-    return _put(found, device)
+    return put(found, device)
 
 
-def _put(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+def put(array: npt.NDArray[np.generic], device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor on a device, without waiting for what the device does."""
     return torch.from_numpy(array).to(device, non_blocking=True)

@@ -165,7 +165,7 @@ def opened(folder, name, case, *, recompute=None, **further):
     settings = MegatronSettings(
         layout,
         dtype="bfloat16" if case in ROUNDED else "float32",
-        micro_batch_tokens=64,
+        micro_batch_tokens=64 // layout.context,
         eps=EPS,
         recompute=case in RECOMPUTED if recompute is None else recompute,
         replays=name in (EXPERTS, *REPLAYED),

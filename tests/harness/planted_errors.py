@@ -135,7 +135,8 @@ ERRORS = {
 def norm(folder, name, layout, tokens=64):
     """Norm of the gradient of the first step, by micro-batches of so many tokens."""
     tokens = EQUAL if name == "qwen2" else tokens  # one row each
-    settings = MegatronSettings(layout, micro_batch_tokens=tokens, recompute=True, replays=name == "qwen3-moe")
+    how = {"recompute": True, "replays": name == "qwen3-moe"}
+    settings = MegatronSettings(layout, micro_batch_tokens=tokens // layout.context, **how)
     return MegatronTrainer(folder / name, settings).step(rows_of(name), OBJECTIVE)["grad_norm"]
 
 

@@ -15,21 +15,11 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
-from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
-from torch.nn.functional import scaled_dot_product_attention
 
-from asyncrl.training.attention import Documents, Runs, run_attention
-from asyncrl.training.layouts import Inputs
+from asyncrl.training.attention import Documents, Runs
+from asyncrl.training.layouts import Inputs, put
 from asyncrl.training.megatron.layout import Layout
-
-
-class Segments(NamedTuple):
-    """Runs of queries of this rank, of which each sees a document up to its own end."""
-
-    keys: torch.Tensor  # [K] places of all that they see, run after run, among the keys of all ranks
-    queries: tuple[int, ...]  # length of each run
-    seen: tuple[int, ...]  # number of keys of each, the queries themselves last
-    runs: tuple[Runs, Runs]  # the same, of queries and of what they see
+from asyncrl.training.megatron.segments import Segments
 
 
 class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
@@ -109,30 +99,30 @@ class _Zigzag:
         second = (2 * self._ranks - 1 - self._rank) * chunk + local - chunk
         place = np.where(local < chunk, self._rank * chunk + local, second)
         there = place < self._lengths[document]
-        source = (np.cumsum(self._lengths) - self._lengths)[document] + place
-        tokens, own = np.zeros(self._held, np.int64), np.full(inputs.tokens.shape[1], -1)
+        source = np.where(there, (np.cumsum(self._lengths) - self._lengths)[document] + place, -1)
+        own = np.full(inputs.tokens.shape[1], -1)
         own[source[there]] = np.flatnonzero(there)
-        tokens[there] = source[there]
-        of_rank = torch.from_numpy(own).to(device)[inputs.positions]
-        scored = torch.nonzero(of_rank >= 0).squeeze(1)
-        there_, tokens_ = torch.from_numpy(there).to(device), torch.from_numpy(tokens).to(device)
-        taken = torch.where(there_, inputs.tokens[0, tokens_], 0)
-        routing = documents.routing
-        if routing is not None:
-            routing = torch.where(there_[:, None], routing[tokens_], 0)
-        bounds = torch.from_numpy(np.cumsum([0, *self._filled], dtype=np.int32)).to(device)
-        groups = tuple((1, int(length)) for length in self._filled if length)
-        places = torch.from_numpy(place[None]).to(device)
-        held = documents._replace(bounds=bounds, positions=places, groups=groups, alike=0, routing=routing)
+        sources, segments = put(source, device), self._segments(device)
+        held = documents._replace(
+            bounds=put(np.cumsum([0, *self._filled], dtype=np.int32), device),
+            positions=put(place[None], device),
+            groups=tuple((1, int(length)) for length in self._filled if length),
+            alike=0,
+        )
+        if held.routing is not None:
+            held = held._replace(routing=torch.where((sources >= 0)[:, None], held.routing[sources], 0))
+        tokens = torch.where(sources >= 0, inputs.tokens[0, sources], 0)
+        of_rank = put(own, device)[inputs.positions]
+        scored = torch.nonzero(of_rank >= 0).squeeze(1)  # waits for the GPU, which by now has nothing to wait for
         return Share(
-            taken[None],
-            PackedDocuments(held, self._segments(device)),
+            tokens[None],
+            PackedDocuments(held, segments),
             of_rank[scored],
             inputs.targets[scored],
             inputs.temperatures[scored],
             scored,
             len(inputs.positions),
-            torch.where(there_, tokens_, -1),
+            sources,
         )
 
     def _segments(self, device: torch.device) -> Segments:
@@ -149,49 +139,16 @@ class _Zigzag:
                 keys.append(among[: (own + 1) * chunk])
                 queries.append(int(chunk))
                 seen.append(len(keys[-1]))
+        count = sum(seen)
+        uses, run = np.full((2, self._ranks * self._held), count), np.repeat(np.arange(len(seen)), seen)
+        uses[run % 2, np.concatenate(keys)] = np.arange(count)
         runs = _runs(queries, device), _runs(seen, device)
-        return Segments(torch.from_numpy(np.concatenate(keys)).to(device), tuple(queries), tuple(seen), runs)
-
-
-def segment_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, *, scale: float | None = None
-) -> torch.Tensor:
-    """Compute the causal attention of this rank's queries.
-
-    Args:
-        query: [T, heads, D].
-        key: [T, key-value heads, D] of this rank.
-        value: as `key`; D of its own.
-        scale: of the products, 1 / sqrt(D) where left out.
-
-    Returns:
-        [T, heads, D of values].
-    """
-    group = parallel_state.get_context_parallel_group()
-    key, value = (
-        gather_from_sequence_parallel_region(one, group=group).index_select(0, segments.keys) for one in (key, value)
-    )
-    if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        return run_attention((query, key, value), *segments.runs, scale=scale)
-    heads = [one.transpose(0, 1)[None] for one in (query, key, value)]
-    lengths = segments.queries, segments.seen, segments.seen
-    cut = [torch.split(one, list(sizes), dim=2) for one, sizes in zip(heads, lengths, strict=True)]
-    parts = [_up_to_the_end(*run, scale=scale) for run in zip(*cut, strict=True)]
-    return torch.cat(parts, 2)[0].transpose(0, 1)
-
-
-def _up_to_the_end(
-    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, *, scale: float | None
-) -> torch.Tensor:
-    """Attend to keys of which the last are the queries' own."""
-    own, seen = queries.shape[2], keys.shape[2]
-    mask = torch.ones(own, seen, dtype=torch.bool, device=queries.device).tril(seen - own)
-    grouped = queries.shape[1] != keys.shape[1]
-    return scaled_dot_product_attention(queries, keys, values, mask, scale=scale, enable_gqa=grouped)
+        return Segments(put(np.concatenate(keys), device), put(uses, device), tuple(queries), tuple(seen), runs)
 
 
 def _runs(lengths: list[int], device: torch.device) -> Runs:
-    return Runs(torch.from_numpy(np.cumsum([0, *lengths], dtype=np.int32)).to(device), max(lengths))
+    longest = 1 << (max(lengths) - 1).bit_length()  # as of `Documents`
+    return Runs(put(np.cumsum([0, *lengths], dtype=np.int32), device), longest)
 
 
 def of_all_ranks(own: torch.Tensor, share: Share) -> torch.Tensor:

@@ -25,7 +25,7 @@ class Training(NamedTuple):
 
     ranks: int
     element: int  # bytes of a weight, 4 or 2
-    tokens: int  # of a micro-batch
+    tokens: int  # of a micro-batch, of each rank that shares its documents
     recompute: bool  # only the inputs of layers are kept
     copies: int = 0  # further models of the policy's shape that are not trained
 
@@ -83,10 +83,11 @@ def rank_memory(family: Family, shape: ModelConfig, layout: Layout, training: Tr
 def _activations(shape: ModelConfig, layout: Layout, training: Training) -> int:
     """Bytes that the first stage keeps, which has the most micro-batches under way, and the logits of a chunk."""
     element, tokens = training.element, training.tokens
-    own = -(-tokens // (layout.context * layout.tensor))
+    own = -(-tokens // layout.tensor)
     experts = shape.experts
     ffn = experts.intermediate * experts.chosen + experts.shared if experts else shape.intermediate
-    heads = (2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim  # queries, keys, values, and what was attended
+    # Queries, and what was attended; keys and values of all ranks that share documents.
+    heads = (2 * shape.heads + 2 * shape.kv_heads * layout.context) * shape.head_dim
     of_layer = own * element * (5 * shape.hidden + heads + 4 * ffn)  # inputs of products, norms and the activation
     layers = sum(len(layout.layers_of(chunk, shape.layers)) for chunk in range(0, layout.chunks, layout.pipeline))
     of_pass = own * element * shape.hidden * layers + of_layer if training.recompute else of_layer * layers

@@ -16,12 +16,13 @@ from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.attention import document_attention
 from asyncrl.training.megatron.ahead import Ahead
 from asyncrl.training.megatron.around import OPTIONS
-from asyncrl.training.megatron.context import PackedDocuments, segment_attention
+from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.megatron.experts import ExpertLayer, ExpertMixture, expert_options, keep_corrections
 from asyncrl.training.megatron.latent import adapt_latent, latent_options
 from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.normed import Norm
+from asyncrl.training.megatron.segments import segment_attention
 from asyncrl.training.megatron.table import Family
 
 

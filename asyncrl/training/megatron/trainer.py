@@ -74,7 +74,7 @@ class MegatronTrainer(Steps):
         )
         self._passes = Passes(
             self.device,
-            micro_batch_tokens=self.settings.micro_batch_tokens,
+            micro_batch_tokens=self.settings.micro_batch_tokens * self.settings.layout.context,
             group=parallel_state.get_data_parallel_group(),
         )
         self._schedule = Schedule(self._policy, self._own, self._passes, self.settings.layout, weight)
