@@ -7,28 +7,20 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from asyncrl.training.attention import Documents, document_attention
+from asyncrl.training.attention import document_attention
+from asyncrl.training.megatron.around import around, join
+from asyncrl.training.megatron.chunks import chunk_attention, chunks_on
 from asyncrl.training.megatron.experts import Experts
+from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from harness.context_cases import documents_of, whole_attention
 from harness.megatron_cases import objective
 from harness.mixtures import SMALL, routed_rows, write_transformers_model
 from harness.training import policy_rows
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="takes a GPU")
-
-
-def documents(lengths, device):
-    bounds = np.cumsum([0, *lengths], dtype=np.int32)
-    positions = np.arange(sum(lengths)) - np.repeat(bounds[:-1], lengths)
-    return Documents(
-        torch.from_numpy(positions[None]).to(device),
-        torch.from_numpy(bounds).to(device),
-        1 << (max(lengths) - 1).bit_length(),
-        tuple((1, length) for length in lengths),
-        int(len(lengths) == 1),
-    )
 
 
 @pytest.mark.parametrize("lengths", [[256], [100, 28, 128]])
@@ -43,12 +35,41 @@ def test_attention_in_16_bits_is_that_of_float32(lengths, heads, own, channels):
     found = []
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
         given = [one.to(device, dtype).requires_grad_() for one in rounded]
-        made = document_attention(None, *given, None, documents=documents(lengths, device), scaling=0.1)[0]
+        made = document_attention(
+            None, *given, None, documents=documents_of(lengths, len(lengths) == 1, device), scaling=0.1
+        )[0]
         (made.float() * weight.to(device)).sum().backward()
         found.append([made, *(one.grad for one in given)])
 
     for exact, near in zip(*found, strict=True):
         torch.testing.assert_close(near.float().cpu(), exact.float(), rtol=0.05, atol=0.05 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("documents", [1, 2])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_attention_in_two_parts_is_that_of_whole_documents(documents, compiled):
+    """One rank has both chunks of each document, of which the second one sees the first."""
+    device = torch.device("cuda", 0)
+    if not chunks_on(device):
+        pytest.skip("takes a GPU whose kernel for dense tensors is the quicker one")
+    with around(device):
+        join(Layout())
+    torch.manual_seed(0)
+    lengths = [512] * documents
+    rounded = [torch.randn(sum(lengths), heads, 128).bfloat16() for heads in (8, 2, 2)]
+    weight = torch.randn(sum(lengths), 8, 128)
+    exact = [one.float().requires_grad_() for one in rounded]
+    expected = whole_attention(exact, lengths)
+    (expected * weight).sum().backward()
+
+    given = [one.to(device).requires_grad_() for one in rounded]
+    attend = torch.compile(chunk_attention, fullgraph=True) if compiled else chunk_attention
+    found = attend(*given, documents, scale=None)
+    (found.float() * weight.to(device)).sum().backward()
+
+    pairs = [(found, expected), *((one.grad, other.grad) for one, other in zip(given, exact, strict=True))]
+    for near, right in pairs:
+        torch.testing.assert_close(near.float().cpu(), right, rtol=0.05, atol=0.03 * float(right.abs().max()))
 
 
 @pytest.mark.parametrize("counts", [[40, 0, 24, 0], [0, 0, 0, 5], [0, 0, 0, 0]])

@@ -18,6 +18,7 @@ from megatron.core.packed_seq_params import PackedSeqParams
 
 from asyncrl.training.attention import Documents, Runs
 from asyncrl.training.layouts import Inputs, put
+from asyncrl.training.megatron.chunks import chunks_on
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.segments import Segments
 
@@ -102,7 +103,9 @@ class _Zigzag:
         source = np.where(there, (np.cumsum(self._lengths) - self._lengths)[document] + place, -1)
         own = np.full(inputs.tokens.shape[1], -1)
         own[source[there]] = np.flatnonzero(there)
-        sources, segments = put(source, device), self._segments(device)
+        sources = put(source, device)
+        alike = documents.alike if self._filled[-1] == 0 and chunks_on(device) else 0
+        segments = self._segments(device)._replace(alike=alike)
         held = documents._replace(
             bounds=put(np.cumsum([0, *self._filled], dtype=np.int32), device),
             positions=put(place[None], device),

@@ -12,6 +12,7 @@ from megatron.core import parallel_state
 from torch.nn.functional import scaled_dot_product_attention
 
 from asyncrl.training.attention import Runs, run_attention
+from asyncrl.training.megatron.chunks import chunk_attention, takes_chunks
 from asyncrl.training.megatron.exchange import gathered, summed
 
 
@@ -23,6 +24,7 @@ class Segments(NamedTuple):
     queries: tuple[int, ...]  # length of each run
     seen: tuple[int, ...]  # number of keys of each, the queries themselves last
     runs: tuple[Runs, Runs]  # the same, of queries and of what they see
+    alike: int = 0  # documents, where these are of one length and best attended to by chunks; else 0
 
 
 def segment_attention(
@@ -39,6 +41,8 @@ def segment_attention(
     Returns:
         [T, heads, D of values].
     """
+    if segments.alike and takes_chunks(query, value):
+        return chunk_attention(query, key, value, segments.alike, scale=scale)
     sizes = [key.shape[-1], value.shape[-1]]
     key, value = _seen(torch.cat((key, value), -1), segments.keys, segments.uses).split(sizes, -1)
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
