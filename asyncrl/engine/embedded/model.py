@@ -76,6 +76,7 @@ class Model:
         if experts is not None:
             wide = torch.uint8 if experts.count <= 256 else torch.int16
             self.routes = torch.zeros((config.layers, 1, slots, 1, self.positions, experts.chosen), dtype=wide)
+        self._slots = [store.unbind(2) for store in self.stores]  # made once: a view costs as much as a short copy
         angles = torch.outer(torch.arange(self.positions).float(), config.rope.inverse_frequencies(config.head_dim))
         self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
         self._flat = [layer.view(-1, config.head_dim) for layer in self.store]
@@ -86,8 +87,8 @@ class Model:
 
     def copy_slot(self, source: int, target: int, tokens: int) -> None:
         """Copy the first `tokens` positions of one slot to another."""
-        for store in self.stores:
-            store[:, :, target, :, :tokens] = store[:, :, source, :, :tokens]
+        for slots in self._slots:
+            slots[target].narrow(3, 0, tokens).copy_(slots[source].narrow(3, 0, tokens))
 
     @property
     def stores(self) -> list[torch.Tensor]:

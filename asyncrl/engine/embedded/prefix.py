@@ -64,22 +64,20 @@ class PrefixCache:
         """Copy blocks to the start of `slot`; valid until the next `save`."""
         if places:
             for store, pool in self._stores:
-                _window(store, slot, len(places)).copy_(pool[list(places)].permute(1, 2, 3, 0, 4, 5))
+                _window(store, slot, 0, len(places)).copy_(pool[list(places)])
 
     def save(self, tokens: Sequence[int], extra_key: str | None, slot: int) -> None:
         """Keep the whole blocks of `tokens`, whose keys and values stand in `slot`."""
         parent: int | str | None = extra_key
         keys: list[_Key] = []
-        places, columns = [], []
-        pieces = _blocks(tokens)
-        for column, piece in enumerate(pieces[: self._room]):
+        places: list[int] = []  # of new blocks; all that follow a new one are new, too
+        for piece in _blocks(tokens)[: self._room]:
             key = (parent, piece)
             block = self._blocks.get(key)
             if block is None:
                 block = next(self._identities), self._free.pop() if self._free else self._evict()
                 self._blocks[key] = block
                 places.append(block[1])
-                columns.append(column)
             else:
                 self._blocks.move_to_end(key)  # so that it is not evicted for a block that follows it
             keys.append(key)
@@ -87,8 +85,7 @@ class PrefixCache:
         self._touch(keys)
         if places:
             for store, pool in self._stores:
-                window = _window(store, slot, columns[-1] + 1).permute(3, 0, 1, 2, 4, 5)
-                pool[places] = window if len(columns) == len(window) else window[columns]
+                pool[places] = _window(store, slot, len(keys) - len(places), len(keys))
 
     def _touch(self, keys: list[_Key]) -> None:
         """The first block becomes the most recent, so that a chain is dropped from its end."""
@@ -104,10 +101,10 @@ def _pool(store: torch.Tensor, blocks: int) -> torch.Tensor:
     return torch.zeros((blocks, layers, kinds, heads, BLOCK, width), dtype=store.dtype)
 
 
-def _window(store: torch.Tensor, slot: int, blocks: int) -> torch.Tensor:
-    """[layer, kind, head, block, BLOCK, width] view of the slot's first tokens."""
-    part = store[:, :, slot, :, : blocks * BLOCK]
-    return part.view(*part.shape[:3], blocks, BLOCK, part.shape[-1])
+def _window(store: torch.Tensor, slot: int, first: int, end: int) -> torch.Tensor:
+    """[block, layer, kind, head, BLOCK, width] view of some blocks of the slot's tokens."""
+    part = store[:, :, slot, :, first * BLOCK : end * BLOCK]
+    return part.view(*part.shape[:3], end - first, BLOCK, part.shape[-1]).permute(3, 0, 1, 2, 4, 5)
 
 
 def _blocks(tokens: Sequence[int]) -> list[bytes]:
