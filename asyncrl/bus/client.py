@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import nats.errors
@@ -26,6 +27,7 @@ class Client(client.Client):
         """Subscribe without a limit on what waits; returns what ends it.
 
         Args:
+            callback: is called as a message is read, and waits for no other one.
             drained: at its end, what the server sent before comes to the callback still.
 
         Raises:
@@ -49,8 +51,8 @@ class Client(client.Client):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
                 await self._send_unsubscribe(subscription._id)
-                if await self.answers(LAST_S) and await self.answers(LAST_S):  # the first may overtake the request
-                    await subscription._pending_queue.join()
+                if await self.answers(LAST_S):  # which may overtake the request
+                    await self.answers(LAST_S)
 
     async def answers(self, within_s: float) -> bool:
         """Return whether the server answers a ping in time; then everything published before it has arrived.
@@ -66,14 +68,25 @@ class Client(client.Client):
         await asyncio.wait({answered}, timeout=within_s)
         return answered.done() and not answered.cancelled()
 
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        """Call the callback as a message is read; the base has a queue and a task between, at twice the price."""
+        subscription = self._subs.get(sid)
+        if subscription is None or subscription._cb is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        message = self._build_message(sid, subject, reply, data, await self._process_headers(headers))
+        try:
+            await subscription._cb(message)
+        except Exception as error:  # nats-py reports it in the same way
+            await self._error_cb(error)
+
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:
         found = {}
         for line in raw.decode("utf-8", "replace").split("\r\n"):
             name, colon, value = line.partition(":")
-            # A name with white space in it, or with other than ASCII characters, is none.
-            if colon and name.isascii() and len(words := name.split()) == 1:
-                found[words[0]] = value.strip(" \t\r\n\v\f")
+            if colon and (known := _name_in(name)):
+                found[known] = value.strip(" \t\r\n\v\f")
         return found
 
     async def _send_publish(
@@ -88,3 +101,10 @@ class Client(client.Client):
         await self._send_command(hpub_cmd(subject, reply, f"NATS/1.0\r\n{lines}\r\n".encode(), payload))
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
+
+
+@lru_cache(1024)
+def _name_in(text: str) -> str:
+    """Return the name of a header; "" for what has white space within, or other than ASCII characters, and is none."""
+    words = text.split() if text.isascii() else []
+    return words[0] if len(words) == 1 else ""
