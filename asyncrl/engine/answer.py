@@ -6,6 +6,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
@@ -101,41 +103,33 @@ class Answer(msgspec.Struct, frozen=True):
 decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 
+@dataclass(slots=True, eq=False)
 class Member:
     """One generation on its way: its events are put together, whether they are cumulative or carry only what is new."""
 
-    def __init__(
-        self,
-        input_ids: list[int],
-        sampling: dict[str, Any],
-        extra_key: str | None,
-        on_tokens: OnTokens | None,
-        group: str = "",
-        *,
-        routed: int | None = None,
-    ) -> None:
-        self.rid = secrets.token_hex(16)  # SGLang matches ids by prefix: only random ones are safe
-        self.input_ids = input_ids
-        self.sampling = sampling
-        self.extra_key = extra_key
-        self.group = group
-        self.routed = routed
-        self.priority = self.top = 0
-        self.future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self.left = False  # by its caller, while the engine may go on with it
-        self.seen_at = time.monotonic()  # when its last part came, or when it was requested
-        self._on_tokens = on_tokens
-        self._tokens: list[int] = []
-        self._logprobs: list[float] = []
-        self._likeliest: list[Likeliest] = []
-        self._spans: list[VersionSpan] = []
-        self._routed: Int32Array | None = None
-        self._passes = 0
+    input_ids: list[int]
+    sampling: dict[str, Any]
+    extra_key: str | None
+    on_tokens: OnTokens | None
+    group: str = ""
+    routed: int | None = None
+    priority: int = 0
+    top: int = 0
+    rid: str = field(default_factory=partial(secrets.token_hex, 16))  # SGLang matches prefixes: random ones are safe
+    future: asyncio.Future[Generation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    left: bool = False  # by its caller, while the engine may go on with it
+    seen_at: float = field(default_factory=time.monotonic)  # when its last part came, or when it was requested
+    _tokens: list[int] = field(default_factory=list)
+    _logprobs: list[float] = field(default_factory=list)
+    _likeliest: list[Likeliest] = field(default_factory=list)
+    _spans: list[VersionSpan] = field(default_factory=list)
+    _routed: Int32Array | None = None
+    _passes: int = 0
 
     @property
     def streaming(self) -> bool:
         """Return whether its caller wants its tokens as they come."""
-        return self._on_tokens is not None
+        return self.on_tokens is not None
 
     @property
     def begun(self) -> bool:
@@ -217,11 +211,11 @@ class Member:
             self._spans[-1] = VersionSpan(span.version, self._spans[-1].start, span.end)
         else:
             self._spans.append(span)
-        if self._on_tokens is None:
+        if self.on_tokens is None:
             return True
         part = slice(span.start, span.end)
         tokens, logprobs = np.array(self._tokens[part], np.int32), np.array(self._logprobs[part], np.float32)
-        return self._on_tokens(Chunk(tokens, logprobs, span.version, reported, self._likeliest[part])) is not False
+        return self.on_tokens(Chunk(tokens, logprobs, span.version, reported, self._likeliest[part])) is not False
 
 
 def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:

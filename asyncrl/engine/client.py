@@ -154,8 +154,8 @@ class EngineClient:
         """
         ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
         body = sampling.body(stream_interval if on_tokens else None)
-        member = Member(ids, body, extra_key, on_tokens, sampling.group, routed=sampling.routed)
-        member.priority, member.top = sampling.priority, sampling.top
+        how = (sampling.group, sampling.routed, sampling.priority, sampling.top)
+        member = Member(ids, body, extra_key, on_tokens, *how)
         return await self._batcher.generate(member, alone=alone)
 
     # -- control -------------------------------------------------------------------------------------------------

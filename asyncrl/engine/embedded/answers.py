@@ -32,26 +32,23 @@ class Call:
         self._events: list[bytes] = []
         self._batch = len(asked) > 1
         self._woken = asyncio.get_running_loop().create_future()
-        self.requests = [
-            Request(
-                one.rid,
-                one.prompt,
-                one.sampling,
-                extra_key=one.extra_key,
-                streaming=body.stream,
-                listener=self._on_stream if body.stream else self._on_whole,
-            )
-            for one in asked
-        ]
-        for request in self.requests:
-            request.priority, request.top = body.priority or 0, body.top_logprobs_num or 0
+        self.requests = [self._request(one, body) for one in asked]
         self._routed_from = body.routed_experts_start_len
-        if body.return_routed_experts:
-            for request in self.requests:
-                request.routed = np.zeros((0, 0, 0), np.int32)
-        if body.scores_prompts:
-            for request in self.requests:
-                request.scores = PromptScores(body.logprob_start_len or 0, body.top_logprobs_num or 0)
+
+    def _request(self, asked: Asked, body: GenerateBody) -> Request:
+        top = body.top_logprobs_num or 0
+        return Request(
+            asked.rid,
+            asked.prompt,
+            asked.sampling,
+            extra_key=asked.extra_key,
+            priority=body.priority or 0,
+            streaming=body.stream,
+            listener=self._on_stream if body.stream else self._on_whole,
+            scores=PromptScores(body.logprob_start_len or 0, top) if body.scores_prompts else None,
+            top=top,
+            routed=np.zeros((0, 0, 0), np.int32) if body.return_routed_experts else None,
+        )
 
     def start(self, *, batch: bool) -> None:
         """Submit all requests or, when one is refused, none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TypeAlias
 
 import torch
@@ -47,6 +48,7 @@ class Matrix:
         return product
 
 
+@dataclass(slots=True, eq=False)
 class MappedMatrix:
     """`(x * gain) @ weight.T`, with its outputs in another order, of weights that are read where they lie.
 
@@ -54,34 +56,24 @@ class MappedMatrix:
     shares the pages of one file.
     """
 
-    __slots__ = ("_bias", "_gain", "_order", "_parts", "_scale")
-
-    def __init__(
-        self,
-        parts: Sequence[torch.Tensor],
-        gain: torch.Tensor | None = None,
-        *,
-        order: torch.Tensor | None = None,
-        scale: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-    ) -> None:
-        self._parts = parts  # each [outputs, inputs]; their outputs follow one another
-        self._gain = gain  # [inputs], of the norm before
-        self._order = order  # [outputs] int64, which output comes where
-        self._scale = scale  # [outputs], of the outputs in their new order
-        self._bias = bias  # [outputs], the same
+    parts: Sequence[torch.Tensor]  # each [outputs, inputs]; their outputs follow one another
+    gain: torch.Tensor | None = None  # [inputs], of the norm before
+    _: KW_ONLY
+    order: torch.Tensor | None = None  # [outputs] int64, which output comes where
+    scale: torch.Tensor | None = None  # [outputs], of the outputs in their new order
+    bias: torch.Tensor | None = None  # [outputs], the same
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, inputs] to a new tensor [N, outputs]."""
-        if self._gain is not None:
-            x = x * self._gain
-        products = [F.linear(x, part) for part in self._parts]
+        if self.gain is not None:
+            x = x * self.gain
+        products = [F.linear(x, part) for part in self.parts]
         product = torch.cat(products, 1) if len(products) > 1 else products[0]
-        if self._order is not None:
-            product = product.index_select(1, self._order)
-        if self._scale is not None:
-            product.mul_(self._scale)
-        return product if self._bias is None else product.add_(self._bias)
+        if self.order is not None:
+            product = product.index_select(1, self.order)
+        if self.scale is not None:
+            product.mul_(self.scale)
+        return product if self.bias is None else product.add_(self.bias)
 
 
 Product: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

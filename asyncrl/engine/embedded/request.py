@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 import msgspec
@@ -58,74 +59,37 @@ class Span(msgspec.Struct, frozen=True):
     end: int
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """A generation. The scheduler owns it from `submit` to the call of `listener` that finds `finish` set."""
 
-    __slots__ = (
-        "admitted_s",
-        "cached_tokens",
-        "check_at",
-        "epoch",
-        "extra_key",
-        "finish",
-        "late",
-        "limit",
-        "listener",
-        "logprobs",
-        "priority",
-        "prompt",
-        "retractions",
-        "rid",
-        "routed",
-        "row",
-        "sampling",
-        "scores",
-        "seed",
-        "spans",
-        "stops",
-        "streaming",
-        "submitted_s",
-        "tokens",
-        "top",
-        "top_logprobs",
-    )
-
-    def __init__(
-        self,
-        rid: str,
-        prompt: list[int],
-        sampling: Sampling,
-        *,
-        extra_key: str | None = None,
-        streaming: bool = False,
-        listener: Callable[[Request], None] | None = None,
-    ) -> None:
-        self.rid = rid
-        self.prompt = prompt
-        self.sampling = sampling
-        self.extra_key = extra_key
-        self.priority = 0  # a larger one takes the row of a smaller one
-        self.streaming = streaming
-        self.listener = listener
-        self.scores: PromptScores | None = None  # where those of the prompt are asked for
-        self.tokens: list[int] = []
-        self.logprobs: list[float] = []
-        self.top = 0  # likeliest tokens in each place whose log-probs are told
-        self.top_logprobs: list[list[tuple[float, int]]] = []  # log-prob and id, in falling order
-        self.spans: list[Span] = []  # closed ones; the open one reaches from the last end to len(tokens)
-        self.routed: npt.NDArray[np.int32] | None = None  # [T, layers, K] at the end, [0, 0, 0] before, if asked for
-        self.finish: Finish | None = None
-        self.cached_tokens = 0
-        self.retractions = 0
-        self.late = False  # it came while the engine was paused
-        self.epoch = -1  # which weights computed its keys and values
-        self.row = -1
-        self.seed = 0
-        self.limit = 0
-        self.check_at = 0
-        self.stops: frozenset[int] = frozenset()
-        self.submitted_s = time.perf_counter()
-        self.admitted_s: float | None = None
+    rid: str
+    prompt: list[int]
+    sampling: Sampling
+    _: KW_ONLY
+    extra_key: str | None = None
+    priority: int = 0  # a larger one takes the row of a smaller one
+    streaming: bool = False
+    listener: Callable[[Request], None] | None = None
+    scores: PromptScores | None = None  # where those of the prompt are asked for
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    top: int = 0  # likeliest tokens in each place whose log-probs are told
+    top_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)  # log-prob and id, in falling order
+    spans: list[Span] = field(default_factory=list)  # closed ones; the open one reaches from the last end to the end
+    routed: npt.NDArray[np.int32] | None = None  # [T, layers, K] at the end, [0, 0, 0] before, if asked for
+    finish: Finish | None = None
+    cached_tokens: int = 0
+    retractions: int = 0
+    late: bool = False  # it came while the engine was paused
+    epoch: int = -1  # which weights computed its keys and values
+    row: int = -1
+    seed: int = 0
+    limit: int = 0
+    check_at: int = 0
+    stops: frozenset[int] = frozenset()
+    submitted_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float | None = None
 
     def accept(self, *, room: int, eos: Iterable[int], seed: int) -> None:
         """Settle what depends on the engine: at most `room` tokens, its end tokens, its random number."""
