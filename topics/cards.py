@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from topics.topic import ENGINES, TRAINING, Topic
-from topics.wire import Count, Id, Message
+from topics.wire import Count, Id, Message, Seconds
 
 
 class CardRequested(Message):
@@ -26,6 +26,7 @@ class CardReturned(Message):
     """The learner has left the card."""
 
     turn: Count  # the newest that it asked for
+    waited_s: Seconds = 0.0  # until it had the card
 
 
 class CardTaken(Message):
@@ -44,6 +45,8 @@ class CardLeft(Message):
 
 
 CARD_REQUESTED = Topic(CardRequested, TRAINING, ("learner",), ("engine",), id=("turn",))
-CARD_RETURNED = Topic(CardReturned, TRAINING, ("learner",), ("engine",), id=("turn",))
-CARD_TAKEN = Topic(CardTaken, ENGINES, ("engine",), ("learner", "supervisor"), key="engine_id", repeats=True)
+CARD_RETURNED = Topic(CardReturned, TRAINING, ("learner",), ("engine", "recorder"), id=("turn",))
+CARD_TAKEN = Topic(
+    CardTaken, ENGINES, ("engine",), ("learner", "supervisor", "recorder"), key="engine_id", repeats=True
+)
 CARD_LEFT = Topic(CardLeft, ENGINES, ("engine", "supervisor"), ("learner", "supervisor"), key="engine_id", repeats=True)

@@ -32,6 +32,7 @@ class Turns:
         # An engine may just start its server, and then take a version, before it sees that it is asked.
         self._patience_s = engine.start_deadline_s + engine.update_deadline_s
         self._held = False
+        self._waited_s = 0.0
 
     async def take(self) -> None:
         """Return once no engine has anything on the card.
@@ -54,7 +55,8 @@ class Turns:
             context.holding = list
             context.doing(before)
         self._held = True
-        context.count("card_wait_s", time.monotonic() - began)
+        self._waited_s = time.monotonic() - began
+        context.count("card_wait_s", self._waited_s)
         crash_point("card.granted")
 
     def _awaited(self, waited_s: float) -> list[HeldWork]:
@@ -80,7 +82,7 @@ class Turns:
             await outbox.stored()  # engines that take the card find the newest version
             crash_point("card.rested")
             self._held = False
-            await self._keeper.append_until_stored([CardReturned(self._fold.state.turns.turn)])
+            await self._keeper.append_until_stored([CardReturned(self._fold.state.turns.turn, self._waited_s)])
             crash_point("card.returned")
 
     async def _ask(self, without: list[str]) -> None:

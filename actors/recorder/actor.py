@@ -17,6 +17,7 @@ from actors.runtime.actor import Context
 from actors.runtime.snapshots import check_positions, format_of
 from asyncrl.background import first_of
 from asyncrl.bus.blobs import BlobMissing
+from asyncrl.bus.fold import Input
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, read_next, stream_info
 from asyncrl.bus.merged import Part, read_merged
@@ -29,7 +30,7 @@ from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, Sample
 from asyncrl.telemetry.plot import draw_reward
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED
-from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, TRAJECTORIES, Stream, Topic
+from topics.topic import ACTORS, BATCHES, ENGINES, GRADES, PROMPTS, TRAINING, TRAJECTORIES, TURNS, Stream, Topic
 from topics.wire import Headers, Message, WireError
 
 _MB = 1_000_000
@@ -184,7 +185,7 @@ class MetricsFile:
 
 
 # In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
-_LOGS = (ACTORS, BATCHES, TRAINING, GRADES, ENGINES)
+_LOGS = (ACTORS, BATCHES, TURNS, TRAINING, GRADES, ENGINES)
 _COUNTED_BYTES = 512  # of a message that counts as one of supervision.snapshot_every
 _ROWS = 1024  # rows that wait for being written
 
@@ -246,17 +247,20 @@ class Recorder:
         """
         await self._go_on()
         await self._samples.begin()
-        inputs, listen = self.fold.inputs(), self.context.listen
-        listeners = {stream: listen(stream, self._take, inputs[stream].topics) for stream in _LOGS}
+        inputs = self.fold.inputs()
+        listeners = {stream: self._listener(stream, inputs[stream]) for stream in _LOGS}
         try:
             await self._follow(listeners)
         finally:
             for listener in listeners.values():
                 await listener.close()
         # Messages published before the end belong to the summary.
-        bus, inputs = self.context.bus, self.fold.inputs()
+        bus = self.context.bus
         subjects = {stream: [topic.pattern(bus.run) for topic in inputs[stream].topics] for stream in _LOGS}
-        rest = [Part(stream, subjects=subjects[stream], after=one.last) for stream, one in listeners.items()]
+        rest = [
+            Part(stream, subjects=subjects[stream], headers_only=inputs[stream].headers_only, after=one.last)
+            for stream, one in listeners.items()
+        ]
         await read_merged(bus, rest, self._take, self.context.refuse)
         self._write_rows()
         with _writing():
@@ -292,7 +296,7 @@ class Recorder:
     async def _summarise(self) -> None:
         root, steps = self.context.files.root, self._file.steps()
         summary = self.fold.summary(self.context.bus.run, steps)
-        summary["metrics"] = str(self._file.path)
+        summary |= {"trains": self.context.config.trains, "metrics": str(self._file.path)}
         summary["reports"] = _reports(self.context.files.reports)
         if self.context.config.recorder.plot and steps:
             summary["plot"] = str(root / "reward.png")
@@ -305,6 +309,11 @@ class Recorder:
                 lags=[step.lag_mean_versions for step in steps],
             )
         write_json(root / "summary.json", summary)
+
+    def _listener(self, stream: Stream, entry: Input) -> Listener:
+        bus, refuse = self.context.bus, self.context.refuse
+        subjects = [topic.pattern(bus.run) for topic in entry.topics]
+        return Listener(bus, stream, self._take, refuse, subjects=subjects, headers_only=entry.headers_only)
 
     async def _count_issued(self) -> int:
         """Distinct trajectories of RL: the subjects of their log, less those of its keeper, warm-up and evaluations."""

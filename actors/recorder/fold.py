@@ -12,18 +12,19 @@ from asyncrl.live.agreement import Agreement
 from asyncrl.state.parts import taught_nothing
 from topics.actors import RunOpened
 from topics.batches import BatchPacked, BatchTrained
+from topics.cards import CardReturned, CardTaken
 from topics.engines import EngineReady
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import stage_of
 from topics.topic import Topic
 from topics.trajectories import TrajectoryDropped, TrajectoryFailed
-from topics.turns import FeedbackGivenHeaders, TurnJudgedHeaders
+from topics.turns import FeedbackGivenHeaders, TurnFinishedHeaders, TurnJudgedHeaders
 from topics.weights import TrainingFinished, WeightsPublished
 from topics.wire import Headers, Message
 
 _WINDOW = 5  # steps a reward is averaged over
-_UPDATES = 128  # newest updates of engines, for their median
+_NEWEST = 128  # updates of engines, and switches of the card, for their medians
 
 
 class StepRow(msgspec.Struct):
@@ -90,6 +91,12 @@ class RecorderState(msgspec.Struct):
     trained_ns: int = 0
     packed: dict[int, Packed] = {}  # not trained yet
     agreement: Agreement = msgspec.field(default_factory=Agreement)
+    answered: dict[str, int] = {}  # turns of live traffic, by how they ended
+    answered_tokens: int = 0
+    card_turns: int = 0  # of the learner, where it shares its card by turns
+    card_wait_s: list[float] = []  # newest seconds until it had the card
+    card_taken: dict[str, int] = {}  # by engine that took it: when, until it serves
+    card_back_s: list[float] = []  # newest seconds of engines from there on
 
 
 class RecorderFold(Fold):
@@ -137,9 +144,24 @@ class RecorderFold(Fold):
         self.state.dropped[reason] = self.state.dropped.get(reason, 0) + members
         self.state.sampled_tokens += tokens
 
-    def _on_ready(self, ready: EngineReady, _record: Record) -> None:
+    def _on_ready(self, ready: EngineReady, record: Record) -> None:
+        state = self.state
         if ready.update_s:
-            self.state.update_s = [*self.state.update_s, ready.update_s][-_UPDATES:]
+            state.update_s = [*state.update_s, ready.update_s][-_NEWEST:]
+        if taken_ns := state.card_taken.pop(ready.engine_id, 0):
+            state.card_back_s = [*state.card_back_s, (record.time_ns - taken_ns) / 1e9][-_NEWEST:]
+
+    def _on_card_taken(self, taken: CardTaken, record: Record) -> None:
+        self.state.card_taken[taken.engine_id] = record.time_ns
+
+    def _on_card_returned(self, returned: CardReturned, _record: Record) -> None:
+        self.state.card_turns += 1
+        self.state.card_wait_s = [*self.state.card_wait_s, returned.waited_s][-_NEWEST:]
+
+    def _on_turn_finished(self, headers: TurnFinishedHeaders, _record: Record) -> None:
+        state = self.state
+        state.answered[headers.finish] = state.answered.get(headers.finish, 0) + 1
+        state.answered_tokens += headers.length
 
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
         self.state.exported, self.state.finished_at = finished.exported, finished.step
@@ -182,7 +204,12 @@ class RecorderFold(Fold):
             "warmup_tokens": state.warmup_tokens,
             "wasted_token_share": round(1 - trained / sampled, 4) if sampled else None,
             "trained_tokens_by_lag": {str(lag): state.lags[lag] for lag in sorted(state.lags)},
-            "weight_update_median_s": sorted(state.update_s)[len(state.update_s) // 2] if state.update_s else None,
+            "weight_update_median_s": _median(state.update_s),
+            "card_turns": state.card_turns,
+            "card_wait_median_s": _median(state.card_wait_s),
+            "card_back_median_s": _median(state.card_back_s),
+            "requests_by_finish": state.answered,
+            "request_tokens": state.answered_tokens,
             "wall_s": round(self._seconds(state.last_ns), 2),
             "stopped_s": round(stopped_ns / 1e9, 2),
             "rl_wall_s": round(rl_wall_ns / 1e9, 2) if state.rl_first_ns else None,
@@ -305,6 +332,10 @@ def _by_set(scores: dict[str, list[Score]]) -> dict[str, object]:
     """Accuracies of the lowest and the highest version on each set, where a run has named ones."""
     found = {name: {str(score.version): score.accuracy for score in both} for name, both in scores.items() if name}
     return {"accuracy_by_set": found} if found else {}
+
+
+def _median(values: list[float]) -> float | None:
+    return sorted(values)[len(values) // 2] if values else None
 
 
 def _mean(values: list[float]) -> float | None:

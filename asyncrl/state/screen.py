@@ -179,10 +179,21 @@ def _facts(status: RunStatus) -> dict[str, list[str]]:
             if role in ("rollout", "reward")
         ],
         "groups": _cells({what: f"{value:,.0f}" for what, value in groups.items() if value is not None}),
+        "requests": _requests(status),
         "streams": _streams(status),
         "engines": _engines(status),
         **{f"scaled {scaled.pool}": _scaled(scaled, status.at_s) for scaled in status.scalings},
     }
+
+
+def _requests(status: RunStatus) -> list[str]:
+    """Return what the gateways count since each began: requests are turns there."""
+    vitals = [actor.vitals for actor in status.actors if actor.role == "gateway" and actor.vitals]
+    names = {"turns": "answered", "turns_failed": "failed", "requests_refused": "refused", "clients_gone": "left"}
+    counts = {what: sum(values.get(name, 0.0) for values in vitals) for name, what in names.items()}
+    return _cells(
+        {what: f"{count:,.0f}" for what, count in counts.items() if count or what == "answered"} if vitals else {}
+    )
 
 
 def _cells(values: dict[str, str]) -> list[str]:
@@ -199,7 +210,7 @@ def _curve(values: Sequence[float]) -> str:
 
 def _progress(status: RunStatus) -> list[str]:
     if status.step is None:
-        return ["[dim]no step yet[/]"]
+        return ["[dim]no step yet[/]"] if "learner" in (status.wanted or ["learner"]) else []
     warm = status.stage == "warmup"
     done, total = (status.step + status.warmup_steps, status.warmup_steps) if warm else (status.step, status.steps)
     text = f"[cyan]{bar(done / total, _SPARK):{_SPARK}}[/]  " if total else ""

@@ -31,8 +31,11 @@ def summary_panel(summary: dict[str, Any]) -> RenderableType:
 
 def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and figures, the most wanted first."""
+    further = [*summary.get("reports", {}).items(), *_requests(summary), *_card(summary)]
+    if not summary.get("trains", True):
+        return [*further, ("wall time", _wall_time(summary))]
     return [
-        *summary.get("reports", {}).items(),
+        *further,
         *(_of_rl(summary) if summary["steps"] else _before_rl(summary)),
         ("metrics", summary["metrics"]),
         *((("plot", summary["plot"]),) if "plot" in summary else ()),
@@ -73,6 +76,28 @@ def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
         ("learner", f"{summary['learner_train_s']} s training, {summary['learner_wait_s']} s waiting for batches"),
         *_seconds_to_grade(summary.get("last_batch", {})),
         ("wall time", _wall_time(summary)),
+    ]
+
+
+def _requests(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what clients of a gateway got."""
+    ends, serves = summary.get("requests_by_finish", {}), not summary.get("trains", True)
+    failed = f"{ends.get('failed', 0):,} failed, {ends.get('gone', 0):,} left by their clients"
+    text = f"{sum(ends.values()):,} of clients, {failed}, {summary.get('request_tokens', 0):,} tokens sampled"
+    return [("requests", text)] if ends or serves else []
+
+
+def _card(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how often a card was passed on, and how long that takes."""
+    if not (turns := summary.get("card_turns", 0)):
+        return []
+    back = summary["card_back_median_s"]
+    engine = "" if back is None else f", {back:.2f} s until an engine serves again"
+    return [
+        (
+            "card turns",
+            f"{turns:,}; median {summary['card_wait_median_s']:.2f} s until the learner has it{engine}",
+        )
     ]
 
 

@@ -28,6 +28,7 @@ from topics.actors import (
     FleetScaled,
     RunOpened,
     ScaleRequested,
+    Vitals,
 )
 from topics.batches import BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_ANNOUNCED
@@ -61,6 +62,18 @@ async def test_status_reads_everything_from_the_topics(bus):
     assert values["mean_lag_versions"] == 0.4
     assert values["queues"]["rollout"]["waiting"] == 0
     assert [actor["actor_id"] for actor in values["actors"]] == [SUPERVISOR, "rollout-1"]
+
+
+async def test_status_counts_the_requests_of_all_gateways(bus):
+    for name, counts in (("gateway-1", {"turns": 1200.0, "turns_failed": 1.0}), ("gateway-2", {"turns": 34.0})):
+        await publish_started(bus, name)
+        await publish(bus, Vitals("gateway", name, 1, 0.0, counts))
+    state = await read_state(bus)
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+
+    console.print(render(run_status(state, state.last_ns)))
+
+    assert "requests  1,234 answered   1 failed  " in console.file.getvalue()
 
 
 async def test_status_counts_what_it_cannot_read(bus):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from actors.recorder.actor import main
@@ -28,9 +29,11 @@ from topics.batches import (
     Carrier,
     Objective,
 )
+from topics.cards import CardReturned, CardTaken
+from topics.engines import EngineReady
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
-from topics.turns import FeedbackGiven, TurnJudged
+from topics.turns import FeedbackGiven, TurnFinished, TurnJudged
 
 BY_KEEPER = {"writer": "test"}
 MARK = b'{"event":"mark"}'
@@ -246,3 +249,34 @@ def test_the_row_of_a_step_tells_how_often_users_agree_with_judges():
 
     (row,) = fold.rows
     assert (row["judge_agreement"], row["judge_rated"]) == (0.75, 4)
+
+
+async def test_live_traffic_counts_in_the_rows_and_the_summary(scene: Scene):
+    for turn, finish in (("a", "stop"), ("b", "length"), ("c", "failed")):
+        ids = np.zeros(0 if finish == "failed" else 5, np.int32)
+        ended = TurnFinished(turn, "s", finish, tokens=ids, logprobs=ids.astype(np.float32), versions=ids)
+        await publish(scene.bus, ended)
+    await publish(scene.bus, TurnJudged(turn_id="a", reward=1.0, judge="j"))
+    await publish(scene.bus, FeedbackGiven("fa", "a", "anna", 1.0))
+    await scene.steps(1, 1)
+
+    rows, summary = await scene.record()
+
+    (row,) = [row for row in map(json.loads, rows.splitlines()) if row["event"] == "step"]
+    assert (row["judge_agreement"], row["judge_rated"]) == (1.0, 1)
+    shown = dict(summary_rows(json.loads(summary) | {"trains": False}))
+    assert shown["requests"] == "3 of clients, 1 failed, 0 left by their clients, 10 tokens sampled"
+
+
+def test_a_summary_has_the_turns_of_a_shared_card_and_their_medians():
+    fold = RecorderFold()
+    feed = Feed(fold)
+    for turn in (1, 2, 3):
+        feed.publish(CardReturned(turn, waited_s=0.1 * turn))
+        feed.publish(CardTaken("engine-1"), at_s=10.0 * turn)
+        feed.publish(EngineReady("engine-1", "http://e", 0, turn, "d", 1), at_s=10.5 * turn)
+
+    assert summary_rows(fold.summary("demo", []) | {"metrics": ""})[0] == (
+        "card turns",
+        "3; median 0.20 s until the learner has it, 1.00 s until an engine serves again",
+    )
