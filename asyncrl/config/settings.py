@@ -237,9 +237,9 @@ class WeightsSettings(Settings):
     # Generations under way when an engine takes a new version: `resume` ends them and sends them again, with the tokens
     # that came, to be computed anew; `in_place` lets them go on over the cache that the old weights filled.
     update: Literal["resume", "in_place"] = "resume"
-    # A quicker way beside the store, out of the learner's memory: `never`, `ipc` (engines that share its GPU, or on the
-    # CPU its host, read it there), `nccl` (GPU to GPU), `gloo` (the same between processes on the CPU). An engine for
-    # which it fails reads the store.
+    # A quicker way beside the store, out of the learner's memory: `never`, `ipc` (engines that share its GPUs, or on
+    # the CPU its host, read it there), `nccl` (GPU to GPU), `gloo` (the same between processes on the CPU). An engine
+    # for which it fails reads the store.
     direct: Literal["never", "ipc", "nccl", "gloo"] = "never"
     # Seconds that one engine may take for it; a learner may wait so long before it copies the next version away.
     direct_deadline_s: Seconds = 10.0

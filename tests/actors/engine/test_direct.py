@@ -28,6 +28,7 @@ def context(
     bus: Bus, stage: Callable[..., Stage], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Context:
     monkeypatch.setattr("actors.engine.direct._ANSWER_S", 2 * DEADLINE_S)  # a loaded machine is slow
+    monkeypatch.setattr("asyncrl.weights.shared._CALL_BYTES", 1 << 16)  # a small model comes in several calls
     kind = getattr(request, "param", "gloo")
     made = stage(
         engine={"kind": "embedded", "count": 2, "max_running": 4},
