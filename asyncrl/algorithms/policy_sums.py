@@ -56,24 +56,24 @@ def policy_sums(log_ratio: torch.Tensor, tokens: Tokens, treated: Treated) -> Su
 
 def _ratio_bins(ratio: torch.Tensor, trained: torch.Tensor) -> dict[str, torch.Tensor]:
     """The tokens of each bin of a histogram of the ratio, [N] boolean each."""
-    edges = (float("-inf"), *RATIO_EDGES, float("inf"))
     names = [f"{low:g}_to_{high:g}" for low, high in pairwise(RATIO_EDGES)]
     names = [f"below_{RATIO_EDGES[0]:g}", *names, f"from_{RATIO_EDGES[-1]:g}"]
-    bins = zip(names, pairwise(edges), strict=True)
-    return {f"ratio_{name}": (ratio >= low) & (ratio < high) & trained for name, (low, high) in bins}
+    reached = [trained, *((ratio >= edge) & trained for edge in RATIO_EDGES)]
+    bins = [*(this > other for this, other in pairwise(reached)), reached[-1]]
+    return {f"ratio_{name}": found for name, found in zip(names, bins, strict=True)}
 
 
 def _by_lag(values: dict[str, torch.Tensor], tokens: Tokens) -> Sums:
-    columns = [value.float() for value in values.values()]
-    matrix = columns[0].new_empty(len(columns), len(columns[0]))  # [figures, N]
-    for index, column in enumerate(columns):
-        matrix[index] = column
-    found: Sums = {}
-    for kind, lags in (("in_queue", tokens.in_queue), ("in_flight", tokens.in_flight)):
-        least = lags.new_tensor(LAG_EDGES)
-        reached = (lags[:, None] >= least).to(matrix.dtype)  # [N, buckets]
-        of_bucket = matrix @ (reached - reached.roll(-1, 1) * (least < least[-1]))  # [figures, buckets]
-        for name, row in zip(values, of_bucket.unbind(), strict=True):
-            for bucket, total in zip(LAG_NAMES, row.unbind(), strict=True):
-                found[f"{name}/{kind}_{bucket}"] = total
-    return found
+    kinds = {"in_queue": tokens.in_queue, "in_flight": tokens.in_flight}
+    keys = [f"{kind}_{bucket}" for kind in kinds for bucket in LAG_NAMES]
+    count = len(tokens.in_queue)
+    matrix = values["ratio_mean"].new_empty(len(values), count)  # [figures, N]
+    for place, value in zip(matrix.unbind(), values.values(), strict=True):
+        place.copy_(value)
+    buckets = matrix.new_empty(count, len(kinds), len(LAG_EDGES))
+    for number, lags in enumerate(kinds.values()):
+        reached = lags[:, None] >= lags.new_tensor(LAG_EDGES)
+        buckets[:, number, :-1] = reached[:, :-1] > reached[:, 1:]
+        buckets[:, number, -1] = reached[:, -1]
+    totals = zip(values, (matrix @ buckets.flatten(1)).unbind(), strict=True)
+    return {f"{name}/{key}": one for name, row in totals for key, one in zip(keys, row.unbind(), strict=True)}

@@ -9,6 +9,7 @@ probabilities must be those of the policy.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -64,21 +65,22 @@ def document_attention(
         query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value))
         runs = Runs(documents.bounds, documents.longest)
         return run_attention((query, key, value), runs, runs, scale=scale, window=window).unsqueeze(0), None
-    parts, start = [], 0
-    for count, length in documents.groups:
-        stop = start + count * length
-        own = (query[:, :, start:stop], key[:, :, start:stop], value[:, :, start:stop])
+    sizes = [count * length for count, length in documents.groups]
+    parts = []
+    # One split, whose gradient is one copy: that of each slice would be as long as the whole sequence.
+    for (count, length), *own in zip(
+        documents.groups, *(torch.split(one, sizes, 2) for one in (query, key, value)), strict=True
+    ):
         mask = _band(length, window, query.device) if 0 < window < length else None
         parts.append(_attended(own, count, mask, scale))
-        start = stop
     return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0), None
 
 
-def _attended(
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], count: int, mask: torch.Tensor | None, scale: Any
-) -> torch.Tensor:
+def _attended(tensors: Sequence[torch.Tensor], count: int, mask: torch.Tensor | None, scale: Any) -> torch.Tensor:
     """Attention, [T, heads, D], of documents of one length, [1, heads, T, D]; causal without a mask."""
-    query, key, value = (one[0].reshape(one.shape[1], count, -1, one.shape[-1]).transpose(0, 1) for one in tensors)
+    query, key, value = (
+        one.squeeze(0).reshape(one.shape[1], count, -1, one.shape[-1]).transpose(0, 1) for one in tensors
+    )
     grouped = query.shape[1] != key.shape[1]
     found = scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped

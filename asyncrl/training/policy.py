@@ -113,7 +113,9 @@ class Policy(nn.Module):
         if self._routers:
             self._record_routing(documents)
         hidden = self.model.base_model(input_ids=tokens, use_cache=False, **options).last_hidden_state
-        return torch.index_select(hidden.flatten(0, 1), 0, positions)
+        flat: torch.Tensor = hidden.flatten(0, 1)
+        # Positions differ and rise: as many as there are tokens are all of them.
+        return flat if len(positions) == len(flat) else torch.index_select(flat, 0, positions)
 
     def _record_routing(self, documents: Documents) -> None:
         routing, mixture = documents.routing, self.mixture
