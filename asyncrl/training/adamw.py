@@ -19,6 +19,19 @@ _ALIGNED = 16  # columns that a tensor is seen with: compiled kernels then read 
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+class LocalAdamW(torch.optim.AdamW):
+    """torch's own on the parts of sharded tensors that this rank has.
+
+    Through the sharded tensors each call would be looked up by all of its arguments, while a GPU waits.
+    """
+
+    def _init_group(self, group: dict[str, Any], *lists: list[torch.Tensor]) -> bool:
+        found: bool = super()._init_group(group, *lists)  # type: ignore[no-untyped-call]
+        for tensors in lists:
+            tensors[:] = map(local, tensors)
+        return found
+
+
 class NarrowAdamW(torch.optim.Optimizer):
     """AdamW whose moments have a type of their own, and whose weights may be masters that lie in halves.
 
@@ -72,12 +85,17 @@ class NarrowAdamW(torch.optim.Optimizer):
         assert parameter.grad is not None
         halves = None if self._masters is None else self._masters.halves(parameter)
         weights = [parameter.detach()] if halves is None else list(halves)
-        tensors = [one.to_local() if isinstance(one, DTensor) else one for one in (*weights, parameter.grad, *moments)]
+        tensors = [local(one) for one in (*weights, parameter.grad, *moments)]
         kind: Callable[..., None] = _move_whole if halves is None else _move_halves
         if tensors[0].numel() % _ALIGNED == 0:
             self._fast.get(kind, kind)(*(one.view(-1, _ALIGNED) for one in tensors), numbers)
         else:
             kind(*tensors, numbers)
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of a tensor that this rank has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _numbers(group: dict[str, Any], count: float) -> torch.Tensor:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.nn.utils import get_total_norm
 
-from asyncrl.training.adamw import MOMENTS, NarrowAdamW
+from asyncrl.training.adamw import MOMENTS, LocalAdamW, NarrowAdamW, local
 from asyncrl.training.checkpoint import CheckpointError
 from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk, stored
 from asyncrl.training.further import further_tensors
@@ -66,7 +67,7 @@ class Optimized:
                 trained, eps=eps, moments=moments, masters=self._masters, compiled=policy.compiled
             )
         else:
-            self._optimizer = torch.optim.AdamW(trained, lr=0.0, eps=eps, fused=True)
+            self._optimizer = LocalAdamW(trained, lr=0.0, eps=eps, fused=True)
 
     def norm(self) -> float:
         """Norm of the gradient over all ranks; a parameter that has none has zeros from here on."""
@@ -74,8 +75,16 @@ class Optimized:
             if parameter.grad is None:
                 # Momentum moves on even where a batch has no gradient.
                 parameter.grad = torch.zeros_like(parameter)
-        norm = get_total_norm([parameter.grad for parameter in self._trained.values() if parameter.grad is not None])
-        return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
+        norm = get_total_norm(self._gradients())
+        if isinstance(next(iter(self._trained.values())), DTensor):  # of which each rank has a part
+            dist.all_reduce(norm.square_())
+            norm.sqrt_()
+        return float(norm)
+
+    @torch.no_grad()
+    def _gradients(self) -> list[torch.Tensor]:
+        """This rank's parts."""
+        return [local(parameter.grad) for parameter in self._trained.values() if parameter.grad is not None]
 
     def update(self, update: Update, norm: float) -> None:
         """Move the weights by the gradient, whose norm this is, and forget it."""
@@ -86,8 +95,9 @@ class Optimized:
         if isinstance(self._optimizer, NarrowAdamW):
             group["scale"] = scale
         elif scale < 1.0:
-            device = group["params"][0].device
-            clip_grads_with_norm_(group["params"], update.max_grad_norm, torch.tensor(norm, device=device))
+            gradients = self._gradients()
+            total = torch.tensor(norm, device=gradients[0].device)
+            torch._foreach_mul_(gradients, update.max_grad_norm / (total + 1e-6))
         self._optimizer.step()
         self._optimizer.zero_grad()
         if self._masters is not None:
