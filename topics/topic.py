@@ -119,10 +119,7 @@ ENGINES = Stream("ENGINES", Retention.LEDGER, "", "the state of inference server
 FLEET = Stream("FLEET", Retention.LEDGER, "supervisor", "how many actors run each role")
 ACTORS = Stream("ACTORS", Retention.LEDGER, "", "starts and ends of actors, and requests of operators")
 VITALS = Stream(
-    "VITALS",
-    Retention.LAST,
-    "",
-    "newest vital signs of each actor, and requests of each engine for weights in memory",
+    "VITALS", Retention.LAST, "", "newest vital signs of each actor, and requests of each engine for weights in memory"
 )
 BLOBS = Stream("BLOBS", Retention.PAYLOAD, "", "chunks of tokens and snapshots too large to travel inline")
 WEIGHTS = Stream("WEIGHTS", Retention.PAYLOAD, "", "chunks of weights, where hosts share no folder")

@@ -19,12 +19,7 @@ from topics.ids import LIVE, WARMUP, Stage, member_of, prompt_name, prompt_of, s
 from topics.prompts import ONLY_TASK, PromptIssuedHeaders
 from topics.secrets import PurgeRequested
 from topics.stages import StageBeganHeaders
-from topics.trajectories import (
-    TrajectoryDropped,
-    TrajectoryFailed,
-    TrajectoryGraded,
-    TrajectorySubmitted,
-)
+from topics.trajectories import TrajectoryDropped, TrajectoryFailed, TrajectoryGraded, TrajectorySubmitted
 from topics.turns import TurnOverruled
 from topics.wire import Message
 

@@ -47,11 +47,7 @@ class PayloadGone(ActorFault):
 
 
 async def fetch_trajectories(
-    bus: Bus,
-    packed: BatchPacked,
-    rank: int = 0,
-    owners: Sequence[int] | None = None,
-    part: Part | None = _WHOLE,
+    bus: Bus, packed: BatchPacked, rank: int = 0, owners: Sequence[int] | None = None, part: Part | None = _WHOLE
 ) -> list[GradedGroup]:
     """The groups of a batch, in the order it names them; of a member that was purged since, the counts alone are known.
 

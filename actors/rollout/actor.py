@@ -266,12 +266,7 @@ class Execution(Watch):
         if not segments:
             raise WorkFailed("rollout", "the rollout function ended without a generate; there is nothing to train on")
         return self._result(
-            rows,
-            segments,
-            rollout.sampled_text(),
-            truncated=rollout.truncated,
-            outcome=outcome,
-            hybrid=rollout.hybrid,
+            rows, segments, rollout.sampled_text(), truncated=rollout.truncated, outcome=outcome, hybrid=rollout.hybrid
         )
 
     @property

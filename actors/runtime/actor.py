@@ -37,16 +37,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import Placement
 from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.user_actors import load_actors, user_module
-from topics.actors import (
-    RUN_OPENED,
-    Activity,
-    ActorStarted,
-    ActorStopped,
-    DeadLetter,
-    HeldWork,
-    RunOpened,
-    Vitals,
-)
+from topics.actors import RUN_OPENED, Activity, ActorStarted, ActorStopped, DeadLetter, HeldWork, RunOpened, Vitals
 from topics.roles import OWN, ROLE_NAMES, ROLES, SUPERVISOR
 from topics.topic import Stream, Topic
 from topics.wire import WireError

@@ -252,12 +252,7 @@ class Channel(msgspec.Struct):
         return self._to(version, stored, "gate", sequence, words)
 
     def _to(
-        self,
-        version: int,
-        stored: Sequence[Stored],
-        by: Literal["command", "gate"],
-        cause: int,
-        reason: str = "",
+        self, version: int, stored: Sequence[Stored], by: Literal["command", "gate"], cause: int, reason: str = ""
     ) -> WeightsPromoted | PromotionRefused:
         found = next((one for one in reversed(stored) if one.version == version), None)
         if found is None:

@@ -28,13 +28,7 @@ from asyncrl.training.checkpoint import prune_checkpoints
 from asyncrl.weights.files import FileStore
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
-from topics.streams import (
-    AdmissionPaused,
-    AdmissionResumed,
-    CheckpointRequested,
-    StreamTrimmed,
-    StreamTrimming,
-)
+from topics.streams import AdmissionPaused, AdmissionResumed, CheckpointRequested, StreamTrimmed, StreamTrimming
 from topics.table import QUEUES
 from topics.topic import BLOBS, PROMPTS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_GENERATED, TRAJECTORY_PROGRESSED

@@ -29,8 +29,7 @@ TaskName: TypeAlias = Annotated[
     ),
 ]
 StageName: TypeAlias = Annotated[
-    str,
-    Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}\Z", description="a letter, then up to 31 of a to z, 0 to 9, _ and -"),
+    str, Meta(pattern=r"^[a-z][a-z0-9_-]{0,31}\Z", description="a letter, then up to 31 of a to z, 0 to 9, _ and -")
 ]
 SCRIPTED = "scripted"  # kind of trainer and engine, for benchmarks and tests
 BENCHMARKS = {"benchmarks": True}  # marks settings that the reference leaves out

@@ -72,12 +72,7 @@ class ScriptedClient:
                 await asyncio.sleep(start + duration * beat / beats - loop.time())
             spans = self._spans(start, duration, key)
             sent = self._send(spans, sent, math.floor(len(self._tokens) * beat / beats), on_tokens)
-        return Generation(
-            token_ids=self._tokens,
-            logprobs=self._logprobs,
-            weight_versions=spans,
-            finish_reason="stop",
-        )
+        return Generation(token_ids=self._tokens, logprobs=self._logprobs, weight_versions=spans, finish_reason="stop")
 
     def _send(self, spans: list[VersionSpan], sent: int, until: int, on_tokens: OnTokens | None) -> int:
         """Hand on the tokens from `sent` to `until`, one chunk per version."""

@@ -95,14 +95,7 @@ class RolloutContext:
     """
 
     def __init__(
-        self,
-        tokenizer: TaskTokenizer,
-        journal: Journal,
-        host: Host,
-        *,
-        seed: int,
-        limits: Limits,
-        tool_limit_s: float,
+        self, tokenizer: TaskTokenizer, journal: Journal, host: Host, *, seed: int, limits: Limits, tool_limit_s: float
     ) -> None:
         self.tokenizer = tokenizer
         self.completion: str | None = None  # text for the reward; None: everything the policy sampled

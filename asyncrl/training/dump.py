@@ -129,9 +129,5 @@ def load_dump(directory: str | Path) -> Dump:
 def _row(batch: BatchPacked, record: RowRecord, arrays: dict[str, npt.NDArray[Any]]) -> TrainRow:
     values: dict[str, Any] = {name: arrays[name][record.start : record.stop] for name in _ARRAYS}
     return TrainRow(
-        record.trajectory_id,
-        **values,
-        temperature=record.temperature,
-        step=batch.step,
-        estimator=record.estimator,
+        record.trajectory_id, **values, temperature=record.temperature, step=batch.step, estimator=record.estimator
     )

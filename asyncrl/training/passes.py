@@ -25,11 +25,7 @@ class Passes:
     """Common parts of passes with and without a gradient."""
 
     def __init__(
-        self,
-        device: torch.device,
-        *,
-        micro_batch_tokens: int,
-        group: dist.ProcessGroup | None = None,
+        self, device: torch.device, *, micro_batch_tokens: int, group: dist.ProcessGroup | None = None
     ) -> None:
         self._device = device
         self._budget = micro_batch_tokens  # of one pass

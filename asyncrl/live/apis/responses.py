@@ -18,10 +18,7 @@ IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
     *("max_tool_calls", "stream_options", "client_metadata"),
 )
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "truncation": ("disabled",),
-}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled",)}
 # Fields that a response repeats, and their values where they are absent; those that are ignored are not repeated.
 _REPEATED: dict[str, Any] = {
     "instructions": None,
@@ -331,13 +328,7 @@ def _item_id(opening: Opening, number: int = 0) -> str:
 
 
 def _item_of(identity: str, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "id": identity,
-        "type": "message",
-        "status": status,
-        "role": "assistant",
-        "content": content,
-    }
+    return {"id": identity, "type": "message", "status": status, "role": "assistant", "content": content}
 
 
 def _part(text: str, ending: Ending | None = None) -> dict[str, Any]:
