@@ -15,9 +15,7 @@ class Role(NamedTuple):
     name: str
     kind: Literal["worker", "keeper", "service"]  # stateless pool; single writer of a log; anything else
     stops: int  # phase in which the supervisor asks it to leave: roles that make work for others first
-    setting: str = (
-        ""  # holds its number of processes at the start; "": `processes`, and for keepers one and their spares
-    )
+    setting: str = ""  # its number of processes at the start; "": `processes`, and for keepers one and their spares
     queue: str = ""  # topic whose messages its processes share
     scalable: bool = False  # by `asyncrl scale`
     slow: bool = False  # to start, so it is started before the others
@@ -35,36 +33,19 @@ class Role(NamedTuple):
 SUPERVISOR = "supervisor"
 
 ROLES = [
-    Role("prompter", "keeper", stops=1, children=True),
-    Role("rollout", "worker", stops=2, setting="rollout.workers", queue="prompt.issued", scalable=True),
-    Role(
-        "reward",
-        "worker",
-        stops=3,
-        setting="reward.workers",
-        queue="trajectory.generated",
-        scalable=True,
-        children=True,
-    ),
-    Role(
-        "groupreward",
-        "worker",
-        stops=3,
-        setting="group_workers",
-        queue="group.completed",
-        scalable=True,
-        children=True,
-        folder="reward",
-    ),
-    Role("judge", "worker", stops=3, setting="judges", queue="turn.ready", scalable=True, children=True),
-    Role("buffer", "keeper", stops=4),
-    Role("learner", "keeper", stops=4, slow=True, children=True),
-    Role("engine", "service", stops=4, setting="engine.count", scalable=True, slow=True, children=True),
-    Role("router", "service", stops=4, setting="engine.router.count", children=True),
-    Role("gateway", "service", stops=1, setting="gateway.count"),
-    Role("sessions", "keeper", stops=2, setting="session_keepers"),
-    Role("recorder", "service", stops=5),
-    Role(SUPERVISOR, "keeper", stops=6),  # it stops the others, and then itself
+    Role("prompter", "keeper", 1, children=True),
+    Role("rollout", "worker", 2, "rollout.workers", "prompt.issued", scalable=True),
+    Role("reward", "worker", 3, "reward.workers", "trajectory.generated", scalable=True, children=True),
+    Role("groupreward", "worker", 3, "group_workers", "group.completed", scalable=True, children=True, folder="reward"),
+    Role("judge", "worker", 3, "judges", "turn.ready", scalable=True, children=True),
+    Role("buffer", "keeper", 4),
+    Role("learner", "keeper", 4, slow=True, children=True),
+    Role("engine", "service", 4, "engine.count", scalable=True, slow=True, children=True),
+    Role("router", "service", 4, "engine.router.count", children=True),
+    Role("gateway", "service", 1, "gateway.count"),
+    Role("sessions", "keeper", 2, "session_keepers"),
+    Role("recorder", "service", 5),
+    Role(SUPERVISOR, "keeper", 6),  # it stops the others, and then itself
 ]
 ROLE_NAMES = [role.name for role in ROLES]
 KEEPERS = [role.name for role in ROLES if role.kind == "keeper"]

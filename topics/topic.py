@@ -129,21 +129,4 @@ SESSIONS = Stream("SESSIONS", Retention.LEDGER, "sessions", "turns to judge and 
 SECRETS = Stream("SECRETS", Retention.LEDGER, "", "data keys of live traffic, until they are erased", closed=True)
 DEAD = Stream("DEAD", Retention.LEDGER, "", "unreadable messages, and poison")
 
-STREAMS: list[Stream] = [
-    PROMPTS,
-    TRAJECTORIES,
-    GRADES,
-    BATCHES,
-    TRAINING,
-    ENGINES,
-    FLEET,
-    ACTORS,
-    VITALS,
-    BLOBS,
-    WEIGHTS,
-    LEDGER_BLOBS,
-    TURNS,
-    SESSIONS,
-    SECRETS,
-    DEAD,
-]
+STREAMS: list[Stream] = [one for one in list(vars().values()) if isinstance(one, Stream)]
