@@ -17,49 +17,23 @@ CRASH_FOLDER = "ASYNCRL_CRASH_FOLDER"  # environment variable: the folder that h
 
 _ALL_ROLES = (*KEEPERS, *WORKERS, "engine")
 
-# Which roles pass which point; how the run recovers from a crash there is in docs/delivery.md.
-POINTS: dict[str, Sequence[str]] = {
-    "publish.before": _ALL_ROLES,
-    "publish.stored": _ALL_ROLES,
-    "blob.inside": ("rollout", "buffer"),
-    "blob.stored": ("rollout", "buffer"),
-    "work.received": WORKERS,
-    "work.published": WORKERS,
-    "work.acknowledged": WORKERS,
-    "progress.held": ("rollout",),
-    "progress.before": ("rollout",),
-    "progress.stored": ("rollout",),
-    "keeper.claiming": KEEPERS,
-    "keeper.claimed": KEEPERS,
-    "keeper.appended": KEEPERS,
-    "snapshot.taken": KEEPERS,
-    "snapshot.published": KEEPERS,
-    "learner.stepped": ("learner",),
-    "learner.saving": ("learner",),
-    "share.written": ("learner",),
-    "checkpoint.written": ("learner",),
-    "checkpoint.renamed": ("learner",),
-    "checkpoint.published": ("learner",),
-    "trim.announced": ("supervisor",),
-    "trim.blobs_purged": ("supervisor",),
-    "trim.purged": ("supervisor",),
-    "prune.inside": ("supervisor",),
-    "weights.written": ("learner",),
-    "weights.renamed": ("learner",),
-    "learner.exported": ("learner",),
-    "engine.updating": ("engine",),
-    "engine.paused": ("engine",),
-    "engine.swapped": ("engine",),
-    "card.requested": ("learner",),
-    "card.granted": ("learner",),
-    "card.rested": ("learner",),
-    "card.returned": ("learner",),
-    "card.emptied": ("engine",),
-    "card.left": ("engine",),
-    "card.taken": ("engine",),
-    "fleet.scaled": ("supervisor",),
-    "actor.started": ("supervisor",),
-}
+# Which roles pass which points; how the run recovers from a crash there is in docs/delivery.md.
+_PASSED: tuple[tuple[Sequence[str], str], ...] = (
+    (_ALL_ROLES, "publish.before publish.stored"),
+    (("rollout", "buffer"), "blob.inside blob.stored"),
+    (WORKERS, "work.received work.published work.acknowledged"),
+    (("rollout",), "progress.held progress.before progress.stored"),
+    (KEEPERS, "keeper.claiming keeper.claimed keeper.appended snapshot.taken snapshot.published"),
+    (("learner",), "learner.stepped learner.saving share.written"),
+    (("learner",), "checkpoint.written checkpoint.renamed checkpoint.published"),
+    (("supervisor",), "trim.announced trim.blobs_purged trim.purged prune.inside"),
+    (("learner",), "weights.written weights.renamed learner.exported"),
+    (("engine",), "engine.updating engine.paused engine.swapped"),
+    (("learner",), "card.requested card.granted card.rested card.returned"),
+    (("engine",), "card.emptied card.left card.taken"),
+    (("supervisor",), "fleet.scaled actor.started"),
+)
+POINTS = {name: roles for roles, names in _PASSED for name in names.split()}
 
 _folder = os.environ.get(CRASH_FOLDER, "")
 _role = ""
