@@ -126,7 +126,8 @@ def _model(model: ModelSettings) -> Iterator[Finding]:
 
 
 def _lengths(config: Config) -> Iterator[Finding]:
-    tokens, context, served = config.rollout.max_new_tokens, config.model.create.context, config.engine.context
+    tokens = config.rollout.max_new_tokens if config.rolls_out else 0
+    context, served = config.model.create.context, config.engine.context
     if not config.model.path and tokens >= context:
         message = f"{tokens} new tokens leave no room for a prompt in model.create.context = {context}"
         yield Finding(("rollout.max_new_tokens", "model.create.context"), f"{message}; lower them or raise the context")

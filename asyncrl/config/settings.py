@@ -317,6 +317,11 @@ class Config(Settings):
         return not self.only or "learner" in self.only
 
     @property
+    def rolls_out(self) -> bool:
+        """True where rollout workers run; without one, `rollout` and the data have no use."""
+        return not self.only or "rollout" in self.only
+
+    @property
     def origin(self) -> int:
         """Step of the weights before the first batch; below 0 before a warm-up."""
         return self.start.step - self.warmup.steps

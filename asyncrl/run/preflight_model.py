@@ -55,7 +55,7 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(("model.path",), str(error))
         return
     for key, tokens in (
-        ("rollout.max_new_tokens", config.rollout.max_new_tokens + 1),
+        ("rollout.max_new_tokens", config.rollout.max_new_tokens + 1 if config.rolls_out else 0),
         ("engine.context", config.engine.context),
     ):
         if tokens > context:

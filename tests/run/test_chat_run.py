@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.load import load_config
 from asyncrl.ports import free_port
+from asyncrl.run.preflight import check_surroundings
 from harness.configs import the_problem
 from harness.live_runs import answers, conversing_model
 from harness.runs import command, up
@@ -39,6 +41,13 @@ async def test_a_model_is_served_to_both_sdks_and_the_address_and_a_key_are_prin
 
 def test_a_gateway_without_a_model_and_a_template_is_refused_before_the_start():
     assert "set model.path or model.create.template" in the_problem("chat", files=True).message
+
+
+def test_limits_and_data_of_rollouts_are_no_matter_where_nothing_is_rolled_out(tmp_path: Path):
+    words = [f"model.path={conversing_model(tmp_path / 'mine')}", "rollout.max_new_tokens=513", "task.source=nothing"]
+    load_config("chat", overrides=words, further=check_surroundings)
+
+    assert the_problem("chat", *words[:2], "only=[]", files=True).key == "--set rollout.max_new_tokens"
 
 
 def test_a_gateway_whose_turns_shall_be_learnt_needs_a_learner(tmp_path: Path):
