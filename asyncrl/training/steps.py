@@ -124,6 +124,7 @@ class Steps:
     def placed(self) -> AbstractContextManager[object]:
         """Return what each call runs within: on the device, with all that `rest` moved away."""
         with self._on_device():
+            self._resting.reserve()
             self._resting.come_back()
         return self._on_device()
 
