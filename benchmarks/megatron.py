@@ -37,6 +37,7 @@ CASES = {
     "data": _How(ranks=2),
     "tensor": _How(ranks=2, layout=Layout(tensor=2)),
     "pipeline": _How(ranks=2, layout=Layout(pipeline=2)),
+    "balanced": _How(ranks=2, layout=Layout(pipeline=2, head=2)),
     "context": _How(ranks=2, layout=Layout(context=2)),
     "expert": _How(ranks=2, layout=Layout(expert=2)),
 }

@@ -169,7 +169,7 @@ def _add_megatron_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=(*_DENSE, *_MIXTURES), default="tiny", help="Qwen3 (default: tiny)")
     _add_layers_option(parser)
     _add_step_options(parser)
-    cases = ["one", "bare", "looped", "replayed", "data", "tensor", "pipeline", "context", "expert"]
+    cases = ["one", "bare", "looped", "replayed", "data", "tensor", "pipeline", "balanced", "context", "expert"]
     parser.add_argument("--cases", nargs="+", choices=cases, default=cases[:4], help="default: those of one card")
 
 

@@ -110,6 +110,8 @@ class LayoutSettings(Settings):
     expert: Positive = 1
     # Ranks of a stage that share the matrices of each expert; a divisor of its channels.
     expert_tensor: Positive = 1
+    # Layers that the head counts as, where layers are spread over stages: the last stage has as many fewer.
+    head: Count = 0
 
 
 class FilterOptions(Settings):

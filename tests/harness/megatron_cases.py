@@ -37,7 +37,7 @@ from topics.batches import CriticStep, Distillation, Objective, Penalty
 
 LAYOUTS = {
     "tensor": (2, Layout(tensor=2)),
-    "pipeline": (2, Layout(pipeline=2)),
+    "pipeline": (2, Layout(pipeline=2, head=2)),
     "virtual": (2, Layout(pipeline=2, virtual=2)),
     "context": (2, Layout(context=2)),
     "data": (2, Layout()),

@@ -32,6 +32,8 @@ def test_a_library_that_is_missing_or_another_is_one_clear_error(monkeypatch, fo
         ("virtual=2", 1, "virtual = 2 divides the layers of several stages, found pipeline = 1; raise pipeline"),
         ("expert=2", 2, "expert = 2 does not divide the model's 0 experts; set it to 1"),
         ("expert_tensor=2", 2, "expert_tensor = 2 does not divide the 0 channels of an expert; set it to 1"),
+        ("head=1", 1, "head = 1 spreads layers over stages, found pipeline = 1; raise pipeline, or set 0"),
+        ("pipeline=2 head=2", 2, "head = 2 leaves none of the model's 2 layers to the last of 2 chunks; use a smaller"),
         ("pipeline=3", 3, "pipeline = 3 is more than the model's 2 layers; each chunk has one at least: use 2 at most"),
     ],
 )
@@ -39,7 +41,9 @@ def test_a_library_that_is_missing_or_another_is_one_clear_error(monkeypatch, fo
 def test_a_layout_that_does_not_divide_the_model_is_refused(tmp_path, layout, ranks, words, created):
     model = [] if created else [f"model.path={made_model(tmp_path)}"]
 
-    problem = the_problem("demo", MEGATRON, f"learner.layout.{layout}", f"learner.ranks={ranks}", *model, files=True)
+    given = [f"learner.layout.{one}" for one in layout.split()]
+
+    problem = the_problem("demo", MEGATRON, *given, f"learner.ranks={ranks}", *model, files=True)
 
     assert words in problem.message
 

@@ -226,6 +226,7 @@ def test_a_critic_and_several_tokens_of_a_teacher_are_those_of_the_torch_trainer
     found, after, begun = json.loads((results / f"roles-{case}.json").read_text()), copies(trainer), expected[FIRST][3]
 
     for one, wanted in zip(found, figures, strict=True):
+        one.pop("restore_s", None)  # of the trainer that rests between steps
         assert one.keys() == wanted.keys()
         assert {"value_loss", "value_grad_norm", "explained_variance"} <= one.keys()
         for name, value in wanted.items():

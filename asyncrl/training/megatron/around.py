@@ -106,7 +106,7 @@ def join(layout: Layout) -> None:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
     if parallel_state.model_parallel_is_initialized():
-        if layout == _joined():
+        if layout._replace(head=0) == _joined():
             return
         parallel_state.destroy_model_parallel()
     parallel_state.initialize_model_parallel(

@@ -202,7 +202,7 @@ def _elsewhere(
     """
     given = torch.empty_like(counts)  # rows for each of this rank's experts, by the rank that sends them
     dist.all_to_all_single(given, counts, group=group)
-    sent, received = counts.sum(1).tolist(), given.sum(1).tolist()
+    sent, received = torch.stack((counts.sum(1), given.sum(1))).tolist()  # one wait for the GPU, not two
     rows = all_to_all(group, rows, received, sent)
     shares = all_to_all(group, shares, received, sent)
     numbers = torch.arange(given.shape[1], device=rows.device).repeat(len(given))

@@ -20,6 +20,7 @@ class Layout(NamedTuple):
     virtual: int = 1  # chunks of consecutive layers in each stage, which the stages take in turn
     expert: int = 1  # ranks of a stage, of one replica or of several, that share the experts
     expert_tensor: int = 1  # such ranks that share the matrices of each expert
+    head: int = 0  # layers that the head counts as, where layers are spread over chunks
 
     @property
     def sharing(self) -> int:
@@ -38,10 +39,10 @@ class Layout(NamedTuple):
 
     def layers_of(self, chunk: int, layers: int) -> range:
         """Return the layers of a chunk, of all that the model has: of those that are left over the first chunks have
-        one each, and so the last one, which has the head, none."""
-        count, over = divmod(layers, self.chunks)
+        one each, and so the last one, which has the head, none, and of the others fewer by what the head counts as."""
+        count, over = divmod(layers + self.head, self.chunks)
         first = chunk * count + min(chunk, over)
-        return range(first, first + count + (chunk < over))
+        return range(first, min(first + count + (chunk < over), layers))
 
     def place_of(self, layer: int, layers: int) -> tuple[int, int]:
         """Return the chunk that has a layer, and the layer's number in it."""
@@ -95,14 +96,8 @@ class Layout(NamedTuple):
         for count, what in ((shape.kv_heads, "key-value heads"), *dense):
             if count % self.tensor:
                 return f"tensor = {self.tensor} does not divide the model's {count} {what}; use a divisor of {count}"
-        if self.virtual > 1 and self.pipeline == 1:
-            return f"virtual = {self.virtual} divides the layers of several stages, found pipeline = 1; raise pipeline"
-        if shape.layers < self.chunks:
-            times = f" times virtual = {self.virtual}" if self.virtual > 1 else ""
-            return (
-                f"pipeline = {self.pipeline}{times} is more than the model's {shape.layers} layers; "
-                f"each chunk has one at least: use {shape.layers} at most"
-            )
+        if found := self._stages_problem(shape.layers):
+            return found
         count = experts.count if experts else 0
         if self.expert > 1 and (not count or count % self.expert):
             hint = f"use a divisor of {count}" if count else "set it to 1"
@@ -113,6 +108,24 @@ class Layout(NamedTuple):
             return f"expert_tensor = {self.expert_tensor} does not divide the {channels} channels of an expert; {hint}"
         if (self.tensor - 1) * -(-shape.vocab_size // self.tensor) >= shape.vocab_size:
             return f"tensor = {self.tensor} leaves ranks without any of the model's {shape.vocab_size} tokens; lower it"
+        return ""
+
+    def _stages_problem(self, layers: int) -> str:
+        if self.virtual > 1 and self.pipeline == 1:
+            return f"virtual = {self.virtual} divides the layers of several stages, found pipeline = 1; raise pipeline"
+        if self.head and self.pipeline == 1:
+            return f"head = {self.head} spreads layers over stages, found pipeline = 1; raise pipeline, or set 0"
+        if layers < self.chunks:
+            times = f" times virtual = {self.virtual}" if self.virtual > 1 else ""
+            return (
+                f"pipeline = {self.pipeline}{times} is more than the model's {layers} layers; "
+                f"each chunk has one at least: use {layers} at most"
+            )
+        if not self.layers_of(self.chunks - 1, layers):
+            return (
+                f"head = {self.head} leaves none of the model's {layers} layers to the last of {self.chunks} chunks; "
+                "use a smaller number"
+            )
         return ""
 
 
