@@ -53,26 +53,24 @@ class _Through:
     """A session through the gateway."""
 
     def __init__(self, crowd: Crowd, http: aiohttp.ClientSession, number: int) -> None:
-        self._crowd = crowd
         self._talk = Talk(http, crowd.gateway, crowd.key, APIS[number % len(APIS)])
 
-    async def send(self, text: str) -> Reply:
-        return (await self._talk.send(text, tokens=self._crowd.tokens))._replace(text="")
+    async def send(self, text: str, tokens: int) -> Reply:
+        return (await self._talk.send(text, tokens=tokens))._replace(text="")
 
 
 class _Straight(Watch):
     """A session straight at the engine: the same ids, as the model's template has them."""
 
-    def __init__(self, crowd: Crowd, generator: Generator) -> None:
-        self._crowd = crowd
+    def __init__(self, generator: Generator) -> None:
         self._generator = generator
         self._ids: list[int] = []
         self._came: list[tuple[float, int]] = []
 
-    async def send(self, text: str) -> Reply:
+    async def send(self, text: str, tokens: int) -> Reply:
         self._ids += [LETTERS.index(letter) + SPECIAL for letter in text + ">"]
         self._came, asked = [], time.monotonic()
-        sampling = SamplingParams(self._crowd.tokens)
+        sampling = SamplingParams(tokens)
         answer = Answer("generate", "", done=False)
         answer = await self._generator.generate(np.array(self._ids, np.int32), sampling, answer=answer, watch=self)
         self._ids += [*answer.tokens.tolist(), _END]
@@ -98,10 +96,12 @@ async def _hold(crowd: Crowd, replies: list[Reply]) -> None:
 
         async def follow(number: int) -> None:
             draw = random.Random(f"session {number}")
+            tokens = draw.randint(1, crowd.tokens)  # the first reply is the rest of one: they do not all end together
             while True:
-                session = _Straight(crowd, generator) if crowd.straight else _Through(crowd, http, number)
+                session = _Straight(generator) if crowd.straight else _Through(crowd, http, number)
                 for _ in range(_TURNS):
-                    replies.append(await session.send("".join(draw.choices(LETTERS[:-1], k=_ASKED))))
+                    replies.append(await session.send("".join(draw.choices(LETTERS[:-1], k=_ASKED)), tokens))
+                    tokens = crowd.tokens
                     if len(replies) == crowd.sessions:
                         sys.stdout.buffer.write(b"\n")
                         sys.stdout.flush()
