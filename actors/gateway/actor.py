@@ -28,7 +28,7 @@ from actors.gateway.turn import Turn
 from actors.runtime.actor import ActorFault, Context
 from asyncrl.background import all_of
 from asyncrl.bus.errors import BusError
-from asyncrl.bus.log import Record, last_sequence
+from asyncrl.bus.log import Record, last_sequence, read_last
 from asyncrl.bus.publish import BY
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
@@ -48,13 +48,11 @@ from asyncrl.live.tools import Wording
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
-from topics.table import topic_of, topic_of_type
 from topics.topic import ACTORS, TURNS, Topic
-from topics.turns import SessionLeft, TurnFinished, TurnSampled, TurnStarted
+from topics.turns import TURN_FINISHED, TURN_STARTED, SessionLeft, TurnFinished, TurnStarted
 
 PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
-_TURN_FACTS = (TurnStarted, TurnSampled, TurnFinished)
-_TURN_TOPICS = [topic_of_type(kind) for kind in _TURN_FACTS]
+_TURN_TOPICS = (TURN_STARTED, TURN_FINISHED)
 _READ_BACK = 20_000  # messages of turns that a new gateway reads
 _SPOOL_S = 10.0  # for what a gateway before this one could not store
 _CATCH_UP_S = 1.0  # for what other gateways have stored
@@ -90,7 +88,7 @@ class Gateway:
         self._keys = Keys()
         self._channels = Channels(context, self._served, self._tokenizer.decode_all)
         self._log = TurnLog(self._known, most_tokens=self._settings.history_tokens, retry_s=self._settings.retry_s)
-        self._turns = context.listen(TURNS, self._take_turn, unread=self._is_known)
+        self._turns = context.listen(TURNS, self._take_turn, _TURN_TOPICS, unread=self._is_own)
         self._news = asyncio.Event()  # a turn of another gateway
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
@@ -143,8 +141,8 @@ class Gateway:
         await self._meter.start(self._own)
         await self._turns.start(max(0, self._own - _READ_BACK))
         await self._turns.caught_up()
-        self._turns.last = max(self._turns.last, self._own)  # the last ones may be claims that have expired
         for cut in self._log.open_of(self._context.bus.name):
+            await self._facts.recall(cut.started.turn_id)
             await self._facts.put(
                 TurnFinished(
                     turn_id=cut.started.turn_id,
@@ -165,14 +163,13 @@ class Gateway:
         else:
             self._keys.take(message)
 
-    def _is_known(self, record: Record) -> bool:
-        """Return whether a record changes nothing here: its own turns are folded in before they are stored."""
-        own = record.sequence > self._own and record.headers.get(BY) == self._context.bus.name
-        return own or topic_of(record.subject) not in _TURN_TOPICS
+    def _is_own(self, record: Record) -> bool:
+        """Return whether this process stored a record: it folds its own turns in before they are stored."""
+        return record.sequence > self._own and record.headers.get(BY) == self._context.bus.name
 
     def _take_turn(self, _topic: Topic[Any], fact: Any, record: Record) -> None:
-        """Fold in a turn of another gateway, or of the process before this one; of what is known only headers come."""
-        if isinstance(fact, _TURN_FACTS):
+        """Fold in a turn of another gateway, or of the process before this one; of its own only headers come."""
+        if isinstance(fact, TurnStarted | TurnFinished):
             self._log.take(fact, record.headers.get(BY, ""), record.time_ns / 1e9)
         self._news.set()
 
@@ -336,7 +333,8 @@ class Gateway:
         """Wait a little for what other gateways have stored by now; returns whether it is all there."""
         try:
             async with asyncio.timeout(_CATCH_UP_S):
-                last = await last_sequence(self._context.bus, TURNS)
+                newest = [await read_last(self._context.bus, topic) for topic in _TURN_TOPICS]
+                last = max((record.sequence for record in newest if record is not None), default=0)
                 while self._turns.last < last:
                     self._news.clear()
                     await self._news.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -54,7 +55,7 @@ class Claims:
         """
         if self._log.under_way(who, lambda gateway: gateway != self._bus.name):  # it may have ended meanwhile
             await self._catch_up()
-            self._log.end(self._log.under_way(who, self._facts.is_gone), time.time())
+            await self._end_gone(who)
         turns = make(False)
         if not (name := _claimed_by(turns)) or not self._bus.client.is_connected:
             return turns
@@ -76,6 +77,15 @@ class Claims:
             return make(True)
         make(False)  # raises where another request of this process has begun meanwhile, and the server is away
         return turns
+
+    async def _end_gone(self, who: Sequence[Asked]) -> None:
+        """End the turns of equal requests that dead gateways had under way, with the tokens of them that are stored."""
+        gone = self._log.under_way(who, self._facts.is_gone)
+        with contextlib.suppress(TimeoutError, BusError):
+            async with asyncio.timeout(_LIMIT_S):
+                for turn in gone:
+                    await self._facts.recall(turn)
+        self._log.end(gone, time.time())
 
     async def _take(self, name: str, turn: str, newest: int) -> bool:
         """Claim a request; False where another gateway was faster."""

@@ -18,6 +18,7 @@ from asyncrl.bus.vault import SecretGone
 from asyncrl.live.owners import covers
 from asyncrl.live.redaction import RedactionFailed, Redactor
 from asyncrl.live.spool import Spool, SpoolFault, SpoolTaken, Waiting
+from asyncrl.live.stored import read_sampled
 from asyncrl.live.turn_log import TurnLog
 from asyncrl.run.directory import is_taken
 from topics.keys import TurnCounted
@@ -206,6 +207,12 @@ class Facts:
         if not len(self._spool) and self.redactor is None:
             with contextlib.suppress(SecretGone):
                 await send(self._context.bus, sampled)
+
+    async def recall(self, turn: str) -> None:
+        """Fold in the stored tokens of a reply under way that another process began: only where that one is gone they
+        are of use, so nobody listens to them."""
+        for sampled in await read_sampled(self._context.bus, turn):
+            self._log.take(sampled, "", 0.0)
 
     async def aside(self, shadowed: TurnShadowed) -> bool:
         """Store a shadow answer; False where it is left out: the server is away, or it is to be redacted or purged."""

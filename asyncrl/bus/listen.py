@@ -17,6 +17,7 @@ from topics.table import topic_of
 from topics.topic import Stream, Topic
 from topics.wire import SEALED, WireError
 
+_AT_ONCE = 16  # messages that are opened before others of the process have their turn
 _SILENT_S = 60.0  # without a message, of a log that is not read to its end
 
 Take: TypeAlias = Callable[[Topic[Any], Any, Record], None]  # the message, or its headers where only these are read
@@ -111,6 +112,8 @@ class Listener:
             else:
                 self._hand_over(record)
             self._late.popleft()
+            if record.sequence % _AT_ONCE == 0:  # what is at hand is opened without a wait, however much there is
+                await asyncio.sleep(0)
 
     def _hand_over(self, record: Record) -> None:
         self.last = record.sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from typing import NamedTuple, TypeVar
 
@@ -10,15 +11,16 @@ import numpy as np
 
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import read_last
+from asyncrl.bus.log import read_last, read_next
 from asyncrl.bus.publish import read
 from asyncrl.bus.sealing import check_keys
+from asyncrl.bus.vault import SecretGone
 from asyncrl.engine.routing import rows_of
 from asyncrl.errors import AsyncRLError
 from topics.places import Experts
 from topics.topic import TURNS, Topic
 from topics.trajectories import Segment
-from topics.turns import TURN_FINISHED, TURN_STARTED, TurnFinished, TurnStarted
+from topics.turns import TURN_FINISHED, TURN_SAMPLED, TURN_STARTED, TurnFinished, TurnSampled, TurnStarted
 from topics.wire import Int32Array, UInt8Array, WireError
 
 _MOST_BYTES = 64 << 20  # of histories that a reader keeps
@@ -124,6 +126,16 @@ class TurnReader:
         self._bytes += history.bytes - before.bytes
         while self._bytes > _MOST_BYTES and len(self._known) > 1:
             self._bytes -= self._known.popitem(last=False)[1].bytes
+
+
+async def read_sampled(bus: Bus, turn_id: str) -> list[TurnSampled]:
+    """Return the parts of a reply under way that are stored, in their order; what cannot be read is left out."""
+    parts, subject, after = list[TurnSampled](), TURN_SAMPLED.subject(bus.run, turn_id), 0
+    while (record := await read_next(bus, TURNS, subject, after + 1)) is not None:
+        after = record.sequence
+        with contextlib.suppress(SecretGone, WireError, BlobMissing):
+            parts.append(await read(bus, TurnSampled, record))
+    return parts
 
 
 def _experts(before: UInt8Array, length: int, given: Experts | None) -> UInt8Array:
