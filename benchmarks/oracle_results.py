@@ -103,15 +103,17 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def markdown(curves: Sequence[Curve]) -> str:
     """The table of `docs/algorithms.md`: medians over the seeds, with the interval of the median."""
-    lines = ["| run | seeds | mean lag | steps to 0.9 | of the loop's | interval |", "|---|---|---|---|---|---|"]
+    columns = ("run", "seeds", "mean lag", "steps to 0.9", "of the loop's", "seed by seed", "interval")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     found = figures(curves)
+    of_loops = found.get(f"{SYNCHRONOUS}_steps", math.nan)
     for name, own in _by_name(curves):
         label = name.replace(", ", "_").replace(" ", "_")
         lag = statistics.median(statistics.fmean(curve.lags) for curve in own)
         steps = statistics.median(curve.reached or math.inf for curve in own)
         ratio, least, most = (found.get(f"{label}_steps_ratio{end}", 1.0) for end in ("", "_least", "_most"))
         of_loop = "1 | " if name == SYNCHRONOUS else f"{_cell(ratio)} | {_cell(least)} to {_cell(most)}"
-        lines.append(f"| {name} | {len(own)} | {lag:.2f} | {_cell(steps, 0)} | {of_loop} |")
+        lines.append(f"| {name} | {len(own)} | {lag:.2f} | {_cell(steps, 0)} | {_cell(steps / of_loops)} | {of_loop} |")
     return "\n".join(lines) + "\n"
 
 

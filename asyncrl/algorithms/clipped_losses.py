@@ -27,7 +27,7 @@ class Clipped(PolicyLoss, frozen=True):
     """A clipped surrogate: with ratio r the gain of a token is min(r A, clip(r, 1 - low, 1 + high) A); with a dual clip
     at least dual_clip A where A < 0.
 
-    Source: PPO, arXiv 1707.06347, eq. 7; clip-higher DAPO, arXiv 2503.14476, eq. 10; dual clip arXiv 1912.09729.
+    Source: PPO, arXiv 1707.06347, eq. 7; clip-higher DAPO, arXiv 2503.14476, eq. 10; dual clip arXiv 1912.09729, eq. 5.
     """
 
     clip_low: Annotated[float, Meta(ge=0, le=1)] = 0.2  # Ratio clip below 1.

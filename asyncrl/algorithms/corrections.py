@@ -16,12 +16,19 @@ if TYPE_CHECKING:
 
 
 def clamp(weight: torch.Tensor, tokens: Tokens, bounds: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Truncated importance sampling (Yao et al. 2025)."""
+    """Truncated importance sampling.
+
+    Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", which numbers no
+        equation: fengyao.notion.site/off-policy-rl.
+    """
     return weight.clamp(*bounds), (weight < bounds[0]) | (weight > bounds[1])
 
 
 def mask(weight: torch.Tensor, tokens: Tokens, bounds: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
-    """No gradient where the weight is out of bounds (IcePop, arXiv 2510.18855; masked importance sampling)."""
+    """No gradient where the weight is out of bounds; masked importance sampling.
+
+    Source: M(k) of IcePop, arXiv 2510.18855, section 2.3.2, whose number of the equation was not verified.
+    """
     outside = (weight < bounds[0]) | (weight > bounds[1])
     return weight.masked_fill(outside, 0.0), outside
 

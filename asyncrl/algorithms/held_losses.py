@@ -39,8 +39,8 @@ class Cispo(PolicyLoss, frozen=True):
 class Reinforce(PolicyLoss, frozen=True):
     """REINFORCE, weighted by the truncated ratio of trainer and sampler, which is held fixed.
 
-    Source: truncated weights of IMPALA, arXiv 1802.01561, sections 4.1 and 4.2, without its critic; as in PipelineRL,
-        arXiv 2509.19128.
+    Source: truncated weights of IMPALA, arXiv 1802.01561, sections 4.1 and 4.2, without its critic; as in the program
+        of PipelineRL, arXiv 2509.19128, whose numbers of equations were not verified.
     """
 
     ratio_cap: Annotated[float, Meta(gt=0)] = 2.0  # Upper bound of the ratio.
@@ -80,7 +80,7 @@ class Dppo(PolicyLoss, frozen=True):
     With ratio r of trainer and sampler the gain is r A, and 0 where the divergence is above its cap while r > 1 and
     A > 0, or r < 1 and A < 0.
 
-    Source: DPPO, arXiv 2602.04879, with its binary divergences.
+    Source: DPPO, arXiv 2602.04879: the mask is eq. 12; its binary divergences, whose number was not verified.
     """
 
     divergence: DivergenceName = "tv"  # `tv`: |p - q|; `kl`: relative entropy of token or not, in nats.

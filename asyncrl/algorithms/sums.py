@@ -33,7 +33,7 @@ def metrics(sums: Sums) -> dict[str, float]:
     Returns:
         Each figure, per token; of a part per token of that part, and `token_share/PART`, but nothing of parts without
         tokens; and, of a loss that gives `ratio_mean` and `_ratio_squared`, `ess`: the effective sample share
-        (sum r)^2 / (N sum r^2), as in PipelineRL, arXiv 2509.19128.
+        (sum r)^2 / (N sum r^2), Kish's, by which PipelineRL, arXiv 2509.19128, compares runs.
     """
     parts: dict[str, dict[str, float]] = {}
     totals = torch.stack([total.float() for total in sums.values()]).tolist() if sums else []  # waits for a GPU once
