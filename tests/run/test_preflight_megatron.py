@@ -93,7 +93,12 @@ def test_what_the_model_lacks_cannot_be_trained(tmp_path, setting, words):
 def test_the_memory_of_the_fullest_rank_is_estimated():
     sizes = ["model.create.hidden=1024", "model.create.ffn=4096", "model.create.kv_heads=2", "model.create.layers=16"]
     found = {}
-    for name, layout, ranks in (("one", [], 1), ("four", ["tensor=2", "pipeline=2"], 4), ("moments", [], 4)):
+    for name, layout, ranks in (
+        ("one", [], 1),
+        ("four", ["tensor=2", "pipeline=2"], 4),
+        ("moments", [], 4),
+        ("shared", ["context=2"], 2),
+    ):
         given = [MEGATRON, f"learner.ranks={ranks}", *sizes, *(f"learner.layout.{one}" for one in layout)]
         loaded = load_config("demo", overrides=given)
         [line] = preflight_megatron.memory_lines(loaded.config, loaded.base)
@@ -103,6 +108,7 @@ def test_the_memory_of_the_fullest_rank_is_estimated():
         assert found["one"][key] == pytest.approx(4 * found["four"][key], rel=0.05), key
     assert found["moments"]["optimizer"] == pytest.approx(found["one"]["optimizer"] / 4, rel=0.05)
     assert found["moments"]["gradients"] == found["one"]["gradients"]
+    assert found["one"]["activations"] < found["shared"]["activations"] < 1.2 * found["one"]["activations"]
 
 
 def test_the_estimate_counts_the_logits_that_are_held():
