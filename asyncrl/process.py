@@ -125,6 +125,18 @@ def process_cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / float(os.sysconf("SC_CLK_TCK"))
 
 
+def cpu_wait_s(pid: int) -> float:
+    """Return the seconds for which the threads of a process were ready and had no CPU; 0 where nobody reports them.
+
+    A thread that waits now is counted up to when it ran last. Nothing is added for one that sleeps or is stopped.
+    """
+    waited_ns = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):  # it has just ended
+            waited_ns += int(thread.read_text().split()[1])
+    return waited_ns / 1e9
+
+
 def state_of(pid: int) -> Literal["", "stopped", "gone"]:
     """Return the state of a process of this machine, where the kernel reports it (Linux)."""
     try:

@@ -26,7 +26,7 @@ from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
-from asyncrl.process import DENIED, FATAL, RestartPolicy
+from asyncrl.process import DENIED, FATAL, ChildProcess, RestartPolicy, cpu_wait_s
 from asyncrl.run.placement import LOST, Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
 from topics.cards import CardLeft
@@ -90,7 +90,15 @@ class Supervisor:
         self._children: dict[str, _Child] = {}
         self._starts = Starts()
         self._lingering: set[str] = set()  # actors that published their end and have time to exit
-        self._liveness = Liveness(context.bus, context.config.supervision.silence_s, self._on_silent)
+        self._liveness = Liveness(
+            context.bus,
+            context.config.supervision.silence_s,
+            self._on_silent,
+            on_starved=lambda actor_id: context.log.warning(
+                "actor is silent: starved, waits for a CPU", actor=actor_id
+            ),
+            waited_s=self._waited_s,
+        )
         self._failure = ""
         self._reconciled: list[str] = []  # actors that were wanted when last they were started and dismissed
         self.keeper = Keeper(context, FLEET, self.fold)
@@ -316,6 +324,11 @@ class Supervisor:
         elif child is not None and child.process is not None and child.process.returncode is None:
             self.context.log.warning("actor is silent; killed", actor=actor_id)
             child.process.kill()
+
+    def _waited_s(self, actor_id: str) -> float:
+        """Return for how long a process of this machine has waited for a CPU; of another host nobody tells."""
+        process = self._children[actor_id].process if actor_id in self._children else None
+        return cpu_wait_s(process.pid) if isinstance(process, ChildProcess) else 0.0
 
     async def _stop_all(self) -> None:
         """Ask all actors to leave, those first that make work for others; kill those that do not."""

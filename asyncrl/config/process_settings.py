@@ -90,7 +90,8 @@ class PlacementSettings(Settings):
 class SupervisionSettings(Settings):
     """Liveness of all processes; spares and snapshots of the keepers (single writers of a log)."""
 
-    # Seconds without a heartbeat after which a process is killed and started again, and a spare takes over.
+    # Seconds without a heartbeat after which a process is killed and started again, and a spare takes over. One that
+    # waited for a CPU for half of that time is killed after six times as many.
     silence_s: Seconds = 10.0
     # Standby processes of prompter, buffer, learner and sessions each; one takes over when the active one falls silent.
     spares: Annotated[int, Meta(ge=0, le=4)] = 0

@@ -29,7 +29,7 @@ from asyncrl.errors import DamagedFile, LaunchError
 from asyncrl.files import write_json
 from asyncrl.locks import lock
 from asyncrl.ports import Listen
-from asyncrl.process import DENIED, FATAL, RestartPolicy
+from asyncrl.process import DENIED, FATAL, RestartPolicy, cpu_wait_s
 from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.first_keys import add_first_keys
@@ -185,7 +185,13 @@ class Launch:
             await asyncio.wait({making})
         await self._start_supervisor()
         self._over = asyncio.get_running_loop().create_future()
-        liveness = Liveness(bus, self.config.supervision.silence_s, self._on_silent)
+        liveness = Liveness(
+            bus,
+            self.config.supervision.silence_s,
+            self._on_silent,
+            on_starved=lambda _: self.report("the supervisor is silent: starved, it waits for a CPU"),
+            waited_s=lambda _: cpu_wait_s(self._supervisor.pid) if self._supervisor is not None else 0.0,
+        )
         self._keeping.start(self._keep_supervisor(liveness))
         self._keeping.start(liveness.watch())
         for server in self._server.nodes if self._server is not None else []:
