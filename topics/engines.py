@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -77,6 +78,7 @@ class EngineReady(Message):
         return f"{self.key}:{self.cache}" if self.cache else self.key
 
 
+@lru_cache(64)
 def version_of(key: str) -> tuple[int, int]:
     """Lineage and version of weights by their name, `lineage:version:digest`.
 

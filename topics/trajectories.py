@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -66,8 +67,7 @@ def count_versions(segments: list[Segment]) -> list[VersionCount]:
         if len(trained) and np.count_nonzero(trained == trained[0]) == len(trained):
             counts[int(trained[0])] = counts.get(int(trained[0]), 0) + len(trained)
             continue
-        values, numbers = np.unique(trained, return_counts=True)
-        for value, number in zip(values.tolist(), numbers.tolist(), strict=True):
+        for value, number in Counter(trained.tolist()).items():
             counts[value] = counts.get(value, 0) + number
     return [VersionCount(version, tokens) for version, tokens in sorted(counts.items())]
 

@@ -46,7 +46,8 @@ class GroupRows:
             return issued.rows
         if issued.prompt_id not in self._rows:  # members that ask meanwhile wait for the same answer
             self._remember(issued.prompt_id, asyncio.create_task(self._read(issued.prompt_id)))
-        return await asyncio.shield(self._rows[issued.prompt_id])
+        rows = self._rows[issued.prompt_id]
+        return rows.result() if rows.done() else await asyncio.shield(rows)
 
     async def _read(self, prompt_id: str) -> list[PromptRow]:
         try:

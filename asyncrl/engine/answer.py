@@ -157,8 +157,8 @@ class Member:
         if not self.future.done():
             tokens, logprobs = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
             finish = cast(FinishType, reason) if reason in ("stop", "length") else "abort"
-            ended = Generation(tokens, logprobs, self._spans, finish, self._routed, self._likeliest, self._passes)
-            self.future.set_result(msgspec.structs.replace(ended, routed_from=self.routed or 0))
+            further = (self._routed, self._likeliest, self._passes, self.routed or 0)
+            self.future.set_result(Generation(tokens, logprobs, self._spans, finish, *further))
 
     def fail(self, fault: Exception) -> None:
         """Notify the caller, unless it was answered or left."""

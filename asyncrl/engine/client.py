@@ -71,9 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     def body(self, stream_interval: int | None) -> dict[str, Any]:
         """`sampling_params` of a request: what differs from the engine's defaults."""
         body: dict[str, Any] = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
-        plain = SamplingParams(0)
-        for name in _AS_THEY_ARE:
-            if (value := getattr(self, name)) != getattr(plain, name):
+        for name, default in _DEFAULTS:
+            if (value := getattr(self, name)) != default:
                 body[name] = value
         if self.schema:
             body["json_schema"] = self.schema
@@ -82,6 +81,9 @@ class SamplingParams(msgspec.Struct, frozen=True):
         if stream_interval is not None:
             body["stream_interval"] = stream_interval
         return body
+
+
+_DEFAULTS = [(name, getattr(SamplingParams(0), name)) for name in _AS_THEY_ARE]
 
 
 class EngineLoad(NamedTuple):

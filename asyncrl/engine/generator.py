@@ -158,7 +158,7 @@ class Generator:
         context, vocabulary = self._model.context, self._model.vocab_size
         if not 0 < len(ids) < context:
             raise EngineRefused(f"the prompt has {len(ids)} tokens; a context of {context} takes 1 to {context - 1}")
-        if ids.view(np.uint32).max() >= vocabulary:  # one pass: a negative id is a large one there
+        if np.maximum.reduce(ids.view(np.uint32)) >= vocabulary:  # one pass: a negative id is a large one there
             wrong = ids[(ids < 0) | (ids >= vocabulary)][0]
             raise EngineRefused(f"the prompt has the token id {wrong}, outside of the vocabulary of {vocabulary}")
 
@@ -358,8 +358,8 @@ class _Intake:
             RequestFailed: the model has no such token.
         """
         tokens, label = chunk.token_ids, self._labels.read(chunk)
-        if len(tokens) and tokens.max() >= self.vocabulary:
-            raise RequestFailed(f"token {tokens.max()} came, outside of the vocabulary of {self.vocabulary}")
+        if len(tokens) and (greatest := np.maximum.reduce(tokens)) >= self.vocabulary:
+            raise RequestFailed(f"token {greatest} came, outside of the vocabulary of {self.vocabulary}")
         if self._labels.wrong:
             self.refused += len(tokens)
         if self._labels.wrong or self.stopped:
