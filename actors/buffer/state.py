@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import msgspec
@@ -149,7 +149,7 @@ class Plan(NamedTuple):
                 "rl": config.buffer.group_deadline_s,
                 "eval": config.eval.deadline_s,
             },
-            objective=partial(objective_of, config),
+            objective=lru_cache(2)(partial(objective_of, config)),  # each group of a batch is filtered by it
             held_out=held_out_sets(config),
             stages=first_stages(config),
             tenant_most=math.ceil(config.live.safety.tenant_share * config.buffer.batch_groups),
