@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -72,7 +73,7 @@ class Engine:
         self._young: set[Request] = set()  # must not stop yet
         self._patience = 0
         self._rows = Rows(max_running)
-        self._random = np.random.default_rng(seed)
+        self._random = random.Random(seed)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -107,9 +108,9 @@ class Engine:
         """
         self.check(request)
         given = request.sampling.sampling_seed
-        seed = int(self._random.integers(2**63)) if given is None else given
-        mixed = int(mix(np.array([seed % 2**64], np.uint64))[0])
-        request.accept(room=self.context_length - len(request.prompt), eos=self.eos, seed=mixed)
+        mixed = None if given is None else int(mix(np.array([given % 2**64], np.uint64))[0])
+        seed = self._random.getrandbits(64) if mixed is None else mixed
+        request.accept(room=self.context_length - len(request.prompt), eos=self.eos, seed=seed)
         self.counters.requests += 1
         self.counters.prompt_tokens += len(request.prompt)
         if request.limit == 0 and request.scores is None:
