@@ -36,6 +36,11 @@ class WeightsPublished(OfVersion):
     choice: str = ""  # why it is a difference, or why not; "" where differences are not asked for
     answers: Count = 0  # sequence of the weights.published that an engine refused; its version is there once more
 
+    @property
+    def is_unchanged(self) -> bool:
+        """Return whether it has the tensors of its base: nothing is stored for it, and its location is the base's."""
+        return self.base.rpartition(":")[2] == self.digest
+
 
 UNTRAINED = WeightsPublished(0, 0, "model", "files", "")  # a model that is served as it is; it is never published
 
@@ -70,7 +75,7 @@ class WeightsRejected(Message):
 
 
 class WeightsUnchanged(Message):
-    """A step changed no bit of any tensor; its version is announced behind this, with the bytes of the one before."""
+    """A step changed no bit of any tensor: what is announced behind this has no weights of its own, but its number."""
 
     lineage: Count
     version: Version

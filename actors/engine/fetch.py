@@ -63,6 +63,8 @@ class Fetcher:
             TornVersion: its bytes are not there, or others.
             CheckpointError, OSError: the disk refused it.
         """
+        if published.is_unchanged:
+            return await self.directory(self._known_base(published))
         if self._lies_here(published):
             directory = Path(published.location)
             await asyncio.to_thread(check_version, directory, published.digest)
@@ -139,11 +141,14 @@ class Fetcher:
         self._held[target] = handle
         return True
 
+    def _known_base(self, published: WeightsPublished) -> WeightsPublished:
+        if (base := self._known.get(published.base)) is None:
+            raise TornVersion(f"it is a difference to version {published.base}, which is not known here")
+        return base
+
     async def _base(self, published: WeightsPublished) -> Path:
         """Return the directory of the version that another one is a difference to; the result is what is checked."""
-        base = self._known.get(published.base)
-        if base is None:
-            raise TornVersion(f"it is a difference to version {published.base}, which is not known here")
+        base = self._known_base(published)
         return Path(base.location) if self._lies_here(base) else await self.directory(base)
 
     async def _make(self, published: WeightsPublished, base: Path | None, target: Path) -> None:

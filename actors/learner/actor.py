@@ -16,7 +16,7 @@ from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
 from actors.learner.group import GROUPS, GroupLost, TrainerGroup
 from actors.learner.offers import Offers
-from actors.learner.outbox import Outbox, step_record
+from actors.learner.outbox import Outbox, published_by, step_record
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
 from actors.learner.rank import Call, Load, Rest, Step, StepResult
 from actors.learner.teacher import TeacherFault
@@ -297,20 +297,19 @@ class Learner:
         self.outbox.put(self._version)
 
     async def _write_version(self, call: Publish, full: int, answers: int) -> WeightsPublished:
+        moved, before = self._moved, None if answers else self._newest  # later steps may end meanwhile
         try:
-            moved, message = self._moved, await self.group.do(call)  # later steps may end meanwhile
+            self._newest = message = await published_by(self.group, call, before)
         except NonFiniteWeights as error:
             await self.keeper.append_until_stored([WeightsRejected(call.lineage, call.version, str(error))])
             raise
-        before, self._newest = self._newest, message
-        same = before and before.digest == message.digest and before.version < moved
-        if before and same and (message.base or message.bytes):  # a scripted trainer may have no tensors
+        if before and message.is_unchanged and before.version < moved:
             self.context.count("unchanged_versions")
             self.context.log.error("weights unchanged", version=message.version, base=before.key)
             await self.keeper.append_until_stored([WeightsUnchanged(message.lineage, message.version, before.key)])
         crash_point("weights.renamed")
         self.offers.open(message.key)
-        return msgspec.structs.replace(message, answers=answers, full=full if message.base else 0)
+        return msgspec.structs.replace(message, answers=answers, full=max(full, 1) if message.base else 0)
 
     async def _written(self) -> None:
         """Wait until the newest version is in the store: its copies are needed until then."""

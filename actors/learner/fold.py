@@ -91,7 +91,8 @@ class LearnerFold(CheckpointFold):
             self.state.skipped.append(trained.step)
 
     def _on_published(self, published: WeightsPublished, record: Record) -> None:
-        self.state.announced, self.state.newest = record.sequence, published.key
+        self.state.announced = record.sequence
+        self.state.newest = published.base if published.is_unchanged else published.key
         self.state.full = self.state.full if published.base else record.sequence
         self.state.chained = self.state.chained + 1 if published.base else 0
         self.state.costs.add_published(published)

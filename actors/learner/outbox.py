@@ -6,10 +6,15 @@ import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
+
+from actors.learner.group import TrainerGroup
+from actors.learner.publication import Publish, Unchanged
 from actors.learner.rank import StepResult
 from actors.runtime.keeper import Keeper
 from asyncrl.background import BackgroundTasks
 from topics.batches import BatchPacked, BatchTrained
+from topics.weights import WeightsPublished
 from topics.wire import Message
 
 T = TypeVar("T")
@@ -77,3 +82,20 @@ def step_record(packed: BatchPacked, result: StepResult, sequence: int, *, linea
         skipped=skipped,
         anomaly=result.anomaly,
     )
+
+
+async def published_by(group: TrainerGroup, call: Publish, before: WeightsPublished | None) -> WeightsPublished:
+    """Have a group write a version; one with the weights of the version before is announced as that one is stored.
+
+    Args:
+        before: the newest that the group wrote; None where another must be written in any case.
+
+    Raises:
+        NonFiniteWeights, CheckpointError: as `Publish`.
+    """
+    has_tensors = before is not None and (before.base or before.bytes)  # else its trainer is a scripted one
+    if before is None or not has_tensors or not await group.do(Unchanged()):
+        return await group.do(call)
+    base, choice = before.base if before.is_unchanged else before.key, f"unchanged since {before.key}"
+    found = WeightsPublished(call.lineage, call.version, before.digest, before.store, before.location, base)
+    return msgspec.structs.replace(found, choice=choice)

@@ -58,6 +58,19 @@ class Digest(Call[str]):
         return digest_of(manifest_of_records([record for records in answers for record in records]))
 
 
+class Unchanged(Call[bool]):
+    """Return whether the copied weights are those of the newest version that the group wrote."""
+
+    answer, beside = bool, True
+
+    def _compute(self, rank: Rank) -> bool:
+        return rank.publisher.unchanged()
+
+    def merged(self, answers: Sequence[bool]) -> bool:
+        """See `Call`: each rank has its own tensors."""
+        return all(answers)
+
+
 class Drop(Call[None]):
     """Remove the shares of what some rank could not write."""
 

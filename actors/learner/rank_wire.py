@@ -19,6 +19,7 @@ from actors.learner.publication import (
     Publish,
     Save,
     Share,
+    Unchanged,
     WriteVersion,
 )
 from actors.learner.rank import Fetch, Gather, Load, Open, Rest, Step
@@ -31,7 +32,17 @@ from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 
 _Training: TypeAlias = TakeCard | Open | Load | Fetch | Gather | Step | Rest | CopyWeights | CopyState
 _Publication: TypeAlias = (
-    Share | Digest | Drop | Publish | WriteVersion | CompleteVersion | Save | CompleteSave | Export | CompleteExport
+    Share
+    | Digest
+    | Unchanged
+    | Drop
+    | Publish
+    | WriteVersion
+    | CompleteVersion
+    | Save
+    | CompleteSave
+    | Export
+    | CompleteExport
 )
 AnyCall: TypeAlias = _Training | _Publication
 NO_CARD = 5  # exit code of a rank whose card is not there, or does not work

@@ -115,6 +115,7 @@ class Publisher:
         self._member = member  # the rank whose share this is
         self._base = Base()
         self._delta: Delta | None = None  # that is about to be written
+        self._digests: dict[str, str] = {}  # of the tensors of the newest version that was written here
         self._trainer = trainer
         self._store = store  # of the versions
         self._checkpoints = checkpoints  # folder of the checkpoints
@@ -133,6 +134,17 @@ class Publisher:
     def records(self) -> list[TensorRecord]:
         """Return names and digests of the copied weights of this rank."""
         return tensor_records(self._weights.files())
+
+    def unchanged(self) -> bool:
+        """Return whether the copied weights of this rank are those of the newest version that was written here.
+
+        The small tensors are hashed first, up to one that has changed.
+        """
+        tensors = [tensor for held in self._weights.files().values() for tensor in held]
+        return all(
+            tensor_records({"": [tensor]})[0].digest == self._digests.get(tensor.name)
+            for tensor in sorted(tensors, key=lambda tensor: tensor.content.nbytes)
+        )
 
     def shared(self) -> list[bytes]:
         """Return the copied weights of this rank for other processes of the host: see `Copied.shared`."""
@@ -168,10 +180,11 @@ class Publisher:
         full = delta = None
         if choice.base and self._delta is not None:
             delta = write_delta_share(self._store, attempt, self._delta, member.rank, member.ranks)
-            self._left["version"] = delta.stored
+            self._left["version"], records = delta.stored, delta.records
         else:
             full = write_share(self._store, attempt, files, member.rank)
-            self._left["version"] = full.stored
+            self._left["version"], records = full.stored, [one for file in full.files for one in file.tensors]
+        self._digests = {record.name: record.digest for record in records}
         self._delta = None
         if self._run:
             self._base.keep(f"{attempt.lineage}:{attempt.version}", files)

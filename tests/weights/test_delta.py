@@ -182,16 +182,27 @@ async def test_weights_that_are_no_numbers_are_no_version(bus: Bus, context: Con
     assert not list(context.files.weights.glob("*"))
 
 
-async def test_a_step_that_changed_nothing_writes_no_bytes_and_is_told_apart(bus: Bus, context: Context):
-    learner = Versions(bus, context)
-    first = await learner.publish()
-    same = await learner.publish()
+async def test_a_version_with_the_weights_of_another_one_is_that_ones_directory_and_nothing_is_fetched(
+    bus: Bus, context: Context, monkeypatch: pytest.MonkeyPatch
+):
+    learner, fetcher = Versions(bus, context), Fetcher(bus, context.files)
+    for number in (0, 2):  # a full version, and a difference to it
+        learner.weights.nudge(0.01, number)
+        stored = await learner.publish()
+        same = WeightsPublished(0, number + 1, stored.digest, stored.store, stored.location, stored.key)
+        fetcher.check(same)
+        fetcher.note(stored)
+        fetcher.note(same)
+        directory = await fetcher.directory(stored)
 
-    assert (same.bytes, same.base, same.digest) == (0, first.key, first.digest)
+        with monkeypatch.context() as patched:
+            patched.delattr(Fetcher, "_make")
+            assert await fetcher.directory(same) == directory
+    fetcher.close()
 
 
 def published(version: int, base: str = "", **seconds: float) -> WeightsPublished:
-    return WeightsPublished(0, version, "d", "files", f"/w/lineage0-v{version:06d}-d", base=base, **seconds)
+    return WeightsPublished(0, version, f"d{version}", "files", f"/w/lineage0-v{version:06d}-d", base=base, **seconds)
 
 
 def ready(engine: str, *, delta: bool, seconds: float) -> EngineReady:
@@ -204,7 +215,7 @@ def test_a_difference_is_used_when_encoding_moving_and_applying_took_less_than_a
     costs.add_published(published(0, write_s=1.0))
     assert costs.full_because() == "", "it is tried once"
     costs.add_loaded(ready("engine-1", delta=False, seconds=0.5))
-    costs.add_published(published(1, base="0:0:d", encode_s=0.4, write_s=0.1))
+    costs.add_published(published(1, base="0:0:d0", encode_s=0.4, write_s=0.1))
     costs.add_loaded(ready("engine-1", delta=True, seconds=0.2))
     assert costs.of(True) == pytest.approx(0.8)
     assert costs.full_because() == ""
@@ -235,31 +246,33 @@ def test_after_a_refusal_a_new_lineage_or_many_differences_the_next_version_is_f
     assert fold.full_because(settings, 0) == "the first of its lineage"
     for version, base, why in (
         (0, "", ""),
-        (1, "0:0:d", ""),
-        (2, "0:1:d", "2 differences came before it"),
+        (1, "0:0:d0", ""),
+        (2, "0:1:d1", "2 differences came before it"),
         (3, "", ""),
     ):
         log.add(WEIGHTS_PUBLISHED, TRAINING, published(version, base))
         assert fold.full_because(settings, 0) == why
-        assert fold.state.newest == f"0:{version}:d"
+        assert fold.state.newest == f"0:{version}:d{version}"
     assert fold.state.full == 4
     assert fold.full_because(settings, 1) == "the first of its lineage"
     refused = WeightsRefused("engine-1", 0, 3, 4, "torn")
     fold.apply(WEIGHTS_REFUSED, refused, Record(ENGINES, 1, WEIGHTS_REFUSED.name, {}, b"", 1))
     assert fold.unanswered == 4
     assert fold.full_because(settings, 0) == "an engine refused the one before"
-    log.add(WEIGHTS_PUBLISHED, TRAINING, published(4, "0:3:d"))
+    log.add(WEIGHTS_PUBLISHED, TRAINING, published(4, "0:3:d3"))
     assert fold.unanswered == 0
     assert fold.full_because(settings, 0) == "an engine refused the one before", "it stands on what was refused"
     log.add(WEIGHTS_PUBLISHED, TRAINING, published(5))
     assert fold.full_because(settings, 0) == ""
+    log.add(WEIGHTS_PUBLISHED, TRAINING, WeightsPublished(0, 6, "d5", "files", "/w/lineage0-v000005-d", "0:5:d5"))
+    assert fold.state.newest == "0:5:d5", "what comes next differs from the version that has bytes"
 
 
 def test_what_a_kept_version_is_a_difference_to_is_kept_too():
     fold = TrimmerFold(Config())
     log = Log(fold)
     for version in range(12):
-        base = f"0:{version - 1}:d" if version % 5 else ""
+        base = f"0:{version - 1}:d{version - 1}" if version % 5 else ""
         log.add(WEIGHTS_PUBLISHED, TRAINING, published(version, base))
     kept = fold.versions()
 

@@ -318,8 +318,10 @@ async def test_a_batch_whose_tokens_are_gone_can_be_skipped(opened: Open, bus: B
 
 
 @pytest.mark.parametrize("delta", ["never", "always"])
-async def test_a_step_that_changes_nothing_is_an_alarm_and_its_version_goes_on(opened: Open, bus: Bus, delta: str):
-    await opened(weights={"delta": delta})
+async def test_a_step_that_changes_nothing_is_an_alarm_and_its_number_is_announced_without_weights(
+    opened: Open, bus: Bus, delta: str
+):
+    learner = await opened(weights={"delta": delta})
     for step, rate in enumerate((1e-3, 0.0, 0.0, 1e-3), 1):
         await pack(bus, step, objective=Objective(learning_rate=rate))
     await until(lambda: trained(bus, 4), "step 4")
@@ -331,8 +333,13 @@ async def test_a_step_that_changes_nothing_is_an_alarm_and_its_version_goes_on(o
         (2, versions[1].key),
         (3, versions[2].key),
     ]
-    assert len({message.digest for message in versions}) == 3
-    assert [message.bytes == 0 for message in versions] == [False, False, delta == "always", delta == "always", False]
+    assert [message.digest == versions[1].digest for message in versions] == [False, True, True, True, False]
+    stored = sorted(path.name for path in learner.context.files.weights.iterdir())
+    assert stored == sorted(Path(versions[number].location).name for number in (0, 1, 4))
+    for same in versions[2:4]:
+        assert (same.is_unchanged, same.base, same.location) == (True, versions[1].key, versions[1].location)
+        assert (same.bytes, same.full > 0) == (0, True)
+    assert "no base" not in versions[4].choice
 
 
 async def test_weights_that_are_not_finite_are_an_alarm_and_no_version(opened: Open, bus: Bus, monkeypatch):
