@@ -7,6 +7,9 @@ import ipaddress
 import secrets
 import socket
 from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import psutil
 
 from asyncrl.errors import AsyncRLError
 
@@ -37,6 +40,23 @@ def is_ip(host: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def places_of(url: str) -> set[tuple[str, int, str]]:
+    """Return IP addresses, those of this machine as one, port and path of a URL: the same for each way to write it.
+
+    A name that cannot be resolved here stands for itself.
+    """
+    parts = urlsplit(url)
+    host, path = (parts.hostname or "").rstrip("."), parts.path.rstrip("/")
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except OSError:
+        return {(host, port, path)}
+    own = {one.address for interface in psutil.net_if_addrs().values() for one in interface}
+    here = {one for one in found if one in own or is_loopback(one) or ipaddress.ip_address(one).is_unspecified}
+    return {(LOOPBACK if one in here else one, port, path) for one in found}
 
 
 def url_host(host: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import action_of, add_action, add_wait, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import write_private
+from asyncrl.ports import places_of
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.parts import Engine
 from asyncrl.state.run_state import RunState
@@ -97,10 +99,7 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
         raise WrongUsage(str(error)) from error
     key = _key(found, arguments.key_file)
     async with watched(found, "engines") as (bus, state, until):
-        for engine in state.engines.values():
-            other = (engine.address == address) != (engine.engine_id == name)
-            if other and engine.address and engine.state != "gone":
-                raise AsyncRLError(f"{engine.engine_id} of run {found.run} is {engine.address}: {address} is not added")
+        await asyncio.to_thread(_refuse_known, _known(state), name, address)
         if "scripted" in state.config.engine.kinds:
             raise AsyncRLError(f"run {found.run} has scripted engines, which cannot be mixed with servers of a model")
         if found.root is not None and state.config.placement.kind == "local":
@@ -143,6 +142,27 @@ async def _check_reachable(address: str) -> None:
             f"{address} cannot be reached: {why}; it is not announced, start the server first"
         ) from error
     writer.close()
+
+
+def _known(state: RunState) -> dict[str, str]:
+    """Return the addresses of the servers that a run has, and their names."""
+    of_config = [address for group in state.config.engine.tables.values() for address in group.addresses]
+    known = dict.fromkeys(of_config, "an engine of the config") | {at: one for one, at in state.announced.items()}
+    return known | {one.address: one.engine_id for one in state.engines.values() if one.address and one.state != "gone"}
+
+
+def _refuse_known(known: Mapping[str, str], name: str, address: str) -> None:
+    """Refuse a server that the run has under another name, or another server under this name.
+
+    Raises:
+        AsyncRLError: which one it is.
+    """
+    places = places_of(address)
+    for other, of in known.items():
+        same = bool(places & places_of(other))
+        if same != (of == name):
+            what = "the same server" if same else f"another one, and both would be called {name}"
+            raise AsyncRLError(f"{of} of this run is {other}, and {address} is {what}: it is not added")
 
 
 def _reason(state: RunState, name: str) -> str:

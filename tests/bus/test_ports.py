@@ -16,7 +16,7 @@ from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.server import SERVERS, OwnServer, own_server
 from asyncrl.config.hints import hints
 from asyncrl.errors import AsyncRLError, LaunchError
-from asyncrl.ports import Listen, free_port, listen_problem
+from asyncrl.ports import Listen, free_port, listen_problem, places_of
 from asyncrl.run.gateway_port import held_gateway
 from asyncrl.run.resume import longer
 from harness.configs import from_settings, the_problem
@@ -194,3 +194,15 @@ def test_an_address_that_this_machine_has_no_more_ends_the_search_for_a_port(tmp
     for search in (lambda: free_port("192.0.2.1"), lambda: own_address(tmp_path / "nats.json", Listen("192.0.2.1"))):
         with pytest.raises(AsyncRLError, match=r"192\.0\.2\.1 is no address of this machine; name another address"):
             search()
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:80/", "http://LOCALHOST.", "http://[::1]", "http://{name}:80", "http://0.0.0.0"]
+)
+def test_a_server_of_this_machine_is_the_same_however_its_address_is_written(url: str):
+    assert places_of(url.format(name=socket.gethostname())) == places_of("http://127.0.0.1:80")
+
+
+def test_servers_at_other_addresses_ports_and_paths_are_others():
+    urls = ["http://127.0.0.1:80", "http://10.1.2.3:80", "https://10.1.2.3", "http://10.1.2.3/a", "http://a.invalid"]
+    assert len({place for url in urls for place in places_of(url)}) == len(urls)

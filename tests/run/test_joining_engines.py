@@ -50,6 +50,9 @@ async def test_servers_of_another_owner_join_and_leave_while_a_run_trains(tmp_pa
             assert code == 0, output
             code, output = await command(tmp_path, "engines", "add", f"{first}/")
             assert (code, output.count(f"{one} has version")) == (0, 1)  # a second announcement loads the weights again
+            again = second.replace("127.0.0.1", "localhost")
+            code, output = await command(tmp_path, "engines", "add", again)
+            assert code and f"{two} of this run" in output and f"{again} is the same server: it is not added" in output
 
             code, output = await command(tmp_path, "engines", "remove", one)
             assert (code, output) == (0, f"{one} has left\n")
