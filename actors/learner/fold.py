@@ -94,7 +94,7 @@ class LearnerFold(CheckpointFold):
         self.state.announced = record.sequence
         self.state.newest = published.base if published.is_unchanged else published.key
         self.state.full = self.state.full if published.base else record.sequence
-        self.state.chained = self.state.chained + 1 if published.base else 0
+        self.state.chained = self.state.chained + (not published.is_unchanged) if published.base else 0
         self.state.costs.add_published(published)
         self.state.lineage = published.lineage
         self.state.published[published.version] = published.digest

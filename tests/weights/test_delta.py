@@ -265,7 +265,7 @@ def test_after_a_refusal_a_new_lineage_or_many_differences_the_next_version_is_f
     log.add(WEIGHTS_PUBLISHED, TRAINING, published(5))
     assert fold.full_because(settings, 0) == ""
     log.add(WEIGHTS_PUBLISHED, TRAINING, WeightsPublished(0, 6, "d5", "files", "/w/lineage0-v000005-d", "0:5:d5"))
-    assert fold.state.newest == "0:5:d5", "what comes next differs from the version that has bytes"
+    assert (fold.state.newest, fold.state.chained) == ("0:5:d5", 0), "what comes next differs from what has bytes"
 
 
 def test_what_a_kept_version_is_a_difference_to_is_kept_too():
