@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
+from asyncrl.background import first_of
 from asyncrl.bus.answers import MESSAGE_ID, Ack
 from asyncrl.bus.blobs import HEADER_ROOM
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
-from asyncrl.errors import AsyncRLError
 from topics.topic import Topic
 
 _CHUNK_BYTES = 4 << 20  # larger ones are no quicker
@@ -71,26 +71,29 @@ async def read_newest_chunk(bus: Bus, topic: Topic[Any], name: str) -> bytes | N
 async def read_chunks(bus: Bus, topic: Topic[Any], name: str, take: Callable[[Record], None]) -> None:
     """Hand on all that is stored under a key, in its order.
 
+    Args:
+        take: is called by a thread, one chunk after the other, while those behind it come.
+
     Raises:
         BusGone: the server fell silent.
         AsyncRLError, OSError: what `take` raised.
     """
-    faults: list[AsyncRLError | OSError] = []
+    came = asyncio.Queue[Record]()
 
-    def on_record(record: Record) -> None:
-        if faults:
-            return
-        try:
-            take(record)
-        except (AsyncRLError, OSError) as error:  # for the caller
-            faults.append(error)
-        reader.more(1)
+    async def take_each() -> None:
+        while True:
+            await asyncio.to_thread(take, await came.get())
+            reader.more(1)
+            came.task_done()
 
-    reader = LogReader(bus, topic.stream, on_record, subjects=[topic.subject(bus.run, name)], paced=_READS)
+    reader = LogReader(bus, topic.stream, came.put_nowait, subjects=[topic.subject(bus.run, name)], paced=_READS)
     await reader.start()
+    taking = asyncio.create_task(take_each())
     try:
-        await reader.wait(lambda: bool(faults), _SILENT_S)
+        await reader.wait(taking.done, _SILENT_S)
+        await first_of(came.join(), taking)
+        if taking.done():
+            taking.result()
     finally:
+        taking.cancel()
         await reader.close()
-    if faults:
-        raise faults[0]

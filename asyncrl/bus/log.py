@@ -160,6 +160,7 @@ class LogReader:
 
     def more(self, count: int) -> None:
         """Hand on that many more messages."""
+        self._news.set()  # the server is silent from here on, until they come
         if self._puller is not None:
             self._puller.grant(count)
 
