@@ -26,9 +26,12 @@ def first_fit(lengths: Sequence[int], budget: int) -> list[npt.NDArray[np.intp]]
     if budget < 1:
         raise ValueError(f"micro_batch_tokens is {budget}; a micro-batch holds at least one token")
     sizes = np.asarray(lengths, dtype=np.int64)
+    order = np.argsort(-sizes, kind="stable")
+    if 0 < sizes.sum() <= budget:
+        return [order]
     batches: list[list[int]] = []
     room = np.zeros(0, np.int64)  # of each micro-batch
-    for index in np.argsort(-sizes, kind="stable").tolist():
+    for index in order.tolist():
         fits = np.flatnonzero(room >= sizes[index])
         if len(fits):
             batches[fits[0]].append(index)

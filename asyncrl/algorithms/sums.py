@@ -28,7 +28,8 @@ def metrics(sums: Sums) -> dict[str, float]:
     """Turn sums into the numbers of a step; empty where no token was trained on.
 
     Args:
-        sums: merged, with `tokens`, their number. `NAME/PART` is a sum over a part of them, of `tokens/PART` tokens.
+        sums: merged, and so of one type, with `tokens`, their number. `NAME/PART` is a sum over a part of them, of
+            `tokens/PART` tokens.
 
     Returns:
         Each figure, per token; of a part per token of that part, and `token_share/PART`, but nothing of parts without
@@ -36,7 +37,7 @@ def metrics(sums: Sums) -> dict[str, float]:
         (sum r)^2 / (N sum r^2), Kish's, by which PipelineRL, arXiv 2509.19128, compares runs.
     """
     parts: dict[str, dict[str, float]] = {}
-    totals = torch.stack([total.float() for total in sums.values()]).tolist() if sums else []  # waits for a GPU once
+    totals = torch.stack(list(sums.values())).tolist() if sums else []  # waits for a GPU once
     for name, total in zip(sums, totals, strict=True):
         figure, _, part = name.partition("/")
         parts.setdefault(part, {})[figure] = total
