@@ -10,7 +10,7 @@ from asyncrl.config.load import load_config
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.preflight_megatron import memory_lines
 from asyncrl.run.preflight_memory import torch_memory_lines
-from asyncrl.run.reward_trial import reward_lines
+from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
 
 
@@ -24,7 +24,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_config(arguments.config, overrides=arguments.set, further=check_surroundings)
     planned = plan(loaded.config, loaded.base)
     print("ok")
-    for hint in (*hints(loaded.config), *planned.hints()):
+    for hint in (*hints(loaded.config), *planned.hints(), *label_hints(loaded.config, loaded.base)):
         print(f"hint: {hint}")
     for line in reward_lines(loaded.config, loaded.base):
         print(line)

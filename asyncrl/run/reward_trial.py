@@ -1,4 +1,4 @@
-"""Trials of the user's rewards: `asyncrl check` calls each once, on the first row of its task."""
+"""Trials of rewards for `asyncrl check`: each of the user's is called once, and labels are held against the answers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from typing import Any
 
 from asyncrl.config.held_out import graded_tasks, tasks_of_sets
 from asyncrl.config.settings import Config
-from asyncrl.config.tasks import Task, rows_of
+from asyncrl.config.tasks import Task, rows_of, tasks_of
 from asyncrl.data.row_maker import sample_rows
 from asyncrl.data.sources import RowSetup
+from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.rewards.graders import GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.score import GradeRequest, RewardFailed
+
+_ROWS, _READ_S = 1000, 3.0  # of each task
 
 
 def reward_lines(config: Config, base: Path) -> Iterator[str]:
@@ -28,6 +31,24 @@ def reward_lines(config: Config, base: Path) -> Iterator[str]:
         if is_function and not task.tournament and (task.reward, task.reward_scope) not in tried:
             tried.add((task.reward, task.reward_scope))
             yield asyncio.run(_line(config, base, task, rows_of(config, base, task, held_out=name in sets)))
+
+
+def label_hints(config: Config, base: Path) -> Iterator[str]:
+    """Yield for each task the longest label that no answer can equal, where the reward compares text exactly."""
+    limit = config.rollout.max_new_tokens
+    for task in tasks_of(config).values() if config.rolls_out else ():
+        if (task.reward, task.rollout) != ("exact", "single_turn"):
+            continue
+        _, rows = asyncio.run(sample_rows(rows_of(config, base, task), _ROWS, _READ_S, limit_s=config.task.row_limit_s))
+        tokens_of = TaskTokenizer.load(base / config.model.path).encode if config.model.path else list
+        lengths = [len(tokens_of(str(row.label).strip())) for row in rows]
+        if (longest := max(lengths)) > limit:
+            row = rows[lengths.index(longest)]
+            yield (
+                f"{sum(length > limit for length in lengths):,} of {len(rows):,} rows of {task.source} have a label "
+                f"that no answer can equal: that of the prompt {str(row.prompt)[:60]!r} has {longest:,} tokens, "
+                f"rollout.max_new_tokens = {limit:,}; raise it"
+            )
 
 
 async def _line(config: Config, base: Path, task: Task, rows: RowSetup) -> str:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from asyncrl.config.load import load_config
-from asyncrl.run.reward_trial import reward_lines
+from asyncrl.run.reward_trial import label_hints, reward_lines
 
 REWARDS = """
 def exact(completion, label):
@@ -48,3 +48,21 @@ def test_each_function_is_called_once_and_what_it_gives_is_told(tmp_path: Path):
     assert bad.endswith("gives none: ValueError: no such unit")
     assert whole.startswith("hint: the reward own.py:half")
     assert "None; expected a number" in whole
+
+
+def test_a_label_that_no_answer_can_equal_is_told_where_text_is_compared_exactly(tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "a", "label": "abcdefg"}\n{"prompt": "^b=", "label": "abcdefghij"}\n{"prompt": "c", "label": "a"}\n'
+    )
+    words = ["task.source=rows.jsonl", "rollout.max_new_tokens=8"]
+    (tmp_path / "run.toml").write_text("")
+
+    def told(*more: str) -> list[str]:
+        loaded = load_config(str(tmp_path / "run.toml"), overrides=[*words, *more])
+        return list(label_hints(loaded.config, loaded.base))
+
+    assert told() == [
+        "1 of 3 rows of rows.jsonl have a label that no answer can equal: that of the prompt '^b=' has 10 tokens, "
+        "rollout.max_new_tokens = 8; raise it"
+    ]
+    assert told("rollout.max_new_tokens=10") == told("reward.function=math") == []
