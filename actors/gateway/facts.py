@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from actors.runtime.actor import Context
-from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
+from asyncrl.bus.errors import BusDenied, BusGone, BusRefused, WrongSequence
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import EXPECT_SUBJECT, Prepared, TwoContents, prepare, publish_prepared, send
 from asyncrl.bus.vault import SecretGone
@@ -289,12 +289,17 @@ class Facts:
         """Store what was prepared; returns whether the server has it. One that it never takes holds up no others.
 
         There is no dead letter of it: those are not erased by a purge, and it may be a data key.
+
+        Raises:
+            BusGone: the server is away.
         """
         try:
             await publish_prepared(self._context.bus, prepared)
         except WrongSequence:
             return True  # it was there
-        except (BusRefused, TwoContents) as error:
+        except (BusDenied, BusRefused, TwoContents) as error:
+            if (ended := self._context.bus.ended_by) is not None:  # the login, and not this fact: it waits
+                raise BusGone(str(ended)) from error
             self._context.log.error("a fact is refused", topic=prepared.topic, key=prepared.key, reason=str(error))
             self._context.count("facts_refused")
             return False

@@ -185,9 +185,10 @@ class Turn(Watch):
             self._answer.routing = Experts(service.row_bytes, follows=parent, first=known - 1)
         task = asyncio.create_task(self._sample(service.generator))
         task.add_done_callback(lambda _task: self._came.set())
+        begin = asyncio.create_task(self._store_begin(facts))
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                await self._store_begin(facts)
+                await asyncio.shield(begin)  # one that is stored has an end, whatever becomes of this request
                 await self._stream(task, facts, send)
                 await task
                 finish = self._whole
@@ -202,6 +203,7 @@ class Turn(Watch):
             raise LiveError("internal", f"the engines refuse the request: {error}") from error
         finally:
             await self._cancel(task)
+            await asyncio.wait([begin])
             await self._end(facts, finish, safety)
         parts, tokens = self._parts, self._answer.tokens
         sampled = self._sampled_tokens if self.request.logprobs else None

@@ -44,6 +44,7 @@ class Stored(msgspec.Struct):
     owner: str  # who may go on with it
     finish: str = ""  # "": it is under way, or was cut with its gateway
     missed: bool = False  # its client was gone before it could be given the end
+    continued: bool = False  # another turn goes on with it
 
     @property
     def whole(self) -> bool:
@@ -115,6 +116,8 @@ class TurnLog:
             cut = self._ended.get(fact.digest) if fact.continues else None
             if cut is not None and cut.started.turn_id == fact.continues:
                 del self._ended[fact.digest]  # once: it is this turn that is gone on with now
+            elif (cut := self._open.get(fact.continues)) is not None:  # its gateway is gone, and its end comes later
+                cut.continued = True
             return
         if (found := self._open.get(fact.turn_id)) is None:
             return
@@ -132,7 +135,7 @@ class TurnLog:
 
     def _end(self, turn: Stored, history: str) -> None:
         started = turn.started
-        if started.digest and turn.finish != "failed":
+        if started.digest and turn.finish != "failed" and not turn.continued:
             self._ended[started.digest] = turn
             self._ended.move_to_end(started.digest)
         for kept in (self._ended, self._by_key):

@@ -73,6 +73,19 @@ def test_a_cut_turn_is_gone_on_with_once_and_not_for_ever(turns: TurnLog):
     assert turns.retried(Asked(D1), 3.0) is None
 
 
+def test_a_cut_turn_whose_end_comes_behind_the_begin_of_the_next_one_is_gone_on_with_once(turns: TurnLog):
+    turns.take(started("t1"), "gateway-1", 1.0)
+    turns.take(started("t2", continues="t1"), "gateway-2", 2.0)  # which saw that the first gateway was gone
+    assert [turn.started.turn_id for turn in turns.open_of("gateway-1")] == ["t1"]  # its next process ends it
+
+    turns.take(finished("t1", "gone", ids(5)), "gateway-1", 3.0)
+
+    assert turns.retried(Asked(D1), 3.0) is None
+    turns.take(finished("t2", "gone", ids(5, 6)), "gateway-2", 4.0)
+    found = turns.retried(Asked(D1), 4.0)
+    assert found is not None and found.started.turn_id == "t2"
+
+
 def test_an_idempotency_key_is_taken_before_the_begin_of_its_request_is_known(turns: TurnLog):
     with turns.held([K1]), pytest.raises(LiveError, match="under way"):
         turns.retried(Asked(D1, K1), 1.0)

@@ -129,6 +129,31 @@ async def test_an_engine_reads_the_prompt_while_the_begin_is_stored_and_nothing_
     assert steps[-1] == "TurnFinished" and turn.recorded
 
 
+async def test_a_begin_that_is_stored_while_its_request_is_cancelled_has_an_end(tmp_path: Path):
+    tokenizer = TaskTokenizer.load(make_model(tmp_path))
+    known = Conversations(Seam(tokenizer), most_tokens=1000)
+    tokens, sent, answered = tokenizer.encode("answer").astype(np.int32), asyncio.Event(), asyncio.Event()
+
+    class Slow(Facts):
+        async def put(self, fact: Any) -> bool:
+            sent.set()
+            await answered.wait()
+            return await super().put(fact)
+
+    request, wording = Request("any", [{"role": "user", "content": "question"}], 50), Wording.of(tokenizer)
+    facts = Slow(TurnLog(known, most_tokens=1000, retry_s=10.0))
+    turn = Turn(request, known.prompt(request.messages), wording, GatewaySettings(), asked=Asked(DIGEST))
+    turn.begin(facts, "anna", "chat", SESSION, secret="s")
+    running = asyncio.create_task(turn.run(Service(Engines(tokens), Arm()), facts, gone, SafetySettings()))
+    await sent.wait()
+    running.cancel()  # as where another choice of its request fails
+    asyncio.get_running_loop().call_soon(answered.set)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+    assert facts.finishes == ["gone"] and turn.recorded
+
+
 async def test_a_repeat_waits_for_that_end_for_a_time_and_while_its_own_client_is_there():
     leaving, impatient, left = Leaving(3600.0), Leaving(0.0), asyncio.Event()
     turn: Any = SimpleNamespace(digest=DIGEST, leave=left.set)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from actors.gateway.facts import Facts
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import last_sequence
 from asyncrl.bus.provision import equal_sizes, provision
@@ -17,13 +19,14 @@ from asyncrl.live.keys import make_key
 from asyncrl.live.owners import new_secret, owner_in, owner_of
 from asyncrl.live.spool import Spool, SpoolFault, SpoolTaken, Waiting
 from asyncrl.live.stored import TurnReader
+from asyncrl.live.turn_log import TurnLog
 from asyncrl.ports import free_port
 from asyncrl.run.purge import purge, purge_spools
 from harness.gateways import Served, gateway, gateway_stage, ready, stored_turns
 from harness.live_runs import answers
 from harness.sdks import sdks
 from harness.sglang_like import LikeSGLang
-from harness.stage import LEASE_S, Stage, until
+from harness.stage import DEADLINE_S, LEASE_S, Stage, until
 from topics.keys import TurnCounted
 from topics.secrets import SecretMade
 from topics.topic import SECRETS, TURNS
@@ -191,6 +194,30 @@ async def test_what_waits_for_a_gateway_that_the_run_has_no_more_is_stored_and_w
         await other.bus.close()
     finally:
         await served.stop()
+
+
+async def test_what_the_server_does_not_allow_is_left_out_and_counted(stage: Callable[..., Stage], tmp_path: Path):
+    server = EmbeddedServer(tmp_path, run="mine")
+    await server.start()
+    operator, sessions = [
+        await Bus.connect(BusAddress.read(tmp_path / "credentials" / f"{role}.json"), "mine", name=role)
+        for role in ("operator", "sessions")
+    ]
+    try:
+        await provision(operator, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=LEASE_S)
+        facts = [TurnCounted(turn_id=turn, tenant="a", begun_s=1.0, tokens=2) for turn in ("t1", "t2")]
+        context = stage().context("gateway", sessions)
+        left = Spool(context.files.spool / "sessions")
+        left.open()
+        left.add(Waiting(1, await prepare(sessions, facts[0])))
+        left.close()
+        stored = Facts(context, TurnLog(None, most_tokens=1, retry_s=1.0), most_bytes=1000)  # type: ignore[arg-type]
+        await stored.start(DEADLINE_S)
+        assert (await stored.put(facts[1]), stored.waits, context.vitals["facts_refused"]) == (False, False, 2)
+        await stored.close(0.0)
+    finally:
+        await operator.close()
+        await server.stop()
 
 
 async def test_a_purge_reaches_what_waits_for_a_gateway_that_does_not_run(bus: Bus, tmp_path: Path):
