@@ -60,6 +60,11 @@ class FoundRun(NamedTuple):
         """Return whether a living `asyncrl up` holds its directory; True where that is on another machine."""
         return self.root is None or is_locked(self.root)
 
+    def absent(self, why: str) -> RunNotFound:
+        """Return why its topics are not there, and whether they may be soon: one that is resumed has those of before,
+        which are over, or whose server is not up yet."""
+        return (RunStarts if self.root is not None and self.is_held else RunNotFound)(f"run {self.run} {why}")
+
     @property
     def address(self) -> BusAddress:
         """The server of its topics, and a login there.
@@ -145,7 +150,9 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
     address = found.address
     try:
         bus = await Bus.connect(address, found.run, name=name, deadline_s=3.0)
-    except (BusUnreachable, BusDenied) as error:
+    except BusUnreachable as error:
+        raise found.absent(f"cannot be reached: {error}") from error
+    except BusDenied as error:
         raise RunNotFound(f"run {found.run} cannot be reached: {error}") from error
     try:
         if not await is_provisioned(bus):
@@ -153,7 +160,7 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
                 raise RunStarts(f"run {found.run} is still starting: its streams are not made yet; try again")
             raise NoSuchRun(f"the server at {address.url} holds no run called {found.run}")
         if not over_is_fine and await is_over(bus, for_good=True):
-            raise RunNotFound(f"run {found.run} is over")
+            raise found.absent("is over")
         if found.root is not None:  # code that a run of another user names is not imported here
             await _know_actors(bus)
         yield bus

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from asyncrl.background import BackgroundTasks
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.errors import BusError
+from asyncrl.bus.errors import BusError, BusGone, BusUnreachable
 from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import lent_pools
@@ -176,7 +176,8 @@ class Sharer:
                     self._report(f"{member.name} shares")
                     await _ended(found, bus, watch)
             except (RunNotFound, BusError) as error:
-                member.unknown, member.starts = isinstance(error, NoSuchRun), isinstance(error, RunStarts)
+                member.unknown = isinstance(error, NoSuchRun)
+                member.starts = isinstance(error, RunStarts | BusGone | BusUnreachable)  # or it is slow to answer
                 if str(error) != member.absent and member.state is None:
                     member.absent = str(error)
                     self._report(f"{member.name} is not there: {error}")

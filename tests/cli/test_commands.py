@@ -2,12 +2,14 @@
 
 import io
 import json
+import os
 import socket
 
 import msgspec
 import pytest
 from rich.console import Console
 
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
@@ -15,7 +17,9 @@ from asyncrl.cli.main import parser_for
 from asyncrl.cli.target import action_of
 from asyncrl.config.settings import Config
 from asyncrl.errors import WrongUsage
-from asyncrl.run.connect import SUPERVISOR, FoundRun, RunNotFound, connected
+from asyncrl.locks import lock
+from asyncrl.ports import free_port
+from asyncrl.run.connect import SUPERVISOR, FoundRun, RunNotFound, RunStarts, connected
 from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import read_state
@@ -115,9 +119,22 @@ async def test_a_run_whose_supervisor_left_is_over(bus, found):
     await publish_started(bus, SUPERVISOR)
     await publish_stopped(bus, SUPERVISOR)
 
-    with pytest.raises(RunNotFound, match="is over"):
+    with pytest.raises(RunNotFound, match="is over") as error:
         async with connected(found, "test"):
             pass
+    assert not isinstance(error.value, RunStarts)
+
+
+async def test_a_run_that_is_resumed_is_starting_whatever_its_topics_say_still(bus, found, tmp_path):
+    await publish_started(bus, SUPERVISOR)
+    await publish_stopped(bus, SUPERVISOR)
+    nowhere = BusAddress(f"nats://127.0.0.1:{free_port()}")
+    held = lock(tmp_path / "lock")
+    for address, words in ((found.login, "is over"), (nowhere, "cannot be reached")):
+        with pytest.raises(RunStarts, match=words):
+            async with connected(FoundRun(bus.run, tmp_path, address), "test"):
+                pass
+    os.close(held)
 
 
 async def test_down_asks_and_waits_until_the_run_has_ended(bus, terminal):
