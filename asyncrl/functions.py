@@ -93,13 +93,14 @@ def deadline(is_of_user: Callable[[FrameType], bool], late: str) -> Iterator[Cal
         # Again and again: what is raised inside a callback of C, or a bare `except`, is lost.
         signal.setitimer(signal.ITIMER_REAL, IMPORT_LIMIT_S, 1.0)
 
-    before = signal.signal(signal.SIGALRM, interrupt)
+    before, timer = signal.signal(signal.SIGALRM, interrupt), signal.getitimer(signal.ITIMER_REAL)
     begin()
     try:
         yield begin
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # of the program that loads this
 
 
 def load_plain_function(spec: str, *, base: Path, argument: str) -> Callable[..., Any]:

@@ -262,7 +262,7 @@ class EngineActor:
     async def _refuse(self, target: Announced, error: EngineRefused | TornVersion) -> None:
         """Go on with what the server has, and ask for the version once more, unless there is a newer one without it.
 
-        A newer difference stands on the one that was refused, and would be refused, too.
+        A newer difference to a difference that was refused stands on that one, and would be refused, too.
 
         Raises:
             EngineFailed: it is the newest, and its bytes were refused before; or the server takes no version at all.
@@ -278,7 +278,8 @@ class EngineActor:
                 while self._target is target:
                     self._news.clear()
                     await self._news.wait()
-        overtaken = self._target is not target and not version.base
+        newest = self._target
+        overtaken = newest is not None and newest is not target and not (version.base and newest.version.base)
         self._overtaken = self._overtaken + 1 if overtaken else 0
         if overtaken and self._overtaken < _OVERTAKEN:
             self.context.log.info("older weights were refused", version=version.version, reason=str(error))

@@ -37,14 +37,14 @@ def prune_directories(root: Path, pattern: str, keep: Container[str], newest: tu
     Args:
         pattern: of their names, with groups `lineage` and `number`.
         keep: names of those that stay.
-        newest: (lineage, number) above which nothing is removed.
+        newest: (lineage, number) from which on nothing is removed.
     """
     for leftover in root.glob(".*.old"):
         shutil.rmtree(leftover, ignore_errors=True)
     old = []
     for directory in root.iterdir() if root.exists() else ():
         found = re.match(pattern, directory.name)
-        if found and directory.name not in keep and (int(found["lineage"]), int(found["number"])) <= newest:
+        if found and directory.name not in keep and (int(found["lineage"]), int(found["number"])) < newest:
             old.append(directory)
     for directory in old:
         remove_directory(directory)

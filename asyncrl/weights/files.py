@@ -59,7 +59,7 @@ class FileStore:
         """Remove the versions that are not among these names of directories; returns how many.
 
         Args:
-            newest: lineage and version of the newest one published. A newer one may be about to be published.
+            newest: lineage and version of the newest one published. It, or a newer one, may be about to be published.
         """
         return prune_directories(self._root, r"lineage(?P<lineage>\d+)-v(?P<number>\d+)-", keep, newest)
 

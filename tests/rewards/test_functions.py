@@ -148,6 +148,24 @@ def test_what_hangs_at_its_import_at_its_import_is_reported_with_the_line_that_i
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
+def test_a_program_keeps_its_own_timer_when_it_loads_a_function(tmp_path, monkeypatch):
+    def handler(*_: object) -> None:
+        pass
+
+    (tmp_path / "rewards.py").write_text("def get(row): return 1.0\n")
+    before = signal.signal(signal.SIGALRM, handler)
+    monkeypatch.setattr(functions, "IMPORT_LIMIT_S", 1000.0)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 500.0, 7.0)
+        functions.load_function("rewards.py:get", base=tmp_path)
+        left_s, interval_s = signal.getitimer(signal.ITIMER_REAL)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        found = signal.signal(signal.SIGALRM, before)
+
+    assert (0.0 < left_s <= 500.0, interval_s, found) == (True, 7.0, handler)
+
+
 @pytest.mark.parametrize("spec", ["rewards.py", "rewards.py:", ":get", "rewards.py:a-b", ""])
 def test_what_names_no_function_gets_an_error_with_the_form(tmp_path, spec):
     assert "write path/to/file.py:function or package.module:function" in refused(spec, tmp_path)

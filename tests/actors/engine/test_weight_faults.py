@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from actors.engine.actor import EngineActor
+from actors.engine.fetch import Fetcher
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
@@ -168,6 +169,34 @@ async def test_an_engine_that_joins_reads_one_full_version_and_the_differences_a
         learner.weights.nudge(0.01, 8)
         await learner.announce(await learner.publish())
         await until(lambda: answers.ready() == [7, 8], "and follows from there")
+    assert not answers.refused()
+
+
+async def test_a_difference_that_a_full_version_overtakes_is_not_refused(
+    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    """With the full version the engine forgets the base of the difference that it was about to fetch."""
+    context = staged(stage).context("engine", bus)
+    learner, fetch, note, overtaken = Versions(bus, context), Fetcher.directory, Fetcher.note, asyncio.Event()
+
+    def noting(fetcher: Fetcher, published: WeightsPublished) -> None:
+        note(fetcher, published)
+        if published.version == 2:
+            overtaken.set()
+
+    async def late(fetcher: Fetcher, published: WeightsPublished) -> Path:
+        if published.version == 1:
+            await learner.announce(await learner.publish(full=True))
+            await overtaken.wait()
+        return await fetch(fetcher, published)
+
+    monkeypatch.setattr(Fetcher, "note", noting)
+    monkeypatch.setattr(Fetcher, "directory", late)
+    async with Answers(bus) as answers, playing(context):
+        await learner.announce(await learner.publish())
+        await until(lambda: answers.ready() == [0], "it has the first version")
+        await learner.announce(await learner.publish())
+        await until(lambda: answers.ready() == [0, 2], "it has the newest version")
     assert not answers.refused()
 
 
