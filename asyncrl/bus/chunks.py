@@ -72,7 +72,8 @@ async def read_chunks(bus: Bus, topic: Topic[Any], name: str, take: Callable[[Re
     """Hand on all that is stored under a key, in its order.
 
     Args:
-        take: is called by a thread, one chunk after the other, while those behind it come.
+        take: is called by a thread, one chunk after the other, while those behind it come; by none any more once this
+            has returned or raised.
 
     Raises:
         BusGone: the server fell silent.
@@ -82,7 +83,11 @@ async def read_chunks(bus: Bus, topic: Topic[Any], name: str, take: Callable[[Re
 
     async def take_each() -> None:
         while True:
-            await asyncio.to_thread(take, await came.get())
+            taken = asyncio.create_task(asyncio.to_thread(take, await came.get()))
+            try:
+                await asyncio.shield(taken)
+            finally:
+                await asyncio.wait({taken})  # a thread ends by itself alone
             reader.more(1)
             came.task_done()
 
@@ -96,4 +101,5 @@ async def read_chunks(bus: Bus, topic: Topic[Any], name: str, take: Callable[[Re
             taking.result()
     finally:
         taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
         await reader.close()

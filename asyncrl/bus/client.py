@@ -23,6 +23,8 @@ End: TypeAlias = Callable[[], Coroutine[Any, Any, None]]  # of a subscription
 class Client(client.Client):
     """As its base in all that it does."""
 
+    on_raised: Callable[[Exception], None]  # is given what a callback raises
+
     async def listen(self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, drained: bool = False) -> End:
         """Subscribe without a limit on what waits; returns what ends it.
 
@@ -74,11 +76,18 @@ class Client(client.Client):
         if subscription is None or subscription._cb is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
-        message = self._build_message(sid, subject, reply, data, await self._process_headers(headers))
+        try:
+            found = await self._process_headers(headers)
+        except (ValueError, IndexError):  # a damaged status line must not end the read loop, as it does in the base
+            found = {}
+        words = subject.decode("utf-8", "replace"), reply.decode("utf-8", "replace")
+        message = self.msg_class(self, *words, data, found, _sid=sid)
         try:
             await subscription._cb(message)
-        except Exception as error:  # nats-py reports it in the same way
+        except nats.errors.Error as error:  # the connection was closed under an answer
             await self._error_cb(error)
+        except Exception as error:
+            self.on_raised(error)
 
     @staticmethod
     def _parse_header_lines(raw: bytes) -> dict[str, str]:

@@ -52,8 +52,8 @@ class Bus:
         self.denied = ""  # the server's newest refusal for want of a permission
         self.on_reconnect: list[Callable[[], None]] = []
         self.on_fault: Callable[[BaseException], None] = lambda _: None  # a reader raised, or the connection ended
-        # Work of readers beside callbacks; `on_fault` is set later.
-        self.readers = BackgroundTasks(lambda fault: self.on_fault(fault))  # noqa: PLW0108
+        client.on_raised = self._on_raised
+        self.readers = BackgroundTasks(self._on_raised)  # work of readers beside callbacks
         self.ended_by: BusError | None = None  # why the connection ended for good, unless it was closed here
         self._prefix = ""
         self._closing = False
@@ -309,11 +309,11 @@ class Bus:
         for callback in self.on_reconnect:
             callback()
 
-    def _on_error(self, error: Exception) -> None:
-        """Turn a refusal that the server reports out of band into the fault of the request that caused it.
+    def _on_raised(self, fault: BaseException) -> None:
+        self.on_fault(fault)  # which is set later
 
-        An exception of a callback arrives here too, and must not be lost.
-        """
+    def _on_error(self, error: Exception) -> None:
+        """Turn a refusal that the server reports out of band into the fault of the request that caused it."""
         if not isinstance(error, nats.errors.Error | OSError | EOFError | TimeoutError):
             self.on_fault(error)
         denied = denied_subject(error)

@@ -181,6 +181,8 @@ class LogReader:
             except TimeoutError:
                 if self._bus.ended_by is not None:
                     raise self._bus.ended_by from None
+                if self._puller is not None and not self._puller.owed:
+                    since_s = time.monotonic()  # what came is not worked off, and no more was asked for
                 if time.monotonic() - since_s >= silent_s:
                     found = f"nothing of {self.stream.name} behind message {self.last}"
                     raise BusGone(f"run {self._bus.run}: the server sent {found} for {silent_s:.0f} s") from None
@@ -349,8 +351,7 @@ async def _get_from_leader(bus: Bus, stream: Stream, body: dict[str, Any]) -> Re
             return None
         raise
     found = answer["message"]
-    lines = base64.b64decode(found.get("hdrs", "")).decode().split("\r\n")[1:]
-    headers = dict(line.split(": ", 1) for line in lines if line)
+    headers = bus.client._parse_header_lines(base64.b64decode(found.get("hdrs", "")))
     data = base64.b64decode(found.get("data", ""))
     return Record(stream, found["seq"], found["subject"], headers, data, server_time_ns(found["time"]))
 

@@ -96,6 +96,11 @@ class Puller:
         if self._credit > 0 and not self._closed and (self._asked == 0 or self._credit >= self._asked):
             self._ask()
 
+    @property
+    def owed(self) -> int:
+        """Messages that were allowed and have not come."""
+        return self._asked + self._credit
+
     async def close(self) -> None:
         """Stop receiving. Leased work that is on its way is given back; where the server does not confirm that in time,
         its lease has to run out."""

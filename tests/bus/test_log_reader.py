@@ -1,9 +1,12 @@
 """Reading logs: in order and without gaps, whatever the server forgets."""
 
 import asyncio
+import threading
 
+import pytest
 from nats.aio.msg import Msg
 
+from asyncrl.bus.chunks import read_chunks
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.bus.publish import publish
@@ -12,7 +15,9 @@ from asyncrl.bus.server import EmbeddedServer
 from harness.published_messages import issue
 from harness.stage import DEADLINE_S, LEASE_S, provision_leased, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, VITALS_TAKEN, ActorStopped
+from topics.table import ingest_of
 from topics.topic import ACTORS, PROMPTS, VITALS, Stream
+from topics.weights import WEIGHTS_STORED
 
 
 async def publish_starts(bus: Bus, count: int, first: int = 0) -> None:
@@ -151,12 +156,13 @@ async def test_an_idle_reader_keeps_its_consumer(bus: Bus):
     await reader.close()
 
 
-async def test_what_a_fold_raises_is_not_lost(bus: Bus):
-    faults: list[Exception] = []
+@pytest.mark.parametrize("kind", [AttributeError, OSError, TimeoutError])
+async def test_what_a_fold_raises_is_not_lost(bus: Bus, kind: type[Exception]):
+    faults: list[BaseException] = []
     bus.on_fault = faults.append
 
     def refuse(record: Record) -> None:
-        raise AttributeError(f"record {record.sequence} is not what I thought")
+        raise kind(f"record {record.sequence} is not what I thought")
 
     reader = LogReader(bus, ACTORS, refuse)
     await reader.start()
@@ -212,3 +218,53 @@ async def test_a_reader_that_is_closed_answers_no_message(bus: Bus, monkeypatch)
     await puller._receive(Msg(bus.client, data=b"late", reply="$JS.ACK.stream.reader.1.1.1.1.0"))
 
     assert (taken, sent) == ([], [])
+
+
+async def test_messages_with_damaged_headers_are_handed_on_without_these_and_end_no_read_loop(bus: Bus):
+    status = b"NATS/1.0 \xff\xff\xff\r\n\r\n", b"NATS/1.0 503 \xff\xfe\r\n\r\n"
+    for number, headers in enumerate([*status, b"NATS/1.0", b"no headers"]):
+        subject = ingest_of(ACTOR_STARTED.subject(bus.run, f"a-{number}")).encode()
+        sizes = len(headers), len(headers) + 4
+        await bus.client._send_command(b"HPUB %s %d %d\r\n%sbody\r\n" % (subject, *sizes, headers))
+    await publish_starts(bus, 1)
+
+    records = await read_log(bus)
+
+    assert [(record.sequence, record.data) for record in records] == [(number, b"body") for number in range(1, 6)]
+    assert [record.headers.get("number") for record in records] == [None] * 4 + ["0"]
+
+
+async def test_a_reader_that_asked_for_no_more_does_not_wait_for_the_server(bus: Bus):
+    """The disk that its messages are written to stands still, not the server."""
+    await publish_starts(bus, 3)
+    looks = iter(range(5))
+    reader = LogReader(bus, ACTORS, lambda _: None, paced=1)
+    await reader.start()
+
+    await reader.wait(lambda: next(looks, None) is None, silent_s=0.01)
+
+    assert reader.last <= 1
+    await reader.close()
+
+
+async def test_nothing_takes_a_chunk_once_the_reader_is_cancelled(bus: Bus):
+    """The directory that chunks are written to is removed then."""
+    for number in range(3):
+        await bus.store(WEIGHTS_STORED.subject(bus.run, "name"), b"", {"number": str(number)})
+    begun, release, taken = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+
+    def take(record: Record) -> None:
+        loop.call_soon_threadsafe(begun.set)
+        release.wait()
+        taken.append(record.sequence)
+
+    reading = asyncio.create_task(read_chunks(bus, WEIGHTS_STORED, "name", take))
+    await begun.wait()
+    reading.cancel()
+    await asyncio.sleep(0)
+    loop.call_later(0.05, release.set)
+
+    await asyncio.wait({reading})
+
+    assert reading.cancelled() and taken == [1]
