@@ -45,7 +45,8 @@ def is_ip(host: str) -> bool:
 def places_of(url: str) -> set[tuple[str, int, str]]:
     """Return IP addresses, those of this machine as one, port and path of a URL: the same for each way to write it.
 
-    A name that cannot be resolved here stands for itself.
+    A name that cannot be resolved here stands for itself, and so does one of another machine behind https: a proxy
+    has one address for many servers, which it tells apart by the name in the certificate.
     """
     parts = urlsplit(url)
     host, path = (parts.hostname or "").rstrip("."), parts.path.rstrip("/")
@@ -55,6 +56,8 @@ def places_of(url: str) -> set[tuple[str, int, str]]:
     except OSError:
         return {(host, port, path)}
     own = {one.address for interface in psutil.net_if_addrs().values() for one in interface}
+    if parts.scheme == "https" and not is_ip(host) and not any(one in own or is_loopback(one) for one in found):
+        return {(host, port, path)}
     here = {one for one in found if one in own or is_loopback(one) or ipaddress.ip_address(one).is_unspecified}
     return {(LOOPBACK if one in here else one, port, path) for one in found}
 

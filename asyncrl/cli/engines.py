@@ -99,7 +99,7 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
         raise WrongUsage(str(error)) from error
     key = _key(found, arguments.key_file)
     async with watched(found, "engines") as (bus, state, until):
-        await asyncio.to_thread(_refuse_known, _known(state), name, address)
+        await asyncio.to_thread(_refuse_known, known_servers(state), name, address)
         if "scripted" in state.config.engine.kinds:
             raise AsyncRLError(f"run {found.run} has scripted engines, which cannot be mixed with servers of a model")
         if found.root is not None and state.config.placement.kind == "local":
@@ -144,10 +144,11 @@ async def _check_reachable(address: str) -> None:
     writer.close()
 
 
-def _known(state: RunState) -> dict[str, str]:
-    """Return the addresses of the servers that a run has, and their names."""
-    of_config = [address for group in state.config.engine.tables.values() for address in group.addresses]
-    known = dict.fromkeys(of_config, "an engine of the config") | {at: one for one, at in state.announced.items()}
+def known_servers(state: RunState) -> dict[str, str]:
+    """Return the addresses of the servers that a run has, and their names; those that were removed may be added."""
+    pools = state.config.engine.pools.items()
+    named = {f"{pool}-{number}": at for pool, group in pools for number, at in enumerate(group.addresses, 1)}
+    known = {at: one for one, at in (named | state.announced).items() if one not in state.withdrawn}
     return known | {one.address: one.engine_id for one in state.engines.values() if one.address and one.state != "gone"}
 
 

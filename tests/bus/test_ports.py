@@ -203,6 +203,15 @@ def test_a_server_of_this_machine_is_the_same_however_its_address_is_written(url
     assert places_of(url.format(name=socket.gethostname())) == places_of("http://127.0.0.1:80")
 
 
+def test_servers_behind_one_proxy_are_told_apart_by_their_names(monkeypatch: pytest.MonkeyPatch):
+    at = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 443))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: at)
+
+    assert not places_of("https://one.example") & places_of("https://two.example")
+    assert places_of("https://One.example/") == places_of("https://one.example.:443")
+    assert places_of("http://one.example") == places_of("http://two.example:80")  # names of one machine
+
+
 def test_servers_at_other_addresses_ports_and_paths_are_others():
     urls = ["http://127.0.0.1:80", "http://10.1.2.3:80", "https://10.1.2.3", "http://10.1.2.3/a", "http://a.invalid"]
     assert len({place for url in urls for place in places_of(url)}) == len(urls)

@@ -10,10 +10,12 @@ import pytest
 from actors.supervisor.fold import SupervisorFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
+from asyncrl.cli.engines import known_servers
 from asyncrl.cli.main import run as run_command
-from asyncrl.config.engine_settings import EngineSettings
+from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.state.run_state import RunState
 from benchmarks.engine import served
 from harness.audited import assert_within_lag
 from harness.configs import the_problem
@@ -155,6 +157,16 @@ def test_labels_of_other_owners_are_no_names_of_weights():
     for label in ("default", "0:\u0663:d", "0:-1:d", "0:99999999999:d", "0:1"):
         with pytest.raises(ValueError, match="is no name of weights"):
             version_of(label)
+
+
+def test_a_server_of_the_config_may_be_added_once_it_was_removed():
+    at, state = "http://127.0.0.1:30000", RunState("a-run")
+    state.config.engine = EngineSettings(groups={"lent": EngineGroup(kind="external", addresses=[at])})
+    assert known_servers(state) == {at: "engine-lent-1"}
+
+    state.withdrawn.add("engine-lent-1")
+
+    assert known_servers(state) == {}
 
 
 def test_an_engine_is_wanted_from_its_announcement_until_it_is_withdrawn():
