@@ -24,15 +24,16 @@ from asyncrl.process import with_parent
 from asyncrl.training.create import write_tokenizer
 from asyncrl.training.host_memory import host_memory
 from benchmarks.random_model import SHAPES, write_random_model
-from benchmarks.stage import Stage, bench_config, report
+from benchmarks.stage import BenchError, Stage, bench_config, report
 from topics.batches import BATCH_TRAINED, BatchTrained
-from topics.cards import CARD_LEFT, CARD_REQUESTED, CARD_RETURNED
+from topics.cards import CARD_LEFT, CARD_REQUESTED, CARD_RETURNED, CardReturned
 from topics.engines import ENGINE_READY
 from topics.topic import ENGINES, TRAINING
 from topics.wire import decode
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"
 _GROUP = 8
+_STEPS = 1_000_000  # none of them is the last
 _WARM = 1  # turns that are not counted: host memory is made for them
 _DEADLINE_S = 1800.0
 _COPY_BYTES = 1 << 30
@@ -50,7 +51,7 @@ class Shared(NamedTuple):
 
 
 async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[str, float]:
-    """Measure the turns of a run whose rewards are random, a step each.
+    """Measure the turns of a run whose rewards are random.
 
     Args:
         rounds: turns that are counted.
@@ -68,20 +69,22 @@ async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[s
         BenchError: an actor fell, or there were not so many turns in time.
     """
     shared = Shared(**options, size=(size[0], size[1]))
-    steps = rounds + _WARM + 1  # the engine's turn behind the last one is not looked at
+    wanted = 1 + _WARM + rounds + 1  # the start, and a turn behind the last one, by which that one is over
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
-        async with Stage.open(_config(Path(scratch), shared, steps)) as stage, _memory(shared.device) as used:
+        async with Stage.open(_config(Path(scratch), shared)) as stage, _memory(shared.device) as used:
             await stage.enter_all(deadline_s=_DEADLINE_S)
             report("learner and engine have started")
             await stage.enter("prompter")
 
             def last(record: Record) -> bool:
-                step = decode(BatchTrained, record.data).step
-                report(f"step {step} is trained")
-                return step >= steps
+                turn = decode(CardReturned, record.data).turn
+                report(f"the card is returned, turn {turn}")
+                return turn >= wanted
 
-            await stage.until(stage.follow(TRAINING, BATCH_TRAINED, last), _DEADLINE_S)
+            await stage.until(stage.follow(TRAINING, CARD_RETURNED, last), _DEADLINE_S)
             turns = await _turns(stage, used)
+    if len(turns) <= _WARM:
+        raise BenchError(f"{len(turns)} turns were whole; expected more than {_WARM}, which are not counted")
     figures = {name: statistics.median(turn[name] for turn in turns[_WARM:]) for name in turns[-1]}
     figures |= {"turns": float(len(turns[_WARM:]))}
     if shared.device != "cpu":
@@ -90,7 +93,7 @@ async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[s
     return figures
 
 
-def _config(scratch: Path, shared: Shared, steps: int) -> Config:
+def _config(scratch: Path, shared: Shared) -> Config:
     rows, tokens = shared.size
     model, context = scratch / "model", tokens + 16
     dtype = "float32" if shared.device == "cpu" else "bfloat16"
@@ -109,8 +112,8 @@ def _config(scratch: Path, shared: Shared, steps: int) -> Config:
             "device": shared.device,
             "dtype": dtype,
             "moments": dtype,
-            "steps": steps + 1,
-            "checkpoint_every": steps + 1,
+            "steps": _STEPS,
+            "checkpoint_every": _STEPS,
         },
         engine={
             "kind": shared.kind,

@@ -380,7 +380,7 @@ class Learner:
                 rests = offloads
             if rests:
                 left, size = time.monotonic(), await self.group.do(Rest())
-                self.context.log.info("trainer offloaded", bytes=size, seconds=round(time.monotonic() - left, 3))
+                self.context.log.info("trainer offloaded", bytes=size, seconds=round(time.monotonic() - left, 6))
                 await self.turns.give_back(self.outbox)
                 rests = False  # what comes next brings it back
                 continue

@@ -164,7 +164,7 @@ class Steps:
         if self._critic is not None and objective.critic is not None:
             self._order_copies()
             self._critic.update(objective.critic, critic_norm)
-        figures |= {"restore_s": round(restored_s, 4)} if restored_s else {}
+        figures |= {"restore_s": round(restored_s, 6)} if restored_s else {}
         return {"loss": 0.0, "rows": float(len(rows)), **figures}
 
     @contextmanager
