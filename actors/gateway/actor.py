@@ -297,6 +297,7 @@ class Gateway:
         """
         check_model(request.model, self._settings.models)
         begun = begin_reply(request, self._wording, grammars=self._grammars)
+        waits = bool(request.previous) and self._facts.waits_elsewhere
         try:
             prompt = await self._following(request, owner, size)
             if (prompt is None or prompt.rewritten) and self._settings.count > 1 and await self._caught_up():
@@ -306,8 +307,8 @@ class Gateway:
         except RecursionError as error:
             raise LiveError("invalid", "the body is nested too deeply; send one that is flatter") from error
         if prompt is None:
-            words = f"no response {request.previous!r} of yours is known here; send all messages"
-            raise LiveError("absent", words, field="previous_response_id")
+            words = f"no response {request.previous!r} of yours is known here{' yet' * waits}; send all messages"
+            raise LiveError("overloaded" if waits else "absent", words, field="previous_response_id")
         if begun.ids.size:
             prompt = prompt._replace(ids=np.concatenate([prompt.ids, begun.ids]), begun=begun.text)
         if not len(prompt.ids):

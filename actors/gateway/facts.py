@@ -174,6 +174,14 @@ class Facts:
         """Return whether facts wait to be stored."""
         return len(self._spool) > 0
 
+    @property
+    def waits_elsewhere(self) -> bool:
+        """Return whether facts of other gateways, which share the directory, wait to be stored."""
+        folder, own = self._context.files.spool, self._context.bus.name
+        with contextlib.suppress(FileNotFoundError):  # another gateway has just taken it over
+            return any(path.stat().st_size for path in folder.iterdir() if path.name != own)
+        return False
+
     def is_gone(self, gateway: str) -> bool:
         """Return whether another gateway, which shares port and directory, is dead: nothing has its spool open."""
         path = self._context.files.spool / gateway

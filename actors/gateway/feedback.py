@@ -63,7 +63,7 @@ class Opinions:
         return await self._wait(tenant, opinion)
 
     async def _store(self, tenant: str, opinion: Opinion) -> str:
-        bus, waited = self._bus, self._facts.waits
+        bus, waited = self._bus, self._facts.waits or self._facts.waits_elsewhere
         started = await read_last(bus, TURN_STARTED, opinion.turn)
         if started is None and waited:
             raise LiveError("overloaded", f"the reply {opinion.turn} may not be stored yet; try again later")

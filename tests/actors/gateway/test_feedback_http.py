@@ -11,9 +11,10 @@ from aiohttp import ClientSession
 
 from actors.gateway.facts import Facts
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.publish import publish
+from asyncrl.bus.publish import Prepared, publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.live.keys import make_key
+from asyncrl.live.spool import Spool, Waiting
 from harness.audited import messages_on
 from harness.gateways import Served, gateway
 from harness.sdks import sdks
@@ -99,6 +100,24 @@ async def test_what_may_not_be_judged_is_refused_in_the_shape_of_the_api(
         assert (status, body["error"]["param"]) == (400, "thumb")
         assert (await give(served, chat, "sk-wrong", thumb="up"))[0] == 401
         assert await stored(bus) == []
+
+
+async def test_what_another_gateway_has_yet_to_store_may_be_known_soon(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
+):
+    asked = {"model": "any", "input": "abc", "max_output_tokens": 3, "previous_response_id": "resp_0"}
+    async with like_sglang() as inference, gateway(bus, stage, tmp_path / "model", inference, count=2) as served:
+        other = Spool(served.context.files.spool / "gateway-2")
+        other.open()
+        statuses = []
+        async with ClientSession(headers={"x-api-key": served.key}) as http:
+            for change in (lambda: None, lambda: other.add(Waiting(1, Prepared("t", "k", b"", {}))), other.drop_first):
+                change()
+                statuses.append((await give(served, "resp_0", thumb="up"))[0])
+                async with http.post(f"{served.address}/v1/responses", json=asked) as response:
+                    statuses.append(response.status)
+        other.close()
+    assert statuses == [404, 404, 503, 503, 404, 404]
 
 
 async def test_feedback_that_is_not_to_be_stored_is_refused(bus: Bus, stage: Callable[..., Stage], tmp_path: Path):
