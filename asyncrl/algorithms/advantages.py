@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asyncrl.algorithms.gae import gae_of_row, returns_of_row
 from asyncrl.algorithms.hindsight import HINDSIGHT, hindsight_of_row
-from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named
+from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named, numbers
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.turn_returns import turn_advantages
 from topics.batches import Objective
@@ -25,6 +25,7 @@ from topics.wire import Float32Array
 Values: TypeAlias = npt.NDArray[np.float64]
 
 _STD_FLOOR = 1e-6
+_GREATEST = np.finfo(np.float32).max
 
 
 class Estimator(NamedTuple):
@@ -123,15 +124,16 @@ def _of_user(found: Any) -> Estimator:
     @guarded
     @wraps(found)
     def given(groups: Sequence[Values]) -> list[Values]:
-        return [np.asarray(group, dtype=np.float64) for group in found([group.copy() for group in groups])]
+        return [numbers(group, np.float64) for group in found([group.copy() for group in groups])]
 
     def of_groups(groups: Sequence[Values]) -> list[Values]:
         values = given(groups)
         wanted, shapes = [group.shape for group in groups], [group.shape for group in values]
         if shapes != wanted:
             raise AlgorithmError(f"an advantage of shapes {shapes} for rewards of {wanted}; it is one number a member")
-        if not all(np.isfinite(group).all() for group in values):
-            raise AlgorithmError(f"advantages {[group.tolist() for group in values]}; each must be a finite number")
+        if not all((np.abs(group) <= _GREATEST).all() for group in values):
+            given_as = [group.tolist() for group in values]
+            raise AlgorithmError(f"advantages {given_as}; each must be a finite number, in float32, too")
         return values
 
     return Estimator(of_groups, compares=False)

@@ -88,6 +88,10 @@ def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
     total, sums = answer
     if not isinstance(total, torch.Tensor) or total.ndim or not torch.isfinite(total):
         raise ContractError(f"it returned the loss {total}, expected a finite tensor without dimensions")
+    if total.dtype not in (torch.float32, torch.float64):
+        raise ContractError(f"its loss is of {total.dtype}, expected torch.float32; sum in it")
+    if unnamed := [name for name in sums if not isinstance(name, str)]:
+        raise ContractError(f"a sum is called {unnamed[0]!r}, expected text")
     for name, value in sums.items():
         if not isinstance(value, torch.Tensor) or value.ndim or value.requires_grad or not torch.isfinite(value):
             raise ContractError(f'its sum "{name}" is {value}, expected a finite tensor without dimensions or gradient')

@@ -38,6 +38,8 @@ def _of_user(found: Any) -> type[Loss]:
     if isinstance(found, type):
         if not issubclass(found, Loss):
             raise TypeError("it is a class, but none derived from asyncrl.Loss; derive it, or name a function")
+        if bare := [field.name for field in msgspec.structs.fields(found) if field.required]:
+            raise TypeError(f"its option {bare[0]} has no default; give it one, such as `{bare[0]}: float = 1.0`")
         return with_call(found, guarded(found.__call__))
     computes = guarded(found)
     return with_call(Loss, lambda _self, logprobs, tokens: computes(logprobs, tokens))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import msgspec
+import numpy as np
 
 from asyncrl.errors import AsyncRLError, FunctionError, last_lines
 from asyncrl.functions import load_function
@@ -69,6 +70,14 @@ def guarded(function: Callable[P, R]) -> Callable[P, R]:
             ) from error
 
     return call
+
+
+def numbers(values: Any, dtype: type[np.floating[Any]]) -> np.ndarray[Any, Any]:
+    """Return what a user's function gave as real numbers; raises TypeError for text and complex numbers."""
+    found = np.asarray(values)
+    if found.dtype.kind not in "biufO":
+        raise TypeError(f"it gave values of type {found.dtype}, expected real numbers")
+    return found.astype(dtype)
 
 
 def with_call(base: type[T], call: Callable[..., Any]) -> type[T]:

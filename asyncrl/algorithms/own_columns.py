@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named
+from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named, numbers
 from asyncrl.algorithms.rows import TrainRow
 from topics.wire import Float32Array
 
@@ -38,7 +38,7 @@ def _of_user(found: Any) -> Column:
 
     @wraps(found)
     def column(row: TrainRow) -> Float32Array:
-        values = guarded(np.asarray)(given(row), np.float32)
+        values = guarded(numbers)(given(row), np.float32)
         what = f"trajectory {row.trajectory_id!r}: a column"
         if values.shape != row.tokens.shape:
             found = f"{what} of shape {values.shape} for {len(row.tokens)} tokens"

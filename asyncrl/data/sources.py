@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -339,6 +340,8 @@ def _encode_row(value: Any, keys: _Keys, labels_for: str) -> bytes:
     problem = message_problem(prompt) if isinstance(prompt, list) else ""
     if problem:
         raise DataError(problem)
+    if isinstance(label, float) and math.isnan(label):
+        label = None  # so tables hold a value that is missing
     if label is None and labels_for and not (labels_for == _WARMUP and isinstance(prompt, list) and has_answer(prompt)):
         raise DataError(f"{labels_for} needs a label and there is none under {keys.label_key!r}; found {found}")
     if not isinstance(metadata, dict | None):

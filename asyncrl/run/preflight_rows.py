@@ -8,6 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
+import msgspec
+
 from asyncrl.config.check import Finding
 from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.settings import Config
@@ -63,7 +65,8 @@ def _check_setup(config: Config, base: Path, setup: RowSetup, what: _Checked) ->
         opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))
         if setup.functions:
             again = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))[1]
-            differing = (place for place, pair in enumerate(zip(rows, again, strict=False)) if pair[0] != pair[1])
+            encoded = (map(msgspec.msgpack.encode, found) for found in (rows, again))  # a NaN equals no other
+            differing = (place for place, (one, other) in enumerate(zip(*encoded, strict=False)) if one != other)
             if (place := next(differing, None)) is not None:
                 names = " and ".join(dict.fromkeys(setup.functions))
                 message = f"{names}: row {place} is another one when the data is opened again with the same seed"

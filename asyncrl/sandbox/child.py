@@ -118,4 +118,4 @@ def _take_pipes() -> tuple[int, BinaryIO]:
     os.close(nothing)
     os.dup2(2, 1)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    return inbox, os.fdopen(outbox, "wb")
+    return inbox, os.fdopen(outbox, "wb", closefd=False)  # open until the process ends, however long that takes it

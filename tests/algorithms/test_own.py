@@ -82,6 +82,13 @@ MINE = '''
             raise KeyError("reference")
 
 
+    class Bare(Loss, frozen=True):
+        strength: float
+
+        def __call__(self, logprobs, tokens):
+            return -self.strength * (tokens.weights * logprobs).sum(), {"tokens": (tokens.weights > 0).sum()}
+
+
     number = 3
 '''
 
@@ -151,6 +158,7 @@ def test_what_a_config_cannot_find_is_one_problem_at_its_line(mine: Path):
         ("learner.loss=mine.py:number", "'number' is no function but int"),
         ("learner.loss=mine.py:Path", "has no function 'Path'"),
         ("learner.advantage=mine.py:Gated", "it is a class, expected a function of the rewards of groups"),
+        ("learner.loss=mine.py:Bare", "its option strength has no default; give it one"),
         ("learner.loss=mine.py", '"ppo", "reinforce", "sft", "path/to/file.py:name"'),
         ("learner.loss_options.cap=3", "has no such option, its options are steepness"),
         ("learner.loss_options.steepness=high", 'found "high" (string), expected number'),
@@ -230,6 +238,14 @@ BROKEN = {
     "returned Tensor": lambda self, logprobs, tokens: weighted(logprobs, tokens),
     "expected a finite tensor without dimensions": lambda self, logprobs, tokens: (-logprobs, sums(tokens)),
     "returned the loss nan": lambda self, logprobs, tokens: (weighted(logprobs, tokens) * np.nan, sums(tokens)),
+    "of torch.float16, expected torch.float32": lambda self, logprobs, tokens: (
+        weighted(logprobs, tokens).half(),
+        sums(tokens),
+    ),
+    "a sum is called 3": lambda self, logprobs, tokens: (
+        weighted(logprobs, tokens),
+        sums(tokens) | {3: tokens.weights.sum()},
+    ),
     'its sum "tokens" is not': lambda self, logprobs, tokens: (weighted(logprobs, tokens), {}),
     'its sum "mean" is': lambda self, logprobs, tokens: (
         weighted(logprobs, tokens),
@@ -294,10 +310,19 @@ def test_the_contract_does_not_wait_for_one_that_hangs(monkeypatch: pytest.Monke
     ended.set()
 
 
-def test_an_advantage_that_breaks_its_contract_in_a_run_is_named(mine: Path):
-    name = f"{mine.parent}/mine.py:one_for_all"
-    with pytest.raises(AlgorithmError, match=r"advantage of shapes \[\(\)\] for rewards of \[\(2,\)\]"):
-        group_advantages([[0.0, 1.0]], [name])
+@pytest.mark.parametrize(
+    ("advantage", "expected"),
+    [
+        ("0.0", r"advantage of shapes \[\(\)\] for rewards of \[\(2,\)\]"),
+        ("group * 1j", "values of type complex128, expected real numbers"),
+        ("group.astype(str)", "values of type <U32, expected real numbers"),
+        ("group + 1e300", "must be a finite number, in float32"),
+    ],
+)
+def test_an_advantage_that_breaks_its_contract_in_a_run_is_named(tmp_path: Path, advantage: str, expected: str):
+    (tmp_path / "mine.py").write_text(f"def mine(groups):\n    return [{advantage} for group in groups]\n")
+    with pytest.raises(AlgorithmError, match=expected):
+        group_advantages([[0.0, 1.0]], [f"{tmp_path}/mine.py:mine"])
 
 
 @pytest.mark.slow

@@ -8,8 +8,10 @@ import pyarrow.parquet
 import pytest
 
 from asyncrl import functions
+from asyncrl.config.load import load_config
 from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import open_source
+from asyncrl.run.preflight import check_surroundings
 from harness.configs import the_problem
 
 OWN = """
@@ -28,6 +30,12 @@ def endless(seed):
 
 def unseeded(seed):
     return [{"prompt": "^1=", "label": str(random.random())} for _ in range(4)]
+
+def of_a_table(seed):
+    return [{"prompt": "^1=", "label": "1", "metadata": {"hint": float("nan")}}]
+
+def no_label(seed):
+    return [{"prompt": "^1=", "label": float("nan")}]
 
 def nothing(seed):
     return []
@@ -110,7 +118,7 @@ def test_a_function_that_cannot_serve_is_refused(folder, monkeypatch, spec, opti
         opened(folder, spec, **options)
 
 
-@pytest.mark.parametrize(("function", "line"), [("hanging", 43), ("stopping", 47)])
+@pytest.mark.parametrize(("function", "line"), [("hanging", 49), ("stopping", 53)])
 def test_a_function_that_hangs_while_it_opens_is_refused_with_its_line(folder, monkeypatch, function, line):
     opened(folder, "own.py:some")  # imported within the limit
     monkeypatch.setattr(functions, "IMPORT_LIMIT_S", 0.1)
@@ -161,3 +169,15 @@ def test_check_names_rows_that_do_not_follow_from_the_seed(folder, data, functio
 
     assert problem.key == "task.source"
     assert f"{function}: row 0 is another one when" in problem.message
+
+
+def test_check_takes_a_value_that_a_table_has_not_and_names_a_label_that_it_has_not(folder):
+    config = folder / "config.toml"
+    config.write_text('[task]\nsource = "own.py:of_a_table"\n[rollout]\nmax_new_tokens = 8\n')
+    load_config(str(config), further=check_surroundings)
+
+    config.write_text(config.read_text().replace("of_a_table", "no_label"))
+    assert (
+        "row 0: the reward needs a label and there is none under 'label'"
+        in the_problem(str(config), files=True).message
+    )
