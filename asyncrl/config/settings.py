@@ -193,7 +193,7 @@ class LearnerSettings(Settings):
     router_bias_rate: NonNegative = 0.0
     # When ranks of the torch trainer exchange weights and gradients: once a `step`, for which each holds all rounded
     # weights and the sum of its gradients; in each `micro_batch`, for which it holds those of a layer or two; or
-    # `auto`, once a step where they fit into a third of its memory.
+    # `auto`, once a step where they fit into a third of the memory of each.
     exchange: Literal["auto", "step", "micro_batch"] = "auto"
     recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
     # Share of their activations that compiled layers keep for the backward pass; what is cheapest is computed again.

@@ -163,7 +163,8 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
     policy = kind(model, compiled=how.compiled, sparing=how.activations < 1.0).train()
     if dist.is_initialized() and dist.get_world_size() > 1:
         policy.sharded = Sharded(policy, policy.model.base_model.layers, how.device, how.dtype)
-        policy.sharded.exchange(how.exchange)
+        if how.trained:
+            policy.sharded.exchange(how.exchange)
     elif how.dtype != torch.float32 and how.trained:
         policy.masters = Masters(policy.model)
     elif how.dtype != torch.float32:

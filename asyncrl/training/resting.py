@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NamedTuple
 
 import torch
@@ -97,7 +98,8 @@ class Resting:
         """
         size = sum(held.size for held in self._held) + sum(size for _, size in self._zeros)
         if self._device.type == "cuda" and size:
-            torch.empty(size + _ROOM, dtype=torch.uint8, device=self._device)
+            with suppress(torch.OutOfMemoryError):  # what others left between theirs may still be enough for each piece
+                torch.empty(size + _ROOM, dtype=torch.uint8, device=self._device)
 
     def _content(self, held: _Held) -> torch.Tensor:
         return self._memory[held.start : held.start + held.size]

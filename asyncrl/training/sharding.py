@@ -39,7 +39,7 @@ class Sharded:
         """
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         self._bytes = sum(one.numel() * _bytes(one, dtype) for one in model.parameters())  # before each has a part
-        self._memory = _memory(device)
+        self._device = device
         # Inputs keep their type: the temperatures and positions of rotary embeddings must not be rounded.
         mixed = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=_GRADIENT, cast_forward_inputs=False)
         for layer in layers:
@@ -50,8 +50,12 @@ class Sharded:
         self.once = False
 
     def exchange(self, how: Exchange) -> None:
-        """Choose how often passes with a gradient exchange weights and gradients."""
-        self.once = how == "step" or (how == "auto" and self._bytes <= _SHARE * self._memory)
+        """Choose how often passes with a gradient exchange weights and gradients, on all ranks alike."""
+        self.once = how == "step"
+        if how == "auto":
+            least = torch.tensor(_memory(self._device), dtype=torch.float64, device=self._device)
+            dist.all_reduce(least, dist.ReduceOp.MIN)  # their cards may differ
+            self.once = self._bytes <= _SHARE * float(least)
 
     def passes(self, batches: Sequence[T]) -> Iterator[T]:
         """Yield the micro-batches of a gradient; each has had its backward pass when the next one is asked for."""

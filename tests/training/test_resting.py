@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.training.resting import Resting
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.ranks import run_ranks
 from harness.roles import TO_REFERENCE, assert_same_bits
@@ -94,6 +95,22 @@ def test_a_resting_trainer_holds_nothing_on_its_device_and_says_how_much_it_move
     assert trainer._resting.held_bytes == 0
     assert stored([*own, *critic, *trainer._frozen]) == expected
     assert all(torch.isfinite(one).all() for one in own)
+
+
+def test_what_no_free_piece_of_the_device_is_large_enough_for_comes_back_piece_by_piece(monkeypatch):
+    resting, tensor = Resting(torch.device("cpu")), torch.arange(8.0)
+    resting.leave([tensor])
+
+    def full(*_: object, **_options: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no piece of this size")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resting, "_device", torch.device("cuda"))
+        patched.setattr(torch, "empty", full)
+        resting.reserve()
+    resting.come_back()
+
+    assert torch.equal(tensor, torch.arange(8.0))
 
 
 RANKS = """
