@@ -130,10 +130,11 @@ def cpu_wait_s(pid: int) -> float:
 
     A thread that waits now is counted up to when it ran last. Nothing is added for one that sleeps or is stopped.
     """
-    waited_ns = 0
-    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError):  # it has just ended
-            waited_ns += int(thread.read_text().split()[1])
+    waited_ns, threads = 0, Path(f"/proc/{pid}/task")
+    with contextlib.suppress(OSError):  # the process is gone
+        for thread in os.listdir(threads):
+            with contextlib.suppress(OSError):  # it has just ended
+                waited_ns += int((threads / thread / "schedstat").read_text().split()[1])
     return waited_ns / 1e9
 
 

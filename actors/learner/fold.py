@@ -95,7 +95,8 @@ class LearnerFold(CheckpointFold):
         self.state.newest = published.base if published.is_unchanged else published.key
         self.state.full = self.state.full if published.base else record.sequence
         self.state.chained = self.state.chained + (not published.is_unchanged) if published.base else 0
-        self.state.costs.add_published(published)
+        if not published.is_unchanged:  # nothing was encoded, written or fetched
+            self.state.costs.add_published(published)
         self.state.lineage = published.lineage
         self.state.published[published.version] = published.digest
 

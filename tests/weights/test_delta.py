@@ -264,8 +264,10 @@ def test_after_a_refusal_a_new_lineage_or_many_differences_the_next_version_is_f
     assert fold.full_because(settings, 0) == "an engine refused the one before", "it stands on what was refused"
     log.add(WEIGHTS_PUBLISHED, TRAINING, published(5))
     assert fold.full_because(settings, 0) == ""
+    measured = dict(fold.state.costs.since)
     log.add(WEIGHTS_PUBLISHED, TRAINING, WeightsPublished(0, 6, "d5", "files", "/w/lineage0-v000005-d", "0:5:d5"))
     assert (fold.state.newest, fold.state.chained) == ("0:5:d5", 0), "what comes next differs from what has bytes"
+    assert fold.state.costs.since == measured, "that it took no time says nothing of differences"
 
 
 def test_what_a_kept_version_is_a_difference_to_is_kept_too():
