@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +61,11 @@ class LogFile:
     def _line(self, raw: str) -> Line:
         try:
             fields = msgspec.json.decode(raw, type=dict[str, Any])
-        except msgspec.MsgspecError:
-            return Line(self._time, self.actor, "info", raw.rstrip(), {})  # the log lines of libraries
-        self._time = str(fields.pop("timestamp", self._time))
+            time = str(fields.pop("timestamp"))
+            datetime.fromisoformat(time)
+        except (msgspec.MsgspecError, LookupError, ValueError):
+            # Of libraries and a user's functions, which may print objects of their own.
+            return Line(self._time, self.actor, "info", raw.rstrip(), {})
+        self._time = time
         fields.pop("actor", None)
         return Line(self._time, self.actor, str(fields.pop("level", "info")), str(fields.pop("event", "")), fields)

@@ -261,7 +261,8 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
         line = {"event": f"event {number}", "level": level, "actor": actor, "timestamp": f"2026-01-01T00:00:0{number}Z"}
         with (terminal.logs / f"{actor}.log").open("a") as file:
             file.write(json.dumps({**line, "step": number}) + "\n")
-    (terminal.logs / "engine-1.server.log").write_text("words of a library\n")
+    printed = '{"timestamp": 1.5, "level": 30}'  # by a user's function
+    (terminal.logs / "engine-1.server.log").write_text(f"words of a library\n{printed}\n")
     (terminal.logs / "reward-1.log").touch()
     following = await terminal.start("logs", "reward-1", "--follow")
     assert (await following.stderr.readline()).endswith(b"nothing was logged by reward-1 yet\n")
@@ -275,17 +276,17 @@ async def test_logs_are_merged_by_time_and_filtered_by_level(terminal):
     assert (nothing, note.endswith("nothing was logged by reward-1\n")) == ("", True)
     assert (silence, lower.partition(": ")[2]) == (
         "",
-        "nothing of level critical or above, but 2 of level info, 1 of level warning, 1 of level error, "
+        "nothing of level critical or above, but 3 of level info, 1 of level warning, 1 of level error, "
         "was logged by any actor\n",
     )
     code, _, message = await terminal.type("logs", terminal.logs.parent.name, "nobody")
 
-    assert [line.split(maxsplit=2)[-1].split("  ")[0] for line in everything.splitlines()[1:]] == [
+    assert [line.split(maxsplit=2)[-1].split("  ")[0] for line in everything.splitlines()[2:]] == [
         "event 0",
         "warning event 1",
         "error event 2",
     ]
-    assert "words of a library" in everything.splitlines()[0]
+    assert "words of a library" in everything.splitlines()[0] and printed in everything.splitlines()[1]
     assert [line.split(maxsplit=1)[1] for line in loud.splitlines()] == ["rollout-1    error event 2  step=2"]
     assert code == 1
     assert "there are: engine-1.server, learner-1, reward-1, rollout-1" in message
