@@ -48,10 +48,10 @@ class Record(NamedTuple):
 class LogReader:
     """Hands every message of a stream to `on_record`, in order and without gaps.
 
-    It reads through a consumer of its own and makes a new one, from the last message seen, when the server forgot it or
-    a message is missing. A log that keeps the newest of each subject lies in the server's memory, and begins anew with
-    the server: of such a one the newest of each are read again, and handed on if they are new. `caught_up` is set once
-    everything that was there at the start has been read.
+    It reads through a consumer of its own and makes a new one, from the last message seen, when the server forgot it,
+    the connection broke or a message is missing. A log that keeps the newest of each subject lies in the server's
+    memory, and begins anew with the server: of such a one the newest of each are read again, and handed on if they are
+    new. `caught_up` is set once everything that was there at the start has been read.
     """
 
     def __init__(
@@ -101,6 +101,8 @@ class LogReader:
         stream, name = self._consumer.split(".")
         self._puller = Puller(self._bus, stream, name, self._receive, on_lost=self._lost)
         await self._puller.start(self._paced or _WINDOW)
+        if self._reconnected not in self._bus.on_reconnect:
+            self._bus.on_reconnect.append(self._reconnected)
 
     async def _create(self) -> tuple[str, dict[str, Any]]:
         """Make a consumer of a new name each time: one that a cluster placed on a dead server never answers again."""
@@ -127,6 +129,8 @@ class LogReader:
     async def close(self) -> None:
         """Stop reading."""
         self._closed = True
+        if self._reconnected in self._bus.on_reconnect:
+            self._bus.on_reconnect.remove(self._reconnected)
         for task in (self._restart, self._looking):
             if task is not None:
                 task.cancel()
@@ -200,6 +204,10 @@ class LogReader:
                 newest = newest or [await read_newest(self._bus, self.stream)]
                 if self.last >= max((record.sequence for record in newest if record is not None), default=0):
                     self._end()
+
+    def _reconnected(self) -> None:
+        """Begin anew: what the server had sent into the connection that broke is missed only by a message behind it."""
+        self._lost("the connection broke")
 
     def _lost(self, _reason: str) -> None:
         if self._restart is None and not self._closed:

@@ -13,7 +13,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.bus.pull import Puller
 from asyncrl.bus.server import EmbeddedServer
 from harness.published_messages import issue
-from harness.stage import DEADLINE_S, LEASE_S, provision_leased, until
+from harness.stage import DEADLINE_S, LEASE_S, Connect, provision_leased, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, VITALS_TAKEN, ActorStopped
 from topics.table import ingest_of
 from topics.topic import ACTORS, PROMPTS, VITALS, Stream
@@ -93,6 +93,33 @@ async def test_a_reader_whose_consumer_is_deleted_goes_on_where_it_was(bus: Bus)
 
     await until(lambda: len(records) == 10, "the second half is read")
     assert [record.sequence for record in records] == list(range(1, 11))
+    await reader.close()
+
+
+async def test_what_was_on_its_way_when_the_connection_broke_is_read_again(
+    bus: Bus, connect: Connect, monkeypatch: pytest.MonkeyPatch
+):
+    """No message behind it shows that it is missing."""
+    records: list[Record] = []
+    reader, other = LogReader(bus, ACTORS, records.append), await connect(bus.run)
+    await reader.start()
+    [name] = await consumers(bus)
+
+    async def sent() -> bool:
+        info = await other.api(f"CONSUMER.INFO.{ACTORS.full_name(bus.run)}.{name}")
+        return bool(info["delivered"]["consumer_seq"] == 3)
+
+    async def lose(*_: object) -> None:
+        """Take the place of a socket that breaks."""
+
+    with monkeypatch.context() as patched:
+        patched.setattr(bus.client, "_process_msg", lose)
+        await publish_starts(other, 3)
+        await until(sent, "the server has sent them")
+    await bus.client._process_op_err(ConnectionResetError())
+
+    await until(lambda: len(records) == 3, "they are read")
+    assert [record.sequence for record in records] == [1, 2, 3]
     await reader.close()
 
 
