@@ -185,7 +185,7 @@ class LogReader:
             except TimeoutError:
                 if self._bus.ended_by is not None:
                     raise self._bus.ended_by from None
-                if self._puller is not None and not self._puller.owed:
+                if self._restart is None and self._puller is not None and not self._puller.owed:
                     since_s = time.monotonic()  # what came is not worked off, and no more was asked for
                 if time.monotonic() - since_s >= silent_s:
                     found = f"nothing of {self.stream.name} behind message {self.last}"
