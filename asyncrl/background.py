@@ -58,3 +58,13 @@ async def all_of(*works: Coroutine[Any, Any, T]) -> list[T]:
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await work that a cancellation does not cut short: it is raised when the work has ended."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -15,6 +15,7 @@ import msgspec
 from actors.gateway.channels import Service
 from actors.gateway.facts import Facts
 from actors.gateway.shadows import Shadowed
+from asyncrl.background import to_its_end
 from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.answer import Likeliest, stop_string
@@ -185,10 +186,9 @@ class Turn(Watch):
             self._answer.routing = Experts(service.row_bytes, follows=parent, first=known - 1)
         task = asyncio.create_task(self._sample(service.generator))
         task.add_done_callback(lambda _task: self._came.set())
-        begin = asyncio.create_task(self._store_begin(facts))
         try:
             async with asyncio.timeout(self._settings.deadline_s):
-                await asyncio.shield(begin)  # one that is stored has an end, whatever becomes of this request
+                await to_its_end(self._store_begin(facts))
                 await self._stream(task, facts, send)
                 await task
                 finish = self._whole
@@ -202,9 +202,7 @@ class Turn(Watch):
         except EngineRefused as error:
             raise LiveError("internal", f"the engines refuse the request: {error}") from error
         finally:
-            await self._cancel(task)
-            await asyncio.wait([begin])
-            await self._end(facts, finish, safety)
+            await to_its_end(self._end(task, facts, finish, safety))  # where another choice fails meanwhile, too
         parts, tokens = self._parts, self._answer.tokens
         sampled = self._sampled_tokens if self.request.logprobs else None
         ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled)
@@ -358,8 +356,9 @@ class Turn(Watch):
     def again(self) -> None:
         self._likeliest.clear()
 
-    async def _end(self, facts: Facts, finish: Finish, safety: SafetySettings) -> None:
+    async def _end(self, task: asyncio.Task[None], facts: Facts, finish: Finish, safety: SafetySettings) -> None:
         """Store how it ended; where its tokens have no room, that nobody has them."""
+        await self._cancel(task)
         if self.repeats:
             return
         answer, whole, key = self._answer, finish in ("stop", "length"), facts.data_key(self._secret)

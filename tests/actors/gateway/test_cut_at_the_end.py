@@ -21,6 +21,7 @@ from asyncrl.live.trials import Arm
 from asyncrl.live.turn_log import Asked, TurnLog
 from harness.tokenizers import make_model
 from topics.trajectories import Answer
+from topics.turns import TurnFinished, TurnStarted
 
 SESSION, DIGEST = Session("s_s", "s"), "1" * 32
 
@@ -129,15 +130,17 @@ async def test_an_engine_reads_the_prompt_while_the_begin_is_stored_and_nothing_
     assert steps[-1] == "TurnFinished" and turn.recorded
 
 
-async def test_a_begin_that_is_stored_while_its_request_is_cancelled_has_an_end(tmp_path: Path):
+@pytest.mark.parametrize("cut", [TurnStarted, TurnFinished])
+async def test_a_turn_whose_request_is_cancelled_while_a_fact_of_it_is_stored_has_an_end(tmp_path: Path, cut: type):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
     known = Conversations(Seam(tokenizer), most_tokens=1000)
     tokens, sent, answered = tokenizer.encode("answer").astype(np.int32), asyncio.Event(), asyncio.Event()
 
     class Slow(Facts):
         async def put(self, fact: Any) -> bool:
-            sent.set()
-            await answered.wait()
+            if isinstance(fact, cut):
+                sent.set()
+                await answered.wait()
             return await super().put(fact)
 
     request, wording = Request("any", [{"role": "user", "content": "question"}], 50), Wording.of(tokenizer)
