@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
+import json
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _TAIL_BYTES, _TAIL_LINES = 4096, 3
+_FRAME = ("event", "actor", "level", "timestamp")  # in every line of an actor's log
 
 
 def python(*words: str) -> list[str]:
@@ -36,7 +38,19 @@ def log_tail(log: Path, since: int = 0) -> str:
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return " | ".join(lines[-_TAIL_LINES:]) or "no output"
+    return " | ".join(map(_said, lines[-_TAIL_LINES:])) or "no output"
+
+
+def _said(line: str) -> str:
+    """Return a line of a log in words: the event and the fields of an actor's JSON, the last line of an exception."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return line  # of a library, or cut at its beginning
+    if not isinstance(fields, dict) or "event" not in fields:
+        return line
+    known = {name: str(value).strip().rpartition("\n")[2] for name, value in fields.items() if name not in _FRAME}
+    return " ".join([str(fields["event"]), *(f"{name}={value}" for name, value in known.items())])
 
 
 def die_with(parent: int, number: int = signal.SIGKILL) -> None:

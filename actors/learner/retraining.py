@@ -85,8 +85,8 @@ class TrainingLog(Fold):
             ReplayError: the log does not hold it.
         """
         if step not in self.batches:
-            there = f"which has {spans_text(self.batches)}; {self.unreadable} messages there cannot be read"
-            raise ReplayError(f"batch {step} is not on the log, {there}")
+            unread = f"; {self.unreadable} messages there cannot be read" if self.unreadable else ""
+            raise ReplayError(f"batch {step} is not on the log, which has {spans_text(self.batches)}{unread}")
         return self.batches[step]
 
     def has_tokens(self, packed: BatchPacked) -> bool:

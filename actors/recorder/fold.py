@@ -31,6 +31,7 @@ class StepRow(msgspec.Struct):
     """The part of a metrics row that the summary needs."""
 
     event: str
+    step: int = 0
     stage: str = ""
     time_s: float = 0.0
     reward_mean: float = 0.0
@@ -182,6 +183,7 @@ class RecorderFold(Fold):
             "run": run,
             "finished": state.finished_at is not None and state.finished_at >= state.steps_wanted,
             "steps": state.rl_steps,
+            "last_step": steps[-1].step if steps else None,
             "warmup_steps": state.warmup_steps,
             "sampled_reward_first_step": _mean(rewards[:1]),
             "sampled_reward_last_5_steps": _mean(rewards[-_WINDOW:]),

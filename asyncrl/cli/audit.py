@@ -67,6 +67,7 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         return f" ({waiting:,} wait in its queue, {handed_out:,} are handed out)"
 
     open_now = [f"{role} {count:,}{held(role)}" for role, count in findings.open.items()]
+    lags = {"supervised" if lag < 0 else str(lag): tokens for lag, tokens in findings.tokens_by_lag.items()}
     gap = f"{findings.purged:,} messages of live traffic have no content any more"
     return [
         ("issued", f"{findings.issued:,}"),
@@ -79,7 +80,7 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
             "batches",
             f"{findings.batches:,} packed, {findings.trained_batches:,} trained, newest lineage {findings.lineage}",
         ),
-        ("tokens by lag", each({str(lag): tokens for lag, tokens in findings.tokens_by_lag.items()}).strip() or "none"),
+        ("tokens by lag", each(lags).strip() or "none"),
         ("versions", f"{findings.versions:,} published"),
         ("results", f"{findings.payloads:,} still stored"),
         ("unreadable", f"{findings.unreadable:,} messages"),

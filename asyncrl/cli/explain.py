@@ -45,6 +45,7 @@ def history_text(history: TrajectoryHistory) -> str:
         f"  [{event.sequence} of {event.stream}]"
         for event in events
     ]
+    lines += [] if history.result or not history.graded else ["              its tokens were trimmed: no longer stored"]
     lines += [] if history.ended else ["              open: it has no end yet"]
     return "\n".join([history.trajectory_id, *lines])
 

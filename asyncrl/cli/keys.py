@@ -18,7 +18,7 @@ from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
 from topics.wire import ID_PATTERN
 
 _TAKES = {"list": "", "add": "", "revoke": ""}
-_NONE = "its config has gateway.count = 0 (`asyncrl up --set gateway.count=1` starts a run with one)"
+_NONE = "its config has gateway.count = 0 (`asyncrl up chat --set model.path=FOLDER` starts a run with one)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -73,7 +73,7 @@ def replay_text(replay: Replay) -> str:
     """Return the result of a replay as text."""
     steps, different = replay.steps, first_difference(replay.steps)
     if not steps:
-        return f"no step to train again: the run trained none after step {replay.origin}"
+        return f"no step to train again: the weights are those of step {replay.origin}"
     versions = sum(bool(step.published) for step in steps)
     text = f"{len(steps):,} steps"
     if replay.changed:

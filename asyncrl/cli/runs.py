@@ -66,7 +66,7 @@ def _row(root: Path) -> RunRow:
     return RunRow(
         root.name,
         "live" if live else over,
-        summary.get("steps"),
+        summary.get("last_step"),
         reward,
         (root / "config.json").stat().st_mtime,
         taken_bytes(root),

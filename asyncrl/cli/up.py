@@ -123,7 +123,7 @@ async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event)
     await watch.close()
     await bus.close()
     if launch.killed:
-        return "killed by a second interrupt"
+        return f"killed by a second interrupt; to go on: asyncrl up --resume {launch.files.root}"
     return launch.failure or state.failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -236,14 +237,16 @@ async def opened(found: FoundRun, name: str) -> AsyncIterator[Bus]:
     """A connection to the topics of a run, live or over; its own server is started where the run is over.
 
     Raises:
-        RunNotFound: it cannot be reached.
+        RunNotFound: it cannot be reached, or its own server not started for want of room.
         BusUnreachable: its own server cannot be started again.
     """
-    lock = _lock(found.root) if found.root is not None else None
+    with _writing(found):
+        lock = _lock(found.root) if found.root is not None else None
     server = server_left_in(found.root) if found.root is not None and lock is not None else None
     try:
         if server is not None:
-            await server.start(RECOVER_S)
+            with _writing(found):
+                await server.start(RECOVER_S)
         async with connected(found, name, over_is_fine=True) as bus:
             if server is not None and bus.clustered:
                 await settled(bus)
@@ -253,6 +256,20 @@ async def opened(found: FoundRun, name: str) -> AsyncIterator[Bus]:
             await server.stop()
         if lock is not None:
             os.close(lock)
+
+
+@contextmanager
+def _writing(found: FoundRun) -> Iterator[None]:
+    """Name the run whose directory takes no file: on a full disk also its topics cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise RunNotFound(
+            f"run {found.run}: its NATS server, which writes into {found.root}, cannot be started to read its topics: "
+            f"{error.strerror}; free some room there"
+        ) from error
 
 
 def _lock(root: Path) -> int | None:

@@ -62,6 +62,11 @@ class TrajectoryHistory(Fold):
         """Return whether a batch or a score holds it, or it was dropped."""
         return any(event.what in ("packed", "dropped", "scored") for event in self._events)
 
+    @property
+    def graded(self) -> bool:
+        """Return whether it has a grade, and so had a result."""
+        return any(event.what == "graded" for event in self._events)
+
     def refuse(self, record: Record, error: Exception) -> None:
         """Take note of a message that cannot be read."""
         self._add(record, str(error), "unreadable")

@@ -15,6 +15,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.runs import runs_in
 from asyncrl.run.directory import is_locked
+from harness.disks import leave_free, small_disk
 from harness.runs import SHORT, UNTRAINED, all_processes, command, up
 from harness.stage import until
 from topics.actors import ActorStopped
@@ -29,7 +30,7 @@ def make(folder: Path, name: str, **files: str) -> Path:
 
 
 async def test_runs_are_listed_with_what_became_of_them(tmp_path):
-    make(tmp_path, "done", summary='{"finished": true, "steps": 130, "sampled_reward_last_5_steps": 0.93}')
+    make(tmp_path, "done", summary='{"finished": true, "last_step": 130, "sampled_reward_last_5_steps": 0.93}')
     make(tmp_path, "broken")
 
     code, output = await command(tmp_path, "runs", "--json")
@@ -126,6 +127,21 @@ async def test_files_of_a_run_that_are_damaged_are_named(tmp_path):
             code, output = await command(tmp_path, *command_line)
             assert (code, "Traceback" in output) == (1, False), output
             assert f"{root / file} holds no" in output
+
+
+async def test_topics_of_a_run_on_a_full_disk_cannot_be_read_and_the_error_says_so(tmp_path):
+    with small_disk(tmp_path / "runs", 1):
+        root = make(tmp_path, "one")
+        (root / "base").write_text(str(tmp_path))
+        (root / "nats.json").write_text(json.dumps({"url": "nats://127.0.0.1:1"}))
+        (root / "nats").mkdir()
+        leave_free(tmp_path / "runs", 0)
+
+        code, output = await command(tmp_path, "audit", "one")
+
+        assert code == 1
+        assert output.startswith(f"run one: its NATS server, which writes into {root}, cannot be started"), output
+        assert output.endswith("No space left on device; free some room there\n"), output
 
 
 async def test_conditions_that_nothing_meets_are_refused_at_once(tmp_path):

@@ -62,7 +62,7 @@ def test_the_first_step_that_differs_is_named():
 
     assert first_difference(found[:2]) is None
     assert replay_text(replay._replace(steps=found[:2])) == "2 steps, all 1 published versions bit-equal"
-    assert replay_text(replay._replace(steps=[])) == "no step to train again: the run trained none after step -1"
+    assert replay_text(replay._replace(steps=[])) == "no step to train again: the weights are those of step -1"
     assert replay_text(replay).startswith("step 2 differs: version 2 was published with digest bb, the replay has cc")
 
 

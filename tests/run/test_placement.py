@@ -1,6 +1,7 @@
 """Placement of processes: this machine's implementation and another one keep the same promises."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -15,7 +16,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.bus.publish import publish
 from asyncrl.config.settings import Config
-from asyncrl.process import ChildProcess
+from asyncrl.process import ChildProcess, log_tail
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import Job, LocalProcesses, Placement
 from asyncrl.run.placements import PLACEMENTS
@@ -68,6 +69,20 @@ async def test_the_end_of_a_process_is_told_with_its_last_lines(placement: Place
     again = await placement.start(Job("one", "platform"))
     assert await again.wait() == 0
     assert "no_such_module" not in again.end_text  # what an earlier process of that name printed is not its own
+
+
+def test_the_end_of_a_log_is_told_in_words(tmp_path: Path):
+    line = {
+        "actor": "a-1",
+        "level": "error",
+        "timestamp": "t",
+        "event": "crashed",
+        "exception": "at line 3\nOSError: x",
+    }
+    log = tmp_path / "a-1.log"
+    log.write_text(f'plain\n{json.dumps(line)}\n{{"no": "event"}}\n')
+
+    assert log_tail(log) == 'plain | crashed exception=OSError: x | {"no": "event"}'
 
 
 @pytest.mark.parametrize(("ask", "number"), [("terminate", signal.SIGTERM), ("kill", signal.SIGKILL)])
