@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_directory(parser)
     add_server(parser)
-    add_wait(parser, about="seconds for runs that are starting to be there at the beginning")
+    add_wait(parser, about="seconds for runs to be there at the beginning")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -43,7 +43,7 @@ class Sharing(NamedTuple):
     weights: Mapping[str, Fraction]  # by run, as the user names it
     pools: Mapping[str, int]  # processes, by pool
     window_s: float  # seconds over which the shares hold
-    wait_s: float  # seconds for runs that are starting to be there at the beginning
+    wait_s: float  # seconds for runs to be there at the beginning
 
 
 class _Member:
@@ -153,12 +153,12 @@ class Sharer:
         return [member for member in self._members if member.state is not None]
 
     def _check_there(self, waited: bool) -> None:
-        """Give up where one of the names is no run's, or none of the runs was ever there and none is starting in time.
+        """Give up where one of the names is no run's in time, or none of the runs was ever there and none is starting.
 
         Raises:
             AsyncRLError: which, and why.
         """
-        missing = [member for member in self._members if member.unknown and not member.seen]
+        missing = [member for member in self._members if member.unknown and not member.seen and waited]
         if not missing and not any(member.seen for member in self._members):
             missing = self._members if waited or all(one.absent and not one.starts for one in self._members) else []
         if missing:
@@ -177,7 +177,8 @@ class Sharer:
                     await _ended(found, bus, watch)
             except (RunNotFound, BusError) as error:
                 member.unknown = isinstance(error, NoSuchRun)
-                member.starts = isinstance(error, RunStarts | BusGone | BusUnreachable)  # or it is slow to answer
+                # An unknown one may not have written its directory yet; one that was there may be slow to answer.
+                member.starts = member.unknown or isinstance(error, RunStarts | BusGone | BusUnreachable)
                 if str(error) != member.absent and member.state is None:
                     member.absent = str(error)
                     self._report(f"{member.name} is not there: {error}")

@@ -54,7 +54,7 @@ def test_a_name_that_no_run_has_ends_the_command_with_the_names_that_there_are(t
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "config.json").touch()
 
-    assert run(["share", "bse=1", "tools=1", *FLEET, "--directory", str(tmp_path), "--wait", "3600"]) == 1
+    assert run(["share", "bse=1", "tools=1", *FLEET, "--directory", str(tmp_path), "--wait", "0"]) == 1
 
     where = f"under {tmp_path}; runs there: base"
     error = f"nothing to share with: no run called bse {where}; no run called tools {where}\n"
