@@ -93,7 +93,8 @@ def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
     if unnamed := [name for name in sums if not isinstance(name, str)]:
         raise ContractError(f"a sum is called {unnamed[0]!r}, expected text")
     for name, value in sums.items():
-        if not isinstance(value, torch.Tensor) or value.ndim or value.requires_grad or not torch.isfinite(value):
+        number = isinstance(value, torch.Tensor) and not (value.ndim or value.requires_grad or value.is_complex())
+        if not number or not torch.isfinite(value):
             raise ContractError(f'its sum "{name}" is {value}, expected a finite tensor without dimensions or gradient')
     if "tokens" not in sums or sums["tokens"] != (tokens.weights > 0).sum():
         raise ContractError('its sum "tokens" is not the number of tokens with a weight above 0')

@@ -35,6 +35,7 @@ _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
 _MOVES_S = 2.0  # an actor with progress so recent is advancing
 _BRIEF = 4  # groups that are few enough to be called stragglers
 _UNEXPLAINED_S = 60.0
+_SLOW_ROW_S = 1.0  # a row that takes less does not hold up a run whose groups are dropped
 _BESIDE = ("dead letters", "clock off", "metrics unwritten")  # no process waits for these
 _WAITING = {
     "function": "in the rollout function",
@@ -312,8 +313,8 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     dropped = sum(state.drops.values())
     activities = (actor.vitals.doing for actor in state.of_role("prompter") if actor.vitals is not None)
     doing = next(activities, Activity())
-    if doing.kind == "making row":
-        waits_s = state.gauge("prompter", "doing_s") or 0.0
+    waits_s = state.gauge("prompter", "doing_s") or 0.0
+    if doing.kind == "making row" and (waits_s >= _SLOW_ROW_S or dropped < groups):
         data = ", ".join(dict.fromkeys(task.source for task in tasks_of(config).values()))
         data = (warm and config.warmup.source) or data
         evidence = f"it has been making row {doing.number} of {data} for {waits_s:.0f} s"

@@ -242,6 +242,10 @@ BROKEN = {
         weighted(logprobs, tokens).half(),
         sums(tokens),
     ),
+    'its sum "turn" is': lambda self, logprobs, tokens: (
+        weighted(logprobs, tokens),
+        sums(tokens) | {"turn": tokens.weights.sum() * 1j},
+    ),
     "a sum is called 3": lambda self, logprobs, tokens: (
         weighted(logprobs, tokens),
         sums(tokens) | {3: tokens.weights.sum()},

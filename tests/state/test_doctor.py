@@ -292,6 +292,8 @@ def test_groups_that_are_dropped_one_after_another_are_found():
 
     assert case.found() == [("groups dropped", "buffer")]
     assert case.evidence() == "4 groups were dropped since the last batch: 4 for zero_variance"
+    case.vitals("prompter-1", open_groups=1, doing=Activity("making row", 17), doing_s=0.1)
+    assert case.found() == [("groups dropped", "buffer")]
 
 
 def test_many_trajectories_that_advance_while_all_credit_is_taken_lack_credit():
