@@ -16,6 +16,7 @@ from harness.stories import FIRST, LOGS, result
 from topics.actors import DeadLetter
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
 from topics.groups import GroupDropped
+from topics.topic import TRAJECTORIES
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 
@@ -221,3 +222,7 @@ async def test_a_run_is_audited_and_explained_from_its_topics(bus, server, tmp_p
     assert (code, output) == (1, f"run {bus.run}: there is no message about a trajectory p000099-1\n")
     code, output = await command(tmp_path, "explain", bus.run, "p000001", *at)
     assert code == 2
+    await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name(bus.run)}", {})
+    code, output = await command(tmp_path, "explain", bus.run, "p000001-1", *at)
+    assert (code, "generated" in output) == (0, False), output
+    assert output.endswith("its tokens were trimmed: no longer stored\n"), output
