@@ -120,11 +120,12 @@ def headline(state: RunState) -> str:
         return f"serving: {ready} of {len(state.names_of('engine'))} engines take requests"
     if newest is None or newest.time_ns < state.opened_ns:
         return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step yet"
-    total = f" of {state.total}" if newest.message.stage == "rl" else " (warm-up)"
+    step, warm = newest.message.step, state.warmup_steps
+    place = f"{step} of {state.total}" if newest.message.stage == "rl" else f"{step + warm} of {warm} of warm-up"
     recent = [step.message for step in state.steps[-_PACE_STEPS:] if step.message.stage == "rl"]
     flat = len(recent) >= FLAT_STEPS and all(map(taught_nothing, recent))
     remark = f"; all rewards of a batch were equal in its last {len(recent)} steps: nothing is learned" if flat else ""
-    return f"healthy: step {newest.message.step}{total}, {max(0.0, state.since_s(newest.time_ns)):.1f} s ago{remark}"
+    return f"healthy: step {place}, {max(0.0, state.since_s(newest.time_ns)):.1f} s ago{remark}"
 
 
 def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:

@@ -35,6 +35,9 @@ def test_a_run_that_trains_has_no_finding():
 
     assert case.found() == []
     assert headline(case.state) == "healthy: step 5 of 100, 0.4 s ago"
+    case.state.warmup_steps = 62
+    case.trained(-40, at_s=NOW_S - 0.4, stage="warmup")
+    assert headline(case.state) == "healthy: step 22 of 62 of warm-up, 0.4 s ago"
 
 
 def test_a_run_whose_rewards_are_all_equal_learns_nothing():
