@@ -50,6 +50,7 @@ class Replay(NamedTuple):
     last: int  # step
     steps: list[ReplayedStep]
     files: dict[str, str]  # written, by what they are
+    ranks: int = 1  # of the run's learner
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,6 +87,8 @@ def replay_text(replay: Replay) -> str:
             f"step {different.step} differs: version {different.step} was published with digest "
             f"{different.published}, the replay has {different.digest}; {text}, {versions:,} published versions"
         ]
+        if replay.ranks > 1:
+            lines.append(f"the run's learner has {replay.ranks} ranks, a replay one: sums are rounded in another order")
     if gap := _purged(replay):
         lines.append(f"{gap:,} trajectories were purged: from the first of them on, weights differ")
     return "\n".join([*lines, *(f"{name:>12}  {path}" for name, path in replay.files.items())])
@@ -164,7 +167,7 @@ def _replay(arguments: argparse.Namespace) -> Replay:
         last = _last_step(arguments, log, config.origin)
         retraining = Retraining(bus, log, trainer, config, files)
         began = await retraining.begin(arguments.at, last)
-        replay = Replay(bus.run, changed, began, retraining.step, last, [], {})
+        replay = Replay(bus.run, changed, began, retraining.step, last, [], {}, config.learner.ranks)
         await _train(replay, retraining, output)
         return replay, retraining
 
