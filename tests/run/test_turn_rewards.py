@@ -1,7 +1,6 @@
 """A whole run on rewards of turns whose rollout worker is killed: batches have them, and a replay is bit-equal."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -49,9 +48,7 @@ async def test_rewards_of_turns_reach_the_batches_and_a_replay_is_bit_equal(tmp_
         gate.unlink()
         assert await run.ended() == 0, run.story
         name = run.root.name
-        moved = [
-            int(found) for found in re.findall(r'"bytes": (\d+), "event": "trainer offloaded"', run.log("learner-1"))
-        ]
+        moved = [row["bytes"] for row in run.events("learner-1") if row["event"] == "trainer offloaded"]
     assert max(moved) > 0, "the moments of the optimiser, at least"
 
     async with topics_left_in(run.root) as bus:
