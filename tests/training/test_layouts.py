@@ -51,7 +51,7 @@ def test_long_documents_of_one_length_are_attended_to_at_once_and_alone(window):
 
 @pytest.mark.parametrize("lengths", [(2060, 2060), (130, 5, 400)])
 def test_rows_that_are_filled_up_on_a_gpu_keep_their_tokens_and_places(lengths, monkeypatch):
-    monkeypatch.setattr("asyncrl.training.layouts._put", lambda array, _device: torch.from_numpy(array))
+    monkeypatch.setattr("asyncrl.training.layouts.put", lambda array, _device: torch.from_numpy(array))
     rows = [train_row(number, length, 50) for number, length in enumerate(lengths)]
 
     inputs = packed(rows, torch.device("cuda"))
