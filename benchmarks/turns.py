@@ -171,7 +171,9 @@ async def _memory(device: str) -> AsyncIterator[list[tuple[int, float]]]:
         yield found
         return
     query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=50")
-    card = ("--id", os.environ.get(VISIBLE_GPUS, "0").split(",")[0])
+    number = torch.device(device).index or 0
+    seen = os.environ.get(VISIBLE_GPUS, "")
+    card = ("--id", seen.split(",")[number] if seen else str(number))
     process = await asyncio.create_subprocess_exec(
         *query, *card, stdout=asyncio.subprocess.PIPE, preexec_fn=with_parent()
     )

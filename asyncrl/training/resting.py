@@ -49,31 +49,34 @@ class Resting:
         Args:
             zeros: tensors that hold nothing else, of which only the memory is given back.
         """
-        for tensor in zeros:
-            storage = tensor.untyped_storage()
-            if storage.resizable() and storage.nbytes():
-                self._zeros.append((storage, storage.nbytes()))
-                storage.resize_(0)
         leaving: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
             storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()).untyped_storage()
             if storage.resizable() and storage.nbytes():
                 leaving[storage.data_ptr()] = storage
-        if not leaving:
-            return
+        if leaving:
+            self._take(leaving.values())
+        for tensor in zeros:
+            storage = tensor.untyped_storage()
+            if storage.resizable() and storage.nbytes():
+                self._zeros.append((storage, storage.nbytes()))
+                storage.resize_(0)
+
+    def _take(self, storages: Iterable[torch.UntypedStorage]) -> None:
         assert not self._held, "what has left comes back before more leaves"
-        end = 0
-        for storage in leaving.values():
-            self._held.append(_Held(storage, end, storage.nbytes()))
+        held, end = list[_Held](), 0
+        for storage in storages:
+            held.append(_Held(storage, end, storage.nbytes()))
             end += -(-storage.nbytes() // _ALIGNED) * _ALIGNED
         if len(self._memory) < end:
             self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
             self._memory = host_memory(end, self._device)
-        for held in self._held:
-            self._content(held).copy_(_bytes_of(held.storage), non_blocking=True)
+        for one in held:
+            self._content(one).copy_(_bytes_of(one.storage), non_blocking=True)
         self._synchronize()
-        for held in self._held:
-            held.storage.resize_(0)
+        self._held = held  # not before: what could not be copied must not come back
+        for one in held:
+            one.storage.resize_(0)
 
     def come_back(self) -> None:
         """Move all content back."""

@@ -113,6 +113,20 @@ def test_what_no_free_piece_of_the_device_is_large_enough_for_comes_back_piece_b
     assert torch.equal(tensor, torch.arange(8.0))
 
 
+def test_tensors_for_which_the_host_has_no_memory_stay_as_they_are(monkeypatch: pytest.MonkeyPatch):
+    def full(size: int, device: torch.device) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr("asyncrl.training.resting.host_memory", full)
+    resting, tensor, zeros = Resting(torch.device("cpu")), torch.arange(4.0), torch.zeros(4)
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        resting.leave([tensor], [zeros])
+
+    resting.come_back()
+    assert tensor.tolist() == [0.0, 1.0, 2.0, 3.0] and zeros.tolist() == [0.0] * 4
+
+
 RANKS = """
 import sys
 import numpy as np
