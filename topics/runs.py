@@ -91,6 +91,7 @@ class RunStatus(Message, omit_defaults=False):
     admission_paused: str  # why
     open_groups: float | None
     ready_groups: float | None
+    groups_dropped: dict[str, int]  # since the newest batch, by reason
     engines: list[EngineStatus]  # at most 256
     wanted: dict[str, int]  # processes of each pool: a role, or a group of engines
     scalings: list[ScalingStatus]  # of pools that were scaled, or that the rule scales

@@ -60,6 +60,7 @@ class BufferFold(Fold):
 
     def _on_opened(self, _opened: RunOpened, record: Record) -> None:
         self.state.opened_ns = record.time_ns
+        self.state.dropped = {}  # it may have other settings
 
     def _on_purge(self, purge: PurgeRequested, _record: Record) -> None:
         groups.erase(self.state, purge.secrets)
@@ -69,6 +70,7 @@ class BufferFold(Fold):
 
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         self.state.packed = max(self.state.packed, packed.step)
+        self.state.dropped = {}
         self.state.stages_packed = self._stages_of([group.prompt_id for group in packed.groups])
         for group in packed.groups:
             self._close(group.prompt_id)
@@ -82,8 +84,11 @@ class BufferFold(Fold):
 
     def _on_group_dropped(self, dropped: GroupDropped, record: Record) -> None:
         self._close(dropped.prompt_id)
+        stage = stage_of(dropped.prompt_id)
+        since_opened = record.time_ns > self.state.opened_ns  # which lies on another log, and may be read before
+        if since_opened and stage != "eval" and not dropped.prompt_id.startswith(LIVE):
+            self.state.dropped[dropped.reason] = self.state.dropped.get(dropped.reason, 0) + 1
         if dropped.reason == "failed":
-            stage = stage_of(dropped.prompt_id)
             failures = [*self.state.failures[stage], record.time_ns]
             self.state.failures[stage] = failures[-self._most_failed[stage] :]
 
@@ -112,14 +117,14 @@ class BufferFold(Fold):
         return None
 
     def should_give_up(self) -> str:
-        """Return why continuing would only issue groups that fail; empty while anything gets a grade."""
+        """Return why continuing would only issue groups that fail or are dropped; empty while there is hope."""
         since = max(self.state.graded_ns, self.state.opened_ns)
         for stage, failed in self.state.failures.items():
             if len(failed) == self._most_failed[stage] and failed[0] > since:
                 of_stage = "groups of the warm-up" if stage == "warmup" else "groups"
                 last = self.state.last_failure
                 return f"{len(failed)} {of_stage} in a row failed and nothing was graded meanwhile; the last: {last}"
-        return ""
+        return groups.dropped_too_many(self.state, self._plan)
 
     @property
     def ready(self) -> int:

@@ -124,6 +124,21 @@ def drop_filtered(group: Group, reason: str) -> GroupDropped:
     return dropped
 
 
+def dropped_too_many(state: BufferState, plan: Plan) -> str:
+    """Return why a run whose groups are dropped ends; empty while fewer than its bound were."""
+    stage: Stage = "warmup" if state.packed < 0 else "rl"
+    count, takes = sum(state.dropped.values()), plan.batch_groups[stage]
+    if not plan.most_dropped or count < plan.most_dropped * takes:
+        return ""
+    reasons = ", ".join(f"{number:,} for {reason}" for reason, number in state.dropped.items())
+    batch = f"no batch but {state.packed}" if state.packed > plan.origin else "no batch"
+    return (
+        f"{count:,} groups were dropped ({reasons}) and {batch} was packed, which takes {takes:,}; "
+        f"buffer.most_dropped allows {plan.most_dropped:,} for each of these. Change what drops them, and go on with "
+        "`asyncrl up --resume RUN --set KEY=VALUE`, for example learner.filters or buffer.most_dropped"
+    )
+
+
 def drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: bool) -> list[Message]:
     """Ends for members beyond the lag bound, to be issued `again` or not; then for the whole group when fewer than
     two (of more than one) are left."""

@@ -109,6 +109,7 @@ class BufferState(msgspec.Struct):
     last_failure: str = ""
     failures: dict[Stage, list[int]] = msgspec.field(default_factory=lambda: {"warmup": [], "rl": []})
     """Server's clock when the latest groups failed."""
+    dropped: dict[str, int] = {}  # groups since the newest batch and since the run began or went on, by reason
 
 
 class Plan(NamedTuple):
@@ -126,6 +127,7 @@ class Plan(NamedTuple):
     objective: Callable[[int, str], Objective]  # of a step in a stage, which is recorded with its batch
     held_out: dict[str, HeldOut]  # sets, by name
     stages: list[Begun]  # that the run was forked behind
+    most_dropped: int = 0  # groups, for each of a batch, after which the run ends; 0: never
     tenant_most: int = 2**31  # live turns of one tenant in a batch
 
     @classmethod
@@ -152,5 +154,6 @@ class Plan(NamedTuple):
             objective=lru_cache(2)(partial(objective_of, config)),  # each group of a batch is filtered by it
             held_out=held_out_sets(config),
             stages=first_stages(config),
+            most_dropped=config.buffer.most_dropped,
             tenant_most=math.ceil(config.live.safety.tenant_share * config.buffer.batch_groups),
         )

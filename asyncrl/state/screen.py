@@ -108,8 +108,7 @@ def _panel(
     warnings = [f"{count:,} {what}; last: {last}" for count, what, last in troubles if count]
     warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in status.stalls]
     warnings += [f"autoscale.function: {status.autoscale_fault}"] if status.autoscale_fault else []
-    warnings += [status.failure] if status.failure else []
-    shown = [Text(f"▲ {warning}", style="yellow", overflow="fold") for warning in warnings]
+    shown = [Text(f"▲ {one}", style="yellow", overflow="fold") for one in (*warnings, status.failure) if one]
     return Panel(
         Padding(Group(grid, *tables, *shown), (blank, 1)),
         title=f"[dim] asyncrl [/][bold]{status.run} [/]",
@@ -145,8 +144,9 @@ def bar(share: float, width: int) -> str:
 
 def _facts(status: RunStatus) -> dict[str, list[str]]:
     """Return what is known by its label, as pieces of markup; none where it is not known."""
-    metrics, groups = status.metrics, {"open": status.open_groups, "ready": status.ready_groups}
-    answers = {}
+    groups = {"open": status.open_groups, "ready": status.ready_groups}
+    groups |= {f"dropped for {reason}": count for reason, count in status.groups_dropped.items()}
+    metrics, answers = status.metrics, dict[str, str]()
     if "response_tokens_mean" in metrics:
         answers["tokens mean"] = f"{metrics['response_tokens_mean']:,.0f}"
         answers["truncated"] = f"{100 * metrics['truncated_share']:.0f} %"

@@ -50,6 +50,7 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
         admission_paused=state.paused,
         open_groups=state.gauge("prompter", "open_groups"),
         ready_groups=state.gauge("buffer", "ready_groups"),
+        groups_dropped=state.drops,
         engines=[
             EngineStatus(engine.engine_id, engine.state, engine.shown, engine.update_s) for engine in engines[:most]
         ],

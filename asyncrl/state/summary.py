@@ -50,7 +50,7 @@ def _before_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [("steps", f"none of RL: {steps}")]
     rows += [("accuracy", _number(accuracy))] if accuracy is not None else []
     rows += [("trajectories", f"{issued:,} issued, {summary['trajectories_failed']:,} failed")] if issued else []
-    return [*rows, ("wall time", _wall_time(summary))]
+    return [*rows, *_dropped(summary), ("wall time", _wall_time(summary))]
 
 
 def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
@@ -68,6 +68,7 @@ def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
             f"{summary['trajectories_trained']:,} trained of {summary['trajectories_issued']:,} issued, "
             f"{summary['trajectories_failed']:,} failed",
         ),
+        *_dropped(summary),
         ("tokens", f"{summary['trained_tokens']:,} trained of {summary['sampled_tokens']:,} sampled{_pace(summary)}"),
         ("tokens by lag", histogram or "no trained token"),
         ("wasted tokens", _percent(summary["wasted_token_share"])),
@@ -77,6 +78,12 @@ def _of_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
         *_seconds_to_grade(summary.get("last_batch", {})),
         ("wall time", _wall_time(summary)),
     ]
+
+
+def _dropped(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how many trajectories ended untrained, for which reason each."""
+    reasons = summary["dropped_trajectories_by_reason"].items()
+    return [("dropped", ", ".join(f"{count:,} for {reason}" for reason, count in reasons))] if reasons else []
 
 
 def _requests(summary: dict[str, Any]) -> list[tuple[str, str]]:
