@@ -24,7 +24,7 @@ from asyncrl.run.connect import FoundRun
 from asyncrl.state.parts import evaluation_text, spans_text
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored
-from topics.prompts import ONLY_TASK, PromptRow
+from topics.prompts import LIVE_TASK, ONLY_TASK, PromptRow
 from topics.topic import TRAJECTORIES
 from topics.trajectories import Outcome, Segment, TrajectoryGenerated
 from topics.wire import WireError
@@ -99,7 +99,7 @@ class SampleReader:
         return Sample(
             trajectory_id,
             outcome.reward,
-            row.prompt,
+            self._live_prompt(generated.segments) if generated.task == LIVE_TASK else row.prompt,
             generated.completion,
             row.label,
             tokens,
@@ -119,6 +119,13 @@ class SampleReader:
             return TaskTokenizer.load(self._model) if self._model is not None else None
         except TokenizerError:
             return None
+
+    def _live_prompt(self, segments: list[Segment]) -> str:
+        """The text before the first sampled token: the row of a live turn names the turn, and has none."""
+        if self._tokenizer is None:
+            return "(the prompt of a live turn is shown where the run's directory is: its tokenizer reads it)"
+        observed = [segment.tokens[: int(segment.mask.argmax())] for segment in segments[:1]]
+        return "".join(self._tokenizer.decode_all(tokens.tolist()) for tokens in observed)
 
     def _turns(self, segments: list[Segment]) -> list[Turn]:
         """Split segments where sampled tokens begin and end; none where that is one prompt and one answer."""

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.samples import sample_text
 from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.state.samples import Sample, SampleRow, SamplesFile, Turn
+from asyncrl.state.samples import Sample, SampleReader, SampleRow, SamplesFile, Turn
 from harness.runs import command
 from harness.stage import Stage, until
 from harness.tokenizers import make_model
@@ -23,7 +24,7 @@ from topics.actors import RunOpened
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.evals import EvalScored
 from topics.ids import stage_of
-from topics.prompts import PromptIssued, PromptRow
+from topics.prompts import LIVE_TASK, PromptIssued, PromptRow
 from topics.topic import TRAJECTORIES
 from topics.trajectories import Reference, Segment, TrajectoryGenerated, VersionCount
 
@@ -53,7 +54,9 @@ class Scene:
         trained = BatchTrained(step, 0, "rl", {}, {0: 4}, 0, [0.5, 0.0], 4, step)
         await publish(self.bus, trained, headers=BY_KEEPER)
 
-    async def generated(self, prompt_id: str, member: int, parts: list[str], text: str = "") -> BatchMember:
+    async def generated(
+        self, prompt_id: str, member: int, parts: list[str], text: str = "", **fields: Any
+    ) -> BatchMember:
         """The result of one trajectory, as a batch or an evaluation refers to it."""
         name, segment = f"{prompt_id}-{member}", self._segment(parts)
         message = TrajectoryGenerated(
@@ -62,10 +65,11 @@ class Scene:
             member=member,
             group_size=8,
             stage=stage_of(name),
-            rows=[PromptRow("question", "label")],
+            rows=fields.pop("rows", [PromptRow("question", "label")]),
             segments=[segment],
             completion=text or parts[-1],
             versions=[VersionCount(0, int(segment.mask.sum()))],
+            **fields,
         )
         sequence = await publish(self.bus, message)
         return BatchMember(name, 0, Reference(sequence, "00", 1), 0.5, 1)
@@ -147,6 +151,18 @@ async def test_samples_are_shown_from_the_logs_and_after_a_trim_from_the_file(sc
     )
     code, output = await run.shown("samples", "--step", "40")
     assert (code, output) == (1, f"run {run.bus.run} has packed no batch 40; there are: 1 to 3\n")
+
+
+async def test_the_prompt_of_a_live_turn_is_what_its_tokens_hold(scene: Callable[..., Scene]):
+    run = scene(samples=3)
+    parts = ["<|im_start|>user\nhow so?<|im_end|>", "so"]
+    member = await run.generated("l000100", 0, parts, rows=[PromptRow("", metadata={"turn": "t"})], task=LIVE_TASK)
+    await publish(run.bus, BatchPacked(1, "rl", [BatchGroup("l000100", [member])], 0), headers=BY_KEEPER)
+
+    code, output = await run.shown("samples", "--step", "1")
+    assert (code, "\n<|im_start|>user\nhow so?<|im_end|>\nso\n" in output) == (0, True), output
+    elsewhere = await SampleReader(run.bus, None).read("l000100-0", member.payload.sequence)
+    assert elsewhere is not None and "is shown where the run's directory is" in elsewhere.prompt
 
 
 async def test_no_sample_is_lost_or_doubled_wherever_the_recorder_is_killed(scene: Callable[..., Scene]):
