@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from asyncrl.cli.options import add_flag
-from asyncrl.cli.target import add_run, any_run
+from asyncrl.cli.target import add_run, any_run, tell_apart
 from asyncrl.errors import AsyncRLError
+from asyncrl.run.connect import FoundRun
 from asyncrl.telemetry.logs import Line, LogFile
 from topics.roles import ROLE_NAMES, role_of
 
@@ -32,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print, and follow if asked to."""
-    word = arguments.run_id
-    if not arguments.actor and (word in ROLE_NAMES or role_of(word) in ROLE_NAMES):  # an actor, where no run is named
-        arguments.actor, arguments.run_id = word, ""
+    tell_apart(arguments, "actor", _actors_and_roles)
     found = any_run(arguments)
     logs = found.files.logs
     files: dict[Path, LogFile] = {}
@@ -58,6 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         threading.Event().wait(_POLL_S)  # no event announces that a file grew
         _open_new(logs, arguments.actor, files)
+
+
+def _actors_and_roles(found: FoundRun) -> set[str]:
+    logged = {path.name.split(".")[0] for path in found.files.logs.glob("*.log")}
+    return {*ROLE_NAMES, *logged, *map(role_of, logged)}
 
 
 def line_text(line: Line) -> Text:

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, add_wait, any_run, live_run, read_topics, watched
+from asyncrl.cli.target import add_run, add_wait, any_run, live_run, read_topics, tell_apart, watched
 from asyncrl.config.reference import toml_text
 from asyncrl.config.staged import of_learner
 from asyncrl.config.task_settings import StageSettings
@@ -23,16 +23,17 @@ NO_STAGE = "(none)"  # before the first one
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the live one; to list, else the newest")
-    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="stage to switch to (default: list them)")
+    parser.add_argument("stage", nargs="?", default="", metavar="NAME", help="stage to switch to (default: list them)")
     add_wait(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """List the stages, also of a run that is over, or request one and wait until the prompter has recorded it."""
-    if not arguments.name:
+    tell_apart(arguments, "stage", lambda found: found.files.read_config().stages, live=True)
+    if not arguments.stage:
         print(stages_text(read_topics(any_run(arguments), "stage", read_state)))
         return 0
-    print(asyncio.run(_switch(live_run(arguments), arguments.name, arguments.wait)))
+    print(asyncio.run(_switch(live_run(arguments), arguments.stage, arguments.wait)))
     return 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -15,7 +15,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_option
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.run.connect import FoundRun, RunNotFound, connected, find_run, opened
+from asyncrl.run.connect import FoundRun, RunNotFound, connected, find_run, named_directory, opened
 from asyncrl.run.user_actors import load_actors
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
@@ -70,14 +70,52 @@ def action_of(arguments: argparse.Namespace, takes: Mapping[str, str]) -> tuple[
     Raises:
         WrongUsage: there is none of this name, or it takes something else.
     """
-    words = arguments.words
+    words = given = [*filter(None, [arguments.run_id]), *arguments.words]
     if arguments.run_id in takes:  # where no run is named
-        words, arguments.run_id = [arguments.run_id, *words], ""
+        arguments.run_id = ""
+    else:
+        words = arguments.words
     action, *rest = words or [next(iter(takes))]
     if action not in takes or len(rest) != bool(takes[action]):
         forms = [f"`{arguments.parser.prog} [RUN] {f'{name} {what}'.strip()}`" for name, what in takes.items()]
-        raise WrongUsage(f"expected {', '.join(forms)}; found {' '.join(words)!r}")
+        raise WrongUsage(f"expected {', '.join(forms)}; found {' '.join(given)!r}")
     return action, "".join(rest)
+
+
+def tell_apart(
+    arguments: argparse.Namespace, field: str, names_in: Callable[[FoundRun], Collection[str]], *, live: bool = False
+) -> None:
+    """Take the only word of `[RUN] NAME` for the name where the run that is meant without it has that name.
+
+    Args:
+        field: of the name among the arguments.
+        names_in: the names that a run has.
+        live: whether a name is of a run that is not over.
+
+    Raises:
+        WrongUsage: it names a run, too, or neither.
+        RunNotFound: it names no run, and none is meant without a name.
+    """
+    word, folder = arguments.run_id, Path(arguments.directory)
+    if not word or getattr(arguments, field) or given_login(arguments) is not None:
+        return
+    is_run = named_directory(word, folder) is not None
+    try:
+        found = find_run("", folder, live=live)
+    except RunNotFound as error:  # there is none, or there are several
+        if is_run:
+            return
+        raise RunNotFound(f"{word!r} is no run under {folder.absolute()}; for a run's {field}: {error}") from error
+    names, program = names_in(found), arguments.parser.prog
+    if word in names and is_run:
+        forms = f"`{program} {found.run} {word}` for the {field}, `{program} {folder / word}` for the run"
+        raise WrongUsage(f"{word!r} is a run, and a {field} of run {found.run}; write {forms}")
+    if word in names:
+        arguments.run_id = ""
+        setattr(arguments, field, word)
+    elif not is_run:
+        known = ", ".join(sorted(names)) or "none"
+        raise WrongUsage(f"{word!r} is no run under {folder.absolute()}, and no {field} of run {found.run}: {known}")
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
