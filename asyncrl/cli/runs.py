@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from rich.table import Table
@@ -25,9 +26,9 @@ class RunRow(NamedTuple):
     """One run of a folder."""
 
     run: str
-    state: str  # "live", "finished", "stopped", "crashed": it has no summary
-    step: int | None  # newest of RL, from the summary
-    reward: float | None  # mean of the last five steps
+    state: str  # "live", "finished", "failed", "stopped", "crashed": it has no summary
+    step: int | None  # newest in the metrics; 0 and less are of the warm-up
+    reward: float | None  # mean of the last five steps of RL
     began: float  # seconds since the epoch
     bytes: int  # of its directory
 
@@ -60,14 +61,15 @@ def runs_in(folder: Path) -> list[RunRow]:
 
 def _row(root: Path) -> RunRow:
     live = is_locked(root)  # before its summary is looked for: one that ends meanwhile writes it first
-    summary = RunFiles(root).read_summary()
-    over = "crashed" if not summary else "finished" if summary.get("finished") else "stopped"
-    reward = summary.get("sampled_reward_last_5_steps")
+    files = RunFiles(root)
+    summary, steps = files.read_summary(), files.newest_steps()
+    ended = "finished" if summary.get("finished") else "stopped" if summary else "crashed"
+    rewards = [row["reward_mean"] for row in steps if row["step"] > 0 and row["reward_mean"] is not None]
     return RunRow(
         root.name,
-        "live" if live else over,
-        summary.get("last_step"),
-        reward,
+        "live" if live else "failed" if files.failure.exists() else ended,
+        steps[-1]["step"] if steps else None,
+        fmean(rewards[-5:]) if rewards else None,
         (root / "config.json").stat().st_mtime,
         taken_bytes(root),
     )
@@ -81,7 +83,7 @@ def _table(rows: list[RunRow]) -> Table:
         table.add_column(name, justify="right")
     for row in rows:
         began = time.strftime("%Y-%m-%d %H:%M", time.localtime(row.began))
-        step = "" if row.step is None else f"{row.step:,}"
+        step = "" if row.step is None else f"{row.step:,}" if row.step > 0 else "warm-up"
         reward = "" if row.reward is None else f"{row.reward:.3f}"
         table.add_row(row.run, row.state, began, step, reward, f"{row.bytes / 1e6:,.1f}")
     return table

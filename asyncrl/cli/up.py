@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -106,6 +107,9 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     elif bus is not None and not reason:
         print(f"no summary of run {launch.config.run} was written: see {launch.files.logs}/recorder-1.log")
     if reason:
+        if bus is not None:
+            with contextlib.suppress(OSError):  # its disk may be full
+                launch.files.failure.write_text(reason, encoding="utf-8")
         print(f"run {launch.config.run} failed: {reason}\nlogs: {launch.files.logs}", file=sys.stderr)
     return 1 if reason else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from asyncrl.errors import DamagedFile
 from asyncrl.files import write_private
 from asyncrl.locks import try_lock
 
+_TAIL_BYTES = 256 * 1024  # of the metrics, in which the newest steps are looked for
 READING = "reading"  # file in a run directory that a reader of a run that is over locks
 
 
@@ -47,6 +49,7 @@ class RunFiles:
     clock = _Inside("clock.json")  # the time by which data keys were last erased
     reports = _Inside("reports")  # rows of the summary, as JSON objects of texts, that actors of the user's own leave
     sharing = _Inside("sharing")  # locked by the `asyncrl share` that moves processes to and from the run
+    failure = _Inside("failure")  # why the run ended, where it failed
     own_engine_key = _Inside("engine.key")  # the API key of inference servers that the run starts; private
 
     root: Path
@@ -87,6 +90,20 @@ class RunFiles:
             return msgspec.json.decode((self.root / "summary.json").read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.MsgspecError):
             return {}
+
+    def newest_steps(self) -> list[dict[str, Any]]:
+        """Read the newest rows of steps from the metrics, the newest last; none where there are none yet."""
+        rows: list[dict[str, Any]] = []
+        try:
+            with (self.root / "metrics.jsonl").open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+                lines = file.read().splitlines()
+        except OSError:
+            return rows
+        for line in lines:
+            with contextlib.suppress(msgspec.MsgspecError):  # the first and the last may be a part of one
+                rows.append(msgspec.json.decode(line, type=dict[str, Any]))
+        return [row for row in rows if row.get("event") == "step"]
 
     def read_config(self) -> Config:
         """Read the run's settings.

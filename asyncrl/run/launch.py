@@ -177,7 +177,8 @@ class Launch:
                 await request_skip(bus, self.config.origin, self.skip_batch)
             # Settings that are refused leave a run that goes on as it was.
             self._write_config()
-            (self.files.root / "summary.json").unlink(missing_ok=True)  # of the part before, not of the whole
+            for of_part_before in (self.files.root / "summary.json", self.files.failure):
+                of_part_before.unlink(missing_ok=True)
             await publish(bus, run_opened(self.config, self.files))
             await add_first_keys(bus, self.config.gateway.tenants, self.files)
         finally:

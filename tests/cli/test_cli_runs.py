@@ -16,7 +16,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.runs import runs_in
 from asyncrl.run.directory import is_locked
 from harness.disks import leave_free, small_disk
-from harness.runs import SHORT, UNTRAINED, all_processes, command, up
+from harness.runs import SHORT, UNTRAINED, WITHOUT_MODEL, all_processes, command, kill, up
 from harness.stage import until
 from topics.actors import ActorStopped
 
@@ -29,18 +29,40 @@ def make(folder: Path, name: str, **files: str) -> Path:
     return root
 
 
+def rows_of(root: Path, *steps: int, cut: str = "") -> None:
+    """Write metrics of steps, and a row that is cut short."""
+    rows = [{"event": "step", "step": step, "stage": "rl", "reward_mean": 0.93} for step in steps]
+    (root / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + cut)
+
+
 async def test_runs_are_listed_with_what_became_of_them(tmp_path):
-    make(tmp_path, "done", summary='{"finished": true, "last_step": 130, "sampled_reward_last_5_steps": 0.93}')
-    make(tmp_path, "broken")
+    rows_of(make(tmp_path, "done", summary='{"finished": true}'), 129, 130)
+    rows_of(make(tmp_path, "broken"), -3, 0, cut='{"event": "step", "st')
+    rows_of(make(tmp_path, "killed"), 6, 7)
+    (make(tmp_path, "wrong", summary='{"finished": false}') / "failure").write_text("the loss is not finite")
 
     code, output = await command(tmp_path, "runs", "--json")
     rows = {row["run"]: row for row in json.loads(output)}
 
     assert code == 0
     assert (rows["done"]["state"], rows["done"]["step"], rows["done"]["reward"]) == ("finished", 130, 0.93)
-    assert (rows["broken"]["state"], rows["broken"]["step"]) == ("crashed", None)
+    assert (rows["broken"]["state"], rows["broken"]["step"], rows["broken"]["reward"]) == ("crashed", 0, None)
+    assert (rows["killed"]["state"], rows["killed"]["step"]) == ("crashed", 7)
+    assert (rows["wrong"]["state"], rows["wrong"]["step"]) == ("failed", None)
     _, table = await command(tmp_path, "runs")
-    assert "done" in table and "0.930" in table
+    assert "done" in table and "0.930" in table and "warm-up" in table
+
+
+async def test_a_live_run_and_one_that_was_killed_are_listed_with_their_newest_step(tmp_path):
+    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=100000", "buffer.batch_groups=2") as run:
+        await run.reaches(lambda: len(run.steps()) > 2, "three steps")
+        (live,) = runs_in(run.root.parent)
+        kill(run.process.pid)
+        await run.ended()
+        (killed,) = runs_in(run.root.parent)
+
+    assert (live.state, killed.state) == ("live", "crashed")
+    assert live.step is not None and killed.step is not None and 3 <= live.step <= killed.step
 
 
 async def test_a_live_run_may_remove_files_while_it_is_listed(tmp_path, monkeypatch):

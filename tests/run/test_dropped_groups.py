@@ -9,6 +9,7 @@ from rich.console import Console
 
 from actors.buffer.fold import BufferFold
 from actors.buffer.state import Plan
+from asyncrl.cli.runs import runs_in
 from asyncrl.config.settings import BufferSettings, Config
 from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
@@ -31,8 +32,10 @@ async def test_a_filter_that_drops_everything_ends_the_run_with_the_counts_and_o
     assert found is not None and found[1] == found[2] and int(found[1]) >= 3 * 8, run.error
     assert "buffer.most_dropped allows 3 for each" in run.error
     assert re.search(r"dropped  \d+ for zero_variance", run.out), run.out
+    assert [row.state for row in runs_in(run.root.parent)] == ["failed"]
     async with resume(tmp_path, "short", "--set", "learner.filters=[]") as run:
         assert await run.ended() == 0, run.story
+    assert [row.state for row in runs_in(run.root.parent)] == ["finished"]
     assert run.steps() == [1, 2, 3, 4, 5]
 
 
