@@ -13,6 +13,7 @@ from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.state.audit.audit import Findings, Queue
 from asyncrl.state.audit.reading import Audited, audit_run
+from asyncrl.state.parts import counted
 from topics.table import queues_of
 
 _SHOWN = 20  # violations printed; all are counted
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 def findings_text(audited: Audited) -> str:
     """Return the result of an audit as text."""
     wrong = audited.findings.violations
-    verdict = f"{len(wrong):,} violation{'s' if len(wrong) > 1 else ''}" if wrong else "clean"
+    verdict = counted(len(wrong), "violation") if wrong else "clean"
     lines = [f"run {audited.run}: {verdict}"]
     lines += [f"{name:>14}  {text}" for name, text in _table(audited.findings, audited.queues)]
     lines += [f"{'not compared':>14}  {note}" for note in audited.notes]
@@ -73,7 +74,7 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         ("issued", f"{findings.issued:,}"),
         ("trained", f"{findings.trained:,}"),
         ("packed", f"{findings.packed:,} in batches not trained yet"),
-        ("evaluated", f"{findings.evaluated:,} answers to held-out prompts"),
+        ("evaluated", f"{counted(findings.evaluated, 'answer')} to held-out prompts"),
         ("dropped", f"{sum(findings.dropped.values()):,}{each(findings.dropped)}"),
         ("open", f"{sum(findings.open.values()):,}   {', '.join(open_now)}".rstrip()),
         (
@@ -83,6 +84,6 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         ("tokens by lag", each(lags).strip() or "none"),
         ("versions", f"{findings.versions:,} published"),
         ("results", f"{findings.payloads:,} still stored"),
-        ("unreadable", f"{findings.unreadable:,} messages"),
+        ("unreadable", counted(findings.unreadable, "message")),
         *([("purged", gap)] if findings.purged else []),
     ]

@@ -8,6 +8,7 @@ import asyncio
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, live_run
 from asyncrl.state.diagnose import diagnose, headline
+from asyncrl.state.parts import counted
 from asyncrl.state.watch import collect_state
 from topics.stalls import StallFound
 
@@ -36,4 +37,4 @@ def findings_text(run: str, line: str, findings: list[StallFound]) -> str:
         f"{finding.cause}: {finding.object}\n  seen:  {finding.evidence}\n  to do: {finding.advice}"
         for finding in findings
     ]
-    return "\n".join([f"run {run}: {len(findings)} finding{'s' if len(findings) > 1 else ''}", *texts])
+    return "\n".join([f"run {run}: {counted(len(findings), 'finding')}", *texts])

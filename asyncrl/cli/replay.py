@@ -34,6 +34,7 @@ from asyncrl.config.setting_types import Settings
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.files import write_json
+from asyncrl.state.parts import counted
 from asyncrl.telemetry.plot import draw_comparison
 from asyncrl.training.trainers import open_trainer
 
@@ -76,16 +77,16 @@ def replay_text(replay: Replay) -> str:
     if not steps:
         return f"no step to train again: the weights are those of step {replay.origin}"
     versions = sum(bool(step.published) for step in steps)
-    text = f"{len(steps):,} steps"
+    text, published = counted(len(steps), "step"), counted(versions, "published version")
     if replay.changed:
         weights = "differ from those published" if different else "have the bits of those published"
         lines = [medians_text(steps), f"{text} with other settings; the weights {weights}"]
     elif different is None:
-        lines = [f"{text}, all {versions:,} published versions bit-equal"]
+        lines = [f"{text}, all {published} bit-equal"]
     else:
         lines = [
             f"step {different.step} differs: version {different.step} was published with digest "
-            f"{different.published}, the replay has {different.digest}; {text}, {versions:,} published versions"
+            f"{different.published}, the replay has {different.digest}; {text}, {published}"
         ]
         if replay.ranks > 1:
             lines.append(f"the run's learner has {replay.ranks} ranks, a replay one: sums are rounded in another order")

@@ -10,6 +10,7 @@ from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_directory, add_server, given_login
 from asyncrl.run.connect import FoundRun
 from asyncrl.run.remove import remove_directory, remove_topics
+from asyncrl.state.parts import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name in arguments.run_ids:
         if login is not None:
             count = asyncio.run(remove_topics(FoundRun(name, None, login), force=arguments.force))
-            print(f"run {name}: {count} streams removed from {login.url}")
+            print(f"run {name}: {counted(count, 'stream')} removed from {login.url}")
         else:
             print(remove_directory(Path(arguments.directory), name, force=arguments.force))
     return 0

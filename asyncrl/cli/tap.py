@@ -19,6 +19,7 @@ from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import connected, is_over, opened, run_ended
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import Condition, LiveTap, Pattern, read_condition
+from asyncrl.state.parts import counted
 from topics.topic import STREAMS
 
 _REPORT_S = 1.0  # between two reports of missed messages
@@ -127,7 +128,9 @@ async def _listen(
         else:
             await first_of(tap.news(), *waits)
         if tap.missed > reported and time.monotonic() - reported_at >= _REPORT_S:
-            print(f"missed {tap.missed:,} messages so far: they come faster than they are read", file=sys.stderr)
+            print(
+                f"missed {counted(tap.missed, 'message')} so far: they come faster than they are read", file=sys.stderr
+            )
             reported, reported_at = tap.missed, time.monotonic()
     await tap.close()
     print(f"{printer.shown:,} shown, {tap.missed:,} missed", file=sys.stderr)

@@ -15,7 +15,7 @@ from itertools import pairwise
 from asyncrl.config.tasks import group_size_of, tasks_of
 from asyncrl.state.facts import GRADERS, blockers, compiling, failing_rewards, faults, finding, hanging_rewards
 from asyncrl.state.live_facts import live_faults
-from asyncrl.state.parts import FLAT_STEPS, Actor, taught_nothing
+from asyncrl.state.parts import FLAT_STEPS, Actor, counted, taught_nothing
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
 from topics.ids import prompt_of
@@ -324,8 +324,8 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     elif config.live.share == 1 and not open_groups:
         return  # turns come when people talk
     elif open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):
-        times = f"{config.task.epochs} time{'s' * (config.task.epochs > 1)}"
-        evidence = f"every row was issued {times}; {open_groups:.0f} groups are left and a batch takes {groups}"
+        times, left = counted(config.task.epochs, "time"), counted(int(open_groups), "group")
+        evidence = f"every row was issued {times}; {left} left, and a batch takes {groups}"
         yield finding("end of data", "prompter", evidence)
     elif dropped >= groups:
         reasons = ", ".join(f"{count} for {reason}" for reason, count in state.drops.items())

@@ -195,8 +195,8 @@ class Event(NamedTuple):
 class Trouble:
     """Count of a fault's occurrences, and its newest text."""
 
-    def __init__(self, what: str) -> None:
-        self.what = what  # "trajectories failed"
+    def __init__(self, noun: str, fate: str) -> None:
+        self.noun, self.fate = noun, fate  # "trajectory", "failed"
         self.count = 0
         self.last = ""
         self.new: dict[str, int] = {}  # by kind, since a batch was packed
@@ -209,7 +209,15 @@ class Trouble:
         return str(self.count).strip("0") == "1"
 
     def __str__(self) -> str:
-        return f"{self.count:,} {self.what}; last: {self.last}"
+        return f"{counted(self.count, self.noun)} {self.fate}; last: {self.last}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 trajectory`, `2,000 trajectories`, `1 batch`, `2 batches`, `1 finding`, `2 findings`."""
+    if count == 1:
+        return f"1 {noun}"
+    stem, ending = (noun[:-1], "ies") if noun.endswith("y") else (noun, "es" if noun.endswith(("ch", "ss")) else "s")
+    return f"{count:,} {stem}{ending}"
 
 
 def one_line(text: str, command: str) -> str:
@@ -235,7 +243,7 @@ def spans_text(numbers: Iterable[int]) -> str:
 def evaluation_text(scored: EvalScored) -> str:
     """Return its version, accuracy and pass@k, the answers without a grade, and what other versions answered."""
     name = f" on {scored.dataset}" if scored.dataset else ""
-    text = f"evaluation of version {scored.version}{name}: {scored.accuracy:.3f} on {scored.prompts} prompts"
+    text = f"evaluation of version {scored.version}{name}: {scored.accuracy:.3f} on {counted(scored.prompts, 'prompt')}"
     text += f", {scored.samples} answers each" if scored.samples > 1 else ""
     text += "".join(f", {metric} {value:.3f}" for metric, value in scored.metrics.items() if metric.startswith("pass@"))
     if scored.failed:

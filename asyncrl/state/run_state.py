@@ -20,6 +20,7 @@ from asyncrl.state.parts import (
     Step,
     StreamFill,
     Trouble,
+    counted,
     evaluation_text,
     one_line,
 )
@@ -72,8 +73,8 @@ class RunState(Roster):
         self.packed_ns = 0
         self.drops: dict[str, int] = {}  # groups dropped since the newest batch, by reason
         self.evals: list[EvalScored] = []
-        self.failed = Trouble("trajectories failed")
-        self.dead = Trouble("messages rejected")
+        self.failed = Trouble("trajectory", "failed")
+        self.dead = Trouble("message", "rejected")
         self.letters: list[Letter] = []  # the newest few
         self.stalls: dict[tuple[str, str], StallFound] = {}  # the open causes that keep the run from advancing
         self.queues: dict[str, dict[str, int]] = {}
@@ -217,7 +218,7 @@ class RunState(Roster):
             text = f"lineage {message.lineage} begins: the learner went on with other weights than it published"
             self.report("warning", record.time_ns, text)
         if self.version is None:
-            warmed = f" after {self.warmup_steps} steps of warm-up" if self.warmup_steps else ""
+            warmed = f" after {counted(self.warmup_steps, 'step')} of warm-up" if self.warmup_steps else ""
             self.report("news", record.time_ns, f"version {message.version} published{warmed}")
         self.lineage, self.version, self.published_ns = message.lineage, message.version, record.time_ns
         self.rejected = ""

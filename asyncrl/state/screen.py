@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.room import CHECKPOINT_SHARE
-from asyncrl.state.parts import Event
+from asyncrl.state.parts import Event, counted
 from asyncrl.state.run_state import RunState
 from asyncrl.state.status import curve, run_status
 from asyncrl.state.summary import own_metrics
@@ -102,10 +102,10 @@ def _panel(
     for name, pieces in facts.items():
         grid.add_row(name, _Pieces(pieces))
     troubles = (
-        (status.trajectories_failed, "trajectories failed", status.last_failure),
-        (status.messages_unreadable, "messages rejected", status.last_unreadable),
+        (status.trajectories_failed, "trajectory", "failed", status.last_failure),
+        (status.messages_unreadable, "message", "rejected", status.last_unreadable),
     )
-    warnings = [f"{count:,} {what}; last: {last}" for count, what, last in troubles if count]
+    warnings = [f"{counted(count, noun)} {fate}; last: {last}" for count, noun, fate, last in troubles if count]
     warnings += [f"{stall.cause}: {stall.object}: {stall.evidence}" for stall in status.stalls]
     warnings += [f"autoscale.function: {status.autoscale_fault}"] if status.autoscale_fault else []
     shown = [Text(f"▲ {one}", style="yellow", overflow="fold") for one in (*warnings, status.failure) if one]
@@ -311,7 +311,7 @@ def _add_pool(table: Table, pool: str, wanted: int, actors: Sequence[ActorStatus
     restarts = sum(actor.restarts for actor in actors)
     notes = [f"[cyan]{bar(cores / max(1, len(live)), _BAR):{_BAR}}[/]"]
     notes += [f"[yellow]{silent} silent[/]"] if silent else []
-    notes += [f"[yellow]{restarts} restart{'s' if restarts > 1 else ''}[/]"] if restarts else []
+    notes += [f"[yellow]{counted(restarts, 'restart')}[/]"] if restarts else []
     notes += [f"[dim]{escape(actor.last_error)}[/]" for actor in actors if actor.last_error][:1]
     count = str(len(live)) if len(live) == wanted else f"[yellow]{len(live)} of {wanted}[/]"
     table.add_row(pool, Text.from_markup(count), f"{cores:.2f}", Text.from_markup(" ".join(notes)))

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.state.parts import FLAT_STEPS
+from asyncrl.state.parts import FLAT_STEPS, counted
 
 
 def summary_text(summary: dict[str, Any]) -> str:
@@ -46,7 +46,7 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
 def _before_rl(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what there is of a run that ended before its first step of RL."""
     warm, accuracy, issued = summary["warmup_steps"], summary["greedy_accuracy_before"], summary["trajectories_issued"]
-    steps = f"the run ended after {warm} steps of warm-up" if warm else "the run ended before its first step"
+    steps = f"the run ended after {counted(warm, 'step')} of warm-up" if warm else "the run ended before its first step"
     rows = [("steps", f"none of RL: {steps}")]
     rows += [("accuracy", _number(accuracy))] if accuracy is not None else []
     rows += [("trajectories", f"{issued:,} issued, {summary['trajectories_failed']:,} failed")] if issued else []

@@ -61,7 +61,7 @@ def test_the_first_step_that_differs_is_named():
     replay = Replay("demo", {}, "the untrained model", -1, 2, found, {})
 
     assert first_difference(found[:2]) is None
-    assert replay_text(replay._replace(steps=found[:2])) == "2 steps, all 1 published versions bit-equal"
+    assert replay_text(replay._replace(steps=found[:2])) == "2 steps, all 1 published version bit-equal"
     assert replay_text(replay._replace(steps=[])) == "no step to train again: the weights are those of step -1"
     assert replay_text(replay).startswith("step 2 differs: version 2 was published with digest bb, the replay has cc")
     assert replay_text(replay._replace(ranks=2)).endswith("2 ranks, a replay one: sums are rounded in another order")

@@ -262,7 +262,7 @@ async def test_a_run_whose_data_ends_before_its_steps_is_a_finding_and_goes_on_w
     rewards = ["reward.function=flat.py:reward", "learner.filters=['zero_variance']", "warmup.steps=0"]
     async with up(tmp_path, *few, *rewards, config=SCRIPTED) as run:
         await run.reaches(lambda: len(run.steps()) == 5, "all batches that there are")
-        await named(tmp_path, "end of data", "every row was issued 1 time; 4 groups are left and a batch takes 8")
+        await named(tmp_path, "end of data", "every row was issued 1 time; 4 groups left, and a batch takes 8")
         run.interrupt()
         assert await run.ended() == 0, run.story
     async with resume(tmp_path, "short", "--set", "task.epochs=2") as run:

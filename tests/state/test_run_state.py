@@ -280,7 +280,8 @@ def test_failures_are_reported_at_the_first_the_tenth_and_the_hundredth():
         story.subscribe(number, trajectories.TRAJECTORY_FAILED, failed)
 
     assert story.texts() == [
-        f"{count} trajectories failed; last: p{count - 1:06}-0 reward: time limit" for count in (1, 10, 100)
+        f"{shown} failed; last: p{number:06}-0 reward: time limit"
+        for number, shown in ((0, "1 trajectory"), (9, "10 trajectories"), (99, "100 trajectories"))
     ]
     assert "▲ 120 trajectories failed; last: p000119-0 reward: time limit" in story.panel(130)
 
@@ -298,7 +299,7 @@ def test_a_traceback_takes_one_line_that_names_where_the_rest_is():
 
     place = 'File "tools.py", line 7, in rollout ... ValueError: no such tool'
     assert story.texts() == [
-        f"1 trajectories failed; last: p000001-0 rollout: {place} (more: asyncrl explain p000001-0)",
+        f"1 trajectory failed; last: p000001-0 rollout: {place} (more: asyncrl explain p000001-0)",
         "actor dying: rollout-1: started 3 times in the last minute; last error: "
         f"{place} (more: asyncrl logs rollout-1)",
         f"rollout-1 died: {place} (more: asyncrl logs rollout-1)",
