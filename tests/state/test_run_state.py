@@ -279,10 +279,8 @@ def test_failures_are_reported_at_the_first_the_tenth_and_the_hundredth():
         failed = failure(f"p{number:06}-0", "reward", detail="time limit")
         story.subscribe(number, trajectories.TRAJECTORY_FAILED, failed)
 
-    assert story.texts() == [
-        f"{shown} failed; last: p{number:06}-0 reward: time limit"
-        for number, shown in ((0, "1 trajectory"), (9, "10 trajectories"), (99, "100 trajectories"))
-    ]
+    counts = ((0, "1 trajectory"), (9, "10 trajectories"), (99, "100 trajectories"))
+    assert story.texts() == [f"{count} failed; last: p{last:06}-0 reward: time limit" for last, count in counts]
     assert "▲ 120 trajectories failed; last: p000119-0 reward: time limit" in story.panel(130)
 
 
