@@ -48,10 +48,10 @@ async def bench_direct(
         `engine.ready`, and until 90 of 100 requests sample by the new version (`new_90_s`); of this by the engine
         (`fetch_s`; `update_s` from `engine.updating` to `engine.ready`, `pause_s` of it from abort or pause until the
         server samples again, of that `hold_s` until it has stopped, and `load_s`); from `engine.updating` until 95 of
-        100 requests have a token again (`again_s`); longest times without a token, of all requests together
-        (`silence_s`) and of one (`request_silence_s`, median, and `request_silence_most_s`), around an update, in a
-        step without an update (`in_step_...`) and with nothing beside (`quiet_...`); and the share of the versions that
-        came that way.
+        100 requests have a token again (`again_s`), in `resume` also until as many have been sent again (`sent_s`);
+        longest times without a token, of all requests together (`silence_s`) and of one (`request_silence_s`, median,
+        and `request_silence_most_s`), around an update, in a step without an update (`in_step_...`) and with nothing
+        beside (`quiet_...`); and the share of the versions that came that way.
     """
     figures: dict[str, float] = {}
     for way in ways:

@@ -60,6 +60,7 @@ class Events(msgspec.Struct):
     times: list[float] = []
     requests: list[int] = []
     versions: list[int] = []
+    sent: list[float] = []  # when requests were sent to the engine, the rests of aborted ones too
 
     def note(self, request: int, version: int) -> None:
         """Add one of this moment."""
@@ -72,6 +73,7 @@ class Events(msgspec.Struct):
         self.times += others.times
         self.requests += others.requests
         self.versions += others.versions
+        self.sent += others.sent
 
 
 class Update(NamedTuple):
@@ -145,7 +147,8 @@ def transition(events: Events, update: Update, *, in_place: bool) -> dict[str, f
 
     Returns:
         `generating`, the number of those counted; `waiting`, of those that had no token; `waited`, of those counted
-        that had none again 1 s behind the update; `again_s` and `new_90_s`, unless too few came so far.
+        that had none again 1 s behind the update; `again_s` and `new_90_s`, unless too few came so far; and `sent_s`
+        from the begin of an update until as many requests as `again_s` waits for had been sent again, where they end.
     """
     # A token of the old version may come late from a request that was aborted.
     gone_on = _in_place if in_place else _by_new
@@ -166,6 +169,9 @@ def transition(events: Events, update: Update, *, in_place: bool) -> dict[str, f
     ):
         if most and len(firsts) >= (least := math.ceil(share * len(most))):
             figures[name] = sorted(firsts.values())[least - 1] - since
+    sent = [at - update.updating for at in events.sent if at > update.updating]
+    if not in_place and len(sent) >= (least := math.ceil(0.95 * len(counted))):
+        figures["sent_s"] = sorted(sent)[least - 1]
     return figures
 
 
@@ -202,6 +208,10 @@ class _Noted(Watch):
 
     def __init__(self, number: int, answer: Answer, requests: _Requests) -> None:
         self._number, self._answer, self._requests = number, answer, requests
+
+    def requested(self, engine_id: str) -> None:
+        """See `Watch`."""
+        self._requests.events.sent.append(time.monotonic())
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """See `Watch`."""

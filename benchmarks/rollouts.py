@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import shlex
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -33,26 +35,31 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"
 _PROMPT = [29, 3, 4, 5, 6, 7, 8, 28]  # as long as a row of the task
 _GROUP, _BATCHES = 8, 1000  # a batch that no window fills: no step and no new weights within it
 _MODULE = """
-import asyncio, random
+import asyncio, itertools, json, os
+
+def number_of_worker():
+    for number in itertools.count():
+        try:
+            os.mkdir({folder!r} + f"/worker-{{number}}")
+        except FileExistsError:
+            continue
+        return number
 
 async def look():
     await asyncio.sleep({tool_s})
 
-begun = 0
+lengths = itertools.cycle(json.loads({lengths!r})[number_of_worker() % {workers}])
 
 async def rollout(row, context):
-    global begun
-    begun += 1
-    rest = begun <= {slots}  # a part of a trajectory, as if it had begun before
     tokens = context.tokenizer.encode_prompt(row, max_tokens=None).tolist()
-    for turn in range(random.randint(1, {turns}) if rest else {turns}):
+    for turn, length in enumerate(next(lengths)):
         if turn:
             await context.tool("look", look)
-        least = 1 if rest and not turn else {least}
-        generated = await context.generate(tokens, max_new_tokens=random.randint(least, {most}))
+        generated = await context.generate(tokens, max_new_tokens=length)
         tokens += generated.tokens.tolist()
 """
 _DEADLINE_S = 900.0
+_TRAJECTORIES = 2_000  # of a worker; then the first ones come again
 
 
 class Load(NamedTuple):
@@ -73,6 +80,25 @@ class Load(NamedTuple):
     def bounds(self) -> tuple[int, int]:
         """Least and greatest number of tokens of a generation."""
         return max(1, self.tokens // 2), self.tokens + self.tokens // 2
+
+
+def _lengths(load: Load, worker: int) -> list[list[int]]:
+    """Tokens of each generation of a worker's trajectories, the same ones in each window.
+
+    What is under way when a window begins decides how much a server has to read for a token: drawn anew, that of long
+    generations would differ by more than what is measured.
+
+    Args:
+        worker: its number, from 0.
+    """
+    draw = random.Random(worker).randint
+    least, most = load.bounds
+    found = []
+    for number in range(_TRAJECTORIES):
+        rest = number < load.slots  # a part of a trajectory, as if it had begun before: else all would end together
+        turns = draw(1, load.turns) if rest else load.turns
+        found.append([draw(1 if rest and not turn else least, most) for turn in range(turns)])
+    return found
 
 
 class Server(NamedTuple):
@@ -99,7 +125,7 @@ async def bench_rollouts(*, concurrent: list[int], **options: Any) -> dict[str, 
     A round measures a window through asyncrl, with progress messages and versions of all tokens, then a window of a
     client that sends whole requests to the same server, each alone, and keeps nothing but their number of tokens. In
     each of them tokens of trajectories that ended are counted, and by how many the server's running requests have more
-    at its end than at its beginning. What runs first is the rest of a trajectory each: else all would end together.
+    at its end than at its beginning. All windows have the same lengths of generations.
 
     Args:
         concurrent: numbers of trajectories at once.
@@ -168,7 +194,7 @@ async def _with_workers(stage: Stage, client: EngineClient, load: Load, seconds:
 
 
 def _config(scratch: Path, load: Load, server: Server, course: Course) -> Config:
-    least, most = load.bounds
+    most = load.bounds[1]
     context = len(_PROMPT) + load.turns * most + 8
     model = scratch / "model"
     dtype = "float32" if server.kind == "embedded" else "bfloat16"
@@ -176,7 +202,8 @@ def _config(scratch: Path, load: Load, server: Server, course: Course) -> Config
     write_random_model(model, shape._replace(layers=server.layers or shape.layers), context=context, dtype=dtype)
     write_tokenizer(model, _ALPHABET, context=context)
     module = scratch / "rollout.py"
-    module.write_text(_MODULE.format(slots=load.slots, tool_s=load.tool_s, turns=load.turns, least=least, most=most))
+    lengths = msgspec.json.encode([_lengths(load, worker) for worker in range(load.workers)]).decode()
+    module.write_text(_MODULE.format(folder=str(scratch), tool_s=load.tool_s, workers=load.workers, lengths=lengths))
     environment = {"PYTHONPATH": server.pythonpath} if server.pythonpath else {}
     returning = [RETURN_EXPERTS] if course.routing and server.kind == "sglang" else []  # the embedded one always can
     return bench_config(
@@ -234,7 +261,11 @@ async def _bare(client: EngineClient, key: str, load: Load, seconds: float) -> f
     connector = aiohttp.TCPConnector(limit=load.concurrent)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     async with aiohttp.ClientSession(client.address, connector=connector, headers=headers) as session:
-        clients = [asyncio.create_task(_trajectories(session, load, ends)) for _ in range(load.concurrent)]
+        lengths = [itertools.cycle(_lengths(load, worker)) for worker in range(load.workers)]
+        clients = [
+            asyncio.create_task(_trajectories(session, load, lengths[number % load.workers], ends))
+            for number in range(load.concurrent)
+        ]
         try:
             while len(ends) < load.concurrent:
                 await _unless_one_fails(clients, 0.05)
@@ -258,18 +289,17 @@ async def _unless_one_fails(tasks: list[asyncio.Task[None]], seconds: float) -> 
         task.result()
 
 
-async def _trajectories(session: aiohttp.ClientSession, load: Load, ends: list[tuple[float, int]]) -> None:
-    rest = True  # the first one is a part of a trajectory, as if it had begun before
-    while True:
+async def _trajectories(
+    session: aiohttp.ClientSession, load: Load, lengths: Iterator[list[int]], ends: list[tuple[float, int]]
+) -> None:
+    for trajectory in lengths:
         tokens, sampled = list(_PROMPT), 0
-        for turn in range(random.randint(1, load.turns) if rest else load.turns):
+        for turn, length in enumerate(trajectory):
             if turn:
                 await asyncio.sleep(load.tool_s)
-            least, most = load.bounds
-            drawn = random.randint(1 if rest and not turn else least, most)
             body = {
                 "input_ids": tokens,
-                "sampling_params": {"max_new_tokens": drawn, "temperature": 1.0},
+                "sampling_params": {"max_new_tokens": length, "temperature": 1.0},
                 "return_logprob": True,
             }
             async with session.post("/generate", data=msgspec.json.encode(body)) as response:
@@ -279,4 +309,3 @@ async def _trajectories(session: aiohttp.ClientSession, load: Load, ends: list[t
             tokens = tokens + answer["output_ids"]
             sampled += len(answer["output_ids"])
         ends.append((time.monotonic(), sampled))
-        rest = False

@@ -147,6 +147,15 @@ def test_requests_that_had_tokens_when_an_update_began_and_went_on_have_one_agai
     assert early == {"generating": 3, "waiting": 1, "waited": 1}  # two of the three have a token
 
 
+def test_requests_are_told_when_as_many_were_sent_again_as_had_been_under_way():
+    events = events_of(SEEN)
+    events.sent = [9.9, 10.3, 10.61, 10.62]  # before the update, and after
+
+    assert transition(events, UPDATE, in_place=False)["sent_s"] == pytest.approx(0.42)
+    events.sent.pop()
+    assert "sent_s" not in transition(events, UPDATE, in_place=False)
+
+
 def test_mixed_lengths_fill_a_step():
     lengths = mixed_lengths(32_768, 8192)
     assert sum(lengths) >= 32_768 and min(lengths) >= 64 and max(lengths) <= 8192
