@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -27,7 +27,7 @@ from benchmarks.random_model import SHAPES, write_random_model
 from benchmarks.stage import BenchError, Stage, bench_config, report
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.cards import CARD_LEFT, CARD_REQUESTED, CARD_RETURNED, CardReturned
-from topics.engines import ENGINE_READY
+from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, TRAINING
 from topics.wire import decode
 
@@ -37,6 +37,8 @@ _STEPS = 1_000_000  # none of them is the last
 _WARM = 1  # turns that are not counted: host memory is made for them
 _DEADLINE_S = 1800.0
 _COPY_BYTES = 1 << 30
+_JUST_BEFORE_NS = 200_000_000
+_Samples: TypeAlias = list[tuple[int, str]]
 
 
 class Shared(NamedTuple):
@@ -61,9 +63,13 @@ async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[s
     Returns:
         Medians. Seconds until the engine has left the card once it is asked (`leave_s`), until the learner has its
         tensors there (`restore_s`), until it has them in host memory again (`offload_s`), and until the engine samples
-        once it may (`ready_s`); `switches_s`, the sum; `offloaded_gb`, and the rates of both ways. On a GPU also what
-        is in use of its memory when both have left it (`left_gib`), and the rates over those of one copy between the
-        device and page-locked memory.
+        once it may (`ready_s`); `switches_s`, the sum; `offloaded_gb`, and the rates of both ways. `offload_s` is
+        divided into `offload_wait_s`, `_copy_s`, `_free_s` (`asyncrl.training.protocol.Offloaded`), of `copied_gb` that
+        were not in host memory anyway; `ready_s` into what comes after `back_resume_s` and, meanwhile,
+        `back_fetch_s`: `back_hold_s` and `back_load_s`. `returned_s` is from one to the other, in which the version is
+        written. On a GPU also what is in use of its memory when both have left it (`left_gib`), of this what the
+        learner's allocator has (`learner_left_gib`), and the rates over those of one copy between the device and
+        page-locked memory.
 
     Raises:
         BenchError: an actor fell, or there were not so many turns in time.
@@ -71,7 +77,11 @@ async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[s
     shared = Shared(**options, size=(size[0], size[1]))
     wanted = 1 + _WARM + rounds + 1  # the start, and a turn behind the last one, by which that one is over
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
-        async with Stage.open(_config(Path(scratch), shared)) as stage, _memory(shared.device) as used:
+        async with (
+            Stage.open(_config(Path(scratch), shared)) as stage,
+            _samples(shared.device, "--query-gpu=memory.used") as used,
+            _samples(shared.device, "--query-compute-apps=used_memory,name") as processes,
+        ):
             await stage.enter_all(deadline_s=_DEADLINE_S)
             report("learner and engine have started")
             await stage.enter("prompter")
@@ -82,7 +92,7 @@ async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[s
                 return turn >= wanted
 
             await stage.until(stage.follow(TRAINING, CARD_RETURNED, last), _DEADLINE_S)
-            turns = await _turns(stage, used)
+            turns = await _turns(stage, used, processes)
     if len(turns) <= _WARM:
         raise BenchError(f"{len(turns)} turns were whole; expected more than {_WARM}, which are not counted")
     figures = {name: statistics.median(turn[name] for turn in turns[_WARM:]) for name in turns[-1]}
@@ -124,39 +134,52 @@ def _config(scratch: Path, shared: Shared) -> Config:
     )
 
 
-async def _turns(stage: Stage, used: list[tuple[int, float]]) -> list[dict[str, float]]:
+async def _turns(stage: Stage, used: _Samples, processes: _Samples) -> list[dict[str, float]]:
     """Figures of each turn in which the learner trained and after which the engine sampled."""
     asked, returned = [
         [one.time_ns for one in await stage.read(TRAINING, [of])] for of in (CARD_REQUESTED, CARD_RETURNED)
     ]
-    left, ready = [[one.time_ns for one in await stage.read(ENGINES, [of])] for of in (CARD_LEFT, ENGINE_READY)]
+    left, ready = [await stage.read(ENGINES, [of]) for of in (CARD_LEFT, ENGINE_READY)]
     trained = await stage.read(TRAINING, [BATCH_TRAINED])
-    offloads = _offloads(stage.files.logs / "learner-1.log")
+    offloads = _rows(stage.files.logs / "learner-1.log", "trainer offloaded")
+    resumed = _rows(stage.files.logs / "engine-1.log", "card taken again")
     found = []
     for begin, end in zip(asked, returned, strict=False):
         within = [decode(BatchTrained, one.data) for one in trained if begin < one.time_ns < end]
-        gone, back = [at for at in left if begin < at < end], [at for at in ready if at > end]
+        gone, back = (
+            [at for one in left if begin < (at := one.time_ns) < end],
+            [one for one in ready if one.time_ns > end],
+        )
         if not (within and gone and back):
             continue
-        offload_s, size = [moved for at, *moved in offloads if at < end][-1]
+        moved_at, moved = [(at, row) for at, row in offloads if at < end][-1]
+        taken = next((row for at, row in resumed if end < at < back[0].time_ns), {})
+        size, came = moved["bytes"], decode(EngineReady, back[0].data)
         times = {
             "leave_s": (gone[-1] - begin) / 1e9,
             "restore_s": max(one.metrics.get("restore_s", 0.0) for one in within),
-            "offload_s": offload_s,
-            "ready_s": (back[0] - end) / 1e9,
+            "offload_s": moved["seconds"],
+            "ready_s": (back[0].time_ns - end) / 1e9,
         }
+        parts = {f"offload_{name}": moved[name] for name in ("wait_s", "copy_s", "free_s")}
+        parts |= {f"back_{name}": taken.get(name, 0.0) for name in ("resume_s", "fetch_s")}
+        parts |= {"back_hold_s": came.hold_s, "back_load_s": came.load_s, "returned_s": (end - moved_at) / 1e9}
+        sizes = {"offloaded_gb": size / 1e9, "copied_gb": moved["copied"] / 1e9}
         rates = {f"{way}_gb_per_s": size / 1e9 / max(times[f"{way}_s"], 1e-9) for way in ("restore", "offload")}
-        memory = {"left_gib": [gib for at, gib in used if at < end][-1]} if used else {}
-        found.append(times | {"switches_s": sum(times.values()), "offloaded_gb": size / 1e9} | rates | memory)
-        report(", ".join(f"{name} {value:.3f}" for name, value in found[-1].items()))
+        memory = {}
+        if used:
+            memory = {"left_gib": [int(mib) / 1024 for at, mib in used if at < end][-1]}
+            memory |= {"learner_left_gib": moved["left"] / (1 << 30)}
+        found.append(times | {"switches_s": sum(times.values())} | parts | sizes | rates | memory)
+        held = sorted({line for at, line in processes if end - _JUST_BEFORE_NS < at < end})
+        report(", ".join(f"{name} {value:.3f}" for name, value in found[-1].items()) + f"; MiB by process: {held}")
     return found
 
 
-def _offloads(log: Path) -> list[tuple[int, float, int]]:
-    """When tensors had left the device, in how many seconds, and how many bytes, out of the learner's log."""
+def _rows(log: Path, event: str) -> list[tuple[int, dict[str, Any]]]:
+    """Lines of an actor's log that tell of an event, with their times."""
     rows = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    moved = [row for row in rows if row["event"] == "trainer offloaded"]
-    return [(_nanoseconds(row["timestamp"]), row["seconds"], row["bytes"]) for row in moved]
+    return [(_nanoseconds(row["timestamp"]), row) for row in rows if row["event"] == event]
 
 
 def _nanoseconds(timestamp: str) -> int:
@@ -164,24 +187,24 @@ def _nanoseconds(timestamp: str) -> int:
 
 
 @asynccontextmanager
-async def _memory(device: str) -> AsyncIterator[list[tuple[int, float]]]:
-    """Times and GiB that are in use of a GPU's memory, by all processes, for the length of the block."""
-    found: list[tuple[int, float]] = []
+async def _samples(device: str, query: str) -> AsyncIterator[_Samples]:
+    """Times and lines of what `nvidia-smi` tells of a GPU, for the length of the block; MiB of memory."""
+    found: _Samples = []
     if device == "cpu":
         yield found
         return
-    query = ("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--loop-ms=50")
+    command = ("nvidia-smi", query, "--format=csv,noheader,nounits", "--loop-ms=50")
     number = torch.device(device).index or 0
     seen = os.environ.get(VISIBLE_GPUS, "")
     card = ("--id", seen.split(",")[number] if seen else str(number))
     process = await asyncio.create_subprocess_exec(
-        *query, *card, stdout=asyncio.subprocess.PIPE, preexec_fn=with_parent()
+        *command, *card, stdout=asyncio.subprocess.PIPE, preexec_fn=with_parent()
     )
     assert process.stdout is not None
 
     async def read(lines: asyncio.StreamReader) -> None:
         async for line in lines:
-            found.append((time.time_ns(), int(line) / 1024))
+            found.append((time.time_ns(), line.decode().strip()))
 
     reading = asyncio.create_task(read(process.stdout))
     try:

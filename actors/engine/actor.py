@@ -343,7 +343,8 @@ class EngineActor:
         await card.leave_for_learner(self._server, self.settings.update_deadline_s)
         self._updating = False
         if await card.take():
-            await self._server.resume_memory()
+            newest = self._target.version if self._target is not None else None
+            await card.resume(self._server, self._fetcher.ahead(newest, self.settings.update_deadline_s))
 
     async def _load(self, target: WeightsPublished, source: Path | WeightsOffered) -> Path | None:
         """Load a version into the server, which is held: from the store where the direct way fails."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Coroutine
 from typing import Any
 
 from actors.runtime.actor import ActorDown, Context
-from asyncrl.background import first_of
+from asyncrl.background import all_of, first_of
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import publish, read
 from asyncrl.crash import crash_point
@@ -77,6 +79,21 @@ class Card:
         except TimeoutError:
             raise EngineFailed(f"the card was not left within engine.update_deadline_s = {deadline_s:g} s") from None
         await self.leave()
+
+    async def resume(self, server: EngineControl, fetching: Coroutine[Any, Any, float]) -> None:
+        """Let a server take its memory again, while the version that it will load is fetched: see `Fetcher.ahead`.
+
+        Raises:
+            EngineError: the server does not do it.
+        """
+
+        async def resumed() -> float:
+            began = time.monotonic()
+            await server.resume_memory()
+            return time.monotonic() - began
+
+        resume_s, fetch_s = await all_of(resumed(), fetching)
+        self._context.log.info("card taken again", resume_s=round(resume_s, 4), fetch_s=round(fetch_s, 4))
 
     async def leave(self) -> None:
         """Publish that this engine has nothing on the card."""

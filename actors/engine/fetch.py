@@ -11,8 +11,9 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from actors.engine.sources import SOURCES
@@ -21,7 +22,7 @@ from asyncrl.host import boot_id
 from asyncrl.locks import lock, try_lock
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.delta import DeltaRecord, apply_delta
-from asyncrl.weights.directories import remove_directory, written_aside
+from asyncrl.weights.directories import CheckpointError, remove_directory, written_aside
 from asyncrl.weights.verify import TornVersion, check_version
 from topics.weights import WeightsPublished
 from topics.wire import WireError
@@ -35,6 +36,7 @@ class Fetcher:
         self._sources = {name: made(bus, files) for name, made in SOURCES.items()}
         self._folder = files.fetched.absolute() / boot_id(8)  # nothing is synced: another boot may find parts
         self._known: dict[str, WeightsPublished] = {}  # versions since the newest full one, by key
+        self._ahead: dict[str, Path] = {}  # the directory of a version that was checked before it was asked for
         self._held: dict[Path, int] = {}  # directories in use here, with the handle that has the lock
 
     def check(self, published: WeightsPublished) -> None:
@@ -54,6 +56,15 @@ class Fetcher:
             self._known.clear()
         self._known[published.key] = published
 
+    async def ahead(self, published: WeightsPublished | None, deadline_s: float) -> float:
+        """Let `directory` return a version at once; what fails here is tried again there. Returns the seconds."""
+        began = time.monotonic()
+        if published is not None:
+            with suppress(TornVersion, CheckpointError, OSError):  # a TimeoutError is one
+                async with asyncio.timeout(deadline_s):
+                    self._ahead = {published.key: await self.directory(published)}
+        return time.monotonic() - began
+
     async def directory(self, published: WeightsPublished) -> Path:
         """Return the Hugging Face directory of a version on this host, whole, which stays until `release`.
 
@@ -63,6 +74,8 @@ class Fetcher:
             TornVersion: its bytes are not there, or others.
             CheckpointError, OSError: the disk refused it.
         """
+        if (ahead := self._ahead.pop(published.key, None)) is not None:
+            return ahead
         if published.is_unchanged:
             return await self.directory(self._known_base(published))
         if self._lies_here(published):
@@ -85,6 +98,7 @@ class Fetcher:
 
     def release(self, *, keep: Path) -> None:
         """Release all directories but one, and remove from this host what no engine uses."""
+        self._ahead.clear()
         for path in [path for path in self._held if path != keep]:
             os.close(self._held.pop(path))
         self._remove_unused()

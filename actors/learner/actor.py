@@ -379,8 +379,9 @@ class Learner:
                 self.context.doing(Activity("awaiting batch", step))
                 rests = offloads
             if rests:
-                left, size = time.monotonic(), await self.group.do(Rest())
-                self.context.log.info("trainer offloaded", bytes=size, seconds=round(time.monotonic() - left, 6))
+                left, found = time.monotonic(), await self.group.do(Rest())
+                seconds = round(time.monotonic() - left, 6)
+                self.context.log.info("trainer offloaded", seconds=seconds, **found._asdict())
                 await self.turns.give_back(self.outbox)
                 rests = False  # what comes next brings it back
                 continue

@@ -26,7 +26,7 @@ from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.anomalies import Usual
-from asyncrl.training.protocol import Trainer
+from asyncrl.training.protocol import Offloaded, Trainer
 from asyncrl.training.publisher import Member, Publisher
 from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_card, work_of
 from asyncrl.training.trainers import layout_of, open_trainer
@@ -276,13 +276,15 @@ class Step(Call[StepResult]):
         return StepResult(stats, first.metrics | sums, first.anomaly)
 
 
-class Rest(Call[int]):
-    """Give the device's memory back until the next step or copy; the result is the bytes of all ranks."""
+class Rest(Call[Offloaded]):
+    """Give the device's memory back until the next step or copy."""
 
-    answer = int
+    answer = Offloaded
 
-    def _compute(self, rank: Rank) -> int:
+    def _compute(self, rank: Rank) -> Offloaded:
         return rank.trainer.rest()
 
-    def merged(self, answers: Sequence[int]) -> int:
-        return sum(answers)
+    def merged(self, answers: Sequence[Offloaded]) -> Offloaded:
+        """See `Call`: the bytes of all ranks, and the seconds of the slowest of them."""
+        size, wait_s, copy_s, free_s, copied, left = zip(*answers, strict=True)
+        return Offloaded(sum(size), max(wait_s), max(copy_s), max(free_s), sum(copied), sum(left))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from asyncrl.config.engine_settings import EngineGroup, EngineSettings
+from asyncrl.config.engine_settings import MEMORY_SAVER, EngineGroup, EngineSettings
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.errors import EngineRefused, RequestFailed
@@ -327,6 +327,11 @@ class SGLangControl(OwnControl):
         if keep or group.role != "regular" or group.copies > 1 or "--skip-tokenizer-init" not in group.arguments:
             return await super().hold(keep=keep)
         await self.halt()
+
+    def environment(self) -> dict[str, str]:
+        """Return its variables; with the memory saver graphs are given back too, which SGLang keeps by itself."""
+        saves = MEMORY_SAVER in self._home.group.arguments
+        return {**({"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "true"} if saves else {}), **super().environment()}
 
     async def release_memory(self) -> None:
         """Give it back; SGLang ends if anything is left, and clients send until they see that it is held."""

@@ -14,6 +14,7 @@ from asyncrl.data.quantisation import Form
 from asyncrl.training.host_memory import host_memory
 from asyncrl.training.lora import Adapter
 from asyncrl.training.masters import joined
+from asyncrl.training.resting import storage_key
 from asyncrl.weights.quantised import Stored, quantise, stored_as
 from asyncrl.weights.shared import View, in_calls, keep_for_reader, pack_tensors, shared_memory
 from asyncrl.weights.shares import Sized, owners
@@ -54,6 +55,19 @@ class Source(NamedTuple):
         """Tensors that the copy consists of."""
         shape = tuple(self.tensor.shape)
         return [Stored(self.name, self.dtype, shape)] if self.form is None else stored_as(self.form, self.name, shape)
+
+    @property
+    def as_it_is(self) -> torch.Tensor | None:
+        """The tensor, where the copy has all bits of its storage and no others."""
+        tensor, changes = self.tensor, (self.adapter, self.rest, self.form)
+        if (
+            not isinstance(tensor, torch.Tensor)
+            or isinstance(tensor, DTensor)
+            or any(one is not None for one in changes)
+        ):
+            return None
+        whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+        return tensor if whole and tensor.numel() and tensor.dtype == self.dtype else None
 
 
 class _Place(NamedTuple):
@@ -100,10 +114,15 @@ class HostCopy:
         self._views: list[View] = []
         self._packed: list[bytes] = []
         self._files: dict[str, list[HostTensor]] = {}
+        self._unchanged: dict[int, torch.Tensor] = {}
 
     def begin(self, sources: Sequence[Source]) -> None:
         """Copy tensors, or on a GPU start to; a caller that changes the tensors calls `order` before."""
         places = self._place(sources)
+        self._unchanged = {}
+        for source, place in zip(sources, places, strict=True):
+            if (own := source.as_it_is) is not None and place.host:
+                self._unchanged[storage_key(own)] = place.host[0]
         if self._stream is None or self._pool is None:
             for source, place in zip(sources, places, strict=True):
                 _copy(source, place)
@@ -113,6 +132,10 @@ class HostCopy:
             self._issue(sources, places)  # collectives keep their order in one thread
         else:
             self._copying = self._pool.submit(self._issue, sources, places)
+
+    def unchanged(self) -> dict[int, torch.Tensor]:
+        """Return the copies that have the bits of a whole storage, [bytes], by the storage: see `Resting.leave`."""
+        return {key: host.flatten().view(torch.uint8) for key, host in self._unchanged.items()}
 
     def order(self) -> None:
         """Let what the device does next wait for the copies."""

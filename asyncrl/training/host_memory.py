@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+
+_THREADS = min(16, os.cpu_count() or 1)
+_AT_ONCE = 1 << 28  # bytes
 
 
 def host_memory(size: int, device: torch.device) -> torch.Tensor:
@@ -15,8 +20,16 @@ def host_memory(size: int, device: torch.device) -> torch.Tensor:
         memory.madvise(mmap.MADV_HUGEPAGE)
     found = torch.frombuffer(memory, dtype=torch.uint8)
     if isinstance(memory, _PageLocked):
+        fill_at_once(found)
         memory.lock(found.data_ptr())
     return found
+
+
+def fill_at_once(memory: torch.Tensor) -> None:
+    """Fill memory with zeros, by several threads: a driver that locks pages makes those that lack one by one."""
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in pool.map(torch.Tensor.zero_, torch.split(memory, _AT_ONCE)):
+            pass
 
 
 class _PageLocked(mmap.mmap):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.errors import AsyncRLError
@@ -41,6 +41,17 @@ class Copied(Protocol):
         """
 
 
+class Offloaded(NamedTuple):
+    """What has left a device, and what that took."""
+
+    bytes: int  # that are in host memory instead
+    wait_s: float = 0.0  # until the step and the copies before had ended
+    copy_s: float = 0.0  # of the copy, with the host memory that is made for it at the first time
+    free_s: float = 0.0  # until other processes could have the memory
+    copied: int = 0  # bytes that were not in host memory anyway, as the published weights are
+    left: int = 0  # bytes of the device that the process's allocator still has
+
+
 class Trainer(Protocol):
     """Weights, an optimiser, and how to move one by the other.
 
@@ -73,8 +84,8 @@ class Trainer(Protocol):
     def copy_state(self) -> Copied:
         """Copy weights, optimiser and RNG away, as `copy_weights` does."""
 
-    def rest(self) -> int:
-        """Move weights and optimiser off the device until the next call of any other kind; returns how many bytes."""
+    def rest(self) -> Offloaded:
+        """Move weights and optimiser off the device until the next call of any other kind."""
 
     def load(self, directory: Path) -> None:
         """Continue from the files of a `copy_state`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from asyncrl.training.host_memory import host_memory
+from asyncrl.training.protocol import Offloaded
 
 _ALIGNED = 64  # bytes
 _ROOM = 64 << 20  # of the device's memory, for what its allocator rounds up
@@ -20,8 +21,14 @@ class _Held(NamedTuple):
     """Content that is in host memory."""
 
     storage: torch.UntypedStorage
-    start: int  # byte of the host memory
-    size: int  # bytes
+    own: torch.Tensor  # its bytes
+    content: torch.Tensor  # where they are meanwhile, [bytes]
+    copied: bool  # they were not there before
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self.content)
 
 
 class Resting:
@@ -36,6 +43,7 @@ class Resting:
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._held: list[_Held] = []
         self._zeros: list[tuple[torch.UntypedStorage, int]] = []  # what held zeros, and how many bytes
+        self.away_s = 0.0  # seconds that the newest copy to host memory took; 0 if nothing had to leave
         self.back_s = 0.0  # seconds that the newest way back took; 0 if nothing had left
 
     @property
@@ -43,55 +51,91 @@ class Resting:
         """Bytes that are in host memory now, instead of where the tensors lie."""
         return sum(held.size for held in self._held)
 
-    def leave(self, tensors: Iterable[torch.Tensor], zeros: Iterable[torch.Tensor] = ()) -> None:
+    def leave(
+        self,
+        tensors: Iterable[torch.Tensor],
+        zeros: Iterable[torch.Tensor] = (),
+        known: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
         """Move the content of these away; of several on one storage once, of a sharded one the part of this rank.
 
         Args:
             zeros: tensors that hold nothing else, of which only the memory is given back.
+            known: content that is in host memory already, [bytes], by `storage_key`. It stays there, unchanged, until
+                all has come back.
         """
+        began, self.away_s = time.monotonic(), 0.0
         leaving: dict[int, torch.UntypedStorage] = {}
         for tensor in tensors:
-            storage = (tensor.to_local() if isinstance(tensor, DTensor) else tensor.detach()).untyped_storage()
+            storage = _storage(tensor)
             if storage.resizable() and storage.nbytes():
-                leaving[storage.data_ptr()] = storage
+                leaving[storage._cdata] = storage
         if leaving:
-            self._take(leaving.values())
+            held = self._taken(leaving, known or {})
+            self.away_s = time.monotonic() - began
+            self._held = held  # not before: what could not be copied must not come back
+            for one in held:
+                one.storage.resize_(0)
         for tensor in zeros:
             storage = tensor.untyped_storage()
             if storage.resizable() and storage.nbytes():
                 self._zeros.append((storage, storage.nbytes()))
                 storage.resize_(0)
 
-    def _take(self, storages: Iterable[torch.UntypedStorage]) -> None:
-        assert not self._held, "what has left comes back before more leaves"
-        held, end = list[_Held](), 0
-        for storage in storages:
-            held.append(_Held(storage, end, storage.nbytes()))
-            end += -(-storage.nbytes() // _ALIGNED) * _ALIGNED
-        if len(self._memory) < end:
-            self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
-            self._memory = host_memory(end, self._device)
-        for one in held:
-            self._content(one).copy_(_bytes_of(one.storage), non_blocking=True)
+    def vacate(
+        self,
+        tensors: Iterable[torch.Tensor],
+        zeros: Iterable[torch.Tensor],
+        known: Mapping[int, torch.Tensor],
+        *,
+        began: float,
+    ) -> Offloaded:
+        """Move content away as `leave` does, and let other processes have the memory.
+
+        Args:
+            began: monotonic time at which the wait for what may still read the tensors began.
+        """
         self._synchronize()
-        self._held = held  # not before: what could not be copied must not come back
-        for one in held:
-            one.storage.resize_(0)
+        waited = time.monotonic()
+        self.leave(tensors, zeros, known)
+        left = 0
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            left = torch.cuda.memory_reserved(self._device)
+        copied = sum(held.size for held in self._held if held.copied)
+        free_s = time.monotonic() - waited - self.away_s
+        return Offloaded(self.held_bytes, waited - began, self.away_s, free_s, copied, left)
+
+    def _taken(self, leaving: Mapping[int, torch.UntypedStorage], known: Mapping[int, torch.Tensor]) -> list[_Held]:
+        """Copy what is not known into the memory of this."""
+        assert not self._held, "what has left comes back before more leaves"
+        sizes = [one.nbytes() for key, one in leaving.items() if key not in known]
+        cut = [part for size in sizes for part in (size, -size % _ALIGNED)]
+        if len(self._memory) < sum(cut):
+            self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
+            self._memory = host_memory(sum(cut), self._device)
+        places = iter(torch.split(self._memory[: sum(cut)], cut)[::2] if cut else ())
+        held = [
+            _Held(one, _bytes_of(one), known[key] if key in known else next(places), key not in known)
+            for key, one in leaving.items()
+        ]
+        copied = [one for one in held if one.copied]
+        self._copy([one.content for one in copied], [one.own for one in copied])
+        return held
 
     def come_back(self) -> None:
         """Move all content back."""
         began = time.monotonic()
         for held in self._held:
             held.storage.resize_(held.size)
-            _bytes_of(held.storage).copy_(self._content(held), non_blocking=True)
         while self._zeros:
             storage, size = self._zeros.pop()
             storage.resize_(size)
             _bytes_of(storage).zero_()
         back = bool(self._held)
         if back:
+            self._copy([held.own for held in self._held], [held.content for held in self._held])
             self._held.clear()
-            self._synchronize()
         self.back_s = time.monotonic() - began if back else 0.0
 
     def reserve(self) -> None:
@@ -99,17 +143,30 @@ class Resting:
 
         A thousand tensors, each of a piece of its own, take as long to allocate and to free as to copy.
         """
-        size = sum(held.size for held in self._held) + sum(size for _, size in self._zeros)
+        size = self.held_bytes + sum(size for _, size in self._zeros)
         if self._device.type == "cuda" and size:
             with suppress(torch.OutOfMemoryError):  # what others left between theirs may still be enough for each piece
                 torch.empty(size + _ROOM, dtype=torch.uint8, device=self._device)
 
-    def _content(self, held: _Held) -> torch.Tensor:
-        return self._memory[held.start : held.start + held.size]
+    def _copy(self, to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
+        """Copy tensors by one call: by a call for each, threads that write a version take turns with them."""
+        if to:
+            torch._foreach_copy_(to, of, non_blocking=True)
+        self._synchronize()
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return what tensors of one storage have in common, as long as there is one."""
+    key: int = _storage(tensor)._cdata
+    return key
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

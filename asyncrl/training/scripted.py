@@ -8,6 +8,7 @@ from pathlib import Path
 
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.training.anomalies import Usual
+from asyncrl.training.protocol import Offloaded
 from asyncrl.weights.tensors import Files, tensors_in
 from topics.batches import Anomaly, Objective
 
@@ -52,9 +53,9 @@ class ScriptedTrainer:
         """None: they lie in files."""
         return []
 
-    def rest(self) -> int:
+    def rest(self) -> Offloaded:
         """Nothing is on a device."""
-        return 0
+        return Offloaded(0)
 
     def load(self, directory: Path) -> None:
         """Load nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -32,7 +33,7 @@ from asyncrl.training.hindsight import HintedRows
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.optimized import Update
 from asyncrl.training.passes import Passes, Scorer
-from asyncrl.training.protocol import NonFiniteLoss, RowError
+from asyncrl.training.protocol import NonFiniteLoss, Offloaded, RowError
 from asyncrl.training.reference import Reference
 from asyncrl.training.resting import Resting
 from asyncrl.training.routing import Mixture, Recorded, check_routing
@@ -116,6 +117,7 @@ class Steps:
     _resting: Resting  # all, while nothing is to be done
     _idle: Resting  # policy or critic, while the other one learns
     _frozen: list[torch.Tensor]  # weights of a teacher
+    _published: Mapping[int, torch.Tensor] = {}  # see `HostCopy.unchanged`; empty once a step may have moved weights
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Let the trainer's device be the current one of the thread that calls."""
@@ -138,7 +140,7 @@ class Steps:
 
     @placed_call
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
-        self.anomaly = None
+        self.anomaly, self._published = None, {}
         restored_s = self._resting.back_s
         self._check(rows)
         loss = loss_of(objective)
@@ -339,6 +341,7 @@ class Steps:
         if form is not None:
             sources = [one._replace(form=form.form) if one.name in form.names else one for one in sources]
         self._copies[0].begin(sources)
+        self._published = self._copies[0].unchanged()
         return self._copies[0]
 
     @placed_call
@@ -350,20 +353,20 @@ class Steps:
         self._copies[1].begin(sources)
         return self._copies[1]
 
-    def rest(self) -> int:
+    def rest(self) -> Offloaded:
+        began = time.monotonic()
         with self._on_device():
             self._order_copies()  # which may still read the tensors
             critic = self._critic
             models = [self._own.tensors(), self._reference.tensors(), critic.tensors() if critic else [], self._frozen]
             zeros = self._own.gradients() + (critic.gradients() if critic else [])
-            self._resting.leave([tensor for model in models for tensor in model], zeros)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # other processes can use what is free
-        return self._resting.held_bytes
+            tensors = [tensor for model in models for tensor in model]
+            return self._resting.vacate(tensors, zeros, self._published, began=began)
 
     @placed_call
     def load(self, directory: Path) -> None:
         """See `Trainer.load`. Tensors are read one at a time."""
+        self._published = {}
         try:
             self._own.load(directory)
             self._reference.load(directory)

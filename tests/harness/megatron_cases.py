@@ -292,7 +292,7 @@ def rested(trainer):
     """Let a trainer rest, which leaves nothing on its device, and bring it back."""
     held = [*trainer._own.tensors(), *trainer._own.gradients(), *trainer._reference.tensors()]
     sizes = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held}
-    moved = trainer.rest()
+    moved = trainer.rest().bytes
     assert not any(one.untyped_storage().nbytes() for one in held)
     gradients = sum(one.nbytes for one in trainer._own.gradients())
     assert 0 < moved < sum(sizes.values()) <= moved + gradients + 8, "gradients are zeros, and are not kept"

@@ -88,13 +88,42 @@ def test_a_resting_trainer_holds_nothing_on_its_device_and_says_how_much_it_move
 
     moved = trainer.rest()
 
-    assert moved == trainer._resting.held_bytes == expected
+    assert moved.bytes == moved.copied == trainer._resting.held_bytes == expected
     assert {one.untyped_storage().nbytes() for one in [*own, *critic, *trainer._frozen]} == {0}
-    assert trainer.rest() == moved, "what has left does not leave twice"
+    assert trainer.rest().bytes == moved.bytes, "what has left does not leave twice"
     trainer.copy_weights()
     assert trainer._resting.held_bytes == 0
     assert stored([*own, *critic, *trainer._frozen]) == expected
     assert all(torch.isfinite(one).all() for one in own)
+
+
+def test_published_weights_leave_without_another_copy_until_a_step_may_have_moved_them(models):
+    plain, rested = whole(models), whole(models)
+    weights = sum(one.numel() for one in rested._own.parameters.values()) * BYTES
+    for step in range(3):
+        rows = policy_rows(np.random.default_rng(step), 12)
+        for trainer in (plain, rested):
+            trainer.step(rows, objective(step, []))
+        copied = rested.rest()
+        assert copied.copied == copied.bytes > weights, "of the weights that were published is no copy"
+        rested.copy_weights()
+        left = rested.rest()
+        assert (left.bytes, left.copied) == (copied.bytes, copied.bytes - weights)
+        rested.copy_state()  # which brings all back, to other places
+        left = rested.rest()
+        assert (left.bytes, left.copied) == (copied.bytes, copied.bytes - weights)
+        assert_same_bits(plain, rested)
+
+
+def test_weights_of_a_checkpoint_are_not_taken_for_those_that_were_published(models, tmp_path):
+    trainer, other = whole(models), whole(models)
+    rows = policy_rows(np.random.default_rng(0), 12)
+    trainer.step(rows, objective(0, []))
+    save(trainer, tmp_path)
+    other.copy_weights()
+    other.load(tmp_path)
+    other.rest()
+    assert_same_bits(trainer, other)
 
 
 def test_what_no_free_piece_of_the_device_is_large_enough_for_comes_back_piece_by_piece(monkeypatch):
@@ -141,7 +170,7 @@ for rests in (False, True):
     trainer, rng, moved = TorchTrainer(model), np.random.default_rng(5), 0
     for _ in range(3):
         trainer.step(policy_rows(rng, 12)[rank::ranks], policy())
-        moved = trainer.rest() if rests else 0
+        moved = trainer.rest().bytes if rests else 0
     parameters = sum(one.to_local().numel() for one in trainer._own.parameters.values())
     assert moved >= 12 * parameters * rests, (moved, parameters)
     found.append({name: one.numpy().tobytes() for name, one in copies(trainer).items()})
