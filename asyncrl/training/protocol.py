@@ -42,7 +42,7 @@ class Copied(Protocol):
 
 
 class Offloaded(NamedTuple):
-    """What has left a device, and what that took."""
+    """Bytes that have left a device, and the seconds that they took."""
 
     bytes: int  # that are in host memory instead
     wait_s: float = 0.0  # until the step and the copies before had ended

@@ -97,12 +97,12 @@ def trained(trainer, case, rank=0, ranks=1):
 
 
 def by_one_process(name, folder):
-    """What the torch trainer makes of it in float32 on the CPU."""
+    """Return what the torch trainer makes of it in float32 on the CPU."""
     return trained(opened(CASES[name], "cpu", folder, whole=True), CASES[name])
 
 
 def by_ranks(name, device, folder):
-    """What the ranks of a case make of it, in processes of their own."""
+    """Return what the ranks of a case make of it, in processes of their own."""
     with_path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "GLOO_SOCKET_IFNAME": "lo"}
     words = [sys.executable, "-m", "harness.card_cases"]
     ranks = [

@@ -18,7 +18,7 @@ def folder(tmp_path_factory):
 
 
 def apart(near, exact):
-    """How far tensors are from others, by the norm of those."""
+    """Norm of the differences of tensors to others, over the norm of those."""
     both = [(near[key].double(), one.double()) for key, one in exact.items()]
     far, size = (
         sum(float(one.square().sum()) for one in each) for each in ([a - b for a, b in both], [b for _, b in both])
