@@ -20,7 +20,7 @@ import xxhash
 
 from asyncrl.errors import FunctionError, last_lines
 
-IMPORT_LIMIT_S = 60.0  # of a user's file, and of a data source to open; PyTorch may be loaded by either
+IMPORT_LIMIT_S = 60.0  # of a user's file, which may load PyTorch
 
 
 def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
@@ -60,7 +60,7 @@ def load_module(where: str, *, base: Path, spec: str = "") -> ModuleType:
     """
     spec = spec or where
     late = "its import had come to {}; every process that uses it imports it: put what takes long into a function"
-    with deadline(lambda frame: frame.f_code.co_name == "<module>", late):
+    with deadline(IMPORT_LIMIT_S, lambda frame: frame.f_code.co_name == "<module>", late):
         return _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
 
 
@@ -69,13 +69,14 @@ class Hangs(SystemExit):
 
 
 @contextmanager
-def deadline(is_of_user: Callable[[FrameType], bool], late: str) -> Iterator[Callable[[], None]]:
+def deadline(limit_s: float, is_of_user: Callable[[FrameType], bool], late: str) -> Iterator[Callable[[], None]]:
     """Interrupt a user's code that hangs within the block by `Hangs`; what it yields gives the code its time anew.
 
     Only the main thread can be interrupted, where commands, actors and sandbox children load what they need; there is
     no limit elsewhere.
 
     Args:
+        limit_s: seconds that it may take.
         is_of_user: whether a frame is of that code; the innermost one has the line that the error names.
         late: what the error says behind the seconds, with `{}` for that line.
     """
@@ -87,11 +88,11 @@ def deadline(is_of_user: Callable[[FrameType], bool], late: str) -> Iterator[Cal
         while frame is not None and not is_of_user(frame):
             frame = frame.f_back
         where = f"line {frame.f_lineno} of {frame.f_code.co_filename}" if frame is not None else "its beginning"
-        raise Hangs(f"after {IMPORT_LIMIT_S:g} s {late.format(where)}")
+        raise Hangs(f"after {limit_s:g} s {late.format(where)}")
 
     def begin() -> None:
         # Again and again: what is raised inside a callback of C, or a bare `except`, is lost.
-        signal.setitimer(signal.ITIMER_REAL, IMPORT_LIMIT_S, 1.0)
+        signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)
 
     before, timer = signal.signal(signal.SIGALRM, interrupt), signal.getitimer(signal.ITIMER_REAL)
     begin()

@@ -171,6 +171,7 @@ class Activity(msgspec.Struct, frozen=True, omit_defaults=True):
         "awaiting batch",
         "awaiting teacher",
         "awaiting card",
+        "opening data",
         "making row",
         "standby",
         "taking over",

@@ -31,11 +31,16 @@ async def main(context: Context) -> None:
     fold = PrompterFold(config)
     keeper = Keeper(context, PROMPTS, fold)
     opened = asyncio.Event()
-    starting = asyncio.create_task(keeper.start(opened.wait))  # the logs are folded while the data is opened
+
+    async def data_open() -> None:
+        context.doing(Activity("opening data"))
+        await opened.wait()
+
+    starting = asyncio.create_task(keeper.start(data_open))  # the logs are folded while the data is opened
     async with AsyncExitStack() as stack:
         rows: dict[str, RowMaker] = {}
         for name, setup in data_of(config, context.files.base).items():
-            rows[name] = await RowMaker.open(setup, limit_s=config.task.row_limit_s, on_rows=keeper.wake)
+            rows[name] = await RowMaker.open(setup, on_rows=keeper.wake)
             stack.push_async_callback(rows[name].close)
             fold.opened(name, rows[name].opened.rows_per_epoch)
         opened.set()

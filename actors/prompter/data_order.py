@@ -70,7 +70,7 @@ class DataOrder:
     async def _compare_with(self, name: str, setup: RowSetup) -> str:
         """Compare what is of one of the run's data; returns why it cannot, or ""."""
         try:
-            maker = await RowMaker.open(setup, limit_s=self._config.task.row_limit_s)
+            maker = await RowMaker.open(setup)
         except (DataError, RowMakerDown) as error:
             return f"rows with the data: {error}"
         try:

@@ -149,8 +149,10 @@ class TaskSettings(Settings):
     options: dict[str, Any] = msgspec.field(default_factory=dict)
     # Times each row of a file is issued as a prompt of RL, in a new order each time; 0: as often as is needed.
     epochs: Annotated[int, Meta(ge=0)] = 0
-    # Seconds that making one row may take; a row that takes longer ends the run with an error.
+    # Seconds that making one row may take, also each that your function lists; a longer one ends the run with an error.
     row_limit_s: Seconds = 300.0
+    # Seconds that opening the data may take: to read a file, or for your function to list its rows.
+    open_limit_s: Seconds = 600.0
     # Rollout function: `single_turn`, `path/to/file.py:function` or `package.module:function`.
     rollout: str = "single_turn"
     curriculum: CurriculumSettings = msgspec.field(default_factory=CurriculumSettings)

@@ -225,7 +225,7 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
         for task in tasks
     ]
     seed = config.seed + (_HELD_OUT if held_out else 0)
-    return RowSetup(parts, turns([task.share for task in tasks]), seed, str(base))
+    return RowSetup(parts, turns([task.share for task in tasks]), seed, str(base), *_limits(config))
 
 
 def turns_of(warmup: WarmupSettings) -> Turns:
@@ -239,7 +239,12 @@ def warmup_rows(config: Config, base: Path) -> RowSetup | None:
     if not (warmup.source and warmup.steps):
         return None
     part = RowsPart(warmup.source, warmup.options, label_reader(graded=False, warmup_steps=warmup.steps))
-    return RowSetup([part], [0], config.seed, str(base))
+    return RowSetup([part], [0], config.seed, str(base), *_limits(config))
+
+
+def _limits(config: Config) -> tuple[float, float]:
+    """Seconds that making one row, and opening the data, may take."""
+    return config.task.row_limit_s, config.task.open_limit_s
 
 
 def _hardest(task: Task) -> Ladder | None:

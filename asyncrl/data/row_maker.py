@@ -18,7 +18,7 @@ from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import FileSource, RowSetup, open_rows
 from asyncrl.errors import AsyncRLError, FunctionError, last_lines
 from asyncrl.sandbox.frames import Service, Setup
-from asyncrl.sandbox.pool import LoadEnded, Sandbox
+from asyncrl.sandbox.pool import LoadEnded, LoadLate, Sandbox
 from topics.prompts import PromptRow
 
 _ROW_BYTES = (1 << 32) - 1  # as large as a frame can be
@@ -56,20 +56,18 @@ def serve_rows(setup: dict[str, Any]) -> Service:
 class RowMaker:
     """The rows that are wanted next, as far as they are made."""
 
-    def __init__(self, spec: str, sandbox: Sandbox, *, limit_s: float, on_rows: Callable[[], None]) -> None:
+    def __init__(self, setup: RowSetup, sandbox: Sandbox, on_rows: Callable[[], None]) -> None:
         self.opened = msgspec.convert(sandbox.about, Opened)
-        self._spec = spec
+        self._spec, self._limit_s = setup.spec, setup.row_limit_s
         self._sandbox = sandbox
-        self._limit_s = limit_s
         self._on_rows = on_rows
         self._rows: dict[int, asyncio.Task[PromptRow]] = {}  # wanted, made or not
 
     @classmethod
-    async def open(cls, setup: RowSetup, *, limit_s: float, on_rows: Callable[[], None] = lambda: None) -> RowMaker:
+    async def open(cls, setup: RowSetup, on_rows: Callable[[], None] = lambda: None) -> RowMaker:
         """Start the process and open the data there.
 
         Args:
-            limit_s: seconds that one row may take.
             on_rows: called whenever a row was made, or cannot be.
 
         Raises:
@@ -77,14 +75,23 @@ class RowMaker:
             RowMakerDown: the process ended.
         """
         arguments = {"setup": msgspec.to_builtins(setup)}
-        service = Setup(f"data {setup.spec!r}", f"{__name__}:serve_rows", arguments, limit_s, reply_bytes=_ROW_BYTES)
+        service = Setup(
+            f"data {setup.spec!r}",
+            f"{__name__}:serve_rows",
+            arguments,
+            setup.row_limit_s,
+            load_limit_s=setup.open_limit_s,
+            reply_bytes=_ROW_BYTES,
+        )
         try:
             sandbox = await Sandbox.open(service, workers=1)
         except LoadEnded as error:
             raise RowMakerDown(str(error)) from error
+        except LoadLate as error:
+            raise DataError(f"{error}; raise task.open_limit_s") from error
         except FunctionError as error:
             raise DataError(str(error)) from error
-        return cls(setup.spec, sandbox, limit_s=limit_s, on_rows=on_rows)
+        return cls(setup, sandbox, on_rows)
 
     @property
     def making(self) -> int | None:
@@ -151,20 +158,17 @@ class RowMaker:
         raise RowMakerDown(f"data {self._spec!r}: row {number} was not made: {reply.detail}")
 
 
-async def sample_rows(
-    setup: RowSetup, count: int, within_s: float, *, limit_s: float
-) -> tuple[Opened, list[PromptRow]]:
+async def sample_rows(setup: RowSetup, count: int, within_s: float) -> tuple[Opened, list[PromptRow]]:
     """Open data, and read its first and its longest rows: at least one, and no more than can be made in some seconds.
 
     Args:
         count: of the first rows; of the longest there are `setup.longest`.
-        limit_s: seconds that one row may take.
 
     Raises:
         DataError: the data cannot serve, or the first row cannot be made.
         RowMakerDown: the process ended.
     """
-    maker = await RowMaker.open(setup, limit_s=limit_s)
+    maker = await RowMaker.open(setup)
     rows: list[PromptRow] = []
     try:
         numbers = list(dict.fromkeys([*range(min(count, maker.opened.rows_per_epoch or count)), *maker.opened.longest]))

@@ -39,7 +39,9 @@ def label_reader(*, graded: bool, warmup_steps: int) -> str:
     return "the reward" if graded else _WARMUP if warmup_steps else ""
 
 
-def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str = "") -> DataSource:
+def open_source(
+    spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str = "", row_limit_s: float = 300.0
+) -> DataSource:
     """Open the data that `spec` names.
 
     Args:
@@ -51,6 +53,7 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
             rules draw by a hash of seed and place, so two seeds give unrelated draws. They can then meet by chance
             only, one held-out prompt with probability of about (rows trained on) / (prompts there are).
         labels_for: the reader of labels, as by `label_reader`.
+        row_limit_s: seconds that a user's function may take for each row that it lists.
 
     Raises:
         DataError: states what is wrong with spec, options or file.
@@ -64,7 +67,10 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
         rows = read_rows(base / path, bounds=bounds, keys=keys, labels_for=labels_for, convert=convert)
         return FileSource(rows, seed=seed, name=spec)
     if is_function(spec):
-        return _open_function(spec, options=options, seed=seed, base=base, labels_for=labels_for)
+        function = load_data_function(spec, base)
+        with source_in_time(spec, function, row_limit_s) as row_came:
+            found = call_source(spec, function, options=options, seed=seed)
+            return _user_source(spec, found, row_came, seed=seed, labels_for=labels_for)
     if spec in procedural.RULES:
         return procedural.RULES[spec](options, seed)
     kind, _, name = spec.partition(":")
@@ -75,17 +81,14 @@ def open_source(spec: str, *, options: dict[str, Any], seed: int, base: Path, la
     raise DataError(f"unknown data {spec!r}; known are {known}")
 
 
-def _open_function(spec: str, *, options: dict[str, Any], seed: int, base: Path, labels_for: str) -> DataSource:
+def _user_source(spec: str, found: Any, row_came: Callable[[], None], *, seed: int, labels_for: str) -> DataSource:
     def encode(value: Any) -> bytes:
         value = msgspec.structs.asdict(value) if isinstance(value, PromptRow) else value
         return _encode_row(value, _Keys(), labels_for)
 
-    function = load_data_function(spec, base)
-    with source_in_time(spec, function) as row_came:
-        found = call_source(spec, function, options=options, seed=seed)
-        if callable(getattr(found, "row", None)):
-            return UserSource(found, encode, name=spec)
-        return FileSource(_rows_of(spec, found, encode, row_came), seed=seed, name=spec)
+    if callable(getattr(found, "row", None)):
+        return UserSource(found, encode, name=spec)
+    return FileSource(_rows_of(spec, found, encode, row_came), seed=seed, name=spec)
 
 
 def _rows_of(
@@ -175,6 +178,8 @@ class RowSetup(msgspec.Struct):
     turns: list[int]  # numbers of the parts in whose turn rows are taken, again and again
     seed: int
     base: str
+    row_limit_s: float = 300.0  # that making one row may take
+    open_limit_s: float = 600.0  # that opening may take
     longest: int = 0  # so many of the longest rows of a file are named when it is open
 
     @property
@@ -203,7 +208,12 @@ def _open_part(part: RowsPart, setup: RowSetup) -> DataSource:
     def opened(further: dict[str, int]) -> DataSource:
         options = part.options | further
         return open_source(
-            part.spec, options=options, seed=setup.seed, base=Path(setup.base), labels_for=part.labels_for
+            part.spec,
+            options=options,
+            seed=setup.seed,
+            base=Path(setup.base),
+            labels_for=part.labels_for,
+            row_limit_s=setup.row_limit_s,
         )
 
     return opened({}) if part.ladder is None else LadderSource(part.ladder, opened)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +18,8 @@ from asyncrl.data.protocol import DataError
 from asyncrl.errors import FunctionError, last_lines
 from asyncrl.functions import Hangs, deadline, load_function
 from topics.prompts import PromptRow
+
+_REPORT_S = 10.0  # between two lines about a source that lists its rows
 
 
 def is_function(spec: str) -> bool:
@@ -37,19 +41,37 @@ def load_data_function(spec: str, base: Path) -> Callable[..., Any]:
 
 
 @contextmanager
-def source_in_time(spec: str, function: Callable[..., Any]) -> Iterator[Callable[[], None]]:
+def source_in_time(spec: str, function: Callable[..., Any], row_limit_s: float) -> Iterator[Callable[[], None]]:
     """Interrupt a user's source that hangs within the block, where it opens or makes its next row.
+
+    How many rows have come is printed every few seconds: it shows that the source is slow, and does not hang.
 
     Raises:
         DataError: with the line that it stood at.
     """
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
-    late = "without a row it had come to {}; return an object with row(index), which makes a row when it is asked for"
+    late = "without a row it had come to {}; raise task.row_limit_s, or return an object with row(index), which makes "
+    late += "a row when it is asked for"
+    rows, begun_s, over = 0, time.monotonic(), threading.Event()
+
+    def report() -> None:
+        while not over.wait(_REPORT_S):
+            print(f"data {spec!r}: {rows:,} rows after {time.monotonic() - begun_s:.0f} s", file=sys.stderr, flush=True)
+
+    threading.Thread(target=report, daemon=True).start()
     try:
-        with deadline(lambda frame: frame.f_code.co_filename == file, late) as row_came:
+        with deadline(row_limit_s, lambda frame: frame.f_code.co_filename == file, late) as again:
+
+            def row_came() -> None:
+                nonlocal rows
+                rows += 1
+                again()
+
             yield row_came
     except Hangs as error:
         raise DataError(f"data {spec!r}: {error}") from error
+    finally:
+        over.set()
 
 
 def call_source(spec: str, function: Callable[..., Any], *, options: dict[str, Any], seed: int) -> Any:

@@ -62,9 +62,9 @@ def _check_setup(config: Config, base: Path, setup: RowSetup, what: _Checked) ->
     keys = what.keys
     setup.longest = _LONGEST_ROWS
     try:
-        opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))
+        opened, rows = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S))
         if setup.functions:
-            again = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S, limit_s=config.task.row_limit_s))[1]
+            again = asyncio.run(sample_rows(setup, _FIRST_ROWS, _READ_S))[1]
             encoded = (map(msgspec.msgpack.encode, found) for found in (rows, again))  # a NaN equals no other
             differing = (place for place, (one, other) in enumerate(zip(*encoded, strict=False)) if one != other)
             if (place := next(differing, None)) is not None:

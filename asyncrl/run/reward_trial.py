@@ -39,7 +39,7 @@ def label_hints(config: Config, base: Path) -> Iterator[str]:
     for task in tasks_of(config).values() if config.rolls_out else ():
         if (task.reward, task.rollout) != ("exact", "single_turn"):
             continue
-        _, rows = asyncio.run(sample_rows(rows_of(config, base, task), _ROWS, _READ_S, limit_s=config.task.row_limit_s))
+        _, rows = asyncio.run(sample_rows(rows_of(config, base, task), _ROWS, _READ_S))
         tokens_of = TaskTokenizer.load(base / config.model.path).encode if config.model.path else list
         lengths = [len(tokens_of(str(row.label).strip())) for row in rows]
         if (longest := max(lengths)) > limit:
@@ -52,7 +52,7 @@ def label_hints(config: Config, base: Path) -> Iterator[str]:
 
 
 async def _line(config: Config, base: Path, task: Task, rows: RowSetup) -> str:
-    _, (row, *_) = await sample_rows(rows, 1, 0.0, limit_s=config.task.row_limit_s)
+    _, (row, *_) = await sample_rows(rows, 1, 0.0)
     label = row.label if isinstance(row.label, str | int | float) else ""
     request = GradeRequest(str(label), row.prompt, row.label, row.metadata, "p000000-0")
     what = f"the reward {task.reward}, called with the label {str(label)[:40]!r} of the first row as completion"

@@ -224,7 +224,7 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
         DataError, OSError: its data cannot be read.
     """
     setups = [rows_of(config, base), warmup_rows(config, base)]
-    row_bytes = max(_row_bytes(msgspec.json.encode(one), config.task.row_limit_s) for one in setups if one is not None)
+    row_bytes = max(_row_bytes(msgspec.json.encode(one)) for one in setups if one is not None)
     parameters = _parameters(config.model, base)
     needed = needs(config, row_bytes, parameters, _route_bytes(config, base))
     if progress is not None:
@@ -262,11 +262,11 @@ def _parameters(model: ModelSettings, base: Path) -> int:
 
 
 @lru_cache(maxsize=8)
-def _row_bytes(encoded: bytes, limit_s: float) -> float:
+def _row_bytes(encoded: bytes) -> float:
     """Bytes of a row on average, over the first rows of the seeded order that can be made within a second."""
     setup = msgspec.json.decode(encoded, type=RowSetup)
     try:
-        _, rows = asyncio.run(sample_rows(setup, _SAMPLED_ROWS, _SAMPLED_S, limit_s=limit_s))
+        _, rows = asyncio.run(sample_rows(setup, _SAMPLED_ROWS, _SAMPLED_S))
     except RowMakerDown as error:
         raise DataError(str(error)) from error
     return sum(len(msgspec.msgpack.encode(row)) for row in rows) / len(rows)

@@ -26,7 +26,6 @@ from asyncrl.process import log_tail
 from asyncrl.sandbox.frames import Call, Ready, Reply, Setup
 from asyncrl.sandbox.link import Link
 
-_LOAD_LIMIT_S = 600.0  # for a large file of data, too
 _PIPELINED_CALLS = 8  # given to a child at once: enough to hide a round trip, few enough to share work evenly
 _CONCURRENT_CALLS = 64  # of an async function in one child
 _CANCEL_S = 0.5  # for an async function to end after its child cancelled it
@@ -40,6 +39,10 @@ log = structlog.get_logger()
 
 class LoadEnded(FunctionError):
     """A function's file ended its process while it was loaded."""
+
+
+class LoadLate(FunctionError):
+    """A function's file, or what it opens, took too long."""
 
 
 class _Job:
@@ -307,7 +310,7 @@ async def _start(setup: Setup, stderr: int | None = None) -> _Child:
     try:
         link.calls.write(pack(setup))
         frames = Frames(setup.reply_bytes)
-        async with asyncio.timeout(_LOAD_LIMIT_S):
+        async with asyncio.timeout(setup.load_limit_s):
             while data := await link.replies.read(_READ_BYTES):
                 for frame in frames.feed(data):
                     ready = msgspec.msgpack.decode(frame, type=Ready)
@@ -322,7 +325,7 @@ async def _start(setup: Setup, stderr: int | None = None) -> _Child:
             f"{setup.spec}: its process wrote into the pipe of its answers at loading: {error}"
         ) from error
     except TimeoutError as error:
-        raise FunctionError(f"{setup.spec}: not loaded within {_LOAD_LIMIT_S:g} s") from error
+        raise LoadLate(f"{setup.spec}: not loaded within {setup.load_limit_s:g} s") from error
     finally:
         if child is None:
             await link.end()

@@ -315,8 +315,10 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     activities = (actor.vitals.doing for actor in state.of_role("prompter") if actor.vitals is not None)
     doing = next(activities, Activity())
     waits_s = state.gauge("prompter", "doing_s") or 0.0
-    if doing.kind == "making row" and (waits_s >= _SLOW_ROW_S or dropped < groups):
-        data = ", ".join(dict.fromkeys(task.source for task in tasks_of(config).values()))
+    data = ", ".join(dict.fromkeys(task.source for task in tasks_of(config).values()))
+    if doing.kind == "opening data":
+        yield finding("slow data", "prompter", f"it has been opening {data} for {waits_s:.0f} s")
+    elif doing.kind == "making row" and (waits_s >= _SLOW_ROW_S or dropped < groups):
         data = (warm and config.warmup.source) or data
         evidence = f"it has been making row {doing.number} of {data} for {waits_s:.0f} s"
         evidence += f"; {open_groups or 0:.0f} of at most {limit} groups are open, and a batch takes {groups}"

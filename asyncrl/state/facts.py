@@ -53,7 +53,7 @@ ADVICE: dict[Cause, str] = {
     "metrics unwritten": "make room where the run's directory is; what is missing is then written from the logs",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
     "end of data": "add epochs with `asyncrl up --resume RUN --set task.epochs=0`; check `asyncrl logs prompter-1`",
-    "slow data": "wait, or make task.options easier; a row that takes longer than task.row_limit_s ends the run",
+    "slow data": "wait, or make task.options easier; task.row_limit_s and task.open_limit_s end the run",
     "unexplained": "run `asyncrl status --json` and `asyncrl logs`, and report their output in an issue",
 }
 

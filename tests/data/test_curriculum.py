@@ -85,7 +85,7 @@ def setup_of(*parts, turns=(0,)):
 
 
 async def test_rows_are_of_the_level_that_their_place_holds():
-    maker = await RowMaker.open(setup_of(RowsPart("reverse", ladder=LETTERS)), limit_s=10)
+    maker = await RowMaker.open(setup_of(RowsPart("reverse", ladder=LETTERS)))
     places = [at_level(5, level) for level in range(3)]
     maker.want(places)
     rows = [await maker.row(place) for place in places]

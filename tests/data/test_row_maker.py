@@ -20,7 +20,7 @@ from harness.stage import until
 async def maker(
     spec: str, base: Path, *, limit_s: float = 60.0, seed: int = 1, **options: Any
 ) -> AsyncIterator[RowMaker]:
-    made = await RowMaker.open(RowSetup([RowsPart(spec, options)], [0], seed, str(base)), limit_s=limit_s)
+    made = await RowMaker.open(RowSetup([RowsPart(spec, options)], [0], seed, str(base), limit_s))
     try:
         yield made
     finally:
@@ -126,13 +126,20 @@ async def test_time_in_which_the_parent_was_stopped_is_not_the_rows(tmp_path: Pa
 
 async def test_data_that_cannot_serve_is_reported_at_the_opening(tmp_path: Path):
     with pytest.raises(DataError, match=r"rows.jsonl: no such file"):
-        await RowMaker.open(RowSetup([RowsPart("rows.jsonl")], [0], 1, str(tmp_path)), limit_s=1.0)
+        await RowMaker.open(RowSetup([RowsPart("rows.jsonl")], [0], 1, str(tmp_path)))
+
+
+async def test_a_listing_that_takes_longer_than_opening_may_is_ended_and_the_setting_named(tmp_path: Path):
+    rows = "import threading\n\ndef slow(seed):\n    threading.Event().wait(60)\n    yield {'prompt': '^0='}\n"
+    (tmp_path / "own.py").write_text(rows)
+    with pytest.raises(DataError, match=r"own.py:slow': not loaded within 5 s; raise task.open_limit_s"):
+        await RowMaker.open(RowSetup([RowsPart("own.py:slow")], [0], 1, str(tmp_path), open_limit_s=5.0))
 
 
 async def test_a_file_reports_its_epoch_and_its_longest_rows(tmp_path: Path):
     lines = [f'{{"prompt": "{"x" * length}"}}\n' for length in (3, 90, 5, 70)]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
-    rows = await RowMaker.open(RowSetup([RowsPart("rows.jsonl")], [0], 1, str(tmp_path), longest=2), limit_s=1.0)
+    rows = await RowMaker.open(RowSetup([RowsPart("rows.jsonl")], [0], 1, str(tmp_path), longest=2))
     await rows.close()
     source = open_source("rows.jsonl", options={}, seed=1, base=tmp_path)
 
@@ -145,7 +152,7 @@ async def test_a_sample_is_the_rows_that_can_be_made_in_time(tmp_path: Path, mon
     gyms.put_in_place(tmp_path, monkeypatch)
     setup = RowSetup([RowsPart("reasoning-gym:hangs")], [0], 1, str(tmp_path))
 
-    opened, rows = await sample_rows(setup, 1000, 1.0, limit_s=60.0)
+    opened, rows = await sample_rows(setup, 1000, 1.0)
 
     assert opened.description == "reasoning-gym hangs"
     assert [row.prompt for row in rows] == ["^0=", "^1="]
@@ -153,7 +160,7 @@ async def test_a_sample_is_the_rows_that_can_be_made_in_time(tmp_path: Path, mon
 
 async def test_a_sample_of_data_whose_first_row_cannot_be_made_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     gyms.put_in_place(tmp_path, monkeypatch)
-    setup = RowSetup([RowsPart("reasoning-gym:slow", {"seconds": 60.0})], [0], 1, str(tmp_path))
+    setup = RowSetup([RowsPart("reasoning-gym:slow", {"seconds": 60.0})], [0], 1, str(tmp_path), row_limit_s=0.2)
 
     with pytest.raises(DataError, match=r"row 0 was not made within task\.row_limit_s = 0\.2"):
-        await sample_rows(setup, 1000, 0.1, limit_s=0.2)
+        await sample_rows(setup, 1000, 0.1)

@@ -9,6 +9,7 @@ import pytest
 
 from asyncrl import functions
 from asyncrl.config.load import load_config
+from asyncrl.data import user_source
 from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import open_source
 from asyncrl.run.preflight import check_surroundings
@@ -68,6 +69,11 @@ def stopping(seed):
     yield {"prompt": "^1=", "label": "1"}
     threading.Event().wait()
 
+def slow(seed):
+    for number in range(3):
+        threading.Event().wait(0.3)
+        yield {"prompt": f"^{number}=", "label": "1"}
+
 def unending(seed):
     while True:
         yield {"prompt": "^1=", "label": "1"}
@@ -119,14 +125,20 @@ def test_a_function_that_cannot_serve_is_refused(folder, monkeypatch, spec, opti
 
 
 @pytest.mark.parametrize(("function", "line"), [("hanging", 49), ("stopping", 53)])
-def test_a_function_that_hangs_while_it_opens_is_refused_with_its_line(folder, monkeypatch, function, line):
-    opened(folder, "own.py:some")  # imported within the limit
-    monkeypatch.setattr(functions, "IMPORT_LIMIT_S", 0.1)
+def test_a_function_that_hangs_while_it_opens_is_refused_with_its_line(folder, function, line):
+    late = rf"own\.py:{function}': after 0\.1 s without a row it had come to line {line} of .*; raise task.row_limit_s"
 
-    with pytest.raises(
-        DataError, match=rf"own\.py:{function}': after 0\.1 s without a row it had come to line {line} of"
-    ):
-        opened(folder, f"own.py:{function}")
+    with pytest.raises(DataError, match=late):
+        open_source(f"own.py:{function}", options={}, seed=1, base=folder, row_limit_s=0.1)
+
+
+def test_a_slow_function_may_take_the_limit_for_each_row_and_reports_how_far_it_is(folder, monkeypatch, capsys):
+    opened(folder, "own.py:some")  # imported within the limit of imports, which is not that of rows
+    monkeypatch.setattr(functions, "IMPORT_LIMIT_S", 0.1)
+    monkeypatch.setattr(user_source, "_REPORT_S", 0.02)
+
+    assert opened(folder, "own.py:slow").rows_per_epoch == 3
+    assert "data 'own.py:slow': 2 rows after " in capsys.readouterr().err
 
 
 def test_a_converter_reads_other_rows_and_leaves_some_out(folder):

@@ -322,6 +322,13 @@ def test_rows_that_are_still_made_while_there_is_credit_are_slow_data():
     )
 
 
+def test_data_that_is_still_being_opened_is_slow_data():
+    case = MadeState().vitals("prompter-1", doing=Activity("opening data"), doing_s=42.4)
+
+    assert case.found() == [("slow data", "prompter")]
+    assert case.evidence() == "it has been opening reverse for 42 s"
+
+
 def test_a_stall_that_nothing_explains_is_reported_after_a_minute():
     assert MadeState(last_step_s=NOW_S - 50).found() == []
     assert MadeState(last_step_s=NOW_S - 90).found() == [("unexplained", "demo")]
