@@ -35,6 +35,7 @@ class WeightsPublished(OfVersion):
     write_s: Seconds = 0.0  # to write it, and to keep it in memory where the next one may be a difference to it
     choice: str = ""  # why it is a difference, or why not; "" where differences are not asked for
     answers: Count = 0  # sequence of the weights.published that an engine refused; its version is there once more
+    adapts: str = ""  # digest of the model that its tensors are an adapter of; "": they are the weights themselves
 
     @property
     def is_unchanged(self) -> bool:

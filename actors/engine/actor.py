@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from actors.engine.adapting import Adapting
 from actors.engine.card import Card
 from actors.engine.direct import DirectFailed, DirectWay
 from actors.engine.fetch import Fetcher
@@ -57,7 +58,6 @@ class EngineActor:
         self._refused: Announced | None = None  # whose bytes could not be taken
         self._overtaken = 0  # versions in a row that were refused, and no longer the newest
         self._seen = 0  # sequence of the newest version that was there at the last look
-        self._fetcher = Fetcher(context.bus, context.files)
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
         self._weights = ("", "")  # name and path that it told then
@@ -69,6 +69,7 @@ class EngineActor:
         config, home = context.config, home_of(context, announced, UNTRAINED.key)
         self._slots = home.group.max_running if announced is None else announced.slots
         self._server = CONTROLS[home.group.kind](home)
+        self._fetcher = Fetcher(context.bus, context.files, Adapting(home.model, merges=not self._server.adds))
         self._pinned, followed = versions_of(config, context.actor_id)
         # Only the newest version lies in the learner's memory.
         direct = config.weights.direct != "never" and isinstance(self._server, EngineClient) and not self._pinned

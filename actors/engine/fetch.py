@@ -12,10 +12,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+from actors.engine.adapting import Adapting
 from actors.engine.sources import SOURCES
 from asyncrl.bus.connection import Bus
 from asyncrl.host import boot_id
@@ -31,8 +33,15 @@ from topics.wire import WireError
 class Fetcher:
     """The versions that one engine asks for."""
 
-    def __init__(self, bus: Bus, files: RunFiles) -> None:
+    def __init__(self, bus: Bus, files: RunFiles, adapting: Adapting | None = None) -> None:
+        """
+        Args:
+            bus: of the run.
+            files: of the run.
+            adapting: the model that adapters are added to; None where all versions are whole models.
+        """
         self._bus = bus
+        self._adapting = adapting
         self._sources = {name: made(bus, files) for name, made in SOURCES.items()}
         self._folder = files.fetched.absolute() / boot_id(8)  # nothing is synced: another boot may find parts
         self._known: dict[str, WeightsPublished] = {}  # versions since the newest full one, by key
@@ -66,9 +75,10 @@ class Fetcher:
         return time.monotonic() - began
 
     async def directory(self, published: WeightsPublished) -> Path:
-        """Return the Hugging Face directory of a version on this host, whole, which stays until `release`.
+        """Return the directory of a version on this host, whole, which stays until `release`.
 
-        Every tensor in it was hashed by this process: a server loads whatever lies there.
+        Every tensor in it was hashed by this process: a server loads whatever lies there. It is a Hugging Face model,
+        or an adapter where the server adds it itself.
 
         Raises:
             TornVersion: its bytes are not there, or others.
@@ -78,23 +88,47 @@ class Fetcher:
             return ahead
         if published.is_unchanged:
             return await self.directory(self._known_base(published))
+        found = await self._stored(published)
+        if not published.adapts or self._adapting is None:
+            return found
+        await asyncio.to_thread(self._adapting.check, published.adapts)
+        return await self._merged(found, self._adapting) if self._adapting.merges else found
+
+    async def _stored(self, published: WeightsPublished) -> Path:
+        """Return the directory of a version as it was stored; see `directory`."""
         if self._lies_here(published):
             directory = Path(published.location)
             await asyncio.to_thread(check_version, directory, published.digest)
             return directory
         target = self._folder / f"lineage{published.lineage}-v{published.version:06d}-{published.digest[:12]}"
-        self._folder.mkdir(parents=True, exist_ok=True)
         while not await self._hold_whole(target, published.digest):
             base = await self._base(published) if published.base else None
-            handle = await asyncio.to_thread(lock, self._folder / ".fetch")
-            try:
-                if not target.exists():
-                    self._sweep()
-                    await self._make(published, base, target)
-                    self._hold(target)  # before the next one that has the lock removes what none uses
-            finally:
-                os.close(handle)
+            await self._made_once(target, partial(self._make, published, base, target))
         return target
+
+    async def _merged(self, adapter: Path, adapting: Adapting) -> Path:
+        """Return the directory of the model with an adapter in it; see `directory`."""
+        target = self._folder / f"{adapter.name}.merged"
+
+        async def make() -> None:
+            with written_aside(target, synced=False) as aside:
+                await asyncio.to_thread(adapting.write, adapter, aside.path)
+
+        while not await self._hold_whole(target):
+            await self._made_once(target, make)
+        return target
+
+    async def _made_once(self, target: Path, make: Callable[[], Awaitable[None]]) -> None:
+        """Make a directory that another engine of this host may be about to make."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        handle = await asyncio.to_thread(lock, self._folder / ".fetch")
+        try:
+            if not await asyncio.to_thread(target.exists):
+                self._sweep()
+                await make()
+                self._hold(target)  # before the next one that has the lock removes what none uses
+        finally:
+            os.close(handle)
 
     def release(self, *, keep: Path) -> None:
         """Release all directories but one, and remove from this host what no engine uses."""
@@ -124,8 +158,13 @@ class Fetcher:
                 if path not in self._held and handle is not None and try_lock(handle):
                     remove_directory(path)
 
-    async def _hold_whole(self, target: Path, digest: str) -> bool:
-        """Lock a directory that is there; one that another engine made and that is damaged since is removed."""
+    async def _hold_whole(self, target: Path, digest: str = "") -> bool:
+        """Lock a directory that is there; one that another engine made and that is damaged since is removed.
+
+        Args:
+            target: the directory.
+            digest: of its manifest; "": its files are to be those of the manifest that it has.
+        """
         if target in self._held or not self._hold(target):
             return target in self._held
         handle = self._held.pop(target)

@@ -359,7 +359,7 @@ class Learner:
         await self._settled()
         exported = self.context.files.root / "exported"
         await self.offers.withdraw()
-        await self._do(CopyWeights())
+        await self._do(CopyWeights(whole=True))
         await self.group.do(Export(str(exported)))
         crash_point("learner.exported")
         self.outbox.put(TrainingFinished(self.step, "steps", str(exported)))

@@ -97,5 +97,7 @@ async def published_by(group: TrainerGroup, call: Publish, before: WeightsPublis
     if before is None or not has_tensors or not await group.do(Unchanged()):
         return await group.do(call)
     base, choice = before.base if before.is_unchanged else before.key, f"unchanged since {before.key}"
-    found = WeightsPublished(call.lineage, call.version, before.digest, before.store, before.location, base)
+    found = WeightsPublished(
+        call.lineage, call.version, before.digest, before.store, before.location, base, adapts=before.adapts
+    )
     return msgspec.structs.replace(found, choice=choice)

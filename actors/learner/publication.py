@@ -15,12 +15,17 @@ from topics.weights import WeightsPublished
 
 
 class CopyWeights(Call[None]):
-    """Copy the weights away, for `Digest`, `Publish` and `Export`; what was copied before must be written."""
+    """Copy the weights away, for `Digest` and `Publish`, whole ones for `Export`; those before must be written.
+
+    Raises:
+        CheckpointError: as `Trainer.copy_weights`.
+    """
 
     on_card = True
+    whole: bool = False
 
     def _compute(self, rank: Rank) -> None:
-        rank.publisher.copy_weights()
+        rank.publisher.copy_weights(whole=self.whole)
 
 
 class CopyState(Call[None]):

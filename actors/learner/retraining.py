@@ -235,7 +235,7 @@ class Retraining:
             CheckpointError: the disk refused it.
         """
         publisher = self._publisher()
-        publisher.copy_weights()
+        publisher.copy_weights(whole=True)
         publisher.export(directory)
 
     def _digest(self) -> str:

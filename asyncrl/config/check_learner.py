@@ -93,6 +93,19 @@ def _without_effect(config: Config) -> Iterator[Finding]:
         yield Finding(keys, f"leaves none of {learner.steps} steps to the policy; lower it")
 
 
+def adapter_contradictions(config: Config) -> Iterator[Finding]:
+    """Ways of versions that adapters do not take."""
+    if not config.learner.lora.rank or config.learner.lora.publish != "adapter":
+        return
+    for key, found, why in (
+        ("weights.delta", config.weights.delta, "adapters are published whole, as small as a difference"),
+        ("weights.direct", config.weights.direct, "adapters go only through the store"),
+    ):
+        if found != "never":
+            message = f'found "{found}": {why}; set "never", or learner.lora.publish = "merged"'
+            yield Finding((key, "learner.lora.publish"), message)
+
+
 def _teacher_server(config: Config) -> Iterator[Finding]:
     teacher = config.learner.teacher
     if not teacher.url:

@@ -68,10 +68,13 @@ class TeacherSettings(PenaltySettings):
 
 
 class LoraSettings(Settings):
-    """Low-rank adapters, trained instead of the weights. Engines get full weights with the adapters in them."""
+    """Low-rank adapters, trained instead of the weights."""
 
     rank: Count = 0  # Rank of an adapter; 0: none, all weights are trained.
     alpha: Rate = 32.0  # An adapter counts alpha / rank times.
+    # Versions that engines get: "merged": whole models with the adapters in them; "adapter": the adapters alone, which
+    # each engine's host adds to `model`.
+    publish: Literal["merged", "adapter"] = "merged"
     # Projections of every layer that have an adapter: those of the attention, of the feed-forward layer, or some.
     targets: Annotated[list[_Projection], Meta(min_length=1)] = msgspec.field(
         default_factory=lambda: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -48,6 +48,7 @@ _CHECKS: list[Callable[[Config], Iterable[Finding]]] = [
     contradictions,
     check_learner.role_contradictions,
     check_learner.megatron_contradictions,
+    check_learner.adapter_contradictions,
     check_live.live_contradictions,
     check_engines.pool_contradictions,
     check_engines.server_contradictions,

@@ -75,6 +75,11 @@ class EngineControl(Protocol):
     own: bool = False  # it was started here, and ends with `close`
 
     @property
+    def adds(self) -> bool:
+        """Return whether it takes directories of adapters, and adds them to its model itself."""
+        return False
+
+    @property
     def frozen(self) -> bool:
         """Return whether its process is stopped, as far as that can be seen from here."""
         return False
@@ -287,6 +292,10 @@ class EmbeddedControl(OwnControl):
     device = "cpu"
     _keeps = False  # requests while it is held
 
+    @property
+    def adds(self) -> bool:
+        return self._staging is None  # the process beside it reads whole models
+
     async def hold(self, *, keep: bool = False) -> None:
         self._keeps = keep
         await super().hold(keep=keep)
@@ -361,6 +370,10 @@ class ScriptedControl(EngineControl):
     def __init__(self, home: EngineHome) -> None:
         self.address = f"scripted:{home.name}"
         self._label = home.label
+
+    @property
+    def adds(self) -> bool:
+        return True
 
     async def health(self) -> bool:
         """Return True: there is no server that could be ill."""

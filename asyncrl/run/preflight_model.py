@@ -23,6 +23,7 @@ from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.staged import as_in
 from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes
+from asyncrl.data.quantisation import read_quantisation
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
 from asyncrl.engine.errors import EngineError
@@ -79,11 +80,17 @@ def check_further_models(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
-    """Return whether the model has the projections that adapters are put beside."""
+    """Return whether the model has the projections that adapters are put beside, and engines can add them to it."""
     lora, path = config.learner.lora, base / config.model.path
-    if not lora.rank or not config.model.path:
-        return  # a created model has all that can be named
+    if not lora.rank:
+        return
     try:
+        form = read_quantisation(path) if config.model.path else None
+        if lora.publish == "adapter" and (form is not None or config.weights.format not in ("plain", "model")):
+            message = 'adapters are added to no quantised weights; set learner.lora.publish = "merged"'
+            yield Finding(("learner.lora.publish", "weights.format", "model.path"), message)
+        if not config.model.path:
+            return  # a created model has all that can be named
         names = {name.removesuffix(".weight").rpartition(".")[2] for name in tensor_shapes(path) if ".layers." in name}
     except ModelError:
         return  # reported where the model itself is checked

@@ -12,13 +12,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-ADAPTER = "adapter_model"
-"""Stem of PEFT's files."""
+from asyncrl.weights.adapters import PEFT_PREFIX
+from asyncrl.weights.merging import added
 
-ADAPTER_CONFIG = "adapter_config.json"
-"""File that PEFT reads beside them."""
-
-_PREFIX = "base_model.model."  # of PEFT's names
 _SEED = 0  # of the initial matrices: every rank, and every start, has the same ones
 
 
@@ -29,6 +25,7 @@ class Lora:
     rank: int
     alpha: float
     targets: tuple[str, ...]  # last names of the layers' linear modules
+    published: bool = False  # versions are adapters; else they are whole models, with the adapters in them
 
     @property
     def scale(self) -> float:
@@ -36,7 +33,7 @@ class Lora:
         return self.alpha / self.rank
 
     def config(self) -> bytes:
-        """The content of `ADAPTER_CONFIG`."""
+        """The content of `asyncrl.weights.adapters.ADAPTER_CONFIG`."""
         values = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -92,7 +89,7 @@ class Adapter(NamedTuple):
 
     def merged(self, weight: torch.Tensor) -> torch.Tensor:
         """Add it to a projection."""
-        return weight + self.scale * (self.high.detach() @ self.low.detach())
+        return added(weight, self.high.detach(), self.low.detach(), self.scale)
 
 
 def with_adapters(
@@ -118,4 +115,4 @@ def is_adapter(name: str) -> bool:
 
 def peft_name(name: str) -> str:
     """The name of an adapter's parameter in PEFT's files."""
-    return f"{_PREFIX}{name}.weight"
+    return f"{PEFT_PREFIX}{name}.weight"

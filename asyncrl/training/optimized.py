@@ -152,6 +152,16 @@ class Optimized:
                     self._load(adapters, files)
             self._load_state(state)
 
+    def first_other(self, directory: Path) -> str:
+        """Return the name of a weight that is not trained and differs from a model's; empty where there is none."""
+        with TensorFiles(directory, self._stems.weights) as files:
+            for name, one in self.parameters.items():
+                if not one.requires_grad:
+                    wanted = placed(read_whole(files, name, tuple(one.shape)), one).to(one.dtype)
+                    if not torch.equal(local(wanted), local(one)):
+                        return name
+        return ""
+
     def _load(self, parameters: dict[str, torch.Tensor], files: TensorFiles) -> None:
         apart = further_tensors(self._source)
         found = {name: files.shape(name) for name in files.names if name not in apart}

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.errors import AsyncRLError
 from asyncrl.training.anomalies import Usual
+from asyncrl.weights.adapters import PublishedAdapter
 from asyncrl.weights.tensors import Files
 from topics.batches import Anomaly, Objective
 
@@ -62,6 +63,7 @@ class Trainer(Protocol):
     config: bytes | None  # `config.json` of published weights, where it is another one than the directory has
     anomaly: Anomaly | None  # of the newest step
     beside_state: Mapping[str, bytes]  # files of a checkpoint besides the tensors, by name
+    adapter: PublishedAdapter | None  # what makes adapters of versions; None: they are whole models
 
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
         """Make one update and return its metrics. The same rows and state give the same bits.
@@ -75,10 +77,16 @@ class Trainer(Protocol):
             AlgorithmError: the objective names what is not known here.
         """
 
-    def copy_weights(self) -> Copied:
+    def copy_weights(self, *, whole: bool = False) -> Copied:
         """Copy every tensor away as it is published, by its Hugging Face name, tied ones once.
 
         The next step may begin at once. The copies stay as they are until the next call.
+
+        Args:
+            whole: copy a whole model, also where versions are adapters.
+
+        Raises:
+            CheckpointError: versions are adapters, and the weights that they are added to are not those of `source`.
         """
 
     def copy_state(self) -> Copied:

@@ -123,17 +123,22 @@ class Publisher:
         self._state: Copied
         self._left: dict[Kind, StoredFiles] = {}  # shares that were written here
 
-    def copy_weights(self) -> None:
-        """Copy the weights away, for `records`, versions and models."""
-        self._weights = self._trainer.copy_weights()
+    def copy_weights(self, *, whole: bool = False) -> None:
+        """Copy the weights away, for `records` and versions; whole ones for models.
+
+        Raises:
+            CheckpointError: as `Trainer.copy_weights`.
+        """
+        self._weights = self._trainer.copy_weights(whole=whole)
 
     def copy_state(self) -> None:
         """Copy weights and optimiser away, for checkpoints."""
         self._state = self._trainer.copy_state()
 
     def records(self) -> list[TensorRecord]:
-        """Return names and digests of the copied weights of this rank."""
-        return tensor_records(self._weights.files())
+        """Return names and digests of the copied weights of this rank, and of what describes them, of the first."""
+        adapter = self._trainer.adapter if self._member.rank == 0 else None
+        return tensor_records(self._weights.files()) + (adapter.records if adapter is not None else [])
 
     def unchanged(self) -> bool:
         """Return whether the copied weights of this rank are those of the newest version that was written here.
@@ -204,7 +209,8 @@ class Publisher:
             reason = f"difference: {changed} elements changed"
         else:
             full = [share.full for share in shares if share.full is not None]
-            message = complete(self._store, attempt, full, self._trainer.source, self._trainer.config)
+            trainer = self._trainer
+            message = complete(self._store, attempt, full, trainer.source, trainer.config, trainer.adapter)
         write_s = round(max(share.write_s for share in shares) + time.monotonic() - began, 4)
         return msgspec.structs.replace(
             message, bytes=choice.bytes, choice=reason, encode_s=choice.encode_s, write_s=write_s

@@ -9,6 +9,7 @@ from pathlib import Path
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.training.anomalies import Usual
 from asyncrl.training.protocol import Offloaded
+from asyncrl.weights.adapters import PublishedAdapter
 from asyncrl.weights.tensors import Files, tensors_in
 from topics.batches import Anomaly, Objective
 
@@ -26,6 +27,7 @@ class ScriptedTrainer:
         self.config: bytes | None = None
         self.anomaly: Anomaly | None = None
         self.beside_state: Mapping[str, bytes] = {}
+        self.adapter: PublishedAdapter | None = None
         self._step_s = step_s
         self._never = threading.Event()
 
@@ -35,7 +37,7 @@ class ScriptedTrainer:
             self._never.wait(self._step_s)
         return {"loss": 0.0}
 
-    def copy_weights(self) -> ScriptedTrainer:
+    def copy_weights(self, *, whole: bool = False) -> ScriptedTrainer:
         """Copy none: they do not change."""
         return self
 

@@ -40,6 +40,7 @@ from asyncrl.training.routing import Mixture, Recorded, check_routing
 from asyncrl.training.settings import TrainerSettings
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import Top
+from asyncrl.weights.adapters import PublishedAdapter
 from topics.batches import Anomaly, CriticStep, Objective
 from topics.ids import LIVE
 
@@ -99,6 +100,7 @@ class Steps:
     records = False  # or to those of the pass that fills `proximal`
     anomaly: Anomaly | None = None
     beside_state: Mapping[str, bytes]
+    adapter: PublishedAdapter | None = None
     device: torch.device
     scorers: dict[str, Scorer]
     """Return the model that fills each column which an objective may need, in a pass before the update."""
@@ -135,8 +137,16 @@ class Steps:
         raise NotImplementedError
 
     def _weights(self) -> list[Source]:
-        """Tensors that are published."""
+        """Tensors of the whole model, as they are published."""
         raise NotImplementedError
+
+    def _sources(self, *, whole: bool) -> list[Source]:
+        """Tensors of versions, or of whole models."""
+        form, sources = self.form, self._weights()
+        sources += self._further.published(sources, self._dtype)
+        if form is not None:
+            sources = [one._replace(form=form.form) if one.name in form.names else one for one in sources]
+        return sources
 
     @placed_call
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
@@ -335,12 +345,8 @@ class Steps:
         return {name: torch.tensor(value, device=self.device) for name, value in found.items()}
 
     @placed_call
-    def copy_weights(self) -> HostCopy:
-        form, sources = self.form, self._weights()
-        sources += self._further.published(sources, self._dtype)
-        if form is not None:
-            sources = [one._replace(form=form.form) if one.name in form.names else one for one in sources]
-        self._copies[0].begin(sources)
+    def copy_weights(self, *, whole: bool = False) -> HostCopy:
+        self._copies[0].begin(self._sources(whole=whole))
         self._published = self._copies[0].unchanged()
         return self._copies[0]
 

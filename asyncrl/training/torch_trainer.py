@@ -22,7 +22,7 @@ from asyncrl.training.culprits import RowPasses
 from asyncrl.training.disk_names import divided
 from asyncrl.training.further import FurtherTensors
 from asyncrl.training.host_copy import HostCopy, Source
-from asyncrl.training.lora import ADAPTER, ADAPTER_CONFIG, Lora, with_adapters
+from asyncrl.training.lora import Lora, with_adapters
 from asyncrl.training.optimized import Optimized, Stems
 from asyncrl.training.passes import Passes
 from asyncrl.training.policy import Loading, Policy, load_policy
@@ -31,6 +31,8 @@ from asyncrl.training.resting import Resting
 from asyncrl.training.settings import TrainerSettings
 from asyncrl.training.sharding import Exchange
 from asyncrl.training.steps import STATE, WEIGHTS, Steps
+from asyncrl.weights.adapters import ADAPTER, ADAPTER_CONFIG, BaseModel, PublishedAdapter, digest_of_model
+from asyncrl.weights.directories import CheckpointError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,9 @@ class TorchTrainer(Steps):
         ranks = self._passes.ranks
         copied = partial(HostCopy, self.device, rank=dist.get_rank() if ranks > 1 else 0, ranks=ranks, whole={ADAPTER})
         self._copies = copied(shares=self.settings.shares), copied()
+        self._moved = ""  # name of a frozen weight that is not the model's
+        if lora is not None and lora.published:
+            self.adapter = self._adapter(lora)
 
     def _on_device(self) -> AbstractContextManager[object]:
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
@@ -117,3 +122,31 @@ class TorchTrainer(Steps):
             dtype = self._dtype if isinstance(tensor, nn.Parameter) else tensor.dtype
             found += divided(Source(WEIGHTS, name, tensor, dtype, adapter), tuple(tensor.shape))
         return found
+
+    def _adapter(self, lora: Lora) -> PublishedAdapter:
+        assert self.source is not None
+        sources = super()._sources(whole=True)
+        kept = [one.name for one in sources if one.dtype != self._dtype]
+        dtype = str(self._dtype).removeprefix("torch.")
+        return PublishedAdapter(BaseModel(digest_of_model(self.source), dtype, kept), lora.config())
+
+    def _sources(self, *, whole: bool) -> list[Source]:
+        if whole or self.adapter is None:
+            return super()._sources(whole=whole)
+        if self._moved:
+            raise CheckpointError(
+                f"{self._moved} has other values than in {self.source}, to which engines would add the adapter: "
+                'it was trained before there were adapters; set learner.lora.publish = "merged"'
+            )
+        return [one for one in self._own.sources() if one.stem == ADAPTER]
+
+    def load(self, directory: Path) -> None:
+        """See `Trainer.load`."""
+        super().load(directory)
+        if self.adapter is not None:
+            assert self.source is not None
+            self._moved = self._own.first_other(self.source)
+            if (ranks := self._passes.ranks) > 1:  # each compares its shards; all are to say the same
+                found = [""] * ranks
+                dist.all_gather_object(found, self._moved)
+                self._moved = max(found)

@@ -41,7 +41,7 @@ def _torch(config: Config, model: Path, base: Path) -> Trainer:
         activations=settings.activations,
         exchange=settings.exchange,
         moments=settings.moments,
-        lora=Lora(lora.rank, lora.alpha, tuple(lora.targets)) if lora.rank else None,
+        lora=Lora(lora.rank, lora.alpha, tuple(lora.targets), lora.publish == "adapter") if lora.rank else None,
     )
     return TorchTrainer(model, own)
 

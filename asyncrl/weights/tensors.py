@@ -42,6 +42,9 @@ _DTYPES = {
 }
 
 
+FILE = "file"
+"""In place of a dtype, in the lines of a manifest that are files beside the tensors."""
+
 _EXPONENTS: dict[str, tuple[type[np.unsignedinteger], Any]] = {  # all of these bits are set in NaN and infinity alone
     "float64": (np.uint64, np.uint64(0x7FF0 << 48)),
     "float32": (np.uint32, np.uint32(0x7F80 << 16)),
@@ -72,8 +75,8 @@ class TensorRecord(msgspec.Struct, frozen=True):
     """One line of a manifest."""
 
     name: str
-    dtype: str  # "float32"
-    shape: list[int]
+    dtype: str  # "float32", or `FILE`
+    shape: list[int]  # of a file: its bytes
     digest: str  # xxh3_128 of its bytes, hex
 
 
@@ -180,6 +183,11 @@ def manifest_of_records(records: Sequence[TensorRecord]) -> bytes:
     """Return the manifest that has these lines: the same in whatever files, and of whatever ranks, the tensors are."""
     ordered = sorted(records, key=lambda record: record.name)
     return b"".join(msgspec.json.encode(record) + b"\n" for record in ordered)
+
+
+def file_line(name: str, content: bytes) -> TensorRecord:
+    """Return the line of a manifest that stands for a file beside the tensors."""
+    return TensorRecord(name, FILE, [len(content)], xxhash.xxh3_128_hexdigest(content))
 
 
 def first_not_finite(files: Files) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from asyncrl.weights.adapters import PublishedAdapter
 from asyncrl.weights.delta import Delta, DeltaRecord, TensorDelta, describe_delta, write_frames
 from asyncrl.weights.files import describe_model
 from asyncrl.weights.folders import Folder
@@ -18,7 +19,6 @@ from asyncrl.weights.tensors import (
     TensorRecord,
     WrittenFile,
     digest_of,
-    manifest_of_files,
     manifest_of_records,
     write_files,
 )
@@ -75,27 +75,34 @@ def complete(
     shares: Sequence[FullShare],
     source: Path | None,
     config: bytes | None = None,
+    adapter: PublishedAdapter | None = None,
 ) -> WeightsPublished:
     """Make a version of the shares of all ranks; what is returned may be published.
 
     Args:
         source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
         config: `config.json` in place of the source's.
+        adapter: the tensors are an adapter, which this describes in place of the source.
 
     Raises:
         CheckpointError: it cannot be stored; nothing is left behind.
     """
     written = [file for share in shares for file in share.files]
-    manifest = manifest_of_files(written)
+    records = [tensor for file in written for tensor in file.tensors]
+    manifest = manifest_of_records(records + (adapter.records if adapter is not None else []))
 
     def describe(folder: Folder) -> None:
-        describe_model(folder, written, source, config)
+        if adapter is None:
+            describe_model(folder, written, source, config)
+        else:
+            adapter.describe(folder)
         with folder.file(MANIFEST) as file:
             file.write(manifest)
 
     digest = digest_of(manifest)
     place = store.complete(attempt, digest, [share.stored for share in shares], describe)
-    return WeightsPublished(attempt.lineage, attempt.version, digest, store.name, place)
+    adapts = adapter.base.digest if adapter is not None else ""
+    return WeightsPublished(attempt.lineage, attempt.version, digest, store.name, place, adapts=adapts)
 
 
 def complete_delta(

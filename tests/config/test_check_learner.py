@@ -65,6 +65,17 @@ def test_an_option_without_effect_is_refused():
             "one answer may take 120 s, and all together 60 s; raise it",
         ),
         (["learner.lora.alpha=8"], "learner.lora.alpha", "learner.lora.rank is 0"),
+        (["learner.lora.publish=adapter"], "learner.lora.publish", "learner.lora.rank is 0"),
+        (
+            ["learner.lora.rank=4", "learner.lora.publish=adapter", "weights.delta=auto"],
+            "weights.delta",
+            'found "auto": adapters are published whole, as small as a difference; set "never"',
+        ),
+        (
+            ["learner.lora.rank=4", "learner.lora.publish=adapter", "weights.direct=ipc"],
+            "weights.direct",
+            "adapters go only through the store",
+        ),
         (["learner.assertions.broken=stop"], "broken", "is of a bound that is broken, and there is none"),
         (["learner.assertions.first_kl=1e-6"], "first_kl", "has no effect: nothing is measured from a reference"),
         (

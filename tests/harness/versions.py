@@ -27,7 +27,7 @@ from topics.wire import decode
 class Copies:
     """A trainer whose weights the test changes."""
 
-    source = config = None
+    source = config = adapter = None
 
     def __init__(self, dtype: str = "float32") -> None:
         rng = np.random.default_rng(1)
@@ -36,7 +36,7 @@ class Copies:
         }
         self.dtype = dtype
 
-    def copy_weights(self):
+    def copy_weights(self, *, whole: bool = False):
         return self
 
     def files(self) -> dict[str, list[HostTensor]]:

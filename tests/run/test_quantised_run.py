@@ -47,6 +47,10 @@ async def test_a_run_trains_real_weights_and_serves_them_as_its_model_was(tmp_pa
             "versions in the form fp8-blocks go only through the store",
         ),
         (["weights.format=fp8-blocks", "engine.staged=always"], "in the form fp8-blocks only from files"),
+        (
+            ["weights.format=fp8-blocks", "learner.lora.rank=4", "learner.lora.publish=adapter"],
+            "adapters are added to no quantised weights",
+        ),
         (["weights.format=int4-groups", "model.create.ffn=190"], "has 190 columns, which are no groups of 32"),
         (["weights.format=int4-groups", "engine.kind=sglang"], "takes no second version"),
     ],

@@ -1,15 +1,22 @@
 """Training of adapters (LoRA): what is published, and that a restart gives the same bits."""
 
+import dataclasses
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.weights.adapters import ADAPTER_CONFIG, digest_of_model
 from asyncrl.weights.files import FileStore, write_model
 from asyncrl.weights.folders import DiskFolder
+from asyncrl.weights.merging import merged
+from asyncrl.weights.verify import TornVersion, check_version
 from harness.roles import LORA, TO_REFERENCE, assert_same_bits, scored, with_penalties
 from harness.training import copies, policy_rows, save
 from topics.batches import Objective
@@ -85,3 +92,78 @@ def test_adapters_begin_anew_on_a_checkpoint_with_a_reference(models, tmp_path):
 
     assert np.array_equal(scored(adapted, rows, "reference"), scored(plain, rows, "reference"))
     assert not np.array_equal(scored(adapted, rows, "reference"), scored(adapted, rows, "proximal"))
+
+
+PUBLISHED = dataclasses.replace(LORA, published=True)
+
+
+def publisher_of(trainer, folder):
+    return Publisher(trainer, store=FileStore(folder / "weights"), checkpoints=folder / "checkpoints")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_adapter_that_is_added_to_the_model_has_the_bits_of_the_version_that_is_merged(models, tmp_path, dtype):
+    rows = policy_rows(np.random.default_rng(1), 12)
+    merging, adapting = (
+        TorchTrainer(models / "policy", TorchSettings(lora=lora, dtype=dtype)) for lora in (LORA, PUBLISHED)
+    )
+    for trainer in (merging, adapting):
+        for _ in range(3):
+            trainer.step(rows, Objective(learning_rate=1e-2))
+    publisher = publisher_of(adapting, tmp_path)
+    publisher.copy_weights()
+    version = publisher.publish(lineage=0, version=3)
+    directory = Path(version.location)
+    base = load_file(models / "policy" / "model.safetensors")
+
+    own = copies(merging)
+    found = merged(base, directory)
+
+    check_version(directory, version.digest)
+    assert found.keys() == own.keys()
+    assert all(torch.equal(found[name], own[name]) for name in own)
+    assert version.adapts == digest_of_model(models / "policy")
+    assert version.bytes < sum(one.nbytes for one in own.values()) / 2
+    assert copies_of_model(adapting).keys() == own.keys()
+    peft = pytest.importorskip("peft")
+    model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models / "policy"), directory)
+    for name, tensor in model.merge_and_unload().state_dict().items():
+        assert torch.allclose(tensor.to(own[name].dtype), own[name], atol=1e-6 if dtype == "float32" else 2e-3), name
+
+
+def copies_of_model(trainer):
+    return {one.name: one for tensors in trainer.copy_weights(whole=True).files().values() for one in tensors}
+
+
+def test_adapters_with_the_same_tensors_are_other_versions_where_they_count_otherwise(models, tmp_path):
+    digests = set()
+    for number, lora in enumerate((PUBLISHED, PUBLISHED, dataclasses.replace(PUBLISHED, alpha=16.0))):
+        publisher = publisher_of(TorchTrainer(models / "policy", TorchSettings(lora=lora)), tmp_path / str(number))
+        publisher.copy_weights()
+        version = publisher.publish(lineage=0, version=0)
+        assert publisher.digest() == version.digest
+        digests.add(version.digest)
+        (Path(version.location) / ADAPTER_CONFIG).write_bytes(b"{}")
+        with pytest.raises(TornVersion, match="tensors differ from its manifest"):
+            check_version(Path(version.location), version.digest)
+    assert len(digests) == 2
+
+
+def test_no_adapter_is_published_of_weights_that_were_trained_before(models, tmp_path):
+    plain, rows = TorchTrainer(models / "policy"), policy_rows(np.random.default_rng(1), 12)
+    plain.step(rows, Objective(learning_rate=1e-2))
+    save(plain, tmp_path)
+    adapting, merging = (TorchTrainer(models / "policy", TorchSettings(lora=lora)) for lora in (PUBLISHED, LORA))
+    for trainer in (adapting, merging):
+        trainer.load(tmp_path)
+
+    merging.copy_weights()
+    with pytest.raises(CheckpointError, match=r"trained before there were adapters; set learner.lora.publish"):
+        adapting.copy_weights()
+
+    merged_run = TorchTrainer(models / "policy", TorchSettings(lora=LORA))
+    merged_run.step(rows, Objective(learning_rate=1e-2))
+    (tmp_path / "other").mkdir()
+    save(merged_run, tmp_path / "other")
+    adapting.load(tmp_path / "other")
+    adapting.copy_weights()

@@ -56,7 +56,7 @@ class Engine:
         self.model = Model(self.config, weights, max_running, self.context_length)
         self.cache = PrefixCache(self.model.stores, max_running * self.context_length)
         self.memory = Memory(self.model, self.cache)
-        self.ahead = ReadAhead(self.config, dtype)
+        self.ahead = ReadAhead(model_path, self.config, dtype)
         self._admission = Admission(self.model, self.cache)
         self.weight_version = weight_version
         self.epoch = 0
@@ -83,7 +83,7 @@ class Engine:
             EngineRefused: the model directory has none.
         """
         if self._tokenizer is None:
-            path = self.model_path / "tokenizer.json"
+            path = self.ahead.model / "tokenizer.json"
             if not path.exists():
                 raise EngineRefused(f"stop strings need {path}, which does not exist; use stop_token_ids")
             self._tokenizer = Tokenizer.from_file(str(path))

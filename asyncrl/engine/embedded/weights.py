@@ -15,7 +15,10 @@ from safetensors import SafetensorError, safe_open
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.engine.embedded.matrix import Experts, MappedMatrix, Matrix
 from asyncrl.engine.errors import EngineError
+from asyncrl.weights.adapters import is_adapter
+from asyncrl.weights.merging import merged
 from asyncrl.weights.quantised import plain_names, read_plain
+from asyncrl.weights.verify import TornVersion
 
 _MAPPED_BYTES = 64 << 20
 """From this size on, copies cost more in each update and each process than they save in each step."""
@@ -75,7 +78,8 @@ def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig,
 class ReadAhead:
     """Weights that are read on a thread while requests run: the update that asks for them has them at once."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
+    def __init__(self, model: Path, config: ModelConfig, dtype: torch.dtype) -> None:
+        self.model = model  # directory that adapters are added to
         self._config, self._dtype = config, dtype
         self._found: tuple[Path, Weights] | None = None
 
@@ -83,13 +87,21 @@ class ReadAhead:
         """Read a directory; what is wrong with it is reported by the update."""
         self._found = None
         with contextlib.suppress(EngineError, OSError, ValueError):
-            self._found = (directory, await asyncio.to_thread(load_weights, directory, self._config, self._dtype))
+            self._found = (directory, await asyncio.to_thread(self._load, directory))
 
     def take(self, source: Path | Mapping[str, torch.Tensor]) -> Weights:
         """Return the weights of an update, and forget those that were read; raises as `load_weights`."""
         found, self._found = self._found, None
         if found is not None and isinstance(source, Path) and found[0] == source:
             return found[1]
+        return self._load(source)
+
+    def _load(self, source: Path | Mapping[str, torch.Tensor]) -> Weights:
+        if isinstance(source, Path) and is_adapter(source):
+            try:
+                source = merged(_read_tensors(self.model), source)
+            except TornVersion as fault:
+                raise EngineError(f"weights {source}: {fault}") from fault
         return load_weights(source, self._config, self._dtype)
 
 

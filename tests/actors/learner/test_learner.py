@@ -347,9 +347,9 @@ async def test_weights_that_are_not_finite_are_an_alarm_and_no_version(opened: O
     await train(bus, 1, 1)
     copy = TorchTrainer.copy_weights
 
-    def spoiled(one: TorchTrainer):
+    def spoiled(one: TorchTrainer, *, whole: bool):
         next(iter(one._own.parameters.values())).data.view(-1)[0] = math.inf
-        return copy(one)
+        return copy(one, whole=whole)
 
     monkeypatch.setattr(TorchTrainer, "copy_weights", spoiled)
     await pack(bus, 2)
@@ -367,7 +367,9 @@ async def test_a_refused_difference_is_answered_with_the_full_version_once(opene
     calls: list[str] = []
     for name in ("copy_weights", "rest"):
         method = getattr(TorchTrainer, name)
-        monkeypatch.setattr(TorchTrainer, name, lambda one, n=name, method=method: (calls.append(n), method(one))[1])
+        monkeypatch.setattr(
+            TorchTrainer, name, lambda one, n=name, method=method, **how: (calls.append(n), method(one, **how))[1]
+        )
     await opened(weights={"delta": "always"}, learner={"offload_idle": True})
     await train(bus, 1, 2)
     record = await read_last(bus, WEIGHTS_PUBLISHED)

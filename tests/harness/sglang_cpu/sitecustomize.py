@@ -1,5 +1,10 @@
-"""A stand-in for torchvision, whose usual build needs CUDA libraries: every attribute of it is an empty class."""
+"""What SGLang 0.5.17 asks of a machine with a GPU, for one without.
 
+A stand-in for torchvision, whose usual build needs CUDA libraries: every attribute of it is an empty class. And memory
+that is not page-locked, where its adapters ask torch for page-locked memory, which needs a GPU.
+"""
+
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -24,6 +29,8 @@ class _Package(types.ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
+        if name == "sglang.srt.lora":
+            _leave_unlocked()
         if name.partition(".")[0] == "torchvision":
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
@@ -33,6 +40,21 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         return None
+
+
+def _leave_unlocked():
+    import torch
+
+    def without(make):
+        @functools.wraps(make)
+        def made(*arguments, pin_memory=False, **options):
+            return make(*arguments, **options)
+
+        return made
+
+    for name in ("tensor", "empty", "zeros", "full", "arange"):
+        setattr(torch, name, without(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda tensor, *_: tensor
 
 
 sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,65 @@
+"""A learner whose versions are adapters, inside a test."""
+
+import asyncio
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+from actors.runtime.actor import Context
+from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import WRITER, publish
+from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.training.publisher import Publisher
+from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
+from asyncrl.weights.store import STORES, StorePlace
+from harness.roles import LORA, scored
+from harness.training import policy_rows
+from topics.batches import Objective
+from topics.weights import WEIGHTS_STORED, WeightsPublished
+
+
+class Adapting:
+    """Trains the adapter of a run's model, and publishes each step."""
+
+    def __init__(self, bus: Bus, context: Context, dtype: str = "float32", *, published: bool = True) -> None:
+        lora = dataclasses.replace(LORA, published=published)
+        model = context.files.model_path(context.config.model)
+        self.trainer = TorchTrainer(model, TorchSettings(lora=lora, dtype=dtype))
+        self.rows = policy_rows(np.random.default_rng(1), 12)
+        place = StorePlace(context.files.weights.absolute(), ChunkWriter(bus, WEIGHTS_STORED))
+        store = STORES[context.config.weights.store](place)
+        self._publisher = Publisher(self.trainer, store=store, checkpoints=Path())
+        self._bus, self._version = bus, -1
+
+    async def publish(self, **changes: str) -> WeightsPublished:
+        """Train a step, and publish what it made."""
+        self._version += 1
+        await asyncio.to_thread(self.trainer.step, self.rows, Objective(learning_rate=1e-2))
+        self._publisher.copy_weights()
+        message = await asyncio.to_thread(self._publisher.publish, lineage=0, version=self._version)
+        for name, value in changes.items():
+            setattr(message, name, value)
+        await self.announce(message)
+        return message
+
+    async def announce(self, message: WeightsPublished) -> int:
+        """Announce a version, perhaps once more; returns its sequence."""
+        return await publish(self._bus, message, headers={WRITER: "learner"})
+
+    async def gap(self, client: EngineClient, **options: object) -> float:
+        """Return the largest difference between log-probs of sampled tokens and the trainer's of the same tokens."""
+        prompt = [3, 4, 5, 6]
+        generation = await client.generate(prompt, SamplingParams(12, temperature=1.0, ignore_eos=True), **options)
+        size = len(prompt) + len(generation.token_ids)
+        row = dataclasses.replace(
+            self.rows[0],
+            tokens=np.array([*prompt, *generation.token_ids], np.int32),
+            mask=np.array([0] * len(prompt) + [1] * len(generation.token_ids), np.uint8),
+            temperature=1.0,
+            **{name: np.zeros(size, np.float32) for name in ("logprobs", "advantages", "weights")},
+            versions=np.zeros(size, np.int32),
+        )
+        expected = scored(self.trainer, [row], "proximal")
+        return float(np.abs(expected - np.asarray(generation.logprobs)).max())
