@@ -144,9 +144,7 @@ class Steps:
         """Tensors of versions, or of whole models."""
         form, sources = self.form, self._weights()
         sources += self._further.published(sources, self._dtype)
-        if form is not None:
-            sources = [one._replace(form=form.form) if one.name in form.names else one for one in sources]
-        return sources
+        return [one._replace(form=form.form) if form and one.name in form.names else one for one in sources]
 
     @placed_call
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
