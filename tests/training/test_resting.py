@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.training.host_memory import fill_at_once
 from asyncrl.training.resting import Resting
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.ranks import run_ranks
@@ -124,6 +125,15 @@ def test_weights_of_a_checkpoint_are_not_taken_for_those_that_were_published(mod
     other.load(tmp_path)
     other.rest()
     assert_same_bits(trainer, other)
+
+
+def test_host_memory_is_filled_with_zeros_by_several_threads(monkeypatch):
+    monkeypatch.setattr("asyncrl.training.host_memory._AT_ONCE", 7)
+    memory = torch.arange(50, dtype=torch.uint8)
+
+    fill_at_once(memory)
+
+    assert not memory.any()
 
 
 def test_what_no_free_piece_of_the_device_is_large_enough_for_comes_back_piece_by_piece(monkeypatch):

@@ -26,7 +26,7 @@ from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.files import FileStore
 from asyncrl.weights.stream import FILE, OFFSET, Assembly, StreamIndex, StreamStore, TornVersion
 from asyncrl.weights.tensors import HostTensor
-from harness.stage import Stage, until
+from harness.stage import DEADLINE_S, Stage, until
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, WEIGHTS
 from topics.weights import WEIGHTS_REFUSED, WEIGHTS_STORED, WeightsPublished, WeightsRefused
@@ -88,6 +88,24 @@ async def test_a_version_arrives_as_the_same_files_that_the_other_store_writes(
     expected = {path.name: path.read_bytes() for path in Path(written.location).iterdir()}
     assert {path.name: path.read_bytes() for path in directory.iterdir()} == expected
     assert await last_sequence(bus, WEIGHTS) > 25
+
+
+async def test_a_version_that_was_fetched_ahead_is_there_at_once_and_one_that_is_torn_is_refused_when_it_is_asked_for(
+    bus: Bus, context: Context, monkeypatch: pytest.MonkeyPatch
+):
+    fetcher, first, torn = Fetcher(bus, context.files), await stored(bus, 1), await stored(bus, 2)
+    await forget_a_chunk(bus, torn)
+
+    await fetcher.ahead(None, DEADLINE_S)
+    await fetcher.ahead(first, DEADLINE_S)
+    with monkeypatch.context() as patched:
+        patched.setattr("actors.engine.fetch.check_version", None)  # nothing is read again
+        directory = await fetcher.directory(first)
+    await fetcher.ahead(torn, DEADLINE_S)
+
+    assert (directory / "model.safetensors").exists()
+    with pytest.raises(TornVersion):
+        await fetcher.directory(torn)
 
 
 async def test_engines_of_one_host_fetch_a_version_once_and_what_none_of_them_uses_goes(bus: Bus, context: Context):
