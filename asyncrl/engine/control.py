@@ -338,8 +338,9 @@ class SGLangControl(OwnControl):
         await self.halt()
 
     def environment(self) -> dict[str, str]:
-        """Return its variables; with the memory saver graphs are given back too, which SGLang keeps by itself."""
-        saves = MEMORY_SAVER in self._home.group.arguments
+        """Return its variables; graphs leave the card with the rest, unless some are of prompts: it would not start."""
+        group = self._home.group
+        saves = MEMORY_SAVER in group.arguments and group.value_of("--cuda-graph-backend-prefill") == "disabled"
         return {**({"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "true"} if saves else {}), **super().environment()}
 
     async def release_memory(self) -> None:

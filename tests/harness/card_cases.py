@@ -103,7 +103,8 @@ def by_one_process(name, folder):
 
 def by_ranks(name, device, folder):
     """Return what the ranks of a case make of it, in processes of their own."""
-    with_path = {"PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "GLOO_SOCKET_IFNAME": "lo"}
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path])  # with packages that this process was given
+    with_path = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
     words = [sys.executable, "-m", "harness.card_cases"]
     ranks = [
         subprocess.Popen(
