@@ -73,11 +73,7 @@ class EngineControl(Protocol):
 
     address: str  # where rollout workers reach it
     own: bool = False  # it was started here, and ends with `close`
-
-    @property
-    def adds(self) -> bool:
-        """Return whether it takes directories of adapters, and adds them to its model itself."""
-        return False
+    adds: bool = False  # it takes directories of adapters, and adds them to its model itself
 
     @property
     def frozen(self) -> bool:
@@ -292,9 +288,9 @@ class EmbeddedControl(OwnControl):
     device = "cpu"
     _keeps = False  # requests while it is held
 
-    @property
-    def adds(self) -> bool:
-        return self._staging is None  # the process beside it reads whole models
+    def __init__(self, home: EngineHome) -> None:
+        super().__init__(home)
+        self.adds = not home.staged  # the process beside it reads whole models
 
     async def hold(self, *, keep: bool = False) -> None:
         self._keeps = keep
@@ -368,13 +364,11 @@ class SGLangControl(OwnControl):
 class ScriptedControl(EngineControl):
     """No server at all: the clients of its address make tokens up, and label them as is announced."""
 
+    adds = True
+
     def __init__(self, home: EngineHome) -> None:
         self.address = f"scripted:{home.name}"
         self._label = home.label
-
-    @property
-    def adds(self) -> bool:
-        return True
 
     async def health(self) -> bool:
         """Return True: there is no server that could be ill."""
