@@ -101,8 +101,7 @@ class WorkerLoop(Generic[M]):
         context = self._context
         return Puller(
             context.bus,
-            queue.stream.full_name(context.bus.run),
-            queue.name,
+            f"{queue.stream.full_name(context.bus.run)}.{queue.name}",
             partial(self._receive, self._queues.index(queue)),
             on_lost=lambda reason: context.log.warning("work queue lost", queue=queue.name, reason=reason),
             leased=True,

@@ -98,8 +98,7 @@ class LogReader:
             self._end()
         elif self._looking is None:
             self._looking = asyncio.create_task(self._look_for_the_end())
-        stream, name = self._consumer.split(".")
-        self._puller = Puller(self._bus, stream, name, self._receive, on_lost=self._lost)
+        self._puller = Puller(self._bus, self._consumer, self._receive, on_lost=self._lost, on_beat=self._beat)
         await self._puller.start(self._paced or _WINDOW)
         if self._reconnected not in self._bus.on_reconnect:
             self._bus.on_reconnect.append(self._reconnected)
@@ -208,6 +207,11 @@ class LogReader:
     def _reconnected(self) -> None:
         """Begin anew: what the server had sent into the connection that broke is missed only by a message behind it."""
         self._lost("the connection broke")
+
+    def _beat(self, sent: int) -> None:
+        """Begin anew where the last messages were lost on their way, between servers for example: none follows them."""
+        if sent >= self._expected:
+            self._lost(f"message {self._expected} is missing")
 
     def _lost(self, _reason: str) -> None:
         if self._restart is None and not self._closed:

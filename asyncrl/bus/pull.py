@@ -60,19 +60,20 @@ class Puller:
     def __init__(
         self,
         bus: Bus,
-        stream: str,
-        consumer: str,
+        consumer: str,  # "STREAM.NAME"
         on_message: Callable[[Msg], None],
         *,
         on_lost: Callable[[str], None] | None = None,
+        on_beat: Callable[[int], None] | None = None,
         leased: bool = False,
     ) -> None:
         self._bus = bus
         self._leased = leased  # messages are work under a lease: what is on its way when this is closed is given back
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer}"
         self._inbox = ""
         self._on_message = on_message
         self._on_lost = on_lost
+        self._on_beat = on_beat  # is given how many messages the consumer has sent by then
         self._credit = 0  # messages allowed and not yet asked for
         self._asked = 0  # messages asked for and not yet here
         self._seen_at = 0.0
@@ -146,6 +147,8 @@ class Puller:
     def _on_status(self, headers: dict[str, str]) -> None:
         status = headers["Status"]
         left = int(headers.get("Nats-Pending-Messages", "0") or 0)
+        if status == "100" and self._on_beat is not None:
+            self._on_beat(int(headers.get("Nats-Last-Consumer", "0")))
         if status == "100" or self._closed:
             return
         description = headers.get("Description", "")

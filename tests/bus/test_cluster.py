@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
@@ -81,6 +83,62 @@ async def test_nothing_acknowledged_is_lost_and_nothing_is_there_twice_when_lead
     reasons = [decode(StopRequested, record.data).reason for record in received]
     assert reasons[: len(output)] == [f"reason {number}" for number in range(len(output))]
     assert [record.sequence for record in received] == sorted({record.sequence for record in received})
+
+
+class LosingHop:
+    """A proxy before a server that loses the next message which it delivers, and keeps the connection."""
+
+    def __init__(self, url: str) -> None:
+        self._target = urlsplit(url)
+        self._loses = False
+        self.lost = 0
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[str]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        try:
+            yield f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        finally:
+            server.close()
+
+    def lose_one(self) -> None:
+        self._loses = True
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection(self._target.hostname, self._target.port)
+        await asyncio.gather(self._pass(reader, back, loses=False), self._pass(there, writer, loses=True))
+
+    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, *, loses: bool) -> None:
+        with suppress(ConnectionError):
+            while data := await source.read(1 << 16):
+                if loses and self._loses and b"$JS.ACK." in data:  # the subject that a delivered message is answered to
+                    self._loses, self.lost = False, self.lost + 1
+                    continue
+                target.write(data)
+        target.close()
+
+
+async def test_a_reader_finds_a_last_message_that_was_lost_between_servers(cluster: EmbeddedCluster, bus: Bus):
+    hop = LosingHop(cluster.nodes[0].address.url)
+    async with hop.open() as url:
+        address = msgspec.structs.replace(cluster.address, url=url)
+        other = await Bus.connect(address, bus.run, deadline_s=LIMIT_S, publish_deadline_s=LIMIT_S)
+        try:
+            received: list[Record] = []
+            reader = LogReader(other, ACTORS, received.append)
+            await reader.start()
+            await publish(bus, StopRequested("first"))
+            await until(lambda: len(received) == 1, "the first message is read", LIMIT_S)
+            hop.lose_one()
+            await publish(bus, StopRequested("second"))
+            await until(lambda: hop.lost == 1, "the second message is lost", LIMIT_S)
+            await until(lambda: len(received) == 2, "it is read again, though none follows it", 60.0)
+            await reader.close()
+        finally:
+            await other.close()
+
+    assert [decode(StopRequested, record.data).reason for record in received] == ["first", "second"]
+    assert other.reconnects == 0
 
 
 async def test_a_writer_reads_what_it_has_just_written_from_whoever_it_is_connected_to(

@@ -237,7 +237,7 @@ async def test_a_log_whose_last_message_is_gone_has_a_newest_one_and_is_not_read
 async def test_a_reader_that_is_closed_answers_no_message(bus: Bus, monkeypatch):
     """Its user may not acknowledge: the answer would be refused, and end the actor."""
     taken, sent = [], []
-    puller = Puller(bus, ACTORS.full_name(bus.run), "reader", taken.append)
+    puller = Puller(bus, f"{ACTORS.full_name(bus.run)}.reader", taken.append)
     await puller.start(1)
     await puller.close()
     monkeypatch.setattr(bus, "send", lambda *words: sent.append(words))

@@ -21,7 +21,7 @@ class Hands:
         self.got: list[Msg] = []
         self.lost: list[str] = []
         stream = PROMPTS.full_name(bus.run)
-        self.puller = Puller(bus, stream, "rollout", self.got.append, on_lost=self.lost.append, leased=True)
+        self.puller = Puller(bus, f"{stream}.rollout", self.got.append, on_lost=self.lost.append, leased=True)
 
     @property
     def sequences(self) -> list[int]:

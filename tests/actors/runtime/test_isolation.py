@@ -134,7 +134,7 @@ def scene(bus: Bus, stage: Callable[..., Stage], tmp_path: Path) -> Callable[...
 async def give_back(bus: Bus, count: int) -> None:
     """Have so many messages of the queue delivered to somebody who gives them back."""
     queue, got = QUEUES["rollout"], list[Msg]()
-    puller = Puller(bus, queue.stream.full_name(bus.run), queue.name, got.append)
+    puller = Puller(bus, f"{queue.stream.full_name(bus.run)}.{queue.name}", got.append)
     await puller.start(count)
     await until(lambda: len(got) == count, "they are delivered")
     await puller.close()

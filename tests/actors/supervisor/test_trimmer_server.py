@@ -50,7 +50,7 @@ async def grade(bus, count):
         if len(seen) == count:
             done.set()
 
-    puller = Puller(bus, TRAJECTORIES.full_name(bus.run), "reward", take)
+    puller = Puller(bus, f"{TRAJECTORIES.full_name(bus.run)}.reward", take)
     await puller.start(count)
     async with asyncio.timeout(120):
         await done.wait()
