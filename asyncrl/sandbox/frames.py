@@ -41,9 +41,9 @@ class Setup(msgspec.Struct):
     service: str  # `module:function`, which makes a `Service` when called with the arguments
     arguments: dict[str, Any]
     time_limit_s: float  # of one call
-    load_limit_s: float = 600.0  # until the service is made
     memory_mb: int = 0  # limit for each of its processes; 0 for none
     reply_bytes: int = 1 << 20  # of one reply, at most
+    load_limit_s: float = 600.0  # until the service is made
     silent: bool = False  # what it prints goes nowhere: it may be what users said, and logs are not encrypted
 
     @property
