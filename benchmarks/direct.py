@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.load import NEW, PROMPT, Events, Load, Update, silence, transition
+from benchmarks.load import Events, Load, Update, context_of, silence, transition
 from benchmarks.random_model import SHAPES
 from benchmarks.stage import BenchError, report
 from benchmarks.updates import Served, Updates
@@ -28,14 +28,13 @@ class Course(NamedTuple):
 
     rounds: int  # versions that are counted
     idle: bool  # the trainer begins no step before a version has arrived
+    answer: int  # tokens of the longest answer
 
 
 async def bench_direct(
     *,
     ways: list[str],
     updates: list[str],
-    rounds: int,
-    idle: bool,
     deadline_s: float,
     layout: Sequence[tuple[str, int]] = (),
     **options: Any,
@@ -54,13 +53,14 @@ async def bench_direct(
         beside (`quiet_...`); and the share of the versions that came that way.
     """
     figures: dict[str, float] = {}
+    course = Course(**{name: options.pop(name) for name in Course._fields})
     for way in ways:
         for update in updates:
-            context = max(PROMPT + 2 * NEW, options["size"][1])
+            context = max(context_of(course.answer), options["size"][1])
             served = Served(way, update, context=context, layout=dict(layout), **options)
             try:
                 async with asyncio.timeout(deadline_s):
-                    found = await _measured(served, Course(rounds, idle))
+                    found = await _measured(served, course)
             except (BenchError, TimeoutError, OSError, RuntimeError) as error:
                 report(f"{way}, {update}: FAILED: {type(error).__name__}: {error}")
                 found = {"failed": 1.0}
@@ -72,7 +72,8 @@ async def _measured(served: Served, course: Course) -> dict[str, float]:
     async with Updates.opened(served) as updates:
         in_place, vocabulary = served.update == "in_place", SHAPES[served.shape].vocabulary
         report("the requests start")
-        load = await Load.start(updates.stage, running=served.running, in_place=in_place, vocabulary=vocabulary)
+        asked = {"running": served.running, "in_place": in_place, "vocabulary": vocabulary, "answer": course.answer}
+        load = await Load.start(updates.stage, asked)
         await asyncio.sleep(_LOADED_S[served.kind])
         alone_s, before = await _alone(updates, load)
         report(_words("without updates", before))

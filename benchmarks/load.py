@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -35,12 +35,17 @@ from topics.topic import ENGINES
 from topics.trajectories import Answer
 from topics.wire import decode
 
-PROMPT, NEW = 128, 1_000  # tokens of a request; `NEW` are the most, half of them the least
+PROMPT = 128  # tokens of a prompt
 PROBES = 16  # requests whose every token is reported
 _PORTION = 16  # tokens that the others tell of at a time
 BEGAN = -1  # in place of a version: a request was sent, and has no token
 _WAITED_S = 1.0  # longer than a server needs for all prompts: whoever has no token then waits for room in its cache
 _NEWS = (ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE)
+
+
+def context_of(answer: int) -> int:
+    """Tokens that a model has to take for answers of so many."""
+    return PROMPT + 2 * answer
 
 
 class LoadSettings(msgspec.Struct):
@@ -52,6 +57,7 @@ class LoadSettings(msgspec.Struct):
     running: int
     in_place: bool  # engines take new weights under them
     vocabulary: int
+    answer: int  # tokens of the longest one; the shortest has half of them
 
 
 class Events(msgspec.Struct):
@@ -92,11 +98,11 @@ class Load:
         self._process = process
 
     @classmethod
-    async def start(cls, stage: Stage, *, running: int, in_place: bool, vocabulary: int) -> Load:
-        """Start it against the one engine of a stage."""
+    async def start(cls, stage: Stage, asked: dict[str, Any]) -> Load:
+        """Start it against the one engine of a stage; `asked` are the other fields of `LoadSettings`."""
         address = stage.files.credentials / "rollout.json"
         key = stage.files.engine_key_file(stage.config.engine, "engine-1")
-        settings = LoadSettings(str(address), stage.config.run, str(key), running, in_place, vocabulary)
+        settings = LoadSettings(str(address), stage.config.run, str(key), **asked)
         pipe = asyncio.subprocess.PIPE
         words = ["-m", "benchmarks.load", msgspec.json.encode(settings).decode()]
         return cls(await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe))
@@ -224,20 +230,20 @@ class _Requests:
 
     def __init__(self, settings: LoadSettings, fleet: Fleet) -> None:
         self.events = Events()
-        model, counts = ModelInfo("any", settings.vocabulary, PROMPT + 2 * NEW), dict[str, float]()
+        model, counts = ModelInfo("any", settings.vocabulary, context_of(settings.answer)), dict[str, float]()
         # The rest of an aborted request is streamed, however short: else its first token would be seen with its last.
         manner = Manner(portion=_PORTION, in_place=settings.in_place)
         self._common = Generator(fleet, model, str, counts=counts, manner=manner)
         self._probing = Generator(fleet, model, str, counts=counts, manner=manner._replace(portion=1))
-        self._vocabulary = settings.vocabulary
+        self._settings = settings
 
     async def ask(self, number: int) -> None:
         """Send one after the other."""
-        rng = np.random.default_rng(number)
+        rng, most = np.random.default_rng(number), self._settings.answer
         generator = self._probing if number < PROBES else self._common
         while True:
-            ids = rng.integers(3, self._vocabulary, PROMPT).astype(np.int32)
-            sampling = SamplingParams(int(rng.integers(NEW // 2, NEW)), ignore_eos=True)
+            ids = rng.integers(3, self._settings.vocabulary, PROMPT).astype(np.int32)
+            sampling = SamplingParams(int(rng.integers(most // 2, most)), ignore_eos=True)
             answer = Answer("generate", "", done=False)
             self.events.note(number, BEGAN)
             await generator.generate(ids, sampling, answer=answer, watch=_Noted(number, answer, self))

@@ -71,6 +71,8 @@ def _add_direct_options(parser: argparse.ArgumentParser) -> None:
     words = "of each way, the start of its server included (default: 1800)"
     parser.add_argument("--deadline-s", type=float, default=1800.0, metavar="SECONDS", help=words)
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer; on GPUs --device cuda (default: 1)")
+    words = "of an answer at most, half of them at least (default: 1000)"
+    parser.add_argument("--answer", type=int, default=1000, metavar="TOKENS", help=words)
     words = "of the model over them, by megatron: tensor=2, pipeline=2, ... (default: FSDP2)"
     parser.add_argument("--layout", type=_axis, nargs="*", default=[], metavar="AXIS=N", help=words)
     _add_server_options(parser)
