@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -14,7 +13,7 @@ from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.errors import EngineRefused, RequestFailed
 from asyncrl.engine.staging import Staging
-from asyncrl.engine.starting import EngineFailed, end_of, start_at_free_port
+from asyncrl.engine.starting import end_of, name_of_gpu, start_at_free_port
 from asyncrl.files import write_private
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import LOOPBACK, Listen, free_port, url_host
@@ -162,23 +161,6 @@ class ExternalControl(EngineClient, EngineControl):
         return str(info.get("weight_version")), str(info.get("model_path", ""))
 
 
-def _name_of_gpu(number: int) -> str:
-    """The name of a GPU for a child process, by its number among those that this process sees.
-
-    Raises:
-        EngineFailed: this process does not see so many.
-    """
-    seen = os.environ.get(VISIBLE_GPUS)
-    if seen is None:
-        return str(number)
-    names = [name.strip() for name in seen.split(",") if name.strip()]
-    if number >= len(names):
-        raise EngineFailed(
-            f"engine.gpus names GPU {number}, but {VISIBLE_GPUS} = {seen!r} shows {len(names)} to this run"
-        )
-    return names[number]
-
-
 class OwnControl(ExternalControl):
     """A server that is a process of our own."""
 
@@ -260,7 +242,7 @@ class OwnControl(ExternalControl):
         """Return the environment variables of the server, its GPUs among those of its group with them."""
         group, number = self._home.group, self._home.number
         gpus = group.gpus[number * group.gpus_each : (number + 1) * group.gpus_each]
-        visible = {VISIBLE_GPUS: ",".join(map(_name_of_gpu, gpus))} if gpus else {}
+        visible = {VISIBLE_GPUS: ",".join(map(name_of_gpu, gpus))} if gpus else {}
         return {**_ENVIRONMENT, **visible, **group.environment}
 
     def arguments(self) -> list[str]:

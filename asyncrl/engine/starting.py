@@ -1,11 +1,13 @@
-"""The start of a server at a port that was free, until it answers."""
+"""The start of a server at a port that was free, on GPUs of its own, until it answers."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 
 from asyncrl.errors import AsyncRLError
+from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import Listen, free_port, listen_problem
 from asyncrl.process import ChildProcess
 
@@ -80,3 +82,20 @@ async def wait_for_answer(
 async def _until(answers: Callable[[], Awaitable[bool]]) -> None:
     while not await answers():  # noqa: ASYNC110 - a server does not announce that it is up
         await asyncio.sleep(0.05)
+
+
+def name_of_gpu(number: int) -> str:
+    """Return the name of a GPU for a child process, by its number among those that this process sees.
+
+    Raises:
+        EngineFailed: this process does not see so many.
+    """
+    seen = os.environ.get(VISIBLE_GPUS)
+    if seen is None:
+        return str(number)
+    names = [name.strip() for name in seen.split(",") if name.strip()]
+    if number >= len(names):
+        raise EngineFailed(
+            f"engine.gpus names GPU {number}, but {VISIBLE_GPUS} = {seen!r} shows {len(names)} to this run"
+        )
+    return names[number]
