@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from asyncrl.training.create import write_tokenizer
 from asyncrl.training.disk_names import shapes_on_disk
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, write_tensors
@@ -74,3 +77,36 @@ def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: st
         tensors.append(HostTensor(name, dtype, list(size), values.view(torch.uint8).numpy()))
     write_tensors(DiskFolder(directory), {"model": tensors})
     return tensors
+
+
+_ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"
+
+
+class Served(NamedTuple):
+    """A server to be started, and its model."""
+
+    kind: str  # "embedded" or "sglang"
+    shape: str  # of its model, random weights
+    arguments: str  # of SGLang, as on a command line
+    pythonpath: str  # with which it is imported; "" for none
+    layers: int = 0  # of the model; 0 for as many as the shape has
+
+    def write_model(self, directory: Path, *, context: int, dtype: str) -> None:
+        """Write the model, with a tokenizer of letters."""
+        shape = SHAPES[self.shape]
+        write_random_model(directory, shape._replace(layers=self.layers or shape.layers), context=context, dtype=dtype)
+        write_tokenizer(directory, _ALPHABET, context=context)
+
+    def table(self, running: int, further: Sequence[str] = ()) -> dict[str, Any]:
+        """Return the table `engine` of a config.
+
+        Args:
+            running: requests that it runs at once.
+            further: arguments of SGLang behind its own.
+        """
+        return {
+            "kind": self.kind,
+            "max_running": running,
+            "arguments": [*shlex.split(self.arguments), *further],
+            "environment": {"PYTHONPATH": self.pythonpath} if self.pythonpath else {},
+        }

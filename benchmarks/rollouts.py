@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import shlex
 import statistics
 import tempfile
 import time
@@ -23,15 +22,13 @@ from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import read_key
 from asyncrl.run.preflight_model import RETURN_EXPERTS
-from asyncrl.training.create import write_tokenizer
-from benchmarks.random_model import SHAPES, write_random_model
+from benchmarks.random_model import SHAPES, Served
 from benchmarks.stage import BenchError, Stage, bench_config, report
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
 from topics.wire import decode
 
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"
 _PROMPT = [29, 3, 4, 5, 6, 7, 8, 28]  # as long as a row of the task
 _GROUP, _BATCHES = 8, 1000  # a batch that no window fills: no step and no new weights within it
 _MODULE = """
@@ -101,16 +98,6 @@ def _lengths(load: Load, worker: int) -> list[list[int]]:
     return found
 
 
-class Server(NamedTuple):
-    """The server to be started."""
-
-    kind: str  # "embedded" or "sglang"
-    shape: str  # of its model, random weights
-    layers: int  # of the model; 0 for as many as the shape has
-    arguments: str  # of SGLang, as on a command line
-    pythonpath: str  # with which it is imported; "" for none
-
-
 class Course(NamedTuple):
     """The windows of a measurement."""
 
@@ -131,7 +118,7 @@ async def bench_rollouts(*, concurrent: list[int], **options: Any) -> dict[str, 
         concurrent: numbers of trajectories at once.
         seconds: length of a window.
         rounds: figures are medians of so many.
-        options: the other fields of `Load` and `Server`.
+        options: the other fields of `Load` and `Served`.
 
     Returns:
         Medians of tokens/s, and of the rounds' ratios.
@@ -140,7 +127,7 @@ async def bench_rollouts(*, concurrent: list[int], **options: Any) -> dict[str, 
         BenchError: an actor fell, or no trajectory came in time.
     """
     figures: dict[str, float] = {}
-    server = Server(**{name: options.pop(name) for name in Server._fields})
+    server = Served(**{name: options.pop(name) for name in Served._fields})
     course = Course(**{name: options.pop(name) for name in Course._fields})
     if course.routing and SHAPES[server.shape].experts is None:
         named = ", ".join(name for name, shape in SHAPES.items() if shape.experts)
@@ -151,7 +138,7 @@ async def bench_rollouts(*, concurrent: list[int], **options: Any) -> dict[str, 
     return figures
 
 
-async def _measured(load: Load, server: Server, course: Course) -> dict[str, float]:
+async def _measured(load: Load, server: Served, course: Course) -> dict[str, float]:
     rates: dict[str, list[float]] = {name: [] for name in (["routed"] * course.routing + ["asyncrl", "bare"])}
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         config = _config(Path(scratch), load, server, course)
@@ -193,18 +180,15 @@ async def _with_workers(stage: Stage, client: EngineClient, load: Load, seconds:
     return rate
 
 
-def _config(scratch: Path, load: Load, server: Server, course: Course) -> Config:
+def _config(scratch: Path, load: Load, server: Served, course: Course) -> Config:
     most = load.bounds[1]
     context = len(_PROMPT) + load.turns * most + 8
     model = scratch / "model"
     dtype = "float32" if server.kind == "embedded" else "bfloat16"
-    shape = SHAPES[server.shape]
-    write_random_model(model, shape._replace(layers=server.layers or shape.layers), context=context, dtype=dtype)
-    write_tokenizer(model, _ALPHABET, context=context)
+    server.write_model(model, context=context, dtype=dtype)
     module = scratch / "rollout.py"
     lengths = msgspec.json.encode([_lengths(load, worker) for worker in range(load.workers)]).decode()
     module.write_text(_MODULE.format(folder=str(scratch), tool_s=load.tool_s, workers=load.workers, lengths=lengths))
-    environment = {"PYTHONPATH": server.pythonpath} if server.pythonpath else {}
     returning = [RETURN_EXPERTS] if course.routing and server.kind == "sglang" else []  # the embedded one always can
     return bench_config(
         "bench-rollouts",
@@ -218,12 +202,7 @@ def _config(scratch: Path, load: Load, server: Server, course: Course) -> Config
         },
         buffer={"batch_groups": max(1, _BATCHES * load.concurrent // _GROUP), "max_lag": 0},
         learner={"steps": 1, "checkpoint_every": 1, "advantage": "none"},
-        engine={
-            "kind": server.kind,
-            "max_running": load.concurrent,
-            "arguments": shlex.split(server.arguments) + returning,
-            "environment": environment,
-        },
+        engine=server.table(load.concurrent, returning),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shlex
 import statistics
 import tempfile
 import time
@@ -13,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -21,9 +20,8 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.process import with_parent
-from asyncrl.training.create import write_tokenizer
 from asyncrl.training.host_memory import host_memory
-from benchmarks.random_model import SHAPES, write_random_model
+from benchmarks.random_model import Served
 from benchmarks.stage import BenchError, Stage, bench_config, report
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.cards import CARD_LEFT, CARD_REQUESTED, CARD_RETURNED, CardReturned
@@ -31,7 +29,6 @@ from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, TRAINING
 from topics.wire import decode
 
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"
 _GROUP = 8
 _STEPS = 1_000_000  # none of them is the last
 _WARM = 1  # turns that are not counted: host memory is made for them
@@ -41,24 +38,14 @@ _JUST_BEFORE_NS = 200_000_000
 _Samples: TypeAlias = list[tuple[int, str]]
 
 
-class Shared(NamedTuple):
-    """Server, model and trainer that have the card."""
-
-    kind: str  # of the server: "embedded" or "sglang"
-    shape: str  # of the model, random weights
-    arguments: str  # of SGLang, as on a command line
-    pythonpath: str  # with which it is imported; "" for none
-    device: str  # of the trainer
-    size: tuple[int, int]  # of a step: rows, and tokens of an answer
-
-
-async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[str, float]:
+async def bench_turns(*, rounds: int, size: list[int], device: str, **options: Any) -> dict[str, float]:
     """Measure the turns of a run whose rewards are random.
 
     Args:
         rounds: turns that are counted.
         size: of a step: rows, and tokens of an answer at most.
-        options: the other fields of `Shared`.
+        device: of the trainer.
+        options: fields of `Served`.
 
     Returns:
         Medians. Seconds until the engine has left the card once it is asked (`leave_s`), until the learner has its
@@ -74,13 +61,13 @@ async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[s
     Raises:
         BenchError: an actor fell, or there were not so many turns in time.
     """
-    shared = Shared(**options, size=(size[0], size[1]))
+    rows, tokens = size
     wanted = 1 + _WARM + rounds + 1  # the start, and a turn behind the last one, by which that one is over
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         async with (
-            Stage.open(_config(Path(scratch), shared)) as stage,
-            _samples(shared.device, "--query-gpu=memory.used") as used,
-            _samples(shared.device, "--query-compute-apps=used_memory,name") as processes,
+            Stage.open(_config(Path(scratch), Served(**options), device, rows, tokens)) as stage,
+            _samples(device, "--query-gpu=memory.used") as used,
+            _samples(device, "--query-compute-apps=used_memory,name") as processes,
         ):
             await stage.enter_all(deadline_s=_DEADLINE_S)
             report("learner and engine have started")
@@ -97,18 +84,15 @@ async def bench_turns(*, rounds: int, size: list[int], **options: Any) -> dict[s
         raise BenchError(f"{len(turns)} turns were whole; expected more than {_WARM}, which are not counted")
     figures = {name: statistics.median(turn[name] for turn in turns[_WARM:]) for name in turns[-1]}
     figures |= {"turns": float(len(turns[_WARM:]))}
-    if shared.device != "cpu":
-        for way, rate in _pinned_rates(shared.device).items():
+    if device != "cpu":
+        for way, rate in _pinned_rates(device).items():
             figures |= {f"pinned_{way}_gb_per_s": rate, f"{way}_over_pinned": figures[f"{way}_gb_per_s"] / rate}
     return figures
 
 
-def _config(scratch: Path, shared: Shared) -> Config:
-    rows, tokens = shared.size
-    model, context = scratch / "model", tokens + 16
-    dtype = "float32" if shared.device == "cpu" else "bfloat16"
-    write_random_model(model, SHAPES[shared.shape], context=context, dtype=dtype)
-    write_tokenizer(model, _ALPHABET, context=context)
+def _config(scratch: Path, server: Served, device: str, rows: int, tokens: int) -> Config:
+    model, dtype = scratch / "model", "float32" if device == "cpu" else "bfloat16"
+    server.write_model(model, context=tokens + 16, dtype=dtype)
     return bench_config(
         "bench-turns",
         model={"path": str(model)},
@@ -119,18 +103,13 @@ def _config(scratch: Path, shared: Shared) -> Config:
         buffer={"batch_groups": max(1, rows // _GROUP), "max_lag": 1},
         learner={
             "trainer": "torch",
-            "device": shared.device,
+            "device": device,
             "dtype": dtype,
             "moments": dtype,
             "steps": _STEPS,
             "checkpoint_every": _STEPS,
         },
-        engine={
-            "kind": shared.kind,
-            "max_running": rows,
-            "arguments": shlex.split(shared.arguments),
-            "environment": {"PYTHONPATH": shared.pythonpath} if shared.pythonpath else {},
-        },
+        engine=server.table(rows),
     )
 
 

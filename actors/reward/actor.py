@@ -9,7 +9,6 @@ from typing import Any
 
 import xxhash
 
-from actors.reward.shaping import shaped
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.isolation import WorkFailed
@@ -18,13 +17,16 @@ from asyncrl.algorithms.filters import QUALITY
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.publish import body_of, read, read_result
 from asyncrl.config.held_out import graded_tasks, held_out_sets
+from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import Task, largest_group
 from asyncrl.rewards.graders import Grader, GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.quality import quality
 from asyncrl.rewards.score import GradeRequest, RewardFailed, request_of
+from asyncrl.rewards.shaping import overlong_penalty
 from topics.actors import Waiting
 from topics.groups import GROUP_GRADED, GroupCompleted, GroupGraded, MemberGrade
+from topics.ids import Stage
 from topics.trajectories import (
     Outcome,
     Reference,
@@ -114,7 +116,7 @@ class RewardWorker:
             graded = await self._grade(generated, delivery)
             tokens = sum(count.tokens for count in generated.versions)
             metrics = outcome.metrics | graded.metrics
-            grade = shaped(self._context.config, generated.stage, tokens, graded.reward, metrics)
+            grade = _shaped(self._context.config, generated.stage, tokens, graded.reward, metrics)
         if generated.stage == "rl":
             grade["metrics"] = quality(generated, self._measured - grade["metrics"].keys()) | grade["metrics"]
         body = await body_of(self._context.bus, delivery.record)
@@ -234,5 +236,19 @@ class GroupRewardWorker:
             **_result_fields(member),
             lengths=member.lengths,
             turn_rewards=member.turn_rewards,
-            **shaped(self._context.config, member.stage, member.tokens, grade.reward, metrics),
+            **_shaped(self._context.config, member.stage, member.tokens, grade.reward, metrics),
         )
+
+
+def _shaped(config: Config, stage: Stage, tokens: int, reward: float, metrics: dict[str, float]) -> dict[str, Any]:
+    """The fields `reward`, `metrics` and `unshaped` of a grade: in RL, over-long trajectories are punished.
+
+    Args:
+        tokens: of the trajectory, those that are trained.
+    """
+    overlong = config.reward.overlong
+    if stage != "rl" or not overlong.penalty:
+        return {"reward": reward, "metrics": metrics, "unshaped": None}
+    longest = overlong.longest_tokens or config.rollout.max_new_tokens
+    punishment = overlong.penalty * overlong_penalty(tokens, longest=longest, interval=overlong.interval_tokens)
+    return {"reward": reward + punishment, "metrics": metrics | {"overlong": punishment}, "unshaped": reward}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -17,22 +17,13 @@ STEM, VERSION = "reference", "version"  # of the file in a checkpoint; the tenso
 NONE = -1  # version of a copy that is not there
 
 
-class Copy(Protocol):
-    """A model like the policy: `asyncrl.training.policy.Policy`."""
-
-    model: Any
-
-    def __call__(self, *inputs: Any, **options: Any) -> tuple[torch.Tensor, ...]:
-        """Score one micro-batch."""
-
-
 class Reference:
     """Fills the column `reference`. The copy is made at the first pass that needs it, and is part of checkpoints."""
 
-    def __init__(self, policy: Mapping[str, torch.Tensor], load: Callable[[], Copy]) -> None:
+    def __init__(self, policy: Mapping[str, torch.Tensor], load: Callable[[], Any]) -> None:
         self._policy = policy  # parameters that are copied, by name
         self._load = load  # makes another model of its architecture, placed and sharded as it is
-        self._copy: Copy | None = None
+        self._copy: Any = None
         self._parameters: dict[str, torch.Tensor] = {}  # of the copy, sharded as those of the policy
         self._version = torch.tensor(NONE)
 

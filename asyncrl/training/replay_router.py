@@ -34,38 +34,28 @@ class ReplayRouter(Qwen3MoeTopKRouter):
         return logits, found.to(logits.dtype), chosen
 
 
-def _replay_corrected(router: Any, routed: Routed) -> Routed:
-    """Return what a router of sigmoid scores makes of the experts that it is told."""
-    logits, _, own = routed
-    chosen = router.taken = replayed(own, router.recorded)
-    shares = logits.sigmoid().gather(1, chosen)
-    if router.norm_topk_prob:
-        shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # as transformers does
-    return logits, shares * router.routed_scaling_factor, chosen
+class _CorrectedReplay:
+    """Before a router of sigmoid scores: as `ReplayRouter`."""
+
+    recorded: torch.Tensor | None = None
+    taken: torch.Tensor | None = None
+
+    def forward(self: Any, hidden: torch.Tensor) -> Routed:
+        """Choose experts."""
+        logits, _, own = super().forward(hidden)  # type: ignore[misc]
+        chosen = self.taken = replayed(own, self.recorded)
+        shares = logits.sigmoid().gather(1, chosen)
+        if self.norm_topk_prob:
+            shares = shares / (shares.sum(-1, keepdim=True) + 1e-20)  # as transformers does
+        return logits, shares * self.routed_scaling_factor, chosen
 
 
-class DeepseekReplayRouter(DeepseekV3TopkRouter):
+class DeepseekReplayRouter(_CorrectedReplay, DeepseekV3TopkRouter):
     """As `ReplayRouter`, of DeepSeek-V3."""
 
-    recorded: torch.Tensor | None = None
-    taken: torch.Tensor | None = None
 
-    def forward(self, hidden: torch.Tensor) -> Routed:
-        """Choose experts."""
-        routed: Routed = super().forward(hidden)  # type: ignore[no-untyped-call]
-        return _replay_corrected(self, routed)
-
-
-class Glm4ReplayRouter(Glm4MoeTopkRouter):
+class Glm4ReplayRouter(_CorrectedReplay, Glm4MoeTopkRouter):
     """As `ReplayRouter`, of GLM-4.5."""
-
-    recorded: torch.Tensor | None = None
-    taken: torch.Tensor | None = None
-
-    def forward(self, hidden: torch.Tensor) -> Routed:
-        """Choose experts."""
-        routed: Routed = super().forward(hidden)  # type: ignore[no-untyped-call]
-        return _replay_corrected(self, routed)
 
 
 _REPLAY: dict[type, type] = {

@@ -12,6 +12,7 @@ from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.bus.publish import publish
 from asyncrl.bus.pull import Puller
 from asyncrl.bus.server import EmbeddedServer
+from harness.logs import read_all
 from harness.published_messages import issue
 from harness.stage import DEADLINE_S, LEASE_S, Connect, provision_leased, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, VITALS_TAKEN, ActorStopped
@@ -27,19 +28,10 @@ async def publish_starts(bus: Bus, count: int, first: int = 0) -> None:
         await bus.store(topic.subject(bus.run, f"a-{number}"), b"body", {"number": str(number)})
 
 
-async def read_log(bus: Bus, **options) -> list[Record]:
-    records: list[Record] = []
-    reader = LogReader(bus, ACTORS, records.append, **options)
-    await reader.start()
-    await asyncio.wait_for(reader.caught_up.wait(), 120)
-    await reader.close()
-    return records
-
-
 async def test_a_log_is_read_in_order_from_its_beginning(bus: Bus):
     await publish_starts(bus, 30)
 
-    records = await read_log(bus)
+    records = await read_all(bus, ACTORS)
 
     assert [record.sequence for record in records] == list(range(1, 31))
     assert [record.headers["number"] for record in records] == [str(number) for number in range(30)]
@@ -49,14 +41,14 @@ async def test_a_log_is_read_in_order_from_its_beginning(bus: Bus):
 async def test_a_log_is_read_after_a_sequence(bus: Bus):
     await publish_starts(bus, 10)
 
-    assert [record.sequence for record in await read_log(bus, after=7)] == [8, 9, 10]
-    assert await read_log(bus, after=10) == []
+    assert [record.sequence for record in await read_all(bus, ACTORS, after=7)] == [8, 9, 10]
+    assert await read_all(bus, ACTORS, after=10) == []
 
 
 async def test_a_log_is_read_by_subject_and_by_headers_alone(bus: Bus):
     await publish_starts(bus, 6)
 
-    records = await read_log(bus, subjects=[ACTOR_STOPPED.pattern(bus.run)], headers_only=True)
+    records = await read_all(bus, ACTORS, subjects=[ACTOR_STOPPED.pattern(bus.run)], headers_only=True)
 
     assert [record.sequence for record in records] == [2, 4, 6]
     assert [record.headers["number"] for record in records] == ["1", "3", "5"]
@@ -156,7 +148,7 @@ async def test_vital_signs_are_followed_when_the_server_that_had_them_in_memory_
 
 async def test_a_closed_reader_leaves_no_consumer_behind(bus: Bus):
     await publish_starts(bus, 3)
-    await read_log(bus)
+    await read_all(bus, ACTORS)
 
     await until(lambda: no_consumers(bus), "the consumer is gone")
 
@@ -169,7 +161,7 @@ async def test_a_reader_reads_a_log_longer_than_its_window(bus: Bus):
     subject = ACTOR_STARTED.subject(bus.run, "a")
     await asyncio.gather(*(bus.store(subject, b"", {}) for _ in range(3000)))
 
-    assert [record.sequence for record in await read_log(bus)] == list(range(1, 3001))
+    assert [record.sequence for record in await read_all(bus, ACTORS)] == list(range(1, 3001))
 
 
 async def test_an_idle_reader_keeps_its_consumer(bus: Bus):
@@ -255,7 +247,7 @@ async def test_messages_with_damaged_headers_are_handed_on_without_these_and_end
         await bus.client._send_command(b"HPUB %s %d %d\r\n%sbody\r\n" % (subject, *sizes, headers))
     await publish_starts(bus, 1)
 
-    records = await read_log(bus)
+    records = await read_all(bus, ACTORS)
 
     assert [(record.sequence, record.data) for record in records] == [(number, b"body") for number in range(1, 6)]
     assert [record.headers.get("number") for record in records] == [None] * 4 + ["0"]

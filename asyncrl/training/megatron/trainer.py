@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -13,23 +14,71 @@ from megatron.core import parallel_state
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
+from asyncrl.algorithms.value_loss import value_loss
 from asyncrl.data.quantisation import config_of
+from asyncrl.training.critic import COLUMNS, STEMS, Critic
 from asyncrl.training.culprits import RowPasses
+from asyncrl.training.disk_names import stored
 from asyncrl.training.further import FurtherTensors
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.layouts import MicroBatch
 from asyncrl.training.megatron.around import around, join, prepare
-from asyncrl.training.megatron.critic import MegatronCritic
 from asyncrl.training.megatron.optimizer import MegatronOptimized
 from asyncrl.training.megatron.parts import Reading
 from asyncrl.training.megatron.policy import Loading, MegatronPolicy
-from asyncrl.training.megatron.reference import MegatronReference
 from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.optimized import Stems
 from asyncrl.training.passes import Passes
+from asyncrl.training.reference import NONE, STEM, VERSION, Reference
 from asyncrl.training.resting import Resting
 from asyncrl.training.steps import STATE, WEIGHTS, Steps
+from asyncrl.training.tensor_files import TensorFiles
+
+
+class MegatronCritic(Critic):
+    """See `Critic`: it lies over the ranks as the policy does, with an optimiser of its own."""
+
+    def __init__(self, values: MegatronPolicy, settings: MegatronSettings, passes: Passes) -> None:
+        """
+        Args:
+            values: a model whose head gives one number.
+        """
+        self.scorer, self._passes = values, passes
+        self._own = MegatronOptimized(values, eps=settings.eps, stems=STEMS)
+        self._schedule = Schedule(values, self._own, passes, settings.layout)
+
+    def _passed(self, batches: list[list[TrainRow]], clip: float) -> Sums:
+
+        def loss_of(batch: MicroBatch, scores: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, Sums]:
+            loss, found = value_loss(scores[0], batch.tokens, clip=clip)
+            return loss, {**found, "value_loss": loss.detach().clone()}
+
+        return self._schedule.gradient(batches, COLUMNS, loss_of)
+
+
+class MegatronReference(Reference):
+    """See `Reference`: each rank has its part of the copy."""
+
+    _copy: MegatronPolicy | None
+
+    def __init__(self, policy: MegatronPolicy, load: Callable[[], MegatronPolicy]) -> None:
+        held = stored(policy.model).items()
+        super().__init__({name: tensor for name, tensor in held if ".ahead." not in name}, load)
+
+    def sources(self) -> list[Source]:
+        if self._copy is None:
+            return []
+        spread = [Source(STEM, name, tensor, torch.float32) for name, tensor in self._copy.parts.spread()]
+        return [Source(STEM, VERSION, self._version, self._version.dtype), *spread]
+
+    def load(self, directory: Path) -> None:
+        self._copy, self._version = None, torch.tensor(NONE)
+        if any(directory.glob(f"{STEM}*.safetensors")):
+            copy = self._copy = self._made()
+            copy.parts.read(directory, STEM)
+            with TensorFiles(directory, STEM) as files:
+                self._version = files[VERSION]
 
 
 class MegatronTrainer(Steps):

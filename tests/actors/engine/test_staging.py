@@ -17,8 +17,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EmbeddedControl
 from asyncrl.engine.staging import Staging
+from asyncrl.weights.sender import StagingMemory
 from asyncrl.weights.shared import NotShared
-from asyncrl.weights.staging_memory import StagingMemory
 from harness.memory import Memory
 from harness.stage import Stage, until
 from harness.versions import Answers
