@@ -75,8 +75,8 @@ class TurnClaimed(Message):
     It is stored behind the newest of its subject that its gateway knows, or not at all: the first one has the request.
     """
 
-    claim_id: Id  # digest of owner and idempotency key, or the cut turn that the request goes on with
-    turn_id: Id  # of its first new reply
+    claim_id: Id  # digest of owner and idempotency key, or the turn that the request goes on with once it is cut
+    turn_id: Id  # of its first new reply; the turn itself: its gateway says that its client is there
 
 
 class SealedHeaders(Headers):
@@ -306,7 +306,7 @@ class SessionClosed(Message):
 
 _READERS = ("gateway", "sessions", "rollout", "judge", "monitor")
 TURN_STARTED = Topic(TurnStarted, TURNS, ("gateway",), _READERS, key="turn_id")
-TURN_CLAIMED = Topic(TurnClaimed, TURNS, ("gateway",), ("gateway", "monitor"), key="claim_id")
+TURN_CLAIMED = Topic(TurnClaimed, TURNS, ("gateway",), ("gateway", "monitor"), key="claim_id", repeats=True)
 TURN_SAMPLED = Topic(TurnSampled, TURNS, ("gateway",), ("gateway", "monitor"), key="turn_id", id=("turn_id", "start"))
 TURN_FINISHED = Topic(TurnFinished, TURNS, ("gateway",), (*_READERS, "recorder"), key="turn_id")
 TURN_SHADOWED = Topic(TurnShadowed, TURNS, ("gateway",), ("judge", "monitor"), key="turn_id")

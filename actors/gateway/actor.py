@@ -49,7 +49,7 @@ from asyncrl.live.turn_log import Asked, TurnLog, asked
 from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.topic import ACTORS, TURNS, Topic
-from topics.turns import TURN_FINISHED, TURN_STARTED, SessionLeft, TurnFinished, TurnStarted
+from topics.turns import TURN_CLAIMED, TURN_FINISHED, TURN_STARTED, SessionLeft, TurnClaimed, TurnFinished, TurnStarted
 
 PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
 _TURN_TOPICS = (TURN_STARTED, TURN_FINISHED)
@@ -88,11 +88,10 @@ class Gateway:
         self._keys = Keys()
         self._channels = Channels(context, self._served, self._tokenizer.decode_all)
         self._log = TurnLog(self._known, most_tokens=self._settings.history_tokens, retry_s=self._settings.retry_s)
-        self._turns = context.listen(TURNS, self._take_turn, _TURN_TOPICS, unread=self._is_own)
+        self._turns = context.listen(TURNS, self._take_turn, (*_TURN_TOPICS, TURN_CLAIMED), unread=self._is_own)
         self._news = asyncio.Event()  # a turn of another gateway
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
-        self._claims = Claims(context.bus, self._log, self._caught_up, self._facts, hold_s=self._settings.hold_s)
         self._opinions = Opinions(context.bus, self._facts)
         self._shadows = Shadows(context, self._served, self._tokenizer.decode_all, self._facts)
         self._data_keys = DataKeys(context, self._facts, self._log)
@@ -100,6 +99,7 @@ class Gateway:
         self._places = Places(self._settings.in_flight, self._settings.hold_s)
         self._large = Places(_LARGE_AT_ONCE, self._settings.hold_s)  # of large bodies
         self._leaving = Leaving(self._settings.hold_s)
+        self._claims = Claims(context, self._log, self._caught_up, self._facts, self._leaving.has_client)
         self._writing = asyncio.Semaphore(1)
 
     async def run(self) -> None:
@@ -135,13 +135,13 @@ class Gateway:
             )
 
     async def _read_turns(self) -> None:
-        """Read what is known of turns, and end those that were under way when the process before it died."""
+        """Read what is known of turns, and end those of dead gateways: of its own name, or that the run has no more."""
         await self._facts.start(_SPOOL_S)
         self._own = await last_sequence(self._context.bus, TURNS)
         await self._meter.start(self._own)
         await self._turns.start(max(0, self._own - _READ_BACK))
         await self._turns.caught_up()
-        for cut in self._log.open_of(self._context.bus.name):
+        for cut in self._log.open_of(self._context.bus.name, *self._facts.departed):
             await self._facts.recall(cut.started.turn_id)
             await self._facts.put(
                 TurnFinished(
@@ -155,6 +155,7 @@ class Gateway:
                 )
             )
             self._context.count("turns_cut")
+        self._facts.forget_departed()
 
     def _take_asked(self, _topic: Topic[Any], message: Any, record: Record) -> None:
         """Fold in what an operator asked for."""
@@ -171,6 +172,8 @@ class Gateway:
         """Fold in a turn of another gateway, or of the process before this one; of its own only headers come."""
         if isinstance(fact, TurnStarted | TurnFinished):
             self._log.take(fact, record.headers.get(BY, ""), record.time_ns / 1e9)
+        if isinstance(fact, TurnFinished | TurnClaimed):
+            self._claims.take(fact)
         self._news.set()
 
     def _application(self) -> web.Application:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from actors.gateway.facts import Facts
 from actors.gateway.turn import Turn
-from asyncrl.bus.connection import Bus
+from actors.runtime.actor import Context
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import TIME_TO_LIVE, Fenced, publish_if_latest, read
 from asyncrl.live.apis.words import LiveError
 from asyncrl.live.turn_log import UNDER_WAY, Asked, TurnLog
-from topics.turns import TURN_CLAIMED, TurnClaimed
+from topics.turns import TURN_CLAIMED, TurnClaimed, TurnFinished
 
 _LIMIT_S = 2.0  # for the server to answer; without it requests are answered as they come
 _SPARE_S = 10.0  # between the place of a request and the begin of its turn
+_LOST_S = 0.02  # for a connection whose end has come to a process to be found lost by it
+_AFTER = "after-"  # begins the claim of a request that goes on with a turn
 
 Make = Callable[[bool], list[Turn]]
 """Returns the turns of a request by what is known now; True: that go on with none."""
@@ -30,22 +33,34 @@ class Claims:
 
     A claim is appended behind the newest one that was there before the stored turns were read: where another gateway
     was faster, there is a newer one. It expires, so that a request whose gateway died between the two is free again.
+
+    An equal request may be under way at another gateway, whose client has just gone. A claim of that turn asks: its
+    gateway claims it for the turn itself while the client is there, and else is about to store its end.
     """
 
     def __init__(
-        self, bus: Bus, log: TurnLog, catch_up: Callable[[], Awaitable[bool]], facts: Facts, *, hold_s: float
+        self,
+        context: Context,
+        log: TurnLog,
+        catch_up: Callable[[], Awaitable[bool]],
+        facts: Facts,
+        has_client: Callable[[str], bool],
     ) -> None:
         """
         Args:
             catch_up: waits for what other gateways have stored; returns whether it is all there.
             facts: knows which of them live.
-            hold_s: seconds that a request may wait between its claim and its begin.
+            has_client: whether a turn is under way here, and its client's connection is not lost.
         """
-        self._bus = bus
+        self._bus = context.bus
+        self._tasks = context.tasks
         self._log = log
         self._catch_up = catch_up
         self._facts = facts
-        self._lease = f"{math.ceil(hold_s + _SPARE_S)}s"
+        self._has_client = has_client
+        self._lease = f"{math.ceil(context.config.gateway.hold_s + _SPARE_S)}s"  # that a request may wait for its begin
+        self._asked: dict[str, asyncio.Future[None]] = {}  # of turns of other gateways
+        self._keeping: set[str] = set()  # turns of this one, of which another gateway asks
 
     async def turns(self, who: Sequence[Asked], make: Make) -> list[Turn]:
         """Return the turns of a request, with its claim where it goes on with another one.
@@ -53,9 +68,12 @@ class Claims:
         Raises:
             LiveError: the request with its idempotency key is under way.
         """
-        if self._log.under_way(who, lambda gateway: gateway != self._bus.name):  # it may have ended meanwhile
+        mine = ""  # the turn that a claim of this request names already
+        if self._elsewhere(who):  # it may have ended meanwhile
             await self._catch_up()
             await self._end_gone(who)
+            if equal := self._elsewhere(who):
+                mine = await self._ask(equal[-1])
         turns = make(False)
         if not (name := _claimed_by(turns)) or not self._bus.client.is_connected:
             return turns
@@ -70,13 +88,67 @@ class Claims:
         new = [turn.id for turn in turns if not turn.repeats]
         if not new:
             return turns
-        free = known and (newest is None or self._log.has_begun(newest.turn_id))
+        free = known and (newest is None or newest.turn_id == mine or self._log.has_begun(newest.turn_id))
         if not (free and await self._take(name, new[0], 0 if record is None else record.sequence)):
             if turns[0].keyed:
                 raise LiveError("overloaded", UNDER_WAY)
             return make(True)
         make(False)  # raises where another request of this process has begun meanwhile, and the server is away
         return turns
+
+    def take(self, fact: TurnFinished | TurnClaimed) -> None:
+        """Take in what another gateway has stored, once the turns know it."""
+        if isinstance(fact, TurnFinished):
+            self._answer(fact.turn_id)
+        elif fact.claim_id.startswith(_AFTER):
+            turn = fact.claim_id.removeprefix(_AFTER)
+            if fact.turn_id == turn:
+                self._answer(turn)
+            elif turn not in self._keeping and self._has_client(turn):
+                self._keeping.add(turn)
+                self._tasks.start(self._keep(turn))
+
+    def _answer(self, turn: str) -> None:
+        asked = self._asked.get(turn)
+        if asked is not None and not asked.done():
+            asked.set_result(None)
+
+    def _elsewhere(self, who: Sequence[Asked]) -> list[str]:
+        """Return the turns of equal requests that other gateways have under way."""
+        return self._log.under_way(who, lambda gateway: gateway != self._bus.name)
+
+    async def _ask(self, turn: str) -> str:
+        """Wait until a turn of another gateway has ended, or that one says that its client is there; one that does
+        neither is not waited for. Returns the turn that the claim names; "" where there is none."""
+        if (asked := self._asked.get(turn)) is not None:  # another request asks
+            await asyncio.wait([asked], timeout=_LIMIT_S)
+            return ""
+        if not self._bus.client.is_connected:
+            return ""
+        asked = self._asked[turn] = asyncio.get_running_loop().create_future()
+        name, mine = f"{_AFTER}{turn}", secrets.token_hex(12)
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                record = await read_last(self._bus, TURN_CLAIMED, name)
+                await self._store(name, mine, 0 if record is None else record.sequence)
+                await asyncio.wait([asked])
+        except (TimeoutError, BusError):
+            return ""
+        finally:
+            self._answer(turn)
+            del self._asked[turn]
+        return mine
+
+    async def _keep(self, turn: str) -> None:
+        """Claim a turn for itself, if its client is still there."""
+        await asyncio.sleep(_LOST_S)
+        self._keeping.discard(turn)
+        name = f"{_AFTER}{turn}"
+        with contextlib.suppress(TimeoutError, BusError):  # what claims it meanwhile asks again
+            async with asyncio.timeout(_LIMIT_S):
+                record = await read_last(self._bus, TURN_CLAIMED, name)
+                if record is not None and self._has_client(turn):
+                    await self._store(name, turn, record.sequence)
 
     async def _end_gone(self, who: Sequence[Asked]) -> None:
         """End the turns of equal requests that dead gateways had under way, with the tokens of them that are stored."""
@@ -91,17 +163,20 @@ class Claims:
         """Claim a request; False where another gateway was faster."""
         try:
             async with asyncio.timeout(_LIMIT_S):
-                claim = TurnClaimed(claim_id=name, turn_id=turn)
-                await publish_if_latest(self._bus, claim, newest, headers={TIME_TO_LIVE: self._lease})
+                await self._store(name, turn, newest)
         except Fenced:
             return False
         except (TimeoutError, BusError):  # the server is away, or full
             return True
         return True
 
+    async def _store(self, name: str, turn: str, newest: int) -> None:
+        claim = TurnClaimed(claim_id=name, turn_id=turn)
+        await publish_if_latest(self._bus, claim, newest, headers={TIME_TO_LIVE: self._lease})
+
 
 def _claimed_by(turns: list[Turn]) -> str:
     """Return what the claim of a request is named by; "" where it needs none."""
     if turns[0].keyed:
         return turns[0].keyed
-    return next((f"after-{turn.continues}" for turn in turns if turn.continues), "")
+    return next((f"{_AFTER}{turn.continues}" for turn in turns if turn.continues), "")

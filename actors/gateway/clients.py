@@ -37,7 +37,7 @@ def lost_of(http: web.Request) -> asyncio.Future[None]:
 
 
 class Leaving:
-    """Turns whose clients are gone, until they have ended: a request that repeats one waits for its tokens."""
+    """Turns under way and their clients: a request that repeats one whose client is gone waits for its tokens."""
 
     def __init__(self, hold_s: float) -> None:
         """
@@ -46,6 +46,7 @@ class Leaving:
         """
         self._hold_s = hold_s
         self._ends: dict[asyncio.Future[None], set[str]] = {}  # with the digests of the requests
+        self._lost: dict[str, asyncio.Future[None]] = {}  # of the turns under way
 
     @contextlib.contextmanager
     def watched(self, turns: Sequence[Turn], lost: asyncio.Future[None]) -> Iterator[None]:
@@ -60,12 +61,20 @@ class Leaving:
                 turn.leave()
 
         lost.add_done_callback(leave)
+        self._lost |= dict.fromkeys([turn.id for turn in turns], lost)
         try:
             yield
         finally:
+            for turn in turns:
+                self._lost.pop(turn.id, None)
             lost.remove_done_callback(leave)
             self._ends.pop(ended, None)
             ended.set_result(None)
+
+    def has_client(self, turn: str) -> bool:
+        """Return whether a turn is under way here, and the connection of its client is not lost."""
+        lost = self._lost.get(turn)
+        return lost is not None and not lost.done()
 
     async def ended(self, requests: Iterable[Asked], lost: asyncio.Future[None]) -> None:
         """Wait for the ends of those that a request repeats, no longer than its own connection lasts."""

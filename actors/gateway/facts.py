@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
@@ -50,6 +51,7 @@ class Facts:
         self._spool = Spool(context.files.spool / context.bus.name)
         self._lost: OrderedDict[str, None] = OrderedDict()  # turns that are not stored as they were, the newest
         self._storing: asyncio.Task[None] | None = None
+        self._left: dict[Path, Spool] = {}  # of gateways that the run has no more, locked
         self._purges: dict[str, tuple[PurgeRequested, int]] = {}  # with when each was asked for, ns since 1970
 
     async def start(self, within_s: float) -> None:
@@ -73,7 +75,7 @@ class Facts:
             await asyncio.wait([self._storing], timeout=within_s)
 
     def _adopt(self) -> None:
-        """Take over what waits for gateways that the run had, and has no more."""
+        """Take over what waits for gateways that the run had, and has no more; their files stay locked."""
         folder, gateways = self._context.files.spool, self._context.config.gateway.count
         for path in {*folder.iterdir()} - {folder / f"gateway-{number}" for number in range(1, gateways + 1)}:
             left = Spool(path)
@@ -84,8 +86,19 @@ class Facts:
             while len(left):  # where it dies between the two, the server has each once all the same
                 self._spool.add(left.first())
                 left.drop_first()
-            left.close()
+            self._left[path] = left
+
+    @property
+    def departed(self) -> list[str]:
+        """Return the gateways that the run has no more, and whose turns nobody but this one ends."""
+        return [path.name for path in self._left]
+
+    def forget_departed(self) -> None:
+        """Remove their files, by which a start after this one would find them again."""
+        for path, left in self._left.items():
             path.unlink(missing_ok=True)
+            left.close()
+        self._left.clear()
 
     async def put(self, fact: Fact, *, anyway: bool = False) -> bool:
         """Store a fact, now or later; False where it is lost, for too much waits already.

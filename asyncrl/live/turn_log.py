@@ -180,9 +180,9 @@ class TurnLog:
             return None
         return self._conversations.following(known.history, known.key, messages)
 
-    def open_of(self, writer: str) -> list[Stored]:
-        """Return the turns under way of a gateway."""
-        return [turn for turn in self._open.values() if turn.writer == writer]
+    def open_of(self, *writers: str) -> list[Stored]:
+        """Return the turns under way of these gateways."""
+        return [turn for turn in self._open.values() if turn.writer in writers]
 
     def under_way(self, requests: Sequence[Asked], of: Callable[[str], bool]) -> list[str]:
         """Return the turns of equal requests that are under way by what is known, of such gateways."""

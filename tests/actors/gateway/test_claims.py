@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from aiohttp import ClientError, ClientSession
 
+from actors.gateway.facts import Facts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import TIME_TO_LIVE, publish, publish_if_latest
+from asyncrl.bus.publish import TIME_TO_LIVE, publish, publish_if_latest, read
 from asyncrl.live.keys import make_key
 from asyncrl.ports import free_port
 from harness.gateways import Served, gateway_stage, in_two_halves, ready, stored_turns
@@ -58,8 +59,8 @@ async def two(
 async def test_one_idempotency_key_is_sampled_once_by_whichever_gateway_is_first(
     two: Two, inference: LikeSGLang, bus: Bus
 ):
-    assert [status for status, _ in await two.ask_both()] == [200, 200]
-    assert await read_last(bus, TURN_CLAIMED) is None  # without a key nothing is claimed
+    assert (await two.ask(0))[0] == (await two.ask(1))[0] == 200
+    assert await read_last(bus, TURN_CLAIMED) is None  # without a key nothing is claimed, where nothing is under way
     assert len(inference.asked) == 2
     for number in range(5):
         key = {"Idempotency-Key": f"k{number}"}
@@ -85,6 +86,53 @@ async def test_a_cut_reply_is_gone_on_with_by_one_of_two_gateways(two: Two, infe
     assert [status for status, _ in await two.ask_both()] == [200, 200]
     begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
     assert [turn.continues for turn in begun].count(begun[0].turn_id) == 1 and len(begun) == 3
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_a_request_waits_for_the_end_of_an_equal_one_whose_client_has_just_left_another_gateway(
+    two: Two, inference: LikeSGLang, bus: Bus, monkeypatch: pytest.MonkeyPatch, keyed: bool
+):
+    in_two_halves(inference, 2)
+    asks, put, key = asyncio.Event(), Facts.put, {"Idempotency-Key": "k"} if keyed else {}
+
+    async def held(facts: Facts, fact: Any, **options: Any) -> bool:
+        if isinstance(fact, TurnFinished):
+            await asks.wait()
+        return await put(facts, fact, **options)
+
+    async def claimed() -> bool:
+        record = await read_last(bus, TURN_CLAIMED)
+        return record is not None and record.key.startswith("after-")
+
+    monkeypatch.setattr(Facts, "put", held)
+    cut = asyncio.create_task(two.ask(0, **key))
+    await until(lambda: bool(inference.asked and inference.asked[0].cumulative), "its first tokens are there")
+    cut.cancel()
+    await until(lambda: bool(two.served[0].gateway._leaving._ends), "its connection is lost")
+    inference.events = inference.one_event
+    again = asyncio.create_task(two.ask(1, **key))
+    await until(claimed, "the other gateway asks for it")
+    asks.set()
+    assert (await again)[0] == 200
+    first, second = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert second.continues == first.turn_id and len(inference.asked[1].ids) == len(inference.asked[0].ids) + 2
+
+
+async def test_an_equal_request_is_sampled_anew_while_the_client_of_the_other_is_there(
+    two: Two, inference: LikeSGLang, bus: Bus
+):
+    go_on = in_two_halves(inference, 2)
+    first = asyncio.create_task(two.ask(0))
+    await until(lambda: len(inference.asked) == 1, "it is under way")
+    inference.events = inference.one_event
+    others = await asyncio.gather(*(two.ask(1) for _ in range(3)))
+    assert [status for status, _ in others] == [200] * 3 and not first.done()
+    go_on.set()
+    assert (await first)[0] == 200
+    begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert [turn.continues for turn in begun] == [""] * 4
+    last = await read_last(bus, TURN_CLAIMED)
+    assert last is not None and (await read(bus, TurnClaimed, last)).turn_id == begun[0].turn_id  # its gateway said so
 
 
 async def test_the_claim_of_a_gateway_that_died_before_its_turn_began_expires(

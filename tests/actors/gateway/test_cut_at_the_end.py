@@ -159,7 +159,7 @@ async def test_a_turn_whose_request_is_cancelled_while_a_fact_of_it_is_stored_ha
 
 async def test_a_repeat_waits_for_that_end_for_a_time_and_while_its_own_client_is_there():
     leaving, impatient, left = Leaving(3600.0), Leaving(0.0), asyncio.Event()
-    turn: Any = SimpleNamespace(digest=DIGEST, leave=left.set)
+    turn: Any = SimpleNamespace(id="t", digest=DIGEST, leave=left.set)
     lost, own = asyncio.Future[None](), asyncio.Future[None]()
     with leaving.watched([turn], lost), impatient.watched([turn], lost):
         lost.set_result(None)
