@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,10 @@ from asyncrl.weights.verify import TornVersion
 
 _MAPPED_BYTES = 64 << 20
 """From this size on, copies cost more in each update and each process than they save in each step."""
+
+_PARTED_BYTES = 8 << 20
+"""Up to this size of files, weights are read between steps, layer by layer. On a thread each of many short operations
+would wait 5 ms for the interpreter's lock, and steps for it to come back: for 0.3 s, where 6 ms are computed."""
 
 
 class Layer(NamedTuple):
@@ -56,6 +60,15 @@ def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig,
             that is not finite (those of a mapped one are checked where they are published: here each process would
             read all of them before it samples).
     """
+    weights = list(_loading(source, config, dtype))[-1]
+    assert weights is not None
+    return weights
+
+
+def _loading(
+    source: Path | Mapping[str, torch.Tensor], config: ModelConfig, dtype: torch.dtype
+) -> Iterator[Weights | None]:
+    """Load weights as `load_weights` does, with a stop before each layer and at the end."""
     given, directory = (_read_tensors(source), source) if isinstance(source, Path) else (source, "received")
     named = {name: read_plain(name, given, given.__getitem__) for name in plain_names(given)}
     hidden, head_dim = config.hidden, config.head_dim
@@ -65,18 +78,22 @@ def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig,
     embedding = take("model.embed_tokens.weight", config.vocab_size, hidden)
     head = embedding if config.tied else take("lm_head.weight", config.vocab_size, hidden)
     names = [f"model.layers.{index}." for index in range(config.layers)]
-    layers = [_map_layer(take, name, config) if mapped else _fuse_layer(take, name, config, dtype) for name in names]
+    layers = []
+    for name in names:
+        yield None
+        layers.append(_map_layer(take, name, config) if mapped else _fuse_layer(take, name, config, dtype))
+    yield None
     gain = take("model.norm.weight", hidden)
     extra = next((name for name in named if name.startswith(f"model.layers.{config.layers}.")), None)
     if extra is not None:
         raise EngineError(f"weights {directory}: {extra} is beyond the {config.layers} layers of the served model")
     if head_dim % 2:
         raise EngineError(f"weights {directory}: head_dim {head_dim} is odd; rotary embeddings need pairs")
-    return Weights(embedding.to(dtype), layers, MappedMatrix([head], gain) if mapped else Matrix(head * gain, dtype))
+    yield Weights(embedding.to(dtype), layers, MappedMatrix([head], gain) if mapped else Matrix(head * gain, dtype))
 
 
 class ReadAhead:
-    """Weights that are read on a thread while requests run: the update that asks for them has them at once."""
+    """Weights that are read while requests run: the update that asks for them has them at once."""
 
     def __init__(self, model: Path, config: ModelConfig, dtype: torch.dtype) -> None:
         self.model = model  # directory that adapters are added to
@@ -87,7 +104,13 @@ class ReadAhead:
         """Read a directory; what is wrong with it is reported by the update."""
         self._found = None
         with contextlib.suppress(EngineError, OSError, ValueError):
-            self._found = (directory, await asyncio.to_thread(self._load, directory))
+            if not await asyncio.to_thread(_is_small, directory):
+                self._found = (directory, await asyncio.to_thread(self._load, directory))
+                return
+            for weights in _loading(directory, self._config, self._dtype):
+                if weights is not None:
+                    self._found = (directory, weights)
+                await asyncio.sleep(0)  # the engine makes a step
 
     def take(self, source: Path | Mapping[str, torch.Tensor]) -> Weights:
         """Return the weights of an update, and forget those that were read; raises as `load_weights`."""
@@ -103,6 +126,11 @@ class ReadAhead:
             except TornVersion as fault:
                 raise EngineError(f"weights {source}: {fault}") from fault
         return load_weights(source, self._config, self._dtype)
+
+
+def _is_small(directory: Path) -> bool:
+    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    return size <= _PARTED_BYTES and not is_adapter(directory)
 
 
 class _Taker:

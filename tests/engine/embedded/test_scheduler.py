@@ -301,11 +301,17 @@ async def test_an_update_of_a_running_engine_lets_running_requests_end_and_holds
     assert later.spans == [Span("1", 0, 3)]
 
 
-async def test_weights_that_were_read_ahead_are_only_swapped(engine, versions, tmp_path):
+@pytest.mark.parametrize("most", [0, 2**20])  # bytes that are read between steps; others are read on a thread
+async def test_weights_that_were_read_ahead_are_only_swapped(engine, versions, tmp_path, monkeypatch, most):
+    monkeypatch.setattr("asyncrl.engine.embedded.weights._PARTED_BYTES", most)
     copied = Path(shutil.copytree(versions[1], tmp_path / "copied"))
+    (request,) = submit(engine, ask(max_new_tokens=30))
+    steps = asyncio.create_task(engine.run())
     await engine.ahead.read(copied)
+    assert request.tokens and (most == 0 or len(request.tokens) < 30)  # it went on meanwhile
     shutil.rmtree(copied)
     await engine.update_weights(copied, "1", flush=True)
+    steps.cancel()
 
     wanted = finish(Engine(versions[1], max_running=1), ask(max_new_tokens=8, sampling_seed=1))
     assert finish(engine, ask(max_new_tokens=8, sampling_seed=1)).tokens == wanted.tokens
