@@ -7,8 +7,10 @@ import contextlib
 import logging
 import resource
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
 
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _WAITING = 1024  # connections that the system holds until they are taken
@@ -33,23 +35,17 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
     """
     most = _connections(most)
     # What aiohttp calls keep-alive is counted from the begin of a connection, and from the end of each reply.
-    runner = web.AppRunner(
-        app,
-        shutdown_timeout=_LEAVE_S,
-        keepalive_timeout=silent_s,
-        handler_cancellation=True,
-        access_log=None,
-        logger=_quiet(),
-    )
+    runner = web.AppRunner(app, shutdown_timeout=_LEAVE_S, handler_cancellation=True)
     await runner.setup()
-    server = runner.server
+    server, loop, quiet = runner.server, asyncio.get_running_loop(), _quiet()
     assert server is not None
 
     def connected() -> asyncio.Protocol:
-        return server() if len(server.connections) < most else _Full()
+        if len(server.connections) >= most:
+            return _Full()
+        return _Connection(server, loop=loop, keepalive_timeout=silent_s, access_log=quiet, logger=quiet)
 
     try:
-        loop = asyncio.get_running_loop()
         port_of = await loop.create_server(connected, host, port, reuse_port=True, backlog=_WAITING)
         try:
             yield
@@ -63,8 +59,38 @@ def _quiet() -> logging.Logger:
     """Return a log that nobody reads: aiohttp quotes what it cannot read, which may be what is said."""
     quiet = logging.getLogger("asyncrl.gateway.http")
     quiet.propagate = False
+    quiet.setLevel(logging.CRITICAL)
     quiet.addHandler(logging.NullHandler())
     return quiet
+
+
+class _Connection(web.RequestHandler):
+    """Refuses what cannot be read as HTTP, in a shape that SDKs of both APIs read; the parser's own words quote it."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """See `web.RequestHandler`."""
+        super().handle_error(request, status, exc, message)  # raises where an answer has begun
+        words = "the request cannot be read as HTTP/1.1: a line of its head is malformed, or it has too many headers"
+        if isinstance(exc, ContentEncodingError):
+            words = "the body has a Content-Encoding that is not known here; send it as it is, or with gzip"
+        elif isinstance(exc, LineTooLong):
+            words = "the first line or a header of the request is too long; send a shorter one"
+        elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            words = "the gateway failed at this request"
+        kind = "server_error" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        answer = web.json_response(
+            {"type": "error", "error": {"message": words, "type": kind, "param": None, "code": None}}, status=status
+        )
+        answer.force_close()
+        return answer
 
 
 class _Full(asyncio.Protocol):

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -61,9 +62,20 @@ async def test_what_cannot_be_read_as_http_is_refused_and_not_quoted(
     logged = io.StringIO()
     monkeypatch.setattr(logging.getLogger(), "handlers", [logging.StreamHandler(logged)])
     async with gateway(bus, stage, tmp_path / "model", inference) as served:
-        for line in (f"{PLANTED} 1", f"x {PLANTED}: a", f"Content-Length: {PLANTED}"):
+        long, encoded = f"x: {PLANTED}{'a' * 9000}", "Host: x\r\nContent-Length: 1\r\nContent-Encoding: br\r\n\r\nx"
+        for line, said in (
+            (f"{PLANTED} 1", "malformed"),
+            (f"x {PLANTED}: a", "malformed"),
+            (f"Content-Length: {PLANTED}", "malformed"),
+            (long, "too long"),
+            (encoded, "not known here"),
+        ):
             reader, writer = await asyncio.open_connection("127.0.0.1", int(served.address.rpartition(":")[2]))
             writer.write(f"POST /v1/messages HTTP/1.1\r\n{line}\r\n\r\n".encode())
-            assert (await reader.readline()).startswith(b"HTTP/1.0 400")
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.0 400")
+            error = json.loads(body)
+            assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
+            assert said in error["error"]["message"] and PLANTED not in body.decode()
             writer.close()
     assert PLANTED not in logged.getvalue()
