@@ -74,6 +74,7 @@ class Claims:
             await self._end_gone(who)
             if equal := self._elsewhere(who):
                 mine = await self._ask(equal[-1])
+                await self._end_gone(who)  # where it died instead of an answer
         turns = make(False)
         if not (name := _claimed_by(turns)) or not self._bus.client.is_connected:
             return turns
@@ -126,14 +127,15 @@ class Claims:
         if not self._bus.client.is_connected:
             return ""
         asked = self._asked[turn] = asyncio.get_running_loop().create_future()
-        name, mine = f"{_AFTER}{turn}", secrets.token_hex(12)
+        name, claim, mine = f"{_AFTER}{turn}", secrets.token_hex(12), ""
         try:
             async with asyncio.timeout(_LIMIT_S):
                 record = await read_last(self._bus, TURN_CLAIMED, name)
-                await self._store(name, mine, 0 if record is None else record.sequence)
+                await self._store(name, claim, 0 if record is None else record.sequence)
+                mine = claim
                 await asyncio.wait([asked])
         except (TimeoutError, BusError):
-            return ""
+            pass  # the turn is not known to have ended: it is sampled anew
         finally:
             self._answer(turn)
             del self._asked[turn]

@@ -11,15 +11,18 @@ import msgspec
 import pytest
 from aiohttp import ClientError, ClientSession
 
+from actors.gateway import claims
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key
+from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess
 from harness.gateways import Served, gateway_stage, in_two_halves, ready, stored_turns
 from harness.live_runs import answers
 from harness.sglang_like import LikeSGLang
 from harness.stage import Stage, until
-from topics.turns import TurnFinished, TurnStarted
+from topics.turns import TURN_CLAIMED, TurnFinished, TurnStarted
 
 FIRST, MOST = 70, 90  # tokens until the engine stops, and in all
 BODY: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "abc"}], "max_tokens": MOST}
@@ -80,6 +83,31 @@ async def test_the_next_gateway_ends_what_a_killed_one_had_under_way_that_the_ru
     (end,) = await ends(bus)
     assert (end.finish, len(end.tokens)) == ("gone", FIRST) and left.count("turns_cut") == 1
     assert [path.name for path in made.files.spool.iterdir()] == ["gateway-1"]
+    await left.stop()
+
+
+async def test_a_request_that_asks_a_gateway_which_is_killed_instead_of_an_answer_goes_on_with_its_turn(
+    bus: Bus, second: Second, inference: LikeSGLang, monkeypatch: pytest.MonkeyPatch
+):
+    made = second.made
+    elsewhere = msgspec.structs.replace(made.config.gateway, port=free_port())
+    made.config = msgspec.structs.replace(made.config, gateway=elsewhere)
+    monkeypatch.setattr(claims, "_LIMIT_S", 10.0)  # in which it is killed here
+    left = Served(bus, made)
+    await left.start()
+    second.process.send_signal(signal.SIGSTOP)
+    inference.events = inference.one_event
+    path = f"{left.address}/v1/chat/completions"
+    again = asyncio.create_task(second.client.post(path, json=BODY))
+
+    async def claimed() -> bool:
+        return await read_last(bus, TURN_CLAIMED) is not None
+
+    await until(claimed, "the stopped gateway is asked")
+    second.process.kill()
+    assert (await (await again).json())["usage"]["completion_tokens"] == MOST
+    begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert [turn.continues for turn in begun] == ["", begun[0].turn_id]
     await left.stop()
 
 
