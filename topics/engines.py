@@ -66,6 +66,7 @@ class EngineReady(Message):
     hold_s: Seconds = 0.0  # of `pause_s`, until the server had stopped
     load_s: Seconds = 0.0  # of `pause_s`, what the load took
     cache: Annotated[str, Meta(max_length=64)] = ""  # distinguishes this loading from another one of the same weights
+    adapter: Annotated[str, Meta(max_length=1024)] = ""  # name that requests give to be answered by them; "": none
 
     @property
     def key(self) -> str:

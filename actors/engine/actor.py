@@ -370,6 +370,7 @@ class EngineActor:
             self._slots,
             delta=bool(target.base) and not direct,
             direct=direct,
+            adapter=self._server.adapter,
             fallback="" if direct or self._direct is None else self._direct.failure,
         )
         ready = msgspec.structs.replace(ready, **{name: round(value, 4) for name, value in seconds.items()})

@@ -10,6 +10,7 @@ from asyncrl.config.pools import serves_clients
 from asyncrl.config.settings import Config
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.engine.control import EngineHome
+from asyncrl.engine.served import Shape
 from topics.engines import EngineAnnounced
 
 
@@ -34,6 +35,9 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
         home = home._replace(address=announced.address)
     if not config.trains:
         return home._replace(label=untrained, form="model")
+    lora = config.learner.lora
+    if lora.rank and lora.publish == "adapter" and home.group.adapters == "served":
+        return home._replace(serves=Shape(context.bus.run, lora.rank, tuple(lora.targets)))
     return home._replace(staged=_is_staged(config, home.group, model))
 
 

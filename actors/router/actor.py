@@ -136,6 +136,7 @@ class RouterActor:
             newest.version,
             newest.digest,
             sum(ready.slots for ready in sampling),
+            adapter=newest.adapter,
             cache=xxhash.xxh3_64_hexdigest(",".join(loadings).encode()) if loadings else "",
         )
 

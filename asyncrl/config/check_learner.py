@@ -9,6 +9,7 @@ from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import RESERVED
 from asyncrl.config.check import Finding, is_address
+from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_learners, as_in, key_of_learner, of_learner
@@ -94,8 +95,13 @@ def _without_effect(config: Config) -> Iterator[Finding]:
 
 
 def adapter_contradictions(config: Config) -> Iterator[Finding]:
-    """Ways of versions that adapters do not take."""
-    if not config.learner.lora.rank or config.learner.lora.publish != "adapter":
+    """Ways of versions that adapters do not take, and servers that do not add them."""
+    published = config.learner.lora.rank and config.learner.lora.publish == "adapter"
+    for table, group in config.engine.tables.items():
+        why = _not_served(config, group) if published else "no adapters are published"
+        if group.adapters == "served" and why:
+            yield Finding((f"{table}.adapters", "learner.lora.publish"), f'found "served": {why}; set "merged"')
+    if not published:
         return
     for key, found, why in (
         ("weights.delta", config.weights.delta, "adapters are published whole, as small as a difference"),
@@ -104,6 +110,32 @@ def adapter_contradictions(config: Config) -> Iterator[Finding]:
         if found != "never":
             message = f'found "{found}": {why}; set "never", or learner.lora.publish = "merged"'
             yield Finding((key, "learner.lora.publish"), message)
+
+
+def _not_served(config: Config, group: EngineGroup) -> str:
+    """Return why servers of a group cannot add adapters at each token; empty where they can."""
+    targets = {*config.learner.lora.targets}
+    attention = targets & {"q_proj", "k_proj", "v_proj"}
+    found = {
+        # SGLang 0.5.17 makes one matrix of these, and fails at, or leaves out, what it does not find beside q or gate.
+        "learner.lora.targets has some of q_proj, k_proj, v_proj, and not q_proj and v_proj": (
+            bool(attention) and not attention >= {"q_proj", "v_proj"}
+        ),
+        "learner.lora.targets has up_proj without gate_proj": "up_proj" in targets and "gate_proj" not in targets,
+        f'servers of kind "{group.kind}" do not': group.kind not in ("sglang", "external"),
+        'with weights.update = "in_place" requests would go on with the adapter before': (
+            config.weights.update == "in_place"
+        ),
+        "servers with --pp-size, --dp-size or --disaggregation-mode do not": (
+            group.copies > 1 or group.role != "regular"
+        ),
+        "servers that draft tokens do not": bool(group.value_of("--speculative-algorithm")),
+        'servers that leave the card (placement.share = "turns") would lose the model': (
+            config.placement.share == "turns"
+        ),
+        'adapters are not staged (staged = "always")': group.staged == "always",
+    }
+    return next((why for why, holds in found.items() if holds), "")
 
 
 def _teacher_server(config: Config) -> Iterator[Finding]:

@@ -47,6 +47,9 @@ class EngineGroup(Settings):
     # it still samples, which shortens its standstill; takes as much memory as the weights. Servers of one GPU or the
     # CPU, started here. `auto`: servers of kind `sglang` with one GPU that is not the learner's, where 6 GiB stay free.
     staged: Literal["auto", "always", "never"] = "auto"
+    # With `learner.lora.publish = "adapter"`, the form in which servers of kind `sglang` and `external` get a version:
+    # `merged`: a whole model with the adapter in it; `served`: the adapter, which they add at each token.
+    adapters: Literal["merged", "served"] = "merged"
     # Environment variables for a server started here, such as a PYTHONPATH of its own.
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 

@@ -115,6 +115,7 @@ class Member:
     routed: int | None = None
     priority: int = 0
     top: int = 0
+    adapter: str = ""
     rid: str = field(default_factory=partial(secrets.token_hex, 16))  # SGLang matches prefixes: random ones are safe
     future: asyncio.Future[Generation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     left: bool = False  # by its caller, while the engine may go on with it

@@ -98,10 +98,10 @@ class Batcher:
 
     def _flush(self) -> None:
         gathered, self._gathered = self._gathered, []
-        by_key: dict[tuple[str | None, int, int], list[Member]] = {}
+        by_key: dict[tuple[str | None, str, int, int], list[Member]] = {}
         for member in gathered:
             if not member.future.done():
-                by_key.setdefault((member.extra_key, member.priority, member.top), []).append(member)
+                by_key.setdefault((member.extra_key, member.adapter, member.priority, member.top), []).append(member)
         for members in by_key.values():
             for start in range(0, len(members), MAX_BATCH):
                 self._tasks.start(self._send(members[start : start + MAX_BATCH]))
@@ -152,6 +152,8 @@ class Batcher:
         body |= {"return_logprob": True, "stream": streamed} | _recording(members)
         if members[0].extra_key is not None:
             body["extra_key"] = members[0].extra_key
+        if members[0].adapter:
+            body["lora_path"] = members[0].adapter
         if members[0].top:
             body["top_logprobs_num"] = members[0].top
         if members[0].priority:

@@ -17,7 +17,15 @@ import numpy as np
 
 from asyncrl.engine.answer import Chunk, Generation, Member, OnTokens, VersionSpan
 from asyncrl.engine.batching import Batcher
-from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable, RequestFailed, fault_of
+from asyncrl.engine.errors import (
+    UNREADABLE,
+    EngineError,
+    EngineRefused,
+    EngineUnavailable,
+    RequestFailed,
+    fault_of,
+    message_of,
+)
 from asyncrl.weights.described import Described, GroupPlace
 from topics.wire import Int32Array
 
@@ -35,7 +43,6 @@ __all__ = [
 _ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
 _POLL_S = 0.005
 _LAST_STEPS = 3  # of a scheduler that overlaps them, until what was aborted has ended
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # of an answer that is no JSON as it should be
 _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
 T = TypeVar("T")
@@ -67,6 +74,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top: int = 0  # likeliest tokens in each place whose log-probs are told
     schema: str = ""  # JSON schema that the tokens must make, as JSON; "": any tokens
     priority: int = 0  # a request takes the place of one with a smaller one, which goes on later
+    adapter: str = ""  # name of an adapter that the server has loaded; "": none
 
     def body(self, stream_interval: int | None) -> dict[str, Any]:
         """`sampling_params` of a request: what differs from the engine's defaults."""
@@ -156,7 +164,7 @@ class EngineClient:
         """
         ids = input_ids.tolist() if isinstance(input_ids, np.ndarray) else list(input_ids)
         body = sampling.body(stream_interval if on_tokens else None)
-        how = (sampling.group, sampling.routed, sampling.priority, sampling.top)
+        how = (sampling.group, sampling.routed, sampling.priority, sampling.top, sampling.adapter)
         member = Member(ids, body, extra_key, on_tokens, *how)
         return await self._batcher.generate(member, alone=alone)
 
@@ -237,6 +245,19 @@ class EngineClient:
         # Left out, SGLang loads as it did at its start, which may have read nothing.
         body = {"model_path": str(path), "weight_version": version, "flush_cache": flush_cache, "load_format": "auto"}
         await self._call("POST", "/update_weights_from_disk", body)
+
+    async def load_adapter(self, name: str, path: Path) -> list[str]:
+        """Load an adapter under a name that requests may give; returns the names of all that are loaded."""
+        raw = await self._call("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+        return list(self._decode(raw, dict[str, Any]).get("loaded_adapters") or ())
+
+    async def unload_adapter(self, name: str) -> None:
+        """Remove an adapter; SGLang waits for the requests that name it."""
+        await self._call("POST", "/unload_lora_adapter", {"lora_name": name})
+
+    async def name_weights(self, version: str) -> None:
+        """Call what the server has `version`."""
+        await self._call("POST", "/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     async def release_memory(self) -> None:
         """Give the memory of weights, caches and graphs back; nothing may run or wait."""
@@ -352,7 +373,7 @@ class EngineClient:
         except TimeoutError as fault:
             waited_s = timeout_s or self._generate_timeout_s
             raise EngineUnavailable(self.address, f"{method} {path}: no answer in {waited_s:g} s") from fault
-        except _UNREADABLE as fault:
+        except UNREADABLE as fault:
             raise RequestFailed(f"{method} {path}: unreadable answer: {fault}") from fault
         except (aiohttp.ClientError, OSError) as fault:
             raise EngineUnavailable(self.address, f"{method} {path}: {type(fault).__name__}: {fault}") from fault
@@ -364,7 +385,7 @@ class EngineClient:
     def _decode(self, raw: bytes, kind: type[T]) -> T:
         try:
             return msgspec.json.decode(raw, type=kind)
-        except _UNREADABLE as fault:
+        except UNREADABLE as fault:
             raise RequestFailed(f"unreadable answer: {fault}") from fault
 
 
@@ -376,20 +397,3 @@ class _Load(msgspec.Struct):
 
 class _Loads(msgspec.Struct):
     loads: list[_Load] = []
-
-
-class _Refusal(msgspec.Struct):
-    """Read the error of an SGLang answer, which has it in one of three places."""
-
-    error: Any = None
-    message: str | None = None
-
-
-def message_of(raw: bytes) -> str:
-    """Return the words of an error answer, in one line: what is no engine may answer with a page."""
-    words: Any = raw[:4096].decode(errors="replace")
-    with contextlib.suppress(*_UNREADABLE):
-        refusal = msgspec.json.decode(raw, type=_Refusal)
-        error = refusal.error
-        words = (error.get("message", error) if isinstance(error, dict) else refusal.message or error) or words
-    return " ".join(str(words).split())[:500]

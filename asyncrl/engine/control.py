@@ -12,6 +12,7 @@ from asyncrl.config.engine_settings import MEMORY_SAVER, EngineGroup, EngineSett
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.errors import EngineRefused, RequestFailed
+from asyncrl.engine.served import ServedAdapters, Shape
 from asyncrl.engine.staging import Staging
 from asyncrl.engine.starting import end_of, name_of_gpu, start_at_free_port
 from asyncrl.files import write_private
@@ -41,6 +42,7 @@ class EngineHome(NamedTuple):
     host: str = LOOPBACK  # IP address of this host that it listens on
     gap_s: float = 0.0  # for which an update waits for a moment without requests of clients
     staged: bool = False  # versions are brought into memory beside it before its requests stop
+    serves: Shape | None = None  # adapters that it adds to its model at each token; None: its versions are whole models
 
     @property
     def key(self) -> str | None:
@@ -72,6 +74,7 @@ class EngineControl(Protocol):
 
     address: str  # where rollout workers reach it
     own: bool = False  # it was started here, and ends with `close`
+    adapter: str = ""  # name that requests give for what was loaded last; "": none
     adds: bool = False  # it takes directories of adapters, and adds them to its model itself
 
     @property
@@ -134,6 +137,13 @@ class ExternalControl(EngineClient, EngineControl):
     def __init__(self, home: EngineHome, address: str = "") -> None:
         address = address or home.address or home.group.addresses[home.number]
         super().__init__(address, api_key=home.key, control_timeout_s=home.settings.update_deadline_s)
+        self._adapters = ServedAdapters(self, home.serves) if home.serves is not None else None
+        self.adds = home.serves is not None
+
+    async def start(self) -> None:
+        """Find the server as its owner has started it."""
+        if self._adapters is not None:
+            await self._adapters.check()
 
     async def hold(self, *, keep: bool = False) -> None:
         """Freeze the sampler, after all requests have been aborted unless they are kept."""
@@ -149,7 +159,10 @@ class ExternalControl(EngineClient, EngineControl):
 
     async def load_weights(self, directory: Path, key: str) -> None:
         """Load from files: old caches stay under their own `extra_key`, and must not be flushed under requests."""
-        await self.update_weights(directory, key, False)
+        if self._adapters is not None:
+            self.adapter = await self._adapters.load(directory, key)
+        else:
+            await self.update_weights(directory, key, False)
 
     async def resume(self) -> None:
         """Sample again."""
@@ -334,7 +347,8 @@ class SGLangControl(OwnControl):
         # Weights of another form than the versions have cannot be its first ones, from which nothing is sampled.
         other = served_otherwise(self._home.model, self._home.form) if self._home.form != "model" else ""
         form = ["--json-model-override-args", other, "--load-format", "dummy"] if other else []
-        return [*super().arguments(), *(port if group.role == "prefill" else []), *first, *form]
+        adapters = self._home.serves.arguments if self._home.serves else []
+        return [*super().arguments(), *adapters, *(port if group.role == "prefill" else []), *first, *form]
 
     def key_arguments(self, key_file: Path) -> list[str]:
         """Return the name of an options file that holds the key."""

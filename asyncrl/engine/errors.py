@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
+import msgspec
+
 from asyncrl.errors import AsyncRLError
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of an answer that is no JSON as it should be."""
 
 
 class EngineError(AsyncRLError):
@@ -40,3 +48,20 @@ def fault_of(status: int, words: str) -> EngineError:
         return EngineRefused(words)
     kind = EngineOverloaded if status in (429, 503) else RequestFailed
     return kind(f"HTTP {status}: {words}")
+
+
+class _Refusal(msgspec.Struct):
+    """Read the error of an SGLang answer, which has it in one of three places."""
+
+    error: Any = None
+    message: str | None = None
+
+
+def message_of(raw: bytes) -> str:
+    """Return the words of an error answer, in one line: what is no engine may answer with a page."""
+    words: Any = raw[:4096].decode(errors="replace")
+    with contextlib.suppress(*UNREADABLE):
+        refusal = msgspec.json.decode(raw, type=_Refusal)
+        error = refusal.error
+        words = (error.get("message", error) if isinstance(error, dict) else refusal.message or error) or words
+    return " ".join(str(words).split())[:500]

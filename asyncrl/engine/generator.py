@@ -185,7 +185,7 @@ class Generator:
         try:
             generation = await engine.client.generate(
                 np.concatenate([ids, answer.tokens]) if len(answer.tokens) else ids,
-                sampling,
+                msgspec.structs.replace(sampling, adapter=engine.ready.adapter),
                 extra_key=engine.ready.cache_key,
                 on_tokens=intake.on_tokens if streamed else None,
                 stream_interval=self.chunk_tokens,

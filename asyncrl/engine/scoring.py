@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from asyncrl.engine.client import EngineClient, message_of
-from asyncrl.engine.errors import EngineError, RequestFailed
+from asyncrl.engine.client import EngineClient
+from asyncrl.engine.errors import EngineError, RequestFailed, message_of
 from topics.wire import Float32Array, Int32Array
 
 _Token: TypeAlias = tuple[float | None, int, Any]  # log-prob, id, text

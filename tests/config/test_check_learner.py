@@ -76,6 +76,36 @@ def test_an_option_without_effect_is_refused():
             "weights.direct",
             "adapters go only through the store",
         ),
+        (["engine.adapters=served"], "engine.adapters", "no adapters are published"),
+        (
+            ["learner.lora.rank=4", "learner.lora.publish=adapter", "engine.adapters=served"],
+            "engine.adapters",
+            'servers of kind "embedded" do not; set "merged"',
+        ),
+        (
+            [
+                *("learner.lora.rank=4", "learner.lora.publish=adapter", "engine.adapters=served"),
+                *("engine.kind=sglang", "weights.update=in_place"),
+            ],
+            "engine.adapters",
+            "requests would go on with the adapter before",
+        ),
+        (
+            [
+                *("learner.lora.rank=4", "learner.lora.publish=adapter", "engine.adapters=served"),
+                *("engine.kind=sglang", "learner.lora.targets=['q_proj', 'k_proj']"),
+            ],
+            "engine.adapters",
+            "has some of q_proj, k_proj, v_proj, and not q_proj and v_proj",
+        ),
+        (
+            [
+                *("learner.lora.rank=4", "learner.lora.publish=adapter", "engine.adapters=served"),
+                *("engine.kind=sglang", "learner.lora.targets=['up_proj']"),
+            ],
+            "engine.adapters",
+            "up_proj without gate_proj",
+        ),
         (["learner.assertions.broken=stop"], "broken", "is of a bound that is broken, and there is none"),
         (["learner.assertions.first_kl=1e-6"], "first_kl", "has no effect: nothing is measured from a reference"),
         (

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.engine.client import EngineClient, SamplingParams
+from asyncrl.training.lora import Lora
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.store import STORES, StorePlace
-from harness.roles import LORA, scored
+from harness.roles import scored
 from harness.training import policy_rows
 from topics.batches import Objective
 from topics.weights import WEIGHTS_STORED, WeightsPublished
@@ -23,24 +25,23 @@ from topics.weights import WEIGHTS_STORED, WeightsPublished
 class Adapting:
     """Trains the adapter of a run's model, and publishes each step."""
 
-    def __init__(self, bus: Bus, context: Context, dtype: str = "float32", *, published: bool = True) -> None:
-        lora = dataclasses.replace(LORA, published=published)
+    def __init__(self, bus: Bus, context: Context, dtype: str = "float32", device: str = "cpu") -> None:
+        given = context.config.learner.lora
+        lora = Lora(given.rank, given.alpha, tuple(given.targets), published=True)
         model = context.files.model_path(context.config.model)
-        self.trainer = TorchTrainer(model, TorchSettings(lora=lora, dtype=dtype))
+        self.trainer = TorchTrainer(model, TorchSettings(lora=lora, dtype=dtype, device=device))
         self.rows = policy_rows(np.random.default_rng(1), 12)
         place = StorePlace(context.files.weights.absolute(), ChunkWriter(bus, WEIGHTS_STORED))
         store = STORES[context.config.weights.store](place)
         self._publisher = Publisher(self.trainer, store=store, checkpoints=Path())
         self._bus, self._version = bus, -1
 
-    async def publish(self, **changes: str) -> WeightsPublished:
+    async def publish(self) -> WeightsPublished:
         """Train a step, and publish what it made."""
         self._version += 1
         await asyncio.to_thread(self.trainer.step, self.rows, Objective(learning_rate=1e-2))
         self._publisher.copy_weights()
         message = await asyncio.to_thread(self._publisher.publish, lineage=0, version=self._version)
-        for name, value in changes.items():
-            setattr(message, name, value)
         await self.announce(message)
         return message
 
@@ -48,10 +49,12 @@ class Adapting:
         """Announce a version, perhaps once more; returns its sequence."""
         return await publish(self._bus, message, headers={WRITER: "learner"})
 
-    async def gap(self, client: EngineClient, **options: object) -> float:
+    async def gap(self, client: EngineClient, adapter: str = "") -> float:
         """Return the largest difference between log-probs of sampled tokens and the trainer's of the same tokens."""
         prompt = [3, 4, 5, 6]
-        generation = await client.generate(prompt, SamplingParams(12, temperature=1.0, ignore_eos=True), **options)
+        sampling = SamplingParams(12, temperature=1.0, ignore_eos=True, adapter=adapter)
+        key = secrets.token_hex(8)  # else the prompt may be met in the cache, as the version before computed it
+        generation = await client.generate(prompt, sampling, extra_key=key)
         size = len(prompt) + len(generation.token_ids)
         row = dataclasses.replace(
             self.rows[0],

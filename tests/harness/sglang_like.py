@@ -34,6 +34,7 @@ class Asked:
     streamed: bool = False
     cumulative: list[int] = field(default_factory=list)
     extra_key: str = ""
+    adapter: str = ""  # that it names
     bootstrap: dict[str, Any] = field(default_factory=dict)  # of a prefill and a decode server
 
     def tokens(self, count: int | None = None) -> list[int]:
@@ -59,6 +60,8 @@ class LikeSGLang:
         self.healthy = True
         self.health_asked = self.info_asked = 0
         self.loads: list[str] = []  # versions it was told to load
+        self.adapters: dict[str, str] = {}  # directories by name
+        self.info: dict[str, Any] = {}  # of its arguments
         self.asked: list[Asked] = []
         self.http_requests = 0  # to /generate
         self.connections: set[Any] = set()  # that any came on
@@ -116,6 +119,9 @@ class LikeSGLang:
         for path, handler in (
             ("/generate", self._generate),
             ("/update_weights_from_disk", self._update),
+            ("/load_lora_adapter", self._load_adapter),
+            ("/unload_lora_adapter", self._unload_adapter),
+            ("/update_weight_version", self._name_weights),
             ("/abort_request", self._abort),
             ("/destroy_weights_update_group", self._leave_group),
             ("/pause_generation", self._pause),
@@ -125,6 +131,7 @@ class LikeSGLang:
         application.router.add_get("/health", self._health)
         application.router.add_get("/model_info", self._model_info)
         application.router.add_get("/v1/loads", self._loads)
+        application.router.add_get("/server_info", self._server_info)
         return application
 
     @web.middleware
@@ -147,6 +154,7 @@ class LikeSGLang:
         ]
         for one in asked:
             one.extra_key = body.get("extra_key", "")
+            one.adapter = body.get("lora_path", "")
             one.bootstrap = {name: value for name, value in body.items() if name.startswith("bootstrap_")}
         self.asked += asked
         if not body["stream"]:
@@ -197,6 +205,25 @@ class LikeSGLang:
         self.loads.append(named)
         self.weight_version, self.model_path = named, body["model_path"]
         return web.json_response({"success": True, "message": "Succeeded to update model weights."})
+
+    async def _load_adapter(self, request: web.Request) -> web.StreamResponse:
+        body = await request.json()
+        if why := await self.refusal(body["lora_name"]):
+            return web.json_response({"success": False, "error_message": why, "loaded_adapters": None}, status=400)
+        self.adapters[body["lora_name"]] = body["lora_path"]
+        return web.json_response({"success": True, "error_message": "", "loaded_adapters": self.adapters})
+
+    async def _unload_adapter(self, request: web.Request) -> web.StreamResponse:
+        del self.adapters[(await request.json())["lora_name"]]
+        return web.json_response({"success": True, "error_message": "", "loaded_adapters": self.adapters})
+
+    async def _name_weights(self, request: web.Request) -> web.StreamResponse:
+        self.weight_version = (await request.json())["new_version"]
+        self.loads.append(self.weight_version)
+        return web.json_response({"success": True, "message": "", "new_version": self.weight_version})
+
+    async def _server_info(self, _request: web.Request) -> web.StreamResponse:
+        return web.json_response(self.info)
 
     async def _abort(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

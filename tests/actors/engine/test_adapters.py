@@ -29,7 +29,7 @@ def with_model(stage: Callable[..., Stage], *, store: str = "files", **engine: o
     made = stage(
         engine={"kind": "embedded", "max_running": 4, **engine},
         weights={"store": store},
-        learner={"lora": {"rank": 4, "publish": "adapter"}},
+        learner={"lora": {"rank": 4, "alpha": 8.0, "targets": ["q_proj", "down_proj"], "publish": "adapter"}},
         supervision={"silence_s": 5.0},
     )
     made.make_model()
