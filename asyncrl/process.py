@@ -140,16 +140,15 @@ def process_cpu_s(pid: int) -> float:
 
 
 def cpu_wait_s(pid: int) -> float:
-    """Return the seconds for which the threads of a process were ready and had no CPU; 0 where nobody reports them.
+    """Return the seconds for which the main thread of a process was ready and had no CPU; 0 where nobody reports them.
 
-    A thread that waits now is counted up to when it ran last. Nothing is added for one that sleeps or is stopped.
+    It is the one that sends the vital signs: others that wait do not excuse it. While it waits now it is counted up to
+    when it ran last. Nothing is added while it sleeps or is stopped.
     """
-    waited_ns, threads = 0, Path(f"/proc/{pid}/task")
-    with contextlib.suppress(OSError):  # the process is gone
-        for thread in os.listdir(threads):
-            with contextlib.suppress(OSError):  # it has just ended
-                waited_ns += int((threads / thread / "schedstat").read_text().split()[1])
-    return waited_ns / 1e9
+    try:
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except OSError:  # the process is gone
+        return 0.0
 
 
 def state_of(pid: int) -> Literal["", "stopped", "gone"]:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,6 +72,34 @@ def test_one_that_was_starved_and_then_freezes_is_killed_once_it_has_not_waited_
     watched.until(100.0)
 
     assert 30.0 < watched.killed_s < 40.0
+
+
+THREADS = """
+import hashlib, threading
+def work():
+    while True:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 200_000)
+for _ in range(4):
+    threading.Thread(target=work).start()
+"""
+
+
+async def test_a_process_whose_main_thread_sleeps_waits_for_no_cpu_however_many_of_its_threads_do():
+    with subprocess.Popen([sys.executable, "-c", THREADS]) as process:
+        try:
+
+            def waited_s() -> float:
+                stats = (path.read_text() for path in Path(f"/proc/{process.pid}/task").glob("*/schedstat"))
+                return sum(int(stat.split()[1]) for stat in stats) / 1e9
+
+            await until(lambda: len(os.listdir(f"/proc/{process.pid}/task")) == 5, "its threads are there")
+            for thread in os.listdir(f"/proc/{process.pid}/task"):
+                os.sched_setaffinity(int(thread), {min(os.sched_getaffinity(0))})
+            all_s, main_s = waited_s(), cpu_wait_s(process.pid)
+            await until(lambda: waited_s() > all_s + 2.0, "its threads wait for their turns")
+            assert cpu_wait_s(process.pid) < main_s + 0.5
+        finally:
+            process.kill()
 
 
 async def test_a_process_that_shares_a_cpu_has_waited_for_it_and_a_stopped_one_waits_for_nothing():
