@@ -17,7 +17,7 @@ from asyncrl.cli.target import add_run, any_run, tell_apart
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun
 from asyncrl.telemetry.logs import Line, LogFile
-from topics.roles import ROLE_NAMES, role_of
+from topics.roles import role_of
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _POLL_S = 0.3
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _actors_and_roles(found: FoundRun) -> set[str]:
     logged = {path.name.split(".")[0] for path in found.files.logs.glob("*.log")}
-    return {*ROLE_NAMES, *logged, *map(role_of, logged)}
+    return {*logged, *map(role_of, logged)}
 
 
 def line_text(line: Line) -> Text:

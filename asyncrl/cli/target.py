@@ -114,8 +114,8 @@ def tell_apart(
         arguments.run_id = ""
         setattr(arguments, field, word)
     elif not is_run:
-        known = ", ".join(sorted(names)) or "none"
-        raise WrongUsage(f"{word!r} is no run under {folder.absolute()}, and no {field} of run {found.run}: {known}")
+        known = f"no {field} of run {found.run}; known: {', '.join(sorted(names)) or 'none'}"
+        raise WrongUsage(f"{word!r} is no run under {folder.absolute()}, and {known}")
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ async def test_one_word_is_the_stage_or_the_run_that_it_names_and_is_refused_whe
     assert (code, "hard" in listed) == (0, True)
 
     code, _, message = await terminal.type("stage", "hrd")
-    assert (code, message.endswith(f"and no stage of run {bus.run}: easy, hard\n")) == (2, True), message
+    assert (code, message.endswith(f"and no stage of run {bus.run}; known: easy, hard\n")) == (2, True), message
     (terminal.folder / "runs" / "hard").mkdir()
     (terminal.folder / "runs" / "hard" / "config.json").write_text("{}")
     code, _, message = await terminal.type("stage", "hard")
