@@ -6,7 +6,6 @@ It is the quicker of two: where it fails, for whatever reason, the version is re
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections.abc import Awaitable, Sequence
@@ -23,7 +22,7 @@ from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.errors import EngineError
+from asyncrl.engine.errors import EngineError, EngineRefused
 from asyncrl.errors import AsyncRLError
 from asyncrl.host import VISIBLE_GPUS, host_name
 from asyncrl.ports import free_port
@@ -79,6 +78,7 @@ class DirectWay:
         self._until = 0.0  # when the learner may write something else into that memory
         self._starting: asyncio.Task[list[_Sender]] | None = None
         self._sending: list[_Sender] = []  # those whose ranks have tensors of the version
+        self._left: list[str] = []  # groups of the server whose senders were ended
         subject = WEIGHTS_OFFERED.subject(context.bus.run, context.actor_id)
         self._listener = Listener(context.bus, VITALS, self._take, context.refuse, subjects=[subject], newest=True)
 
@@ -90,11 +90,8 @@ class DirectWay:
     async def close(self) -> None:
         """End what was begun for it."""
         await self._listener.close()
-        with contextlib.suppress(EngineError, TimeoutError):
-            async with asyncio.timeout(_LEAVE_S):
-                for sender in self._senders() or ():
-                    if sender.joined:
-                        await self._server.leave_group(sender.group)
+        self._left += [sender.group for sender in self._senders() or () if sender.joined]
+        await self._leave_groups()
         self._end_senders()
 
     async def ask(self, version: WeightsPublished, loaded: str) -> WeightsOffered | None:
@@ -130,6 +127,7 @@ class DirectWay:
             await self._within(self._prepare(offer, loaded))
         except DirectFailed as error:
             await self.give_back(str(error))
+            await self._leave_groups()
             return None
         return offer
 
@@ -143,6 +141,7 @@ class DirectWay:
             await self._within(self._transfer(offer))
         except DirectFailed as error:
             await self.give_back(str(error))
+            await self._leave_groups()
             raise
 
     async def give_back(self, reason: str = "") -> None:
@@ -186,6 +185,7 @@ class DirectWay:
         # SGLang ends at a call for a group that it has not joined, as one has not that its owner started again.
         if any(sender.joined for sender in senders) and (found := await self._server.label()) != loaded:
             raise DirectFailed(f"the server is not the one that joined the groups: it has the weights {found!r}")
+        await self._leave_groups()
         # A learner that goes on without some cards has fewer ranks.
         held = [(sender, tensors) for sender, tensors in zip(senders, offer.tensors, strict=False) if tensors]
         answers = await all_of(*(sender.call(Open(tensors)) for sender, tensors in held))
@@ -235,6 +235,20 @@ class DirectWay:
             if starting.done() and not starting.cancelled() and starting.exception() is None:
                 for sender in starting.result():
                     sender.kill()
+                    self._left += [sender.group] * sender.joined
+
+    async def _leave_groups(self) -> None:
+        """Have the server leave groups whose senders are gone; where it does not answer, it is asked again later."""
+        for name in [*self._left]:
+            try:
+                async with asyncio.timeout(_LEAVE_S):
+                    await self._server.leave_group(name)
+            except EngineRefused:
+                pass  # it has none of this name: it left, or was started again
+            except (EngineError, TimeoutError):
+                return
+            if name in self._left:
+                self._left.remove(name)
 
 
 class _Sender(SenderProcess):

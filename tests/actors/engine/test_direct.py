@@ -11,6 +11,7 @@ from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.engine.client import EngineClient
+from asyncrl.engine.errors import EngineRefused
 from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess, python
 from harness.configs import from_settings
@@ -134,6 +135,26 @@ async def test_a_server_of_another_owner_that_was_restarted_is_sent_nothing_over
     ready = [message for message in answers.messages if isinstance(message, EngineReady)]
     assert [(message.version, message.direct) for message in ready] == [(0, "gloo"), (0, ""), (1, "gloo")]
     assert ready[1].fallback.startswith("the server is not the one that joined the groups: it has the weights '")
+
+
+async def test_a_server_leaves_a_group_whose_sender_is_gone(bus: Bus, context: Context):
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers, playing(context) as actor:
+        await senders_are_there(actor)
+        await memory.publish()
+        await reached(answers, 0)
+        direct = actor._direct
+        assert direct is not None
+        (sender,) = direct._senders() or []
+        sender.kill()
+        await memory.publish()
+        await reached(answers, 1)
+        with pytest.raises(EngineRefused, match="does not exist"):
+            await direct._server.leave_group(sender.group)
+        await senders_are_there(actor)
+        await memory.publish()
+        await reached(answers, 2)
+
+    assert ways(answers) == {0: "gloo", 1: "", 2: "gloo"}
 
 
 @pytest.mark.parametrize("context", KINDS, indirect=True)
