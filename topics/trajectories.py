@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -64,11 +64,12 @@ def count_versions(segments: list[Segment]) -> list[VersionCount]:
     counts: dict[int, int] = {}
     for segment in segments:
         trained = segment.versions[segment.mask != 0]
-        if len(trained) and np.count_nonzero(trained == trained[0]) == len(trained):
-            counts[int(trained[0])] = counts.get(int(trained[0]), 0) + len(trained)
+        if not len(trained):
             continue
-        for value, number in Counter(trained.tolist()).items():
-            counts[value] = counts.get(value, 0) + number
+        changes = np.flatnonzero(trained[1:] != trained[:-1]) + 1  # a few: a version samples many tokens in a row
+        for start, end in pairwise([0, *changes.tolist(), len(trained)]):
+            version = int(trained[start])
+            counts[version] = counts.get(version, 0) + end - start
     return [VersionCount(version, tokens) for version, tokens in sorted(counts.items())]
 
 

@@ -219,13 +219,13 @@ class Execution(Watch):
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
         """New tokens came: progress may be due."""
-        progress = self._progress
-        self._delivery.discarded += discarded
+        progress, delivery = self._progress, self._delivery
+        delivery.discarded += discarded
         if tokens:
             progress.lineages.add(lineage)
             progress.inflight -= tokens
-            self._delivery.tokens += tokens
-            self._delivery.advanced()
+            delivery.tokens += tokens
+            delivery.advanced()
             self._context.count("tokens", tokens)
         if progress.due:
             for other in list(self._tools.under_way):

@@ -64,6 +64,7 @@ class Progress:
         self.inflight = 0  # tokens that the requests under way may still bring
         self._context = context
         self._limit = context.config.rollout.progress_limit
+        self._due_at = self._limit - self._limit // 32
         self._issued = issued
         self._delivery = delivery
         self._log = log
@@ -97,11 +98,9 @@ class Progress:
     @property
     def due(self) -> bool:
         """Return whether more than the limit could be lost before long: tokens go on coming until it is stored."""
-        return (
-            self.unsaved >= self._limit - self._limit // 32
-            and self._can_exceed
-            and not (self._over or self._is_offered)
-        )
+        if self._delivery.tokens - self._stored_tokens < self._due_at:  # so it is after most events of a stream
+            return False
+        return self._can_exceed and not (self._over or self._is_offered)
 
     async def load_existing(self) -> bool:
         """Read what is stored of this trajectory: True when nothing is left to do; else resume from it."""

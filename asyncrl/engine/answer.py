@@ -187,16 +187,21 @@ class Member:
         logprobs = meta.output_token_logprobs or []
         # A stream aborted in the queue carries only its last token: the ones before it cannot be known; it is left out.
         if 0 < fresh <= len(ids) and fresh <= len(logprobs):
-            new_ids, new_logprobs = ids[-fresh:], _known(logprobs[-fresh:], ids[-fresh:], have)
-            if not 0 <= min(new_ids) <= max(new_ids) < _NO_TOKEN:
+            new_ids = ids[-fresh:]
+            new_logprobs = _known(logprobs[-fresh:], new_ids, have)
+            if min(new_ids) < 0 or max(new_ids) >= _NO_TOKEN:
                 raise RequestFailed(f"tokens {min(new_ids)} to {max(new_ids)} came; no vocabulary has all of these")
             self._tokens += new_ids
             self._logprobs += new_logprobs
             if self.top:
                 self._likeliest += _likeliest(meta, fresh)
-            spans = _reported(meta, have, total)
-            for span in spans or [VersionSpan(meta.weight_version, have, total)]:
-                wanted = wanted and self._hand_on(span, reported=bool(spans))
+            if meta.weight_versions and (spans := _reported(meta, have, total)):
+                for span in spans:
+                    part = slice(span.start - have, span.end - have)
+                    wanted = wanted and self._hand_on(span, new_ids[part], new_logprobs[part], reported=True)
+            else:
+                span = VersionSpan(meta.weight_version, have, total)
+                wanted = self._hand_on(span, new_ids, new_logprobs, reported=False)
         elif fresh > 0 and not aborted:
             words = f"{fresh} new tokens came with {len(ids)} ids and {len(logprobs)} log-probs"
             raise RequestFailed(f"{words}; expected one of each for every token")
@@ -206,7 +211,7 @@ class Member:
             raise fault_of(finish.status_code, finish.message or "aborted")
         return wanted
 
-    def _hand_on(self, span: VersionSpan, *, reported: bool) -> bool:
+    def _hand_on(self, span: VersionSpan, ids: list[int], logprobs: list[float], *, reported: bool) -> bool:
         """Note the version of new tokens, and hand them to the caller; False where it wants no more."""
         if self._spans and self._spans[-1].version == span.version:
             self._spans[-1] = VersionSpan(span.version, self._spans[-1].start, span.end)
@@ -214,9 +219,9 @@ class Member:
             self._spans.append(span)
         if self.on_tokens is None:
             return True
-        part = slice(span.start, span.end)
-        tokens, logprobs = np.array(self._tokens[part], np.int32), np.array(self._logprobs[part], np.float32)
-        return self.on_tokens(Chunk(tokens, logprobs, span.version, reported, self._likeliest[part])) is not False
+        likeliest = self._likeliest[span.start : span.end] if self.top else []
+        tokens, values = np.array(ids, np.int32), np.array(logprobs, np.float32)
+        return self.on_tokens(Chunk(tokens, values, span.version, reported, likeliest)) is not False
 
 
 def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:

@@ -196,13 +196,17 @@ async def _events(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncI
         return
     rest = bytearray()  # of an event, which may have megabytes: it is looked through once
     async for data in response.content.iter_any():
-        seam = rest[-1:] + data
-        rest += data
-        if b"\n\n" not in seam:
-            continue
-        *events, rest = rest.split(b"\n\n")
+        whole = data
+        if rest:
+            seam = rest[-1:] + data
+            rest += data
+            if b"\n\n" not in seam:
+                continue
+            whole, rest = bytes(rest), bytearray()
+        *events, begun = whole.split(b"\n\n")
+        rest += begun
         for event in events:
-            payload = bytes(event.strip().removeprefix(b"data:").strip())
+            payload = event.strip().removeprefix(b"data:").strip()
             if payload == b"[DONE]":
                 await response.read()  # lets the connection be used again
                 return

@@ -336,7 +336,8 @@ def _follows(label: str, key: str) -> bool:
 class _Intake:
     """Takes tokens over into an answer, up to one from other weights than asked for, or to the end of a stop string."""
 
-    vocabulary = most = 2**31  # ids of the model's tokens are below this; tokens of the whole answer
+    vocabulary = 0  # ids of the model's tokens are below this; 0: any are taken
+    most = 2**31  # tokens of the whole answer
 
     def __init__(self, answer: Answer, labels: _Labels, stop: list[str], decode: Decode, watch: Watch) -> None:
         self.refused = 0  # tokens from other weights
@@ -358,23 +359,28 @@ class _Intake:
             RequestFailed: the model has no such token.
         """
         tokens, label = chunk.token_ids, self._labels.read(chunk)
-        if len(tokens) and (greatest := np.maximum.reduce(tokens)) >= self.vocabulary:
+        came = len(tokens)
+        # Of the few tokens of an event, Python's list is faster than numpy.
+        if self.vocabulary and came and (greatest := max(tokens.tolist())) >= self.vocabulary:
             raise RequestFailed(f"token {greatest} came, outside of the vocabulary of {self.vocabulary}")
         if self._labels.wrong:
-            self.refused += len(tokens)
+            self.refused += came
         if self._labels.wrong or self.stopped:
-            self._watch.on_tokens(0, len(tokens), -1)
+            self._watch.on_tokens(0, came, -1)
             return False
-        wanted = self._wanted(tokens)
         lineage, version = version_of(label)
-        self._tape.extend(tokens[:wanted], chunk.logprobs[:wanted], version)
-        self._answer.hybrid |= self._labels.changed
+        if (wanted := self._wanted(tokens, came)) == came:
+            self._tape.extend(tokens, chunk.logprobs, version)
+        else:
+            self._tape.extend(tokens[:wanted], chunk.logprobs[:wanted], version)
+        if self._labels.changed:
+            self._answer.hybrid = True
         if chunk.likeliest:
             self._watch.on_likeliest(chunk.likeliest[:wanted])
-        self._watch.on_tokens(wanted, len(tokens) - wanted, lineage)
+        self._watch.on_tokens(wanted, came - wanted, lineage)
         return not (self.stopped or self.cut)
 
-    def _wanted(self, tokens: Int32Array) -> int:
+    def _wanted(self, tokens: Int32Array, came: int) -> int:
         """Return how many of the new tokens belong to the answer: those up to the one that completes a stop string."""
         had = len(self._answer.tokens)
         if had < self._seam_end:
@@ -383,5 +389,7 @@ class _Intake:
                 if stop_string(known[:end], self._stop, self._decode):
                     self.stopped = True
                     return end - had
-        self.cut = had + len(tokens) > self.most
-        return min(len(tokens), self.most - had)
+        if had + came <= self.most:
+            return came
+        self.cut = True
+        return self.most - had

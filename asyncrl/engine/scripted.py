@@ -54,24 +54,19 @@ class ScriptedClient:
         alone: bool = False,
     ) -> Generation:
         """Wait for a slot and for the scripted duration, then answer."""
-        async with self._slots:
-            return await self._generate(input_ids, sampling.seed or 0, extra_key or "", on_tokens, stream_interval)
-
-    async def _generate(
-        self, input_ids: Int32Array, seed: int, key: str, on_tokens: OnTokens | None, stream_interval: int
-    ) -> Generation:
         loop = asyncio.get_running_loop()
-        duration = scripted_duration(input_ids, seed, mean_s=self._mean_s, sigma=self._sigma)
-        start = loop.time()
+        duration = scripted_duration(input_ids, sampling.seed or 0, mean_s=self._mean_s, sigma=self._sigma)
         beats = 1
         if on_tokens is not None and duration:
             beats = max(math.ceil(duration / _BEAT_S), math.ceil(len(self._tokens) / stream_interval))
         sent = 0
-        for beat in range(1, beats + 1):
-            if duration:
-                await asyncio.sleep(start + duration * beat / beats - loop.time())
-            spans = self._spans(start, duration, key)
-            sent = self._send(spans, sent, math.floor(len(self._tokens) * beat / beats), on_tokens)
+        async with self._slots:
+            start = loop.time()
+            for beat in range(1, beats + 1):
+                if duration:
+                    await asyncio.sleep(start + duration * beat / beats - loop.time())
+                spans = self._spans(start, duration, extra_key or "")
+                sent = self._send(spans, sent, math.floor(len(self._tokens) * beat / beats), on_tokens)
         return Generation(token_ids=self._tokens, logprobs=self._logprobs, weight_versions=spans, finish_reason="stop")
 
     def _send(self, spans: list[VersionSpan], sent: int, until: int, on_tokens: OnTokens | None) -> int:

@@ -20,6 +20,7 @@ class Tape:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self._room: list[np.ndarray[Any, Any]] = [np.empty(0)] * 3  # tokens, log-probs, versions
+        self._filled: int | None = None  # version that the rest of the room is filled with
 
     def extend(self, tokens: Int32Array, logprobs: Float32Array, version: int) -> None:
         """Append tokens that one version sampled.
@@ -38,6 +39,9 @@ class Tape:
         if end > len(self._room[0]):
             known = (answer.tokens, answer.logprobs, answer.versions)
             self._room = [np.concatenate([old, np.empty(2 * end - start, old.dtype)]) for old in known]
+            self._filled = None
         all_tokens, all_logprobs, all_versions = self._room
-        all_tokens[start:end], all_logprobs[start:end], all_versions[start:end] = tokens, logprobs, version
+        if version != self._filled:
+            all_versions[start:], self._filled = version, version
+        all_tokens[start:end], all_logprobs[start:end] = tokens, logprobs
         answer.tokens, answer.logprobs, answer.versions = all_tokens[:end], all_logprobs[:end], all_versions[:end]

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 
 from asyncrl.algorithms.lag import fresh_mask, fresh_share, lag_histogram, split_lags, token_lags
@@ -47,6 +49,22 @@ def test_fresh_share_counts_trainable_tokens_only():
     assert fresh_share(counts, min_version=3) == 5 / 6
     assert fresh_share(counts, min_version=100) == 1 / 6
     assert fresh_share([], min_version=3) == 1.0
+
+
+def test_tokens_are_counted_by_version_in_all_segments_and_only_those_that_are_trained():
+    rng = np.random.default_rng(1)
+    drawn = [rng.integers(-1, 3, size).astype(np.int32) for size in (0, 1, 2, 40, 7)]
+    segments = [
+        Segment(one, rng.integers(0, 2, len(one)).astype(np.uint8), np.zeros(len(one), np.float32), one)
+        for versions in drawn
+        for one in (versions, np.sort(versions))
+    ]
+    trained = [version for one in segments for version in one.versions[one.mask != 0].tolist()]
+
+    counts = count_versions(segments)
+
+    assert [(one.version, one.tokens) for one in counts] == sorted(Counter(trained).items())
+    assert count_versions([]) == []
 
 
 def test_the_histogram_counts_trained_tokens_that_a_policy_sampled():

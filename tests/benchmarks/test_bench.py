@@ -13,8 +13,10 @@ from asyncrl.bus.provision import stream_states
 from asyncrl.cli.main import parser_for, run
 from benchmarks import bus as bus_bench
 from benchmarks import command as bench
+from benchmarks import cost as cost_bench
 from benchmarks import fleet as fleet_bench
 from benchmarks.bus import Sizes, bench_bus
+from benchmarks.cost import bench_cost
 from benchmarks.goals import goals_of
 from benchmarks.history import bench_history
 from benchmarks.learner import bench_learner, mixed_lengths
@@ -73,6 +75,20 @@ async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snaps
     assert all(value > 0 for value in figures.values())
     logs = tmp_path / "history" / "logs"
     assert all((logs / f"{role}-1.log").exists() for role in ("prompter", "buffer", "learner", "supervisor"))
+
+
+@pytest.mark.slow
+async def test_progress_is_stored_in_one_of_the_two_runs_that_its_cost_is_measured_with(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(cost_bench, "_MEAN_S", 0.5)
+    monkeypatch.setattr(cost_bench, "_WARM_S", 0.1)
+
+    figures = await bench_cost(pairs=1, seconds=0.1, tokens=1000)
+
+    assert figures["progress_tokens"] == 250
+    assert figures["with_progress_cpu_us_per_trajectory"] > 0
+    assert figures["without_progress_cpu_us_per_trajectory"] > 0
 
 
 @pytest.mark.slow

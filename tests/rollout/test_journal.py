@@ -197,8 +197,9 @@ def test_what_was_handed_out_stays_as_it_was_while_tokens_go_on_coming():
         tape = Tape(answer)
         for count in dice.integers(0, 40, 50):
             tokens = dice.integers(0, 1000, count).astype(np.int32)
-            tape.extend(tokens, tokens.astype(np.float32) / 7, sampler)
-            expected += [(token, np.float32(token) / np.float32(7), sampler) for token in tokens.tolist()]
+            version = 10 * sampler + len(expected) // 100  # new weights come under a request that runs
+            tape.extend(tokens, tokens.astype(np.float32) / 7, version)
+            expected += [(token, np.float32(token) / np.float32(7), version) for token in tokens.tolist()]
             handed_out.append((answer.tokens, answer.logprobs, answer.versions))
 
     for parts in handed_out:
