@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from actors.buffer import groups
-from actors.buffer.state import BufferState, Group, Plan
+from actors.buffer.state import LAG, BufferState, Group, Plan
 from asyncrl.algorithms.filters import filtered_by
 from asyncrl.algorithms.lag import fresh_share
 from asyncrl.bus.fold import Fold
@@ -85,8 +85,9 @@ class BufferFold(Fold):
     def _on_group_dropped(self, dropped: GroupDropped, record: Record) -> None:
         self._close(dropped.prompt_id)
         stage = stage_of(dropped.prompt_id)
-        since_opened = record.time_ns > self.state.opened_ns  # which lies on another log, and may be read before
-        if since_opened and stage != "eval" and not dropped.prompt_id.startswith(LIVE):
+        # What it is compared with lies on other logs, and may be read before.
+        since = self.state.opened_ns if dropped.reason == LAG else max(self.state.opened_ns, self.state.kept_ns)
+        if record.time_ns > since and stage != "eval" and not dropped.prompt_id.startswith(LIVE):
             self.state.dropped[dropped.reason] = self.state.dropped.get(dropped.reason, 0) + 1
         if dropped.reason == "failed":
             failures = [*self.state.failures[stage], record.time_ns]
@@ -136,8 +137,9 @@ class BufferFold(Fold):
         """Groups with members under way."""
         return len(self.state.groups) - self.ready
 
-    def _on_stage_began(self, headers: StageBeganHeaders, _record: Record) -> None:
+    def _on_stage_began(self, headers: StageBeganHeaders, record: Record) -> None:
         self.state.stages.append(headers.name)
+        self._hope(record.time_ns)  # it may have other filters, and other rows
 
     def _on_issued(self, headers: PromptIssuedHeaders, record: Record) -> None:
         prompt_id, member = prompt_of(headers.trajectory_id), member_of(headers.trajectory_id)
@@ -161,7 +163,7 @@ class BufferFold(Fold):
         groups.purge_if_gone(self.state, group)
         groups.gather(self.state, self._plan, group, member)
         if group.complete:
-            self._settle(group)
+            self._settle(group, record.time_ns)
 
     def _claim(self, message: TrajectoryGraded | TrajectoryFailed, time_ns: int) -> None:
         prompt_id = message.prompt_id
@@ -187,9 +189,9 @@ class BufferFold(Fold):
         groups.gather(self.state, self._plan, group, member)
         # Claims about what was never issued end nothing.
         if group.complete and prompt_id in self.state.issued[stage_of(prompt_id)]:
-            self._settle(group)
+            self._settle(group, time_ns)
 
-    def _on_dropped(self, message: TrajectoryDropped, _record: Record) -> None:
+    def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
         prompt_id, member = message.trajectory_id.rsplit("-", 1)
         if prompt_id in self.state.closed:
             return
@@ -205,7 +207,7 @@ class BufferFold(Fold):
             group.expired |= message.reason == "deadline"
             groups.gather(self.state, self._plan, group, int(member))
             if group.size and group.complete:
-                self._settle(group)
+                self._settle(group, record.time_ns)
 
     def _group(self, prompt_id: str) -> Group:
         """The open group of a prompt, of which nothing may be known yet."""
@@ -223,7 +225,7 @@ class BufferFold(Fold):
             raise ValueError(f"{message.trajectory_id} is no member of a group of {group.size}")
         return group
 
-    def _settle(self, group: Group) -> None:
+    def _settle(self, group: Group, time_ns: int) -> None:
         """A group without open members is ready, unless something has to be published about it first."""
         live = len(group.live())
         ends_missing = bool(group.failed.keys() - group.dropped)
@@ -232,6 +234,14 @@ class BufferFold(Fold):
         else:
             self.state.waiting_drop.pop(group.prompt_id, None)
             self.state.ready[group.stage].setdefault(group.prompt_id)
+            if group.stage != "eval" and not group.prompt_id.startswith(LIVE):
+                self._hope(time_ns)
+
+    def _hope(self, time_ns: int) -> None:
+        """Count anew the groups that are dropped, but for those that were kept and too old for a batch."""
+        if time_ns > self.state.kept_ns:
+            self.state.kept_ns = time_ns
+            self.state.dropped = {reason: count for reason, count in self.state.dropped.items() if reason == LAG}
 
     def _filter(self, group: Group) -> str:
         """Name of the filter that drops a group, of those of the next batch in its stage; empty where none does."""

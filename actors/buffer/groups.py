@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from actors.buffer.state import BufferState, Group, Plan
+from actors.buffer.state import LAG, BufferState, Group, Plan
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.algorithms.pass_at import pass_at
 from asyncrl.config.held_out import HeldOut, set_of
@@ -131,10 +131,9 @@ def dropped_too_many(state: BufferState, plan: Plan) -> str:
     if not plan.most_dropped or count < plan.most_dropped * takes:
         return ""
     reasons = ", ".join(f"{number:,} for {reason}" for reason, number in state.dropped.items())
-    batch = f"no batch but {state.packed}" if state.packed > plan.origin else "no batch"
     return (
-        f"{count:,} groups were dropped ({reasons}) and {batch} was packed, which takes {takes:,}; "
-        f"buffer.most_dropped allows {plan.most_dropped:,} for each of these. Change what drops them, and go on with "
+        f"{count:,} groups in a row were dropped ({reasons}); buffer.most_dropped allows {plan.most_dropped:,} for each "
+        f"of the {takes:,} that a batch takes. Change what drops them, and go on with "
         "`asyncrl up --resume RUN --set KEY=VALUE`, for example learner.filters or buffer.most_dropped"
     )
 
@@ -143,9 +142,9 @@ def drop_old(group: Group, old: list[TrajectoryGraded], step: int, *, again: boo
     """Ends for members beyond the lag bound, to be issued `again` or not; then for the whole group when fewer than
     two (of more than one) are left."""
     if not again and len(group.live()) - len(old) < min(2, group.size):
-        return [drop_group(group, "lag")]
+        return [drop_group(group, LAG)]
     return [
-        drop(group, member.member, "lag", lag=step - 1 - min(count.version for count in member.versions), again=again)
+        drop(group, member.member, LAG, lag=step - 1 - min(count.version for count in member.versions), again=again)
         for member in old
     ]
 

@@ -16,7 +16,10 @@ from asyncrl.training.objective import objective_of
 from topics.batches import Objective
 from topics.ids import PromptIdSet, Stage
 from topics.prompts import NO_ESTIMATOR, ONLY_TASK
-from topics.trajectories import TrajectoryFailed, TrajectoryGraded, TrajectorySubmitted
+from topics.trajectories import DropReason, TrajectoryFailed, TrajectoryGraded, TrajectorySubmitted
+
+LAG: DropReason = "lag"
+"""Reason of the drop of a group that was kept, and was too old when a batch could take it."""
 
 
 class Group(msgspec.Struct):
@@ -109,7 +112,8 @@ class BufferState(msgspec.Struct):
     last_failure: str = ""
     failures: dict[Stage, list[int]] = msgspec.field(default_factory=lambda: {"warmup": [], "rl": []})
     """Server's clock when the latest groups failed."""
-    dropped: dict[str, int] = {}  # groups since the newest batch and since the run began or went on, by reason
+    kept_ns: int = 0  # server's clock when the newest group was kept, or the newest stage began
+    dropped: dict[str, int] = {}  # groups since then, the newest batch, and when the run began or went on; by reason
 
 
 class Plan(NamedTuple):
@@ -127,7 +131,7 @@ class Plan(NamedTuple):
     objective: Callable[[int, str], Objective]  # of a step in a stage, which is recorded with its batch
     held_out: dict[str, HeldOut]  # sets, by name
     stages: list[Begun]  # that the run was forked behind
-    most_dropped: int = 0  # groups, for each of a batch, after which the run ends; 0: never
+    most_dropped: int = 0  # groups in a row, for each of a batch, after which the run ends; 0: never
     tenant_most: int = 2**31  # live turns of one tenant in a batch
 
     @classmethod

@@ -66,7 +66,7 @@ class Feed:
         self.known.add(prompt_id)
         return self.publish(message, at_s=at_s)
 
-    def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0):
+    def graded(self, name, reward=1.0, *, versions=((0, 3),), size=2, stage="rl", attempt=0, at_s=0.0):
         prompt_id, member = name.rsplit("-", 1)
         if prompt_id not in self.known:
             self.issued(name, size=size, stage=stage)
@@ -82,7 +82,7 @@ class Feed:
             versions=counts,
             reward=reward,
         )
-        return self.publish(message)
+        return self.publish(message, at_s=at_s)
 
     def group(self, prompt_id, rewards=(0.0, 1.0), *, versions=((0, 3),), stage="rl"):
         for member, reward in enumerate(rewards):
