@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from asyncrl.config.check import Finding
-from asyncrl.config.engine_settings import MEMORY_SAVER, EngineGroup
+from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.process_settings import AutoscaleSettings
 from asyncrl.config.setting_types import SCRIPTED, changed_keys
@@ -162,6 +162,7 @@ def _is_here(address: str) -> bool:
 
 
 _FRACTION = "--mem-fraction-static"
+_SAVER = "--enable-memory-saver"
 
 
 def share_contradictions(config: Config) -> Iterator[Finding]:
@@ -203,8 +204,8 @@ def _turns(config: Config) -> Iterator[Finding]:
         if group.kind not in ("embedded", "sglang"):
             message = f'"{group.kind}" servers are not this run\'s to empty; expected embedded or sglang for turns'
             yield Finding((f"{table}.kind", "placement.share"), message)
-        if group.kind == "sglang" and MEMORY_SAVER not in group.arguments:
-            message = f'SGLang frees memory only with "{MEMORY_SAVER}"; add it for placement.share = "turns"'
+        if group.kind == "sglang" and _SAVER not in group.arguments:
+            message = f'SGLang frees memory only with "{_SAVER}"; add it for placement.share = "turns"'
             yield Finding((f"{table}.arguments", "placement.share"), message)
 
 

@@ -16,8 +16,6 @@ from topics.actors import MOST_PROCESSES
 from topics.engines import ANNOUNCED
 from topics.roles import pool_of
 
-MEMORY_SAVER = "--enable-memory-saver"
-"""The argument without which SGLang frees no memory."""
 GroupName: TypeAlias = Annotated[
     str,
     Meta(

@@ -260,7 +260,7 @@ class EngineClient:
         await self._call("POST", "/update_weight_version", {"new_version": version, "abort_all_requests": False})
 
     async def release_memory(self) -> None:
-        """Give the memory of weights, caches and graphs back; nothing may run or wait."""
+        """Give the memory of weights and caches back; nothing may run or wait."""
         await self._call("POST", "/release_memory_occupation", {})
 
     async def resume_memory(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from asyncrl.config.engine_settings import MEMORY_SAVER, EngineGroup, EngineSettings
+from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
 from asyncrl.engine.errors import EngineRefused, RequestFailed
@@ -327,12 +327,6 @@ class SGLangControl(OwnControl):
         if keep or group.role != "regular" or group.copies > 1 or "--skip-tokenizer-init" not in group.arguments:
             return await super().hold(keep=keep)
         await self.halt()
-
-    def environment(self) -> dict[str, str]:
-        """Return its variables; graphs leave the card with the rest, unless some are of prompts: it would not start."""
-        group = self._home.group
-        saves = MEMORY_SAVER in group.arguments and group.value_of("--cuda-graph-backend-prefill") == "disabled"
-        return {**({"SGLANG_MEMORY_SAVER_CUDA_GRAPH": "true"} if saves else {}), **super().environment()}
 
     async def release_memory(self) -> None:
         """Give it back; SGLang ends if anything is left, and clients send until they see that it is held."""

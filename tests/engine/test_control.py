@@ -94,25 +94,6 @@ async def test_a_request_that_reaches_a_held_engine_is_sent_back_where_none_is_k
     assert (generation.finish_reason, len(generation.token_ids)) == (finish, 4 if keep else 0)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "leave"),
-    [
-        ([], False),
-        (["--cuda-graph-backend-prefill", "disabled"], False),
-        (["--enable-memory-saver"], False),
-        (["--enable-memory-saver", "--cuda-graph-backend-prefill=tc_piecewise"], False),
-        (["--enable-memory-saver", "--cuda-graph-backend-prefill", "disabled"], True),
-    ],
-)
-def test_graphs_of_sglang_leave_the_card_where_it_can_do_without_those_of_prompts(
-    tmp_path: Path, arguments: list[str], leave: bool
-):
-    settings = EngineSettings(kind="sglang", arguments=arguments)
-    server = SGLangControl(EngineHome("engine-1", settings, tmp_path, tmp_path / "log", None))
-
-    assert server.environment().get("SGLANG_MEMORY_SAVER_CUDA_GRAPH") == ("true" if leave else None)
-
-
 async def is_queued(server: EngineControl) -> bool:
     return (await server.load()).requests == 1
 
