@@ -109,10 +109,11 @@ class Course(NamedTuple):
 async def bench_rollouts(*, concurrent: list[int], **options: Any) -> dict[str, float]:
     """Measure at several numbers of concurrent trajectories; each has a run and a server of its own.
 
-    A round measures a window through asyncrl, with progress messages and versions of all tokens, then a window of a
+    A round measures a window through asyncrl, with progress messages and versions of all tokens, and a window of a
     client that sends whole requests to the same server, each alone, and keeps nothing but their number of tokens. In
     each of them tokens of trajectories that ended are counted, and by how many the server's running requests have more
-    at its end than at its beginning. All windows have the same lengths of generations.
+    at its end than at its beginning. All windows have the same lengths of generations; every
+    second round has them in the other order.
 
     Args:
         concurrent: numbers of trajectories at once.
@@ -149,13 +150,14 @@ async def _measured(load: Load, server: Served, course: Course) -> dict[str, flo
             key = read_key(stage.files.engine_key_file(config.engine, "engine-1"))
             client = EngineClient(ready.address, api_key=key)
             for number in range(course.rounds):
-                for name, found in rates.items():
+                names = [*rates] if number % 2 == 0 else [*reversed(rates)]  # what changes meanwhile costs each as much
+                for name in names:
                     if name == "bare":
                         window = _bare(client, key or "", load, course.seconds)
                     else:
                         window = _with_workers(stage, client, load, course.seconds, routed=name == "routed")
-                    found.append(await stage.until(window, _DEADLINE_S + course.seconds))
-                    report(f"{load.concurrent}, round {number + 1}, {name}: {found[-1]:,.0f} tokens/s")
+                    rates[name].append(await stage.until(window, _DEADLINE_S + course.seconds))
+                    report(f"{load.concurrent}, round {number + 1}, {name}: {rates[name][-1]:,.0f} tokens/s")
                     await stage.until(client.empty(), _DEADLINE_S)
             await client.close()
     figures = {f"{name}_at_tokens_per_s": statistics.median(found) for name, found in rates.items()}
