@@ -19,6 +19,7 @@ from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.scripted import scripted_duration
+from asyncrl.rollout.context import seed_of_call
 from asyncrl.training.create import create_configured
 from benchmarks.simulate import Rules, ideal_schedule, lower_bound_s
 from benchmarks.stage import BenchError, Stage, bench_config, report
@@ -30,6 +31,7 @@ from topics.wire import decode
 
 _PARALLEL = ((10.0, 15), (1.0, 5), (0.0, 1))  # from this mean on so many runs at once: long means cost no CPU
 _SLOTS, _GROUPS, _SIGMA = 32, 16, 1.2
+_FIRST_CALL = "0"  # path of the only generation of a single turn
 _OVERTIME = 10.0  # a run that takes so many times the ideal schedule's time has stalled
 
 
@@ -111,8 +113,9 @@ class Script:
         if number not in self._durations:
             issued, engine = self.prompt(number), self._config.engine
             ids = self._tokenizer.encode_prompt(issued.rows[0], max_tokens=None)
+            seed = seed_of_call(issued.seed, _FIRST_CALL)
             self._durations[number] = scripted_duration(
-                ids, issued.seed, mean_s=engine.scripted_mean_s, sigma=engine.scripted_sigma
+                ids, seed, mean_s=engine.scripted_mean_s, sigma=engine.scripted_sigma
             )
         return self._durations[number]
 
