@@ -132,8 +132,8 @@ def dropped_too_many(state: BufferState, plan: Plan) -> str:
         return ""
     reasons = ", ".join(f"{number:,} for {reason}" for reason, number in state.dropped.items())
     return (
-        f"{count:,} groups in a row were dropped ({reasons}); buffer.most_dropped allows {plan.most_dropped:,} for each "
-        f"of the {takes:,} that a batch takes. Change what drops them, and go on with "
+        f"{count:,} groups in a row were dropped ({reasons}); buffer.most_dropped allows {plan.most_dropped:,} for "
+        f"each of the {takes:,} that a batch takes. Change what drops them, and go on with "
         "`asyncrl up --resume RUN --set KEY=VALUE`, for example learner.filters or buffer.most_dropped"
     )
 
