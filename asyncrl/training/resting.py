@@ -14,6 +14,7 @@ from asyncrl.training.host_memory import host_memory
 from asyncrl.training.protocol import Offloaded
 
 _ALIGNED = 64  # bytes
+_AT_ONCE = 64  # tensors whose way to host memory begins by one call
 _ROOM = 64 << 20  # of the device's memory, for what its allocator rounds up
 
 
@@ -115,12 +116,18 @@ class Resting:
             self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
             self._memory = host_memory(sum(cut), self._device)
         places = iter(torch.split(self._memory[: sum(cut)], cut)[::2] if cut else ())
-        held = [
-            _Held(one, _bytes_of(one), known[key] if key in known else next(places), key not in known)
-            for key, one in leaving.items()
-        ]
-        copied = [one for one in held if one.copied]
-        self._copy([one.content for one in copied], [one.own for one in copied])
+        held: list[_Held] = []
+        # The first ones are on their way while the others are prepared, for which threads that write take turns, too.
+        items = list(leaving.items())
+        for begin in range(0, len(items), _AT_ONCE):
+            of_call = [
+                _Held(one, _bytes_of(one), known[key] if key in known else next(places), key not in known)
+                for key, one in items[begin : begin + _AT_ONCE]
+            ]
+            held += of_call
+            copied = [one for one in of_call if one.copied]
+            self._copy([one.content for one in copied], [one.own for one in copied])
+        self._synchronize()
         return held
 
     def come_back(self) -> None:
@@ -135,6 +142,7 @@ class Resting:
         back = bool(self._held)
         if back:
             self._copy([held.own for held in self._held], [held.content for held in self._held])
+            self._synchronize()
             self._held.clear()
         self.back_s = time.monotonic() - began if back else 0.0
 
@@ -149,10 +157,9 @@ class Resting:
                 torch.empty(size + _ROOM, dtype=torch.uint8, device=self._device)
 
     def _copy(self, to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
-        """Copy tensors by one call: by a call for each, threads that write a version take turns with them."""
+        """Start to copy tensors, by one call: by a call for each, threads that write a version take turns with them."""
         if to:
             torch._foreach_copy_(to, of, non_blocking=True)
-        self._synchronize()
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":

@@ -344,6 +344,7 @@ class Steps:
 
     @placed_call
     def copy_weights(self, *, whole: bool = False) -> HostCopy:
+        self._published = {}  # a copy that fails has written over some of it
         self._copies[0].begin(self._sources(whole=whole))
         self._published = self._copies[0].unchanged()
         return self._copies[0]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from asyncrl.training.host_copy import Source, _copy
 from asyncrl.training.host_memory import fill_at_once
 from asyncrl.training.resting import Resting
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
@@ -98,7 +99,9 @@ def test_a_resting_trainer_holds_nothing_on_its_device_and_says_how_much_it_move
     assert all(torch.isfinite(one).all() for one in own)
 
 
-def test_published_weights_leave_without_another_copy_until_a_step_may_have_moved_them(models):
+@pytest.mark.parametrize("at_once", [5, 64])
+def test_published_weights_leave_without_another_copy_until_a_step_may_have_moved_them(models, monkeypatch, at_once):
+    monkeypatch.setattr("asyncrl.training.resting._AT_ONCE", at_once)
     plain, rested = whole(models), whole(models)
     weights = sum(one.numel() for one in rested._own.parameters.values()) * BYTES
     for step in range(3):
@@ -125,6 +128,29 @@ def test_weights_of_a_checkpoint_are_not_taken_for_those_that_were_published(mod
     other.load(tmp_path)
     other.rest()
     assert_same_bits(trainer, other)
+
+
+def test_weights_whose_second_copy_failed_come_back_as_they_were(models, monkeypatch):
+    """The second one, of other tensors, has written over a part of the first."""
+    plain, trainer = whole(models), whole(models)
+    rows = policy_rows(np.random.default_rng(0), 12)
+    for one in (plain, trainer):
+        one.step(rows, objective(0, []))
+    trainer.copy_weights()
+    sources, copied = trainer._weights(), []
+
+    def failing(source: Source, place: object) -> None:
+        if len(copied) == len(sources) // 2:
+            raise OSError("the disk is gone")
+        copied.append(_copy(source, place))
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="gone"):
+        patched.setattr("asyncrl.training.host_copy._copy", failing)
+        patched.setattr(trainer, "_weights", lambda: sources[::-1])
+        trainer.copy_weights(whole=True)
+
+    trainer.rest()
+    assert_same_bits(plain, trainer)
 
 
 def test_host_memory_is_filled_with_zeros_by_several_threads(monkeypatch):
