@@ -19,7 +19,7 @@ class Adapting:
         """
         self.merges = merges
         self._model = model
-        self._known: tuple[object, str] = (None, "")  # digest, and the sizes and times of the files that had it
+        self._known: tuple[object, str] = (None, "")  # digest, behind what tells the files that had it
 
     def check(self, digest: str) -> None:
         """Refuse an adapter of another model than lies here; it is read at the first time, and where it was written to.
@@ -29,7 +29,8 @@ class Adapting:
         """
         files = sorted(self._model.glob("*.safetensors"))
         try:
-            state = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+            # A copy that keeps times changes these, too.
+            state = [(file.name, (of := file.stat()).st_size, of.st_ino, of.st_ctime_ns) for file in files]
             if self._known[0] != state:
                 self._known = (state, digest_of_model(self._model))
         except (OSError, ValueError) as error:

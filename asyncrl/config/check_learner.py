@@ -10,6 +10,7 @@ from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import RESERVED
 from asyncrl.config.check import Finding, is_address
 from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.pools import purpose_of
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_learners, as_in, key_of_learner, of_learner
@@ -116,6 +117,7 @@ def _not_served(config: Config, group: EngineGroup) -> str:
     """Return why servers of a group cannot add adapters at each token; empty where they can."""
     targets = {*config.learner.lora.targets}
     attention = targets & {"q_proj", "k_proj", "v_proj"}
+    routed = [one for name, one in config.engine.pools.items() if purpose_of(config, name) == "training"]
     found = {
         # SGLang 0.5.17 makes one matrix of these, and fails at, or leaves out, what it does not find beside q or gate.
         "learner.lora.targets has some of q_proj, k_proj, v_proj, and not q_proj and v_proj": (
@@ -128,6 +130,9 @@ def _not_served(config: Config, group: EngineGroup) -> str:
         ),
         "servers with --pp-size, --dp-size or --disaggregation-mode do not": (
             group.copies > 1 or group.role != "regular"
+        ),
+        'a router sends requests to groups with adapters = "merged", too, which cannot take the name of an adapter': (
+            bool(config.engine.router.count) and group in routed and any(one.adapters != "served" for one in routed)
         ),
         "servers that draft tokens do not": bool(group.value_of("--speculative-algorithm")),
         'servers that leave the card (placement.share = "turns") would lose the model': (

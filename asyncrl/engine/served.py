@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.starting import EngineFailed
 
 if TYPE_CHECKING:
@@ -63,7 +64,15 @@ class ServedAdapters:
         """
         own = f"{self._shape.run}/"
         name = f"{own}{key}"
-        loaded = await self._client.load_adapter(name, directory)
+        try:
+            loaded = await self._client.load_adapter(name, directory)
+        except EngineRefused as refused:
+            # It may be there: of an actor before this one, or loaded again by SGLang for a late request.
+            try:
+                await self._client.unload_adapter(name)
+            except EngineRefused:
+                raise refused from None
+            loaded = await self._client.load_adapter(name, directory)
         await self._client.name_weights(key)
         for other in loaded:
             if other.startswith(own) and other != name:

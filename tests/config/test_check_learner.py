@@ -106,6 +106,15 @@ def test_an_option_without_effect_is_refused():
             "engine.adapters",
             "up_proj without gate_proj",
         ),
+        (
+            [
+                *("learner.lora.rank=4", "learner.lora.publish=adapter", "engine.router.count=1"),
+                'engine.groups.a={kind="sglang", adapters="served"}',
+                'engine.groups.b={kind="sglang"}',
+            ],
+            "engine.groups.a.adapters",
+            'a router sends requests to groups with adapters = "merged", too',
+        ),
         (["learner.assertions.broken=stop"], "broken", "is of a bound that is broken, and there is none"),
         (["learner.assertions.first_kl=1e-6"], "first_kl", "has no effect: nothing is measured from a reference"),
         (

@@ -208,13 +208,16 @@ class LikeSGLang:
 
     async def _load_adapter(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if why := await self.refusal(body["lora_name"]):
-            return web.json_response({"success": False, "error_message": why, "loaded_adapters": None}, status=400)
+        why = await self.refusal(body["lora_name"])
+        if why := why or ("it is already loaded" if body["lora_name"] in self.adapters else ""):
+            return _not_done(why)
         self.adapters[body["lora_name"]] = body["lora_path"]
         return web.json_response({"success": True, "error_message": "", "loaded_adapters": self.adapters})
 
     async def _unload_adapter(self, request: web.Request) -> web.StreamResponse:
-        del self.adapters[(await request.json())["lora_name"]]
+        name = (await request.json())["lora_name"]
+        if self.adapters.pop(name, None) is None:
+            return _not_done(f"no adapter {name}")
         return web.json_response({"success": True, "error_message": "", "loaded_adapters": self.adapters})
 
     async def _name_weights(self, request: web.Request) -> web.StreamResponse:
@@ -268,6 +271,10 @@ class LikeSGLang:
 
 async def _taken(_: str) -> str:
     return ""
+
+
+def _not_done(why: str) -> web.StreamResponse:
+    return web.json_response({"success": False, "error_message": why, "loaded_adapters": None}, status=400)
 
 
 def _broken(request: web.Request) -> web.StreamResponse:

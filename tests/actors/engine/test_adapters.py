@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -132,7 +133,9 @@ async def test_an_adapter_of_a_model_that_is_not_there_is_refused_and_the_engine
         file = context.files.model / "model.safetensors"
         weights = load_file(file)
         weights["model.norm.weight"][0] += 1
+        times = file.stat()
         save_file(weights, file, metadata={"format": "pt"})
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # as a copy that keeps them
         second = await learner.publish()
         await until(lambda: bool(answers.refused()), "it is refused", DEADLINE_S)
         assert isinstance(actor._server, EngineClient)

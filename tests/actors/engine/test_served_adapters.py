@@ -85,6 +85,24 @@ async def test_each_request_names_the_adapter_of_its_version_and_those_before_ar
     assert server.model_path == "base", "its own weights stay"
 
 
+async def test_an_adapter_that_is_there_already_is_loaded_again(bus: Bus, stage: Callable[..., Stage]):
+    """Load it for an actor in the place of one that died, and where another client relabelled the server."""
+    async with like_sglang() as server, Answers(bus) as answers:
+        server.info = TAKES
+        made = served(stage, kind="external", addresses=[server.address])
+        message = await Adapting(bus, made.context("engine", bus)).publish()
+        for _ in range(2):
+            known = len(answers.ready())
+            async with playing(EngineActor(made.context("engine", bus))):
+                await confirmed(answers, [0] * (known + 1))
+        async with playing(EngineActor(made.context("engine", bus))):
+            await confirmed(answers, [0] * 3)
+            server.weight_version = "another"
+            await confirmed(answers, [0] * 4)
+        assert server.adapters == {f"{bus.run}/{message.key}": message.location}
+    assert not answers.refused()
+
+
 @pytest.mark.parametrize(
     ("changed", "found"),
     [
