@@ -76,7 +76,7 @@ class TurnClaimed(Message):
     """
 
     claim_id: Id  # digest of owner and idempotency key, or the turn that the request goes on with once it is cut
-    turn_id: Id  # of its first new reply; the turn itself: its gateway says that its client is there
+    turn_id: Id  # of its first new reply; what is claimed itself: nobody has it, or the client of that turn is there
 
 
 class SealedHeaders(Headers):

@@ -269,7 +269,7 @@ class Gateway:
         """Hold a place for the new turns of a request; its session ends behind them, where it says so."""
         names = [name for turn in turns for name in turn.holds]
         with self._leaving.watched(turns, lost), self._log.held(names):
-            async with self._places.hold(tenant, lost):
+            async with self._claims.kept(turns), self._places.hold(tenant, lost):
                 try:
                     yield
                 finally:

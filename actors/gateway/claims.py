@@ -7,11 +7,12 @@ import contextlib
 import math
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from actors.gateway.facts import Facts
 from actors.gateway.turn import Turn
 from actors.runtime.actor import Context
+from asyncrl.background import all_of
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import TIME_TO_LIVE, Fenced, publish_if_latest, read
@@ -68,12 +69,13 @@ class Claims:
         Raises:
             LiveError: the request with its idempotency key is under way.
         """
-        mine = ""  # the turn that a claim of this request names already
+        mine: set[str] = set()  # turns that claims of this request name already
         if self._elsewhere(who):  # it may have ended meanwhile
             await self._catch_up()
             await self._end_gone(who)
-            if equal := self._elsewhere(who):
-                mine = await self._ask(equal[-1])
+            newest_of_each = [equal[-1] for choice in who if (equal := self._elsewhere([choice]))]
+            if newest_of_each:
+                mine = {*await all_of(*map(self._ask, newest_of_each))}
                 await self._end_gone(who)  # where it died instead of an answer
         turns = make(False)
         if not (name := _claimed_by(turns)) or not self._bus.client.is_connected:
@@ -86,16 +88,29 @@ class Claims:
             return turns
         known = await self._catch_up()
         turns = make(False)
-        new = [turn.id for turn in turns if not turn.repeats]
+        new = [turn for turn in turns if not turn.repeats]
         if not new:
             return turns
-        free = known and (newest is None or newest.turn_id == mine or self._log.has_begun(newest.turn_id))
+        is_free = newest is None or newest.turn_id in mine | {_free(name)} or self._log.has_begun(newest.turn_id)
+        free = known and is_free
         if not (free and await self._take(name, new[0], 0 if record is None else record.sequence)):
             if turns[0].keyed:
                 raise LiveError("overloaded", UNDER_WAY)
             return make(True)
         make(False)  # raises where another request of this process has begun meanwhile, and the server is away
         return turns
+
+    @contextlib.asynccontextmanager
+    async def kept(self, turns: Sequence[Turn]) -> AsyncIterator[None]:
+        """Keep the claim of a request while its new turns are under way; where no begin is stored, it is free again."""
+        try:
+            yield
+        finally:
+            name, sequence = turns[0].claim if turns else ("", 0)
+            if name and not any(turn.recorded for turn in turns):
+                with contextlib.suppress(TimeoutError, BusError):  # it expires
+                    async with asyncio.timeout(_LIMIT_S):
+                        await self._store(name, _free(name), sequence)
 
     def take(self, fact: TurnFinished | TurnClaimed) -> None:
         """Take in what another gateway has stored, once the turns know it."""
@@ -150,7 +165,7 @@ class Claims:
             async with asyncio.timeout(_LIMIT_S):
                 record = await read_last(self._bus, TURN_CLAIMED, name)
                 if record is not None and self._has_client(turn):
-                    await self._store(name, turn, record.sequence)
+                    await self._store(name, _free(name), record.sequence)
 
     async def _end_gone(self, who: Sequence[Asked]) -> None:
         """End the turns of equal requests that dead gateways had under way, with the tokens of them that are stored."""
@@ -161,20 +176,25 @@ class Claims:
                     await self._facts.recall(turn)
         self._log.end(gone, time.time())
 
-    async def _take(self, name: str, turn: str, newest: int) -> bool:
+    async def _take(self, name: str, turn: Turn, newest: int) -> bool:
         """Claim a request; False where another gateway was faster."""
         try:
             async with asyncio.timeout(_LIMIT_S):
-                await self._store(name, turn, newest)
+                turn.claim = name, await self._store(name, turn.id, newest)
         except Fenced:
             return False
         except (TimeoutError, BusError):  # the server is away, or full
             return True
         return True
 
-    async def _store(self, name: str, turn: str, newest: int) -> None:
+    async def _store(self, name: str, turn: str, newest: int) -> int:
         claim = TurnClaimed(claim_id=name, turn_id=turn)
-        await publish_if_latest(self._bus, claim, newest, headers={TIME_TO_LIVE: self._lease})
+        return await publish_if_latest(self._bus, claim, newest, headers={TIME_TO_LIVE: self._lease})
+
+
+def _free(name: str) -> str:
+    """Return the turn of a claim that nobody has."""
+    return name.removeprefix(_AFTER)
 
 
 def _claimed_by(turns: list[Turn]) -> str:

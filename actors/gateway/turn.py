@@ -72,6 +72,7 @@ class Turn(Watch):
         self.continues = "" if stored is None or stored.whole else stored.started.turn_id
         self.id = stored.started.turn_id if stored is not None and stored.whole else secrets.token_hex(12)
         self.request = request
+        self.claim = "", 0  # of its request, where it is the first new one: name and sequence
         self._asked = asked
         self.prompt = prompt
         self.opening = Opening(self.id, request.model, int(time.time()), len(prompt.ids))

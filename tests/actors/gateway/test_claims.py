@@ -30,14 +30,18 @@ class Two:
     def __init__(self, served: list[Served], client: ClientSession) -> None:
         self.served, self.client = served, client
 
-    async def ask(self, number: int, **headers: str) -> tuple[int, Any]:
+    async def ask(self, number: int, *, choices: int = 1, **headers: str) -> tuple[int, Any]:
         """Return status and body of a reply; the connection is one that no other request uses."""
         path = f"{self.served[number].address}/v1/chat/completions"
-        async with self.client.post(path, json=BODY, headers=headers) as reply:
+        async with self.client.post(path, json=BODY | {"n": choices}, headers=headers) as reply:
             return reply.status, await reply.json()
 
     async def ask_both(self, **headers: str) -> list[tuple[int, Any]]:
         return [*await asyncio.gather(self.ask(0, **headers), self.ask(1, **headers))]
+
+
+async def claims(bus: Bus) -> list[Any]:
+    return [fact for fact in await stored_turns(bus) if isinstance(fact, TurnClaimed)]
 
 
 @pytest.fixture
@@ -116,6 +120,60 @@ async def test_a_request_waits_for_the_end_of_an_equal_one_whose_client_has_just
     assert (await again)[0] == 200
     first, second = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
     assert second.continues == first.turn_id and len(inference.asked[1].ids) == len(inference.asked[0].ids) + 2
+
+
+async def test_a_request_of_several_choices_waits_for_the_ends_of_all_of_them(
+    two: Two, inference: LikeSGLang, bus: Bus, monkeypatch: pytest.MonkeyPatch
+):
+    in_two_halves(inference, 2)
+    asked, put = asyncio.Event(), Facts.put
+
+    async def held(facts: Facts, fact: Any, **options: Any) -> bool:
+        if isinstance(fact, TurnFinished):
+            await asked.wait()
+        return await put(facts, fact, **options)
+
+    async def claimed() -> bool:
+        return {turn.turn_id for turn in begun} == {fact.claim_id.removeprefix("after-") for fact in await claims(bus)}
+
+    cut = asyncio.create_task(two.ask(0, choices=3))
+    await until(lambda: len(inference.asked) == 3 and all(one.cumulative for one in inference.asked), "first tokens")
+    begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    monkeypatch.setattr(Facts, "put", held)
+    cut.cancel()
+    await until(lambda: bool(two.served[0].gateway._leaving._ends), "its connection is lost")
+    inference.events = inference.one_event
+    again = asyncio.create_task(two.ask(1, choices=3))
+    await until(claimed, "the other gateway asks for each")
+    asked.set()
+    assert (await again)[0] == 200
+    after = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)][3:]
+    assert {turn.continues for turn in after} == {turn.turn_id for turn in begun}
+
+
+async def test_a_key_is_free_again_where_the_client_has_left_before_its_turn_began(
+    two: Two, inference: LikeSGLang, bus: Bus, monkeypatch: pytest.MonkeyPatch
+):
+    places, key = two.served[0].gateway._places, {"Idempotency-Key": "k"}
+    monkeypatch.setattr(places, "_most", 1)
+    go_on = in_two_halves(inference)
+    first = asyncio.create_task(two.ask(0))
+    await until(lambda: len(inference.asked) == 1, "it has the only place")
+    waits = asyncio.create_task(two.ask(0, **key))
+    await until(lambda: places.waiting == 1, "the request with the key waits for it")
+    assert (await two.ask(1, **key))[0] == 503
+    waits.cancel()
+
+    async def free() -> bool:
+        last = await read_last(bus, TURN_CLAIMED)
+        return last is not None and (await read(bus, TurnClaimed, last)).turn_id == last.key
+
+    await until(free, "its claim is given back")
+    inference.events = inference.one_event
+    status, body = await two.ask(1, **key)
+    assert status == 200 and not first.done()
+    go_on.set()
+    assert (await first)[0] == 200 and (await two.ask(0, **key))[1]["id"] == body["id"]
 
 
 async def test_an_equal_request_is_sampled_anew_while_the_client_of_the_other_is_there(
