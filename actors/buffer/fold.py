@@ -85,9 +85,10 @@ class BufferFold(Fold):
     def _on_group_dropped(self, dropped: GroupDropped, record: Record) -> None:
         self._close(dropped.prompt_id)
         stage = stage_of(dropped.prompt_id)
-        # What it is compared with lies on other logs, and may be read before.
-        since = self.state.opened_ns if dropped.reason == LAG else max(self.state.opened_ns, self.state.kept_ns)
-        if record.time_ns > since and stage != "eval" and not dropped.prompt_id.startswith(LIVE):
+        # What it is compared with lies on other logs, and may be read before. Of what waits for a learner that is away
+        # everything becomes too old: that ends with its return.
+        counts = dropped.reason != LAG and stage != "eval" and not dropped.prompt_id.startswith(LIVE)
+        if counts and record.time_ns > max(self.state.opened_ns, self.state.kept_ns):
             self.state.dropped[dropped.reason] = self.state.dropped.get(dropped.reason, 0) + 1
         if dropped.reason == "failed":
             failures = [*self.state.failures[stage], record.time_ns]
@@ -238,10 +239,10 @@ class BufferFold(Fold):
                 self._hope(time_ns)
 
     def _hope(self, time_ns: int) -> None:
-        """Count anew the groups that are dropped, but for those that were kept and too old for a batch."""
+        """Count anew the groups that are dropped."""
         if time_ns > self.state.kept_ns:
             self.state.kept_ns = time_ns
-            self.state.dropped = {reason: count for reason, count in self.state.dropped.items() if reason == LAG}
+            self.state.dropped = {}
 
     def _filter(self, group: Group) -> str:
         """Name of the filter that drops a group, of those of the next batch in its stage; empty where none does."""

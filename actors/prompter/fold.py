@@ -213,7 +213,9 @@ class PrompterFold(Fold):
 
     @property
     def _min_version(self) -> int:
-        return max(0, self.state.trained - self._max_lag)
+        """The oldest version that the batch behind those packed may have tokens of."""
+        newest = max(self.state.packed, default=0)
+        return max(0, max(self.state.trained, newest) - self._max_lag)
 
     def _groups(self, stage: Stage) -> Iterator[Group]:
         return mixed(self._of_stage(stage), self.state, begin=self._begin)

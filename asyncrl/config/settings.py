@@ -142,7 +142,8 @@ class BufferSettings(Settings):
     # Seconds after its issue when a group is packed with the members it has (at least two), or dropped.
     group_deadline_s: Seconds = 600.0
     # Groups dropped in a row, for each that a batch takes, after which the run ends with their reasons. 0: never. Live
-    # turns do not count. A group that is kept, and a stage that begins, let the count begin anew.
+    # turns and groups dropped for lag do not count. A group that is kept, and a stage that begins, let the count begin
+    # anew.
     most_dropped: Count = 100
 
 

@@ -10,6 +10,7 @@ from asyncrl.data.sources import open_source
 from harness.folds import Feed
 from harness.prompter_feed import config, feed, issue
 from topics.evals import EvalRequested
+from topics.groups import GroupDropped
 from topics.ids import EVALUATION, prompt_name
 from topics.streams import AdmissionPaused, AdmissionResumed
 from topics.weights import TrainingFinished
@@ -36,6 +37,18 @@ def test_a_trained_batch_returns_its_credits_and_raises_the_least_version():
 
     assert sorted({item.prompt_id for item in wanted}) == ["p000004", "p000005", "p000006", "p000007"]
     assert {item.min_version for item in wanted} == {1}
+
+
+def test_what_is_issued_while_a_batch_waits_for_the_learner_is_no_older_than_the_batch_behind_it_takes():
+    fed = feed()
+    issue(fed)
+    fed.packed(1, "p000000", "p000002").trained(1)
+    issue(fed)
+    fed.packed(2, "p000001", "p000003")  # and it is not trained
+
+    fed.publish(GroupDropped("p000004", "lag", 2))
+
+    assert {item.min_version for item in fed.fold.wanted()} == {1}
 
 
 def test_no_prompt_is_issued_behind_the_end_of_the_data():
