@@ -15,6 +15,7 @@ from asyncrl.errors import WrongUsage
 from asyncrl.live.owners import owner_of, tenant_digest, user_of
 from asyncrl.run.purge import purge, purge_spools
 from asyncrl.state.learnt import learnt_from
+from asyncrl.state.parts import counted
 from topics.keys import KEY_ADDED
 from topics.wire import ID_PATTERN
 
@@ -62,10 +63,11 @@ async def _purge(bus: Bus, tenant: str, owner: str, before: str) -> dict[str, An
 
 
 def _text(done: dict[str, Any]) -> str:
-    erased = f"run {done['run']}: data keys erased: {done['keys_erased']}; left, of others: {done['keys_left']}"
+    left = f"left, of other owners and days: {done['keys_left']}"
+    erased = f"run {done['run']}: data keys erased: {done['keys_erased']}; {left}"
     if done["waiting_erased"]:
-        erased += f"\n{done['waiting_erased']} messages and keys that waited for a gateway are erased, too"
+        erased += f"\nerased of what waited for a gateway, messages and keys: {done['waiting_erased']}"
     if not done["steps"]:
         return f"{erased}\nno version has learnt from it"
-    steps, count = ", ".join(map(str, done["steps"])), done["trajectories_trained"]
-    return f"{erased}\n{count} turns were trained, in steps {steps}: version {done['first_version']} and all after it"
+    steps, turns = ", ".join(map(str, done["steps"])), counted(done["trajectories_trained"], "turn")
+    return f"{erased}\ntrained: {turns}, in steps {steps}; version {done['first_version']} and all after it have learnt"

@@ -238,7 +238,9 @@ class TaskTokenizer:
         try:
             return self._tokenizer.encode(text, add_special_tokens=special)
         except Exception as error:  # the library raises nothing narrower for a word that its vocabulary lacks
-            raise TokenizerError(f"{self._name} cannot encode {text[:80]!r}: {error}") from error
+            absent = [repr(one) for one in dict.fromkeys(text) if self._tokenizer.token_to_id(one) is None]
+            reason = f"the vocabulary of its tokenizer has no {', '.join(absent)}" if absent else str(error)
+            raise TokenizerError(f"{self._name} cannot encode {text[:80]!r}: {reason}") from error
 
     def _render(
         self, row: PromptRow, messages: list[dict[str, Any]], *, add_generation_prompt: bool

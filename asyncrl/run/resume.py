@@ -20,6 +20,7 @@ from asyncrl.run.preflight_model import check_machine
 from topics.actors import SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 
+# docs/operate.md lists all of these.
 _LENGTHS = ("learner.steps", "task.epochs", "buffer.batch_groups")
 _ROOM = (
     *("buffer.most_dropped", "task.row_limit_s", "task.open_limit_s"),
@@ -45,6 +46,7 @@ _COMPUTED = tuple(
     )
 )
 """How steps are computed: any trainer, number of ranks and layout go on from a checkpoint of another."""
+MAY_CHANGE = (*_LENGTHS, *_ROOM, *_OBJECTIVE, *_COMPUTED)
 _OPTIONS = ("learner.loss_options.", "learner.columns.", "learner.filter_options.", "learner.layout.")
 
 
@@ -61,10 +63,11 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
     """
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if key not in (*_LENGTHS, *_ROOM, *_OBJECTIVE, *_COMPUTED) and not key.startswith(_OPTIONS):
+        if key not in MAY_CHANGE and not key.startswith(_OPTIONS):
             raise LaunchError(
-                f"--set {override}: a run goes on with the settings it began with; only {', '.join(_LENGTHS)} "
-                f"may be raised, and {', '.join((*_OBJECTIVE, *_COMPUTED, 'learner.layout', *_ROOM))} may change"
+                f"--set {override}: a run goes on with the settings it began with, but for its lengths "
+                f"({', '.join(_LENGTHS)}), its objective, how a step is computed and limits, which docs/operate.md "
+                "lists; `asyncrl fork` begins a run with other settings from a checkpoint"
             )
     wanted = with_overrides(config, overrides, base=base, further=_check_computed) if overrides else config
     steps, epochs = config.learner.steps, config.task.epochs

@@ -73,7 +73,6 @@ _OFTEN = 3  # starts within a minute
 _CLOCK_S = 3.0
 _FULL, _NEARLY_FULL = 0.985, 0.9  # of a stream's bytes
 _RECENT_S = 60.0
-_LATELY_S = 15.0
 _ANSWER_S = 5.0  # a server that does not answer for this long is dead
 _UPDATES = 5.0  # an update that takes so many times as long as the one before is none
 _FIRST_UPDATE_S = 30.0
@@ -120,7 +119,7 @@ def faults(state: RunState) -> Iterator[StallFound]:
     if state.newest is not None:
         for evidence in broken_assertions(state.config, state.newest.step, state.newest.metrics):
             yield finding("assertion broken", "learner", evidence)
-    for step in [step.message for step in state.steps if step.message.anomaly is not None][-1:]:
+    for step in [step.message for step in state.steps if step.message.anomaly and step.message.stage == "rl"][-1:]:
         yield finding("step anomalous", "learner", anomaly_text(step))
 
 
@@ -177,8 +176,7 @@ def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
         yield finding("permission missing", actor.actor_id, denied or words)
         return
     quick, silent_s = actor.quick_starts(state.now_ns, state.opened_ns), state.since_s(actor.since_ns)
-    ended_s = state.since_s(actor.stopped_ns)
-    if quick >= _OFTEN or (words and (not actor.live or (quick > 1 and ended_s < _LATELY_S))):
+    if quick >= _OFTEN or (words and not actor.live):
         text = f"last error: {words}" if words else "it left no error message: it was killed"
         evidence = f"started {quick} times in the last minute; {text}"
         failed = _failed_version(state, actor)

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.config.check import contradictions
 from asyncrl.errors import LaunchError
-from asyncrl.run.resume import longer
+from asyncrl.run.resume import MAY_CHANGE, longer
 from harness.configs import from_settings, the_problem
 
 
@@ -188,3 +188,9 @@ def test_a_run_that_goes_on_keeps_its_critic_and_the_options_of_the_filters_that
         longer(on, ["learner.filter_options.pass_rate.below=0.5"])
     off = longer(on, ["learner.filters=[]", "learner.filter_options.pass_rate.below=1.0"])
     assert contradictions(off) == []
+
+
+def test_all_settings_that_may_change_in_a_run_that_goes_on_are_listed():
+    page = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    section = page.partition("## Settings that may change")[2].partition("\n## ")[0]
+    assert [key for key in MAY_CHANGE if f"`{key}`" not in section] == []

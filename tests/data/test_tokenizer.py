@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from asyncrl.data.messages import message_problem
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.training.create import write_tokenizer
 from harness.tokenizers import make_model
 from topics.prompts import PromptRow
 
@@ -145,6 +146,12 @@ def test_a_prompt_longer_than_the_context_is_refused(tmp_path):
 def test_a_prompt_without_tokens_is_refused(tmp_path):
     with pytest.raises(TokenizerError, match="has no token"):
         TaskTokenizer.load(make_model(tmp_path)).encode_prompt(PromptRow(""), max_tokens=None)
+
+
+def test_characters_that_the_vocabulary_lacks_are_named(tmp_path):
+    write_tokenizer(tmp_path, "xyz", context=16)
+    with pytest.raises(TokenizerError, match=r"cannot encode 'x7y!7.*': the vocabulary .* has no '7', '!'"):
+        TaskTokenizer.load(tmp_path).encode_prompt(PromptRow("x7y!7"), max_tokens=None)
 
 
 def test_a_chat_needs_a_chat_template(tmp_path):

@@ -179,7 +179,7 @@ async def test_what_is_planted_stands_in_no_file_and_a_purge_leaves_nothing_that
             assert code != 0 and "its tenants: anna, ben" in output, output
             code, output = await command(tmp_path, "purge", "short", "--tenant", "anna")
             assert code == 0 and "version" in output, output
-            assert re.search(r"[1-9]\d* turns were trained", output), output
+            assert re.search(r"trained: [1-9]\d* turns?, in steps", output), output
             assert (await data_keys(bus)).keys() == before.keys() - own.keys()
             assert not any(files_with(run.root, needles | own).values())
 
