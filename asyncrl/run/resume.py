@@ -41,7 +41,7 @@ _OBJECTIVE = tuple(
 _COMPUTED = tuple(
     f"learner.{name}"
     for name in (
-        *("trainer", "ranks", "device", "threads", "compile", "recompute", "activations", "micro_batch_tokens"),
+        *("trainer", "ranks", "device", "compile", "recompute", "activations", "micro_batch_tokens"),
         *("offload_idle", "exchange", "elastic_s", "start_s"),
     )
 )
