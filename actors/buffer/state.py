@@ -113,7 +113,7 @@ class BufferState(msgspec.Struct):
     failures: dict[Stage, list[int]] = msgspec.field(default_factory=lambda: {"warmup": [], "rl": []})
     """Server's clock when the latest groups failed."""
     kept_ns: int = 0  # server's clock when the newest group was kept, or the newest stage began
-    dropped: dict[str, int] = {}  # groups since then, the newest batch, and when the run began or went on; by reason
+    dropped: dict[str, int] = {}  # groups since then, since a batch and since the run went on; by reason, without lag
 
 
 class Plan(NamedTuple):

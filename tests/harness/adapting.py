@@ -3,10 +3,13 @@
 import asyncio
 import dataclasses
 import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
 
+from actors.engine.actor import EngineActor
 from actors.runtime.actor import Context
 from asyncrl.bus.chunks import ChunkWriter
 from asyncrl.bus.connection import Bus
@@ -17,9 +20,27 @@ from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.store import STORES, StorePlace
 from harness.roles import scored
+from harness.stage import DEADLINE_S, until
 from harness.training import policy_rows
+from harness.versions import Answers
 from topics.batches import Objective
 from topics.weights import WEIGHTS_STORED, WeightsPublished
+
+
+@asynccontextmanager
+async def playing(actor: EngineActor) -> AsyncIterator[EngineActor]:
+    """An engine actor inside this process, which has ended behind the block."""
+    task = asyncio.create_task(actor.run())
+    try:
+        yield actor
+    finally:
+        actor.context.stop.set()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def confirmed(answers: Answers, versions: list[int]) -> None:
+    """Wait until engines have confirmed these versions, and no others."""
+    await until(lambda: answers.ready() == versions, f"versions {versions} are there", DEADLINE_S)
 
 
 class Adapting:

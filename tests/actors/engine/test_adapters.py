@@ -4,8 +4,7 @@ import asyncio
 import dataclasses
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.engine.client import EngineClient
-from harness.adapting import Adapting
+from harness.adapting import Adapting, confirmed, playing
 from harness.sglang_like import like_sglang
 from harness.stage import DEADLINE_S, Stage, until
 from harness.versions import Answers
@@ -37,20 +36,8 @@ def with_model(stage: Callable[..., Stage], *, store: str = "files", **engine: o
     return made
 
 
-@asynccontextmanager
-async def playing(context: Context) -> AsyncIterator[EngineActor]:
-    """An engine actor inside this process, which has ended behind the block."""
-    actor = EngineActor(dataclasses.replace(context, actor_id="engine-1", stop=asyncio.Event(), vitals={}))
-    task = asyncio.create_task(actor.run())
-    try:
-        yield actor
-    finally:
-        actor.context.stop.set()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def confirmed(answers: Answers, versions: list[int]) -> None:
-    await until(lambda: answers.ready() == versions, f"versions {versions} are there", DEADLINE_S)
+def engine_of(context: Context) -> EngineActor:
+    return EngineActor(dataclasses.replace(context, actor_id="engine-1", stop=asyncio.Event(), vitals={}))
 
 
 @pytest.mark.parametrize(("store", "staged"), [("files", "never"), ("stream", "never"), ("stream", "always")])
@@ -62,7 +49,7 @@ async def test_log_probs_of_an_engine_are_those_of_the_trainer_at_each_adapter(
     learner, gaps = Adapting(bus, context), list[float]()
     first = await learner.publish()
     assert first.adapts
-    async with Answers(bus) as answers, playing(context) as actor:
+    async with Answers(bus) as answers, playing(engine_of(context)) as actor:
         server = actor._server
         assert isinstance(server, EngineClient)
         await confirmed(answers, [0])
@@ -82,7 +69,7 @@ async def test_an_engine_goes_back_to_an_older_adapter(
     monkeypatch.setattr("actors.engine.pointed.purpose_of", lambda *_: "live")
     context = with_model(stage).context("engine", bus)
     learner = Adapting(bus, context)
-    async with Answers(bus) as answers, playing(context) as actor:
+    async with Answers(bus) as answers, playing(engine_of(context)) as actor:
         server = actor._server
         assert isinstance(server, EngineClient)
 
@@ -109,7 +96,7 @@ async def test_a_server_that_takes_whole_models_gets_the_model_with_the_adapter_
     async with like_sglang() as server, Answers(bus) as answers:
         context = with_model(stage, kind="external", addresses=[server.address]).context("engine", bus)
         learner = Adapting(bus, context)
-        async with playing(context):
+        async with playing(engine_of(context)):
             for version in range(3):
                 await learner.publish()
                 await confirmed(answers, [*range(version + 1)])
@@ -127,7 +114,7 @@ async def test_an_adapter_of_a_model_that_is_not_there_is_refused_and_the_engine
     monkeypatch.setattr("actors.engine.actor._NEWS_S", 0.1)  # no newer version comes
     context = with_model(stage).context("engine", bus)
     learner = Adapting(bus, context)
-    async with playing(context) as actor, Answers(bus) as answers:
+    async with playing(engine_of(context)) as actor, Answers(bus) as answers:
         await learner.publish()
         await confirmed(answers, [0])
         file = context.files.model / "model.safetensors"
@@ -171,7 +158,7 @@ async def test_an_adapter_with_other_bytes_reaches_no_server(
         content = bytearray(file.read_bytes())
         content[-3] ^= 1
         file.write_bytes(content)
-        async with playing(context):
+        async with playing(engine_of(context)):
             await announce(version)
             await until(lambda: bool(answers.refused()), "it is refused", DEADLINE_S)
     assert server.loads == []
@@ -200,7 +187,7 @@ async def test_an_engine_killed_as_it_loads_an_adapter_begins_again_with_it(
 async def test_a_server_killed_as_it_loads_an_adapter_ends_its_actor(bus: Bus, stage: Callable[..., Stage]):
     context = with_model(stage).context("engine", bus)
     learner = Adapting(bus, context)
-    actor = EngineActor(dataclasses.replace(context, actor_id="engine-1", stop=asyncio.Event(), vitals={}))
+    actor = engine_of(context)
     load = actor._server.load_weights
 
     async def killed(directory: Path, key: str) -> None:

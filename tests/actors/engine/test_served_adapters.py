@@ -1,8 +1,6 @@
 """Adapters that the server adds at each token: they are loaded by name, and each request gives the name."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
 from asyncrl.training.create import create_configured
-from harness.adapting import Adapting
+from harness.adapting import Adapting, confirmed, playing
 from harness.sglang_like import like_sglang
 from harness.sglang_real import ABSENT, EXACT, FOUND, arguments, environment
 from harness.stage import DEADLINE_S, Stage, until
@@ -37,21 +35,6 @@ def served(stage: Callable[..., Stage], *, model: dict[str, Any] | None = None, 
     )
     create_configured(made.files.model, made.config)
     return made
-
-
-@asynccontextmanager
-async def playing(actor: EngineActor) -> AsyncIterator[asyncio.Task[None]]:
-    """An engine actor inside this process, which has ended behind the block."""
-    task = asyncio.create_task(actor.run())
-    try:
-        yield task
-    finally:
-        actor.context.stop.set()
-        await asyncio.gather(task, return_exceptions=True)
-
-
-async def confirmed(answers: Answers, versions: list[int]) -> None:
-    await until(lambda: answers.ready() == versions, f"versions {versions} are there", DEADLINE_S)
 
 
 async def test_each_request_names_the_adapter_of_its_version_and_those_before_are_removed(
