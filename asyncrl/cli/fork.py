@@ -92,13 +92,20 @@ def forked_config(config: Config, start: StartSettings, overrides: list[str], di
 
     Raises:
         ConfigError: with all that is wrong with them.
-        LaunchError: they name another start.
+        LaunchError: they name another start, or adapters that those of the run do not fit.
     """
     if any(override.strip().startswith("start.") for override in overrides):
         raise LaunchError("--at gives what the new run starts with; the settings of start cannot be given")
     warmup = msgspec.structs.replace(config.warmup, steps=0)
     plain = msgspec.structs.replace(config, start=StartSettings(), warmup=warmup, directory=str(directory))
     chosen = with_overrides(plain, overrides, base=base, further=check_surroundings)
+    was, now = config.learner.lora, chosen.learner.lora
+    if was.rank and (was.rank, was.alpha, sorted(was.targets)) != (now.rank, now.alpha, sorted(now.targets)):
+        raise LaunchError(
+            f"--set learner.lora: run {config.run} trained adapters of rank {was.rank}, alpha {was.alpha:g}, on "
+            f"{', '.join(sorted(was.targets))}, which would be lost or count otherwise; keep them, or begin a run with "
+            "the model that it exported (model.path)"
+        )
     return with_overrides(msgspec.structs.replace(chosen, start=start), [])
 
 

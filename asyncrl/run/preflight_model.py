@@ -35,6 +35,7 @@ from topics.trajectories import Reference
 
 _ASK_LIMIT_S = 300
 _HEAD = "lm_head.weight"  # a critic has another one
+_ROUTED = ".experts."  # in names of tensors of experts, which transformers has in one tensor for all
 # In processes of their own: torch takes seconds and 200 MB, and an engine may have packages of its own.
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
 _FIND_SGLANG = "import importlib.util; print(importlib.util.find_spec('sglang') is not None)"
@@ -91,12 +92,16 @@ def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
             yield Finding(("learner.lora.publish", "weights.format", "model.path"), message)
         if not config.model.path:
             return  # a created model has all that can be named
-        names = {name.removesuffix(".weight").rpartition(".")[2] for name in tensor_shapes(path) if ".layers." in name}
+        shapes = [name for name in tensor_shapes(path) if ".layers." in name and _ROUTED not in name]
+        names = {name.removesuffix(".weight").rpartition(".")[2] for name in shapes}
     except ModelError:
         return  # reported where the model itself is checked
     if missing := [target for target in lora.targets if target not in names]:
         there = ", ".join(sorted(name for name in names if name.endswith("_proj"))) or "none"
-        message = f"the layers of {path} have no {', '.join(missing)}; their projections are {there}"
+        message = (
+            f"the layers of {path} have no {', '.join(missing)} that an adapter can be put beside; their projections, "
+            f"without those of routed experts, are {there}"
+        )
         yield Finding(("learner.lora.targets", "model.path"), message)
 
 

@@ -40,7 +40,7 @@ from asyncrl.training.routing import Mixture, Recorded, check_routing
 from asyncrl.training.settings import TrainerSettings
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import Top
-from asyncrl.weights.adapters import PublishedAdapter
+from asyncrl.weights.adapters import ADAPTER_CONFIG, PublishedAdapter, check_shape
 from topics.batches import Anomaly, CriticStep, Objective
 from topics.ids import LIVE
 
@@ -370,8 +370,8 @@ class Steps:
 
     @placed_call
     def load(self, directory: Path) -> None:
-        """See `Trainer.load`. Tensors are read one at a time."""
         self._published = {}
+        check_shape(directory, self.beside_state.get(ADAPTER_CONFIG))
         try:
             self._own.load(directory)
             self._reference.load(directory)

@@ -136,7 +136,8 @@ class TorchTrainer(Steps):
         if self._moved:
             raise CheckpointError(
                 f"{self._moved} has other values than in {self.source}, to which engines would add the adapter: "
-                'it was trained before there were adapters; set learner.lora.publish = "merged"'
+                "it was trained before there were adapters, or the files have changed since; "
+                'put them back, or set learner.lora.publish = "merged"'
             )
         return [one for one in self._own.sources() if one.stem == ADAPTER]
 

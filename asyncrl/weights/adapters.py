@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.folders import Folder
 from asyncrl.weights.tensors import TensorRecord, digest_of, file_line, read_manifest
 
@@ -37,6 +38,13 @@ class AdapterShape(msgspec.Struct, frozen=True):
 
     r: int
     lora_alpha: float
+    target_modules: list[str]
+
+    def __post_init__(self) -> None:
+        self.target_modules.sort()  # their order says nothing
+
+    def __str__(self) -> str:
+        return f"rank {self.r} and alpha {self.lora_alpha:g} on {', '.join(self.target_modules)}"
 
 
 class PublishedAdapter(NamedTuple):
@@ -74,6 +82,39 @@ def read_base(directory: Path) -> BaseModel:
         OSError, msgspec.MsgspecError: there is none.
     """
     return msgspec.json.decode((directory / BASE_MODEL).read_bytes(), type=BaseModel)
+
+
+def read_shape(directory: Path) -> AdapterShape:
+    """Return the shape of the adapter in a directory.
+
+    Raises:
+        OSError, msgspec.MsgspecError: there is none.
+    """
+    return msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes(), type=AdapterShape)
+
+
+def check_shape(directory: Path, config: bytes | None) -> None:
+    """Refuse a checkpoint whose adapters would be lost, or count otherwise; on one without any they begin anew.
+
+    Args:
+        directory: of the checkpoint.
+        config: content of `ADAPTER_CONFIG` of what continues it; None where that has no adapters.
+
+    Raises:
+        CheckpointError: its adapters have another shape.
+    """
+    if not (directory / ADAPTER_CONFIG).exists():
+        return
+    try:
+        found = read_shape(directory)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{directory / ADAPTER_CONFIG}: {error}; this checkpoint is torn, use another") from error
+    own = None if config is None else msgspec.json.decode(config, type=AdapterShape)
+    if own != found:
+        raise CheckpointError(
+            f"{directory}: its adapters have {found}, the learner's have {own or 'rank 0'}; keep learner.lora as it "
+            "was, or begin a run with the model that this one exported (model.path)"
+        )
 
 
 def digest_of_model(directory: Path) -> str:

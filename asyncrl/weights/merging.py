@@ -9,7 +9,7 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
-from asyncrl.weights.adapters import ADAPTER, ADAPTER_CONFIG, PEFT_PREFIX, AdapterShape, read_base
+from asyncrl.weights.adapters import ADAPTER, PEFT_PREFIX, read_base, read_shape
 from asyncrl.weights.files import describe_model
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, manifest_of_files, write_files
@@ -39,7 +39,7 @@ def merged(base: Mapping[str, torch.Tensor], directory: Path) -> dict[str, torch
         TornVersion: the adapter cannot be read, or belongs to another model.
     """
     try:
-        of, shape = read_base(directory), _shape(directory)
+        of, shape = read_base(directory), read_shape(directory)
         adapter = dict(_tensors(directory))
     except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise TornVersion(f"{directory.name}: its adapter cannot be read: {error}") from error
@@ -75,10 +75,6 @@ def write_merged(model: Path, directory: Path, target: Path) -> None:
     describe_model(folder, written, model)
     with folder.file(MANIFEST) as file:
         file.write(manifest_of_files(written))
-
-
-def _shape(directory: Path) -> AdapterShape:
-    return msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes(), type=AdapterShape)
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:

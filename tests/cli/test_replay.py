@@ -12,17 +12,15 @@ import numpy as np
 import pytest
 
 from actors.learner.fetching import fetch_trajectories
-from actors.learner.retraining import ReplayedStep, ReplayError, TrainingLog, first_difference, medians
+from actors.learner.retraining import ReplayedStep, ReplayError, first_difference, medians
 from actors.prompter.fold import PrompterFold
 from actors.runtime.actor import ActorFault
 from asyncrl import load_dump
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
-from asyncrl.cli.fork import begins_after, forked_config
 from asyncrl.cli.replay import Replay, replay_config, replay_text
 from asyncrl.config.load import ConfigError, load_config
-from asyncrl.config.settings import Config, CreateModelSettings, StartSettings
-from asyncrl.errors import LaunchError
+from asyncrl.config.settings import CreateModelSettings
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -111,52 +109,6 @@ def test_a_replay_puts_its_settings_in_place_of_the_runs_and_keeps_what_else_was
 def packed_group(name: str, *rewards: float) -> BatchGroup:
     members = [BatchMember(f"{name}-{at}", 0, Reference(at + 1, "00", 1), rewards[at], 3) for at in range(len(rewards))]
     return BatchGroup(name, members, estimator="grpo")
-
-
-def log_of(**batches: list[str]) -> TrainingLog:
-    log = TrainingLog()
-    for number, names in enumerate(batches.values(), 1):
-        fed = Feed(log).trained(number)
-        log.batches[number] = (BatchPacked(number, "rl", [BatchGroup(name, []) for name in names], 0), fed.sequence)
-    return log
-
-
-def test_a_fork_goes_on_behind_every_prompt_that_was_packed():
-    log = log_of(first=["p000004", "p000000"], second=["p000002", "r000009"], third=["p000031"])
-
-    assert begins_after(log, small_config(), 2) == StartSettings(checkpoint="start", step=2, prompt=5)
-    assert begins_after(log, small_config(), 0).prompt == 0
-    assert begins_after(log, msgspec.convert({"warmup": {"steps": 4}}, Config), 3).prompt == 32
-    assert begins_after(TrainingLog(), small_config(**START), 3).prompt == 70
-    with pytest.raises(
-        LaunchError, match="--at 4: run run can be forked at its steps 0 to 3; its checkpoints are at none"
-    ):
-        begins_after(log, small_config(), 4)
-    with pytest.raises(LaunchError, match="--at 0: run run has trained no step of RL yet that it could be forked at"):
-        begins_after(TrainingLog(), msgspec.convert({"warmup": {"steps": 4}}, Config), 0)
-
-
-def test_a_fork_has_the_stages_up_to_its_first_prompt():
-    log = log_of(first=["p000004", "p000000"], second=["p000031"])
-    run = small_config(start={"prompt": 2, "stages": {"1": "old"}})
-    stages = [(3, "wide"), (3, "sums"), (5, "wide"), (6, "sums")]
-
-    assert begins_after(log, run, 1, stages).stages == {"1": "old", "3": "sums", "5": "wide"}
-    assert begins_after(log, run, 2, stages).stages == {"1": "old", "3": "sums", "5": "wide", "6": "sums"}
-
-
-def test_a_fork_has_the_settings_of_its_run_but_for_those_given(tmp_path: Path):
-    start = StartSettings(checkpoint="start", step=3, prompt=70)
-    config = small_config(warmup={"steps": 4})
-
-    forked = forked_config(config, start, ["learner.lr=0.5", "run=new"], tmp_path, tmp_path)
-
-    assert (forked.run, forked.learner.lr, forked.start, forked.warmup.steps) == ("new", 0.5, start, 0)
-    assert forked.rollout == config.rollout
-    with pytest.raises(ConfigError, match=r"learner.steps = 5 leaves nothing to train after start.step = 5"):
-        forked_config(config, msgspec.structs.replace(start, step=5), [], tmp_path, tmp_path)
-    with pytest.raises(LaunchError, match="--at gives what the new run starts with"):
-        forked_config(config, start, ["start.prompt=3"], tmp_path, tmp_path)
 
 
 def test_a_start_is_a_checkpoint_of_the_step_that_is_given(tmp_path: Path):

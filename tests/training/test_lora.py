@@ -62,8 +62,20 @@ def test_training_of_adapters_resumes_bit_equal_and_peft_reads_their_checkpoint(
         second.step(rows, with_penalties(TO_REFERENCE))
 
     assert_same_bits(whole, second)
-    with pytest.raises(CheckpointError, match=r"base_model.model.model.layers.0.mlp.down_proj.lora_A.weight has shape"):
-        TorchTrainer(models / "policy").load(saved)
+    for other, words in (
+        (None, "rank 0"),
+        (dataclasses.replace(LORA, rank=2), "rank 2 and alpha 8 on"),
+        (dataclasses.replace(LORA, alpha=16.0), "rank 4 and alpha 16 on"),
+        (dataclasses.replace(LORA, targets=("q_proj",)), "rank 4 and alpha 8 on q_proj;"),
+    ):
+        trainer = TorchTrainer(models / "policy", TorchSettings(lora=other))
+        with pytest.raises(
+            CheckpointError, match=f"rank 4 and alpha 8 on down_proj, q_proj, the learner's have {words}"
+        ):
+            trainer.load(saved)
+    TorchTrainer(models / "policy", TorchSettings(lora=dataclasses.replace(LORA, targets=LORA.targets[::-1]))).load(
+        saved
+    )
     peft = pytest.importorskip("peft")
     model = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(models / "policy"), saved)
     merged = model.merge_and_unload().state_dict()
@@ -158,7 +170,9 @@ def test_no_adapter_is_published_of_weights_that_were_trained_before(models, tmp
         trainer.load(tmp_path)
 
     merging.copy_weights()
-    with pytest.raises(CheckpointError, match=r"trained before there were adapters; set learner.lora.publish"):
+    with pytest.raises(
+        CheckpointError, match=r"trained before there were adapters, or the files have changed since; put"
+    ):
         adapting.copy_weights()
 
     merged_run = TorchTrainer(models / "policy", TorchSettings(lora=LORA))
