@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
@@ -14,7 +13,7 @@ from actors.gateway.turn import Turn
 from actors.runtime.actor import Context
 from asyncrl.errors import places
 from asyncrl.live.apis.table import APIS, MESSAGES
-from asyncrl.live.apis.words import Api, Call, Ending, LiveError, Piece, Thought
+from asyncrl.live.apis.words import Api, Call, Ending, Events, LiveError, Piece, Thought
 from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 
 Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -95,20 +94,15 @@ class Reply:
         if self.missed:
             raise ConnectionResetError("the client is gone")
         if self._events and piece is not None:
-            events = self._events[choice]
-            try:
-                async with asyncio.timeout(_READ_S):
-                    response = await self._opened()  # before the events: the first ones have the first numbers
-                    if isinstance(piece, Call):
-                        event = events.call(piece)
-                    elif isinstance(piece, Thought):
-                        event = events.thought(piece.text)
-                    else:
-                        event = events.text(piece) if piece else events.alive()
-                    await response.write(event)
-            except TimeoutError:
-                self._cut()
-                raise ConnectionResetError("the client reads nothing") from None
+            await self._write(lambda: self._event(self._events[choice], piece))
+
+    @staticmethod
+    def _event(events: Events, piece: Piece) -> bytes:
+        if isinstance(piece, Call):
+            return events.call(piece)
+        if isinstance(piece, Thought):
+            return events.thought(piece.text)
+        return events.text(piece) if piece else events.alive()
 
     async def end(self, endings: list[Ending]) -> web.StreamResponse:
         """Send the last events, or the whole body."""
@@ -120,23 +114,27 @@ class Reply:
             ends = [events.end(ending) for events, ending in zip(self._events, endings, strict=True)]
             return b"".join(ends) + self._events[0].done(endings)
 
-        return await self._last(last)
+        return await self._write(last, last=True)
 
     async def fail(self, error: LiveError) -> web.StreamResponse:
         """Send the event of a failure; what fails before the first event is a refusal with its status."""
         if self._events and self.response is not None:
-            return await self._last(lambda: self._events[0].fail(error))
+            return await self._write(lambda: self._events[0].fail(error), last=True)
         return refusal(self._api, error, self._opening.turn, self._headers)
 
-    async def _last(self, events: Callable[[], bytes]) -> web.StreamResponse:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_READ_S):
-                response = await self._opened()
-                await response.write(events())
+    async def _write(self, events: Callable[[], bytes], *, last: bool = False) -> web.StreamResponse:
+        """Write events, behind the first ones, which have the first numbers; a client that reads nothing is cut off."""
+        timer = asyncio.get_running_loop().call_later(_READ_S, self._cut)  # costs less than a timeout
+        try:
+            response = await self._opened()
+            await response.write(events())
+            if last:
                 await response.write_eof()
-                return response
-        self._cut()
-        return self.response or web.Response()
+        finally:
+            timer.cancel()
+        if self.missed:
+            raise ConnectionResetError("the client is gone, or reads nothing")
+        return response
 
     def _cut(self) -> None:
         if self._http.transport is not None:

@@ -29,7 +29,6 @@ from asyncrl.live.apis.words import (
     Piece,
     Request,
     Sampled,
-    Thought,
     assistant_message,
 )
 from asyncrl.live.conversation import Prompt, history_key
@@ -193,7 +192,8 @@ class Turn(Watch):
                 await self._stream(task, facts, send)
                 await task
                 finish = self._whole
-                await self._send(self._parts.end(), send)
+                for piece in self._parts.end():
+                    await send(piece)
         except (ConnectionError, asyncio.CancelledError):
             finish = "gone"
             raise
@@ -222,11 +222,6 @@ class Turn(Watch):
         self._left = True
         self._came.set()
 
-    async def _send(self, pieces: list[Piece], send: Send) -> None:
-        for piece in pieces:
-            if self.request.thoughts or not isinstance(piece, Thought):
-                await send(piece)
-
     @property
     def _sampled_tokens(self) -> list[Sampled]:
         """The tokens of the reply without its end, with their log-probs, and where they are known the likeliest."""
@@ -244,30 +239,36 @@ class Turn(Watch):
         return "length" if self._answer.finish == "length" else "stop"
 
     async def _stream(self, task: asyncio.Task[None], facts: Facts, send: Send) -> None:
-        """Send text as it becomes final, and signs of life while none does, until the task is done."""
-        had = stored = 0
+        """Send text as it becomes final, and a sign of life where none does for a time, until the task is done."""
+        now, alive_s = asyncio.get_running_loop().time, self._settings.alive_s
+        had, stored, alive_at = 0, 0, now() + alive_s
         if len(self._answer.tokens):
             self._came.set()
         while not (task.done() and had == len(self._answer.tokens)):
-            try:
-                async with asyncio.timeout(self._settings.alive_s):
-                    await self._came.wait()
-            except TimeoutError:
-                await send(None if self._held else "")
-                continue
+            await self._news(alive_at)
             if self._left:
                 raise ConnectionResetError("the client is gone")
-            self._came.clear()
-            if self.request.schema and not task.done():  # it may be sampled anew
-                continue
-            new = self._answer.tokens[had:]
+            waits = self.request.schema and not task.done()  # it may be sampled anew
+            new = self._answer.tokens[had:had] if waits else self._answer.tokens[had:]
             had += len(new)
-            await self._send(self._parts.add(new), send)
-            if task.done():
-                return
-            if self._recorded and had - stored >= _STORED_TOKENS:
+            pieces: list[Piece | None] = [*self._parts.add(new)]
+            if not pieces and now() >= alive_at:  # also where tokens come, and make no text yet
+                pieces = [None if self._held else ""]
+            for piece in pieces:
+                await send(piece)
+                alive_at = now() + alive_s
+            if self._recorded and had - stored >= _STORED_TOKENS and not task.done():
                 await facts.progress(self._sampled(stored, had))
                 stored = had
+
+    async def _news(self, until_s: float) -> None:
+        """Wait for tokens or the end, no longer than to a time of the event loop."""
+        timer = asyncio.get_running_loop().call_at(until_s, self._came.set)  # costs less than a timeout
+        try:
+            await self._came.wait()
+        finally:
+            timer.cancel()
+        self._came.clear()
 
     def _sampled(self, start: int, end: int) -> TurnSampled:
         answer, part = self._answer, slice(start, end)

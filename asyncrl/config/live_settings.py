@@ -33,7 +33,7 @@ class GatewaySettings(Settings):
     canary_engines: str = ""
     max_new_tokens: Positive = 1024  # Tokens of a reply whose request names no limit.
     stream_tokens: Positive = 4  # Greatest number of tokens that wait to be streamed together.
-    alive_s: Seconds = 5.0  # Seconds without a token after which a stream gets an event that keeps its client waiting.
+    alive_s: Seconds = 5.0  # Seconds without text after which a stream gets an event that keeps its client waiting.
     # Seconds that a reply may take in all, the wait for an engine included, before it fails as overloaded.
     deadline_s: Seconds = 600.0
     # Seconds that a request without a token may wait for a place or an engine before it is refused as overloaded.

@@ -12,7 +12,7 @@ from topics.wire import Int32Array
 
 
 class ReplyParts:
-    """A reply as its client gets it."""
+    """A reply as its client gets it: reasoning where the request has a place for it."""
 
     def __init__(self, request: Request, wording: Wording, turn: str, *, begun: str = "") -> None:
         """
@@ -26,6 +26,7 @@ class ReplyParts:
         self._calls = CallText(wording.form if request.tools else None, turn)
         self._calls.add(begun)
         self._tokenizer = wording.tokenizer
+        self._reasons = bool(request.thoughts)
 
     @property
     def text(self) -> str:
@@ -68,7 +69,10 @@ class ReplyParts:
     def _called(self, pieces: list[str | Thought]) -> list[Piece]:
         found: list[Piece] = []
         for piece in pieces:
-            found += [piece] if isinstance(piece, Thought) else self._calls.add(piece)
+            if not isinstance(piece, Thought):
+                found += self._calls.add(piece)
+            elif self._reasons:
+                found.append(piece)
         return found
 
 

@@ -1,16 +1,27 @@
 """Streams over real HTTP: the order of their events, and what ends none of them."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from actors.gateway.turn import Turn
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
+from asyncrl.config.live_settings import GatewaySettings
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.engine.tape import Tape
+from asyncrl.live.apis.words import Piece, Request
+from asyncrl.live.conversation import Prompt
+from asyncrl.live.tools import Wording
+from asyncrl.live.turn_log import asked as asked_for
 from harness.gateways import gateway, in_two_halves, stored_turns
-from harness.live_runs import answers
+from harness.live_runs import answers, conversing_model
 from harness.sdks import openai, sdks
-from harness.sglang_like import LikeSGLang
+from harness.sglang_like import Asked, LikeSGLang
 from harness.stage import Stage, until
 from topics.keys import KeyRevoked
 from topics.turns import TurnStarted
@@ -74,3 +85,56 @@ async def test_penalties_go_to_the_engine_and_such_a_turn_is_not_trained(
         await first.chat.completions.create(model="any", messages=USER, max_tokens=2, **penalties)
     assert penalties.items() <= inference.asked[0].sampling.items()
     assert [fact.skip for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)] == ["penalised"]
+
+
+async def test_a_client_is_kept_while_tokens_come_that_make_no_text_yet(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    met = asyncio.Event()
+
+    async def events(asked: Asked) -> AsyncIterator[dict[str, Any]]:
+        *tokens, last = asked.tokens()
+        for token in tokens:
+            if not met.is_set():
+                yield inference.answer(asked, [token], None)
+                await asyncio.sleep(0.01)
+        yield inference.answer(asked, [last])
+
+    inference.events = events
+    form = {"type": "json_object"}  # its text waits for the end
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference, stream_tokens=1, alive_s=0.3) as served,
+        sdks(served.address, served.key) as (first, _),
+    ):
+        alive, text = 0, ""
+        async for chunk in await first.chat.completions.create(
+            model="any", messages=USER, max_tokens=100, stream=True, response_format=form
+        ):
+            (choice,) = chunk.choices
+            text += choice.delta.content or ""
+            if not text and not choice.delta.model_fields_set and choice.finish_reason is None:
+                alive += 1
+                met.set()
+    assert alive and text
+
+
+async def test_what_comes_while_a_slow_client_reads_is_sent_behind_the_end_of_the_generation(tmp_path: Path):
+    tokenizer = TaskTokenizer.load(conversing_model(tmp_path / "model"))
+    tokens, request = tokenizer.encode("abcdef"), Request("any", USER, stream=True)
+    (who,) = asked_for("anna", "chat", request, {}, messages=b"")
+    turn = Turn(request, Prompt(tokens), Wording.of(tokenizer), GatewaySettings(), asked=who)
+    tape, whole, sent = Tape(turn._answer), asyncio.get_running_loop().create_future(), list[Piece | None]()
+
+    def come(part: slice) -> None:
+        tape.extend(tokens[part], np.zeros(len(tokens[part]), np.float32), 0)
+        turn.on_tokens(len(tokens[part]), 0, 0)
+
+    async def send(piece: Piece | None) -> None:
+        sent.append(piece)
+        if not whole.done():
+            come(slice(1, None))
+            whole.set_result(None)
+
+    come(slice(1))
+    await asyncio.wait_for(turn._stream(asyncio.ensure_future(whole), None, send), 60)  # type: ignore[arg-type]
+    assert "".join(map(str, sent)) == "abcdef"
