@@ -13,6 +13,7 @@ from actors.learner.rank import Load, Rank, Step
 from asyncrl.bus.connection import Bus
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from asyncrl.weights.adapters import digest_of_model
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from harness.learning import Playing, pack
 from harness.stage import Stage, until
@@ -68,6 +69,41 @@ async def test_what_two_ranks_write_is_what_one_writes_and_either_loads_the_chec
     os.truncate(Path(of_two) / ALL[1], 100)
     with pytest.raises(CheckpointError, match=r"model-rank1.safetensors: 100 bytes .* this checkpoint is torn"):
         read_checkpoint(Path(of_two))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["files", "stream"])
+async def test_an_adapter_of_two_ranks_is_that_of_one_and_either_loads_the_checkpoint_of_the_other(
+    bus: Bus, stage: Callable[..., Stage], store: str
+):
+    lora = {"rank": 1, "publish": "adapter"}  # of whose low matrices one rank has nothing
+    stand = stage(**(SMALL | {"weights": {"store": store}}), learner=LEARNER | {"lora": lora})
+    stand.make_model()
+    await stand.open()
+    context = stand.context("learner", bus)
+    one, other = (Rank(bus, context.config, context.files) for _ in range(2))
+    two = RankProcesses(context, lambda: None)
+    first = await pack(bus, 1)
+    try:
+        for group in (one, other, two):
+            await group.open()
+        await one.do(Step(first))
+        alone, of_one = await written(one, Checkpoint(0, 1, "", first))
+        await two.do(Load(of_one))
+        shared, of_two = await written(two, Checkpoint(1, 1, "", first))
+        await other.do(Load(of_two))
+        again, of_other = await written(other, Checkpoint(2, 1, "", first))
+    finally:
+        await two.close()
+
+    assert shared.digest == alone.digest == again.digest
+    assert shared.adapts == alone.adapts == digest_of_model(context.files.model)
+    files = [read_checkpoint(Path(saved)).files for saved in (of_one, of_two, of_other)]
+    assert files[2] == files[0], "bit for bit, by way of two ranks"
+    adapter = "adapter_model.safetensors"  # one file, as PEFT reads it
+    assert files[1][adapter] == files[0][adapter]
+    if store == "files":
+        assert [path.name for path in Path(shared.location).glob("*.safetensors")] == [adapter]
 
 
 async def written(group: Rank | RankProcesses, checkpoint: Checkpoint) -> tuple[WeightsPublished, str]:
