@@ -15,6 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged import read_each
 from asyncrl.cli.target import add_directory, add_settings, any_run, read_topics
 from asyncrl.cli.up import bring_up
+from asyncrl.config.learner_settings import LoraSettings
 from asyncrl.config.load import LoadedConfig, with_overrides
 from asyncrl.config.settings import Config, StartSettings
 from asyncrl.config.tasks import Begun, first_stages
@@ -99,14 +100,31 @@ def forked_config(config: Config, start: StartSettings, overrides: list[str], di
     warmup = msgspec.structs.replace(config.warmup, steps=0)
     plain = msgspec.structs.replace(config, start=StartSettings(), warmup=warmup, directory=str(directory))
     chosen = with_overrides(plain, overrides, base=base, further=check_surroundings)
-    was, now = config.learner.lora, chosen.learner.lora
+    trained = start.step > 0 or config.warmup.steps > 0 or bool(config.start.checkpoint)
+    _check_adapters(config, chosen.learner.lora, trained=trained)
+    return with_overrides(msgspec.structs.replace(chosen, start=start), [])
+
+
+def _check_adapters(config: Config, now: LoraSettings, *, trained: bool) -> None:
+    """Refuse adapters that are not those of the run.
+
+    Args:
+        now: those of the fork.
+        trained: whether the weights that it begins with are not those of the model.
+    """
+    was = config.learner.lora
     if was.rank and (was.rank, was.alpha, sorted(was.targets)) != (now.rank, now.alpha, sorted(now.targets)):
         raise LaunchError(
             f"--set learner.lora: run {config.run} trained adapters of rank {was.rank}, alpha {was.alpha:g}, on "
             f"{', '.join(sorted(was.targets))}, which would be lost or count otherwise; keep them, or begin a run with "
             "the model that it exported (model.path)"
         )
-    return with_overrides(msgspec.structs.replace(chosen, start=start), [])
+    if now.rank and not was.rank and now.publish == "adapter" and trained:
+        raise LaunchError(
+            f"--set learner.lora.publish=adapter: run {config.run} trained the weights below, and engines "
+            'would add the adapter to those of the model; set "merged", or begin a run with the model that it exported '
+            "(model.path)"
+        )
 
 
 def _retrained(root: Path, step: int, folder: Path) -> Path:

@@ -98,6 +98,11 @@ def _meaning_hints(config: Config) -> Iterator[str]:
         )
     if config.model.path and config.model.create != CreateModelSettings():
         yield "model.create is not used: model.path names a model"
+    if config.learner.lora.rank and not (config.model.path or config.start.checkpoint):
+        yield (
+            "learner.lora.rank: the model that the run makes has random weights, which adapters leave as they are: it "
+            "hardly learns; name a model in model.path"
+        )
     for key, rising, steps in (
         ("warmup.lr_warmup_steps", config.warmup.lr_warmup_steps, config.warmup.steps),
         ("learner.lr_warmup_steps", config.learner.lr_warmup_steps, config.learner.steps),

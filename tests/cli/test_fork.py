@@ -73,5 +73,15 @@ def test_a_fork_keeps_the_adapters_that_its_run_trained(tmp_path: Path):
     for other in (["learner.lora.rank=8"], ["learner.lora.alpha=8"], ["learner.lora.targets=['q_proj']"]):
         with pytest.raises(LaunchError, match="adapters of rank 4, alpha 32, on q_proj, v_proj, which would be lost"):
             forked_config(config, start, other, tmp_path, tmp_path)
-    plain = small_config()
-    assert forked_config(plain, start, ["learner.lora.rank=8"], tmp_path, tmp_path).learner.lora.rank == 8
+
+
+def test_a_fork_that_adds_adapters_publishes_them_with_the_weights_that_its_run_trained(tmp_path: Path):
+    start = StartSettings(checkpoint="start", step=3, prompt=70)
+    added = ["learner.lora.rank=8"]
+    assert forked_config(small_config(), start, added, tmp_path, tmp_path).learner.lora.rank == 8
+    added += ["learner.lora.publish=adapter"]
+    with pytest.raises(LaunchError, match=r'run run trained the weights below, .* set "merged", or begin a run with'):
+        forked_config(small_config(), start, added, tmp_path, tmp_path)
+    start = msgspec.structs.replace(start, step=0)
+    untrained = small_config(warmup={"steps": 0})
+    assert forked_config(untrained, start, added, tmp_path, tmp_path).learner.lora.publish == "adapter"
