@@ -13,7 +13,8 @@ from asyncrl.engine.generator import Generator, Manner
 from asyncrl.judges.endpoint import EndpointJudge
 from asyncrl.judges.engine import EngineJudge
 from asyncrl.judges.protocol import Judge
-from asyncrl.judges.rule import FunctionJudge, WordsJudge
+from asyncrl.judges.rule import FunctionJudge, WordsJudge, judge_setup
+from asyncrl.sandbox.pool import Sandbox
 
 Opened = Callable[[Context, TaskTokenizer, AsyncExitStack], Awaitable[Judge]]
 """Opens a judge of the run; what it needs besides is closed with the stack."""
@@ -23,9 +24,8 @@ async def _rule(context: Context, _tokenizer: TaskTokenizer, _stack: AsyncExitSt
     settings = context.config.live.judge
     if not settings.function:
         return WordsJudge()
-    return await FunctionJudge.open(
-        settings.function, base=context.files.base, workers=settings.children, time_limit_s=settings.deadline_s
-    )
+    setup = judge_setup(settings.function, base=context.files.base, time_limit_s=settings.deadline_s)
+    return FunctionJudge(settings.function, await Sandbox.open(setup, workers=settings.children))
 
 
 async def _endpoint(context: Context, _tokenizer: TaskTokenizer, _stack: AsyncExitStack) -> Judge:

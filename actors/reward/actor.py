@@ -22,8 +22,9 @@ from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import Task, largest_group
 from asyncrl.rewards.graders import Grader, GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.quality import quality
-from asyncrl.rewards.score import GradeRequest, RewardFailed, request_of
+from asyncrl.rewards.score import GradeRequest, request_of
 from asyncrl.rewards.shaping import overlong_penalty
+from asyncrl.sandbox.frames import CallFailed
 from topics.actors import Waiting
 from topics.groups import GROUP_GRADED, GroupCompleted, GroupGraded, MemberGrade
 from topics.ids import Stage
@@ -146,7 +147,7 @@ class RewardWorker:
             with delivery.waiting(Waiting("reward")):  # in the queue of the grader, then for its time limit at most
                 async with self._held_out[function] if generated.stage == "eval" else nullcontext():
                     return await self._graders[function].grade(request)
-        except RewardFailed as error:
+        except CallFailed as error:
             raise WorkFailed("reward", str(error)) from error
 
 
@@ -203,7 +204,7 @@ class GroupRewardWorker:
         try:
             with delivery.waiting(Waiting("reward")):  # in the queue of the grader, then for its time limit at most
                 scores = await grader.grade(requests)
-        except RewardFailed as error:
+        except CallFailed as error:
             if delivery.lapsed or error.reason == "closed":
                 raise WorkFailed("reward", str(error)) from error
             return [MemberGrade(fault=str(error))] * len(requests)

@@ -17,7 +17,7 @@ from asyncrl.data.curriculum import LadderSource
 from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import FileSource, RowSetup, open_rows
 from asyncrl.errors import AsyncRLError, FunctionError, last_lines
-from asyncrl.sandbox.frames import Service, Setup
+from asyncrl.sandbox.frames import CallFailed, Service, Setup
 from asyncrl.sandbox.pool import LoadEnded, LoadLate, Sandbox
 from topics.prompts import PromptRow
 
@@ -147,15 +147,15 @@ class RowMaker:
             self._on_rows()
 
     async def _make(self, number: int) -> PromptRow:
-        reply = await self._sandbox.call(number)
-        if reply.reason is None:
-            return msgspec.convert(reply.value, PromptRow)
-        if reply.reason == "raised":
-            raise DataError(f"data {self._spec!r}: row {number} cannot be made: {reply.detail}")
-        if reply.reason == "time_limit":
-            hint = f"within task.row_limit_s = {self._limit_s:g}; raise it, or change the options of the data"
-            raise DataError(f"data {self._spec!r}: row {number} was not made {hint}")
-        raise RowMakerDown(f"data {self._spec!r}: row {number} was not made: {reply.detail}")
+        try:
+            return msgspec.convert(await self._sandbox.call(number), PromptRow)
+        except CallFailed as error:
+            if error.reason == "raised":
+                raise DataError(f"data {self._spec!r}: row {number} cannot be made: {error.detail}") from None
+            if error.reason == "time_limit":
+                hint = f"within task.row_limit_s = {self._limit_s:g}; raise it, or change the options of the data"
+                raise DataError(f"data {self._spec!r}: row {number} was not made {hint}") from None
+            raise RowMakerDown(f"data {self._spec!r}: row {number} was not made: {error.detail}") from None
 
 
 async def sample_rows(setup: RowSetup, count: int, within_s: float) -> tuple[Opened, list[PromptRow]]:

@@ -51,21 +51,12 @@ class FunctionJudge:
         self.name = f"rule:{spec}"
         self._sandbox = sandbox
 
-    @classmethod
-    async def open(cls, spec: str, *, base: Path, workers: int, time_limit_s: float) -> FunctionJudge:
-        """Start child processes that load the function.
-
-        Raises:
-            FunctionError: it cannot be found or loaded, or asks for what a case does not have.
-        """
-        return cls(spec, await Sandbox.open(judge_setup(spec, base=base, time_limit_s=time_limit_s), workers=workers))
-
     async def vote(self, case: Case) -> Vote:
         """Run the function in a child."""
-        reply = await self._sandbox.call(case)
-        if reply.reason is not None:
-            raise VoteFailed(reply.reason, f": {reply.detail}")
-        return msgspec.convert(reply.value, Vote)
+        try:
+            return msgspec.convert(await self._sandbox.call(case), Vote)
+        except CallFailed as error:
+            raise VoteFailed(error.reason, f": {error.detail}") from None
 
     async def close(self) -> None:
         """Kill the children."""

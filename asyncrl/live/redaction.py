@@ -51,10 +51,10 @@ class Redactor:
         Raises:
             RedactionFailed: the function raised, took too long, or returned something else.
         """
-        reply = await self._sandbox.call(list(texts))
-        if reply.reason is not None:
-            raise RedactionFailed(f"{self._spec} failed: {reply.reason}")  # its words may repeat what was said
-        return list(reply.value)
+        try:
+            return list(await self._sandbox.call(list(texts)))
+        except CallFailed as error:  # whose words may repeat what was said
+            raise RedactionFailed(f"{self._spec} failed: {error.reason}") from None
 
     async def turn(self, fact: TurnStarted | TurnFinished) -> TurnStarted | TurnFinished:
         """Return the begin or the end of a turn as it may be stored; the same one where nothing is redacted.

@@ -13,11 +13,10 @@ from asyncrl.background import BackgroundTasks
 from asyncrl.errors import AsyncRLError
 from asyncrl.http_calls import NoAnswer, Refused, answered, beginning, open_session, post
 from asyncrl.rewards.built_in import NAMED_REWARDS
-from asyncrl.rewards.score import GradeRequest, RewardFailed, read_score
+from asyncrl.rewards.score import GradeRequest, read_score
 from asyncrl.rewards.serving import reward_setup
+from asyncrl.sandbox.frames import CallFailed
 from asyncrl.sandbox.pool import Sandbox
-
-__all__ = ["GradeRequest", "GradeResult", "Grader", "GraderError", "RewardFailed", "open_grader"]
 
 _GATHER_S = 0.05  # that a call waits for more completions
 _ANSWER_BYTES = 1 << 20
@@ -45,7 +44,7 @@ class Grader(Protocol):
         """Grade one completion.
 
         Raises:
-            RewardFailed: states why this one has no reward; others in flight are not touched.
+            CallFailed: states why this one has no reward; others in flight are not touched.
         """
 
     async def close(self) -> None:
@@ -106,10 +105,7 @@ class SandboxGrader:
 
     async def grade(self, request: GradeRequest) -> GradeResult:
         """Run the function in a child."""
-        reply = await self._sandbox.call(request)
-        if reply.reason is not None:
-            raise RewardFailed(reply.reason, reply.detail)
-        return GradeResult(*reply.value)
+        return GradeResult(*await self._sandbox.call(request))
 
     async def close(self) -> None:
         """Kill the children."""
@@ -159,23 +155,22 @@ class BatchGrader:
             self._calls.start(self._call(jobs))
 
     async def _call(self, jobs: list[tuple[GradeRequest, asyncio.Future[GradeResult]]]) -> None:
-        reply = await self._sandbox.call([request for request, _ in jobs])
-        scores, fault = reply.value, RewardFailed(reply.reason, reply.detail) if reply.reason is not None else None
-        if fault is None and len(scores) != len(jobs):
-            fault = RewardFailed("value", f"the function returned {len(scores)} scores for {len(jobs)} completions")
-        if fault is not None and len(jobs) > 1 and fault.reason != "closed":
-            await asyncio.gather(*(self._call([job]) for job in jobs))
-            return
-        for number, (_, result) in enumerate(jobs):
-            error = fault
-            if error is None and isinstance(scores[number], str):
-                error = RewardFailed("value", scores[number])
+        try:
+            scores = await self._sandbox.call([request for request, _ in jobs])
+            if len(scores) != len(jobs):
+                raise CallFailed("value", f"the function returned {len(scores)} scores for {len(jobs)} completions")
+        except CallFailed as error:
+            if len(jobs) > 1 and error.reason != "closed":
+                await asyncio.gather(*(self._call([job]) for job in jobs))
+                return
+            scores = [error] * len(jobs)
+        for (_, result), score in zip(jobs, scores, strict=True):
             if result.done():  # its caller is gone
                 continue
-            if error is not None:
-                result.set_exception(error)
+            if isinstance(score, CallFailed | str):
+                result.set_exception(CallFailed("value", score) if isinstance(score, str) else score)
             else:
-                result.set_result(GradeResult(*scores[number]))
+                result.set_result(GradeResult(*score))
 
 
 class GroupReward(NamedTuple):
@@ -224,15 +219,13 @@ class GroupGrader:
             For each the reward, or why it has none.
 
         Raises:
-            RewardFailed: the call failed: states why no member has one.
+            CallFailed: the call failed: states why no member has one.
         """
-        reply = await self._sandbox.call(requests)
-        if reply.reason is not None:
-            raise RewardFailed(reply.reason, reply.detail)
-        if len(reply.value) != len(requests):
-            detail = f"the function returned {len(reply.value)} scores for the {len(requests)} members of a group"
-            raise RewardFailed("value", detail)
-        return [score if isinstance(score, str) else GradeResult(*score) for score in reply.value]
+        scores = await self._sandbox.call(requests)
+        if len(scores) != len(requests):
+            detail = f"the function returned {len(scores)} scores for the {len(requests)} members of a group"
+            raise CallFailed("value", detail)
+        return [score if isinstance(score, str) else GradeResult(*score) for score in scores]
 
     async def close(self) -> None:
         """Kill the children."""
@@ -262,19 +255,19 @@ class HttpGrader:
             return await answered(partial(self._ask, body), self._time_limit_s)
         except NoAnswer as error:
             detail = f"no reward from {self._url} within {self._time_limit_s:g} s; last: {error}"
-            raise RewardFailed("time_limit", detail) from None
+            raise CallFailed("time_limit", detail) from None
 
     async def _ask(self, body: bytes) -> GradeResult:
         try:
             text = await post(self._session, self._url, body, _ANSWER_BYTES)
         except Refused as error:
-            raise RewardFailed("http", str(error)) from None
+            raise CallFailed("http", str(error)) from None
         if len(text) > _ANSWER_BYTES:
-            raise RewardFailed("value", f"{self._url} answered more than {_ANSWER_BYTES} bytes: {beginning(text)}")
+            raise CallFailed("value", f"{self._url} answered more than {_ANSWER_BYTES} bytes: {beginning(text)}")
         try:
             return GradeResult(*read_score(msgspec.json.decode(text)))
         except (ValueError, RecursionError) as error:
-            raise RewardFailed("value", f"{self._url} answered no JSON ({error}): {beginning(text)}") from error
+            raise CallFailed("value", f"{self._url} answered no JSON ({error}): {beginning(text)}") from error
 
     async def close(self) -> None:
         """Close the connections."""

@@ -41,10 +41,6 @@ def request_of(generated: TrajectoryGenerated) -> GradeRequest:
     )
 
 
-class RewardFailed(CallFailed):
-    """A reward that could not be had for one trajectory, with the reason."""
-
-
 def read_score(value: Any) -> tuple[float, dict[str, float]]:
     """Read what a reward function returned: a number, or a mapping with "reward" and further numbers.
 
@@ -52,7 +48,7 @@ def read_score(value: Any) -> tuple[float, dict[str, float]]:
         The reward and the metrics by name.
 
     Raises:
-        RewardFailed: with reason `value`.
+        CallFailed: with reason `value`.
     """
     try:
         if not isinstance(value, Mapping):
@@ -63,7 +59,7 @@ def read_score(value: Any) -> tuple[float, dict[str, float]]:
         metrics = read_metrics({name: number for name, number in value.items() if name != "reward"})
         return finite(value["reward"], "'reward' is"), metrics
     except ValueError as error:
-        raise RewardFailed("value", str(error)) from None
+        raise CallFailed("value", str(error)) from None
 
 
 def read_scores(values: Any) -> list[tuple[float, dict[str, float]] | str]:
@@ -73,16 +69,16 @@ def read_scores(values: Any) -> list[tuple[float, dict[str, float]] | str]:
         For each the reward and the metrics, or why it has none: what is wrong with one does not touch the others.
 
     Raises:
-        RewardFailed: with reason `value`; it is no list.
+        CallFailed: with reason `value`; it is no list.
     """
     if isinstance(values, Mapping | str | bytes) or not isinstance(values, Iterable):
         shown = repr(values)[:200]
-        raise RewardFailed("value", f"the function returned {shown}; expected a list, one score for each completion")
+        raise CallFailed("value", f"the function returned {shown}; expected a list, one score for each completion")
     scores: list[tuple[float, dict[str, float]] | str] = []
     for value in values:
         try:
             scores.append(read_score(value))
-        except RewardFailed as error:
+        except CallFailed as error:
             scores.append(error.detail)
     return scores
 

@@ -9,40 +9,9 @@ from typing import Any
 
 from asyncrl.functions import load_plain_function
 from asyncrl.sandbox.frames import CallFailed, Service, Setup
-from asyncrl.sandbox.pool import Sandbox
 from topics.actors import MOST_PROCESSES
 
 _MEMORY_MB = 4096
-
-
-class AutoscaleFunction:
-    """Calls the function, and starts its process again where that has ended."""
-
-    def __init__(self, spec: str, *, base: Path, limit_s: float) -> None:
-        self._setup = autoscale_setup(spec, base=base, limit_s=limit_s)
-        self._sandbox: Sandbox | None = None
-
-    async def call(self, loads: Mapping[str, Mapping[str, Any]]) -> dict[str, int]:
-        """Return the numbers of processes that it answers, by pool.
-
-        Args:
-            loads: by pool, as `PoolLoad.plain` gives them.
-
-        Raises:
-            FunctionError: it cannot be loaded.
-            CallFailed: it raised, took too long or returned something else.
-        """
-        if self._sandbox is None:
-            self._sandbox = await Sandbox.open(self._setup, workers=1)
-        reply = await self._sandbox.call(dict(loads))
-        if reply.reason is not None:
-            raise CallFailed(reply.reason, reply.detail)
-        return dict(reply.value)
-
-    async def close(self) -> None:
-        """Kill its process."""
-        if self._sandbox is not None:
-            await self._sandbox.close()
 
 
 def autoscale_setup(spec: str, *, base: Path, limit_s: float) -> Setup:

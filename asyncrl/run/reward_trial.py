@@ -14,7 +14,8 @@ from asyncrl.data.row_maker import sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.rewards.graders import GradeResult, GroupGrader, GroupReward, open_grader
-from asyncrl.rewards.score import GradeRequest, RewardFailed
+from asyncrl.rewards.score import GradeRequest
+from asyncrl.sandbox.frames import CallFailed
 
 _ROWS, _READ_S = 1000, 3.0  # of each task
 
@@ -58,7 +59,7 @@ async def _line(config: Config, base: Path, task: Task, rows: RowSetup) -> str:
     what = f"the reward {task.reward}, called with the label {str(label)[:40]!r} of the first row as completion"
     try:
         found = await _graded(config, base, task, request)
-    except RewardFailed as error:
+    except CallFailed as error:
         found = str(error).splitlines()[-1]  # of a traceback what was raised
     return f"hint: {what}, gives none: {found}" if isinstance(found, str) else f"{what}, gives {found.reward:g}"
 

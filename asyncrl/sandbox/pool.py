@@ -23,7 +23,7 @@ import structlog
 from asyncrl.errors import FunctionError
 from asyncrl.framing import FrameError, Frames, pack
 from asyncrl.process import log_tail
-from asyncrl.sandbox.frames import Call, Ready, Reply, Setup
+from asyncrl.sandbox.frames import Call, CallFailed, Ready, Reply, Setup
 from asyncrl.sandbox.link import Link
 
 _PIPELINED_CALLS = 8  # given to a child at once: enough to hide a round trip, few enough to share work evenly
@@ -195,15 +195,22 @@ class Sandbox:
                 raise error
         return cls(setup, children)
 
-    async def call(self, request: Any) -> Reply:
-        """Have a request served; the reply has the reason where it raised, ran past its limit, or ended its process."""
+    async def call(self, request: Any) -> Any:
+        """Have a request served, and return its result.
+
+        Raises:
+            CallFailed: it raised, ran past its limit, or ended its process.
+        """
         if not self._keepers:
-            return Reply(0, reason="closed", detail="the sandbox is closed")
+            raise CallFailed("closed", "the sandbox is closed")
         job = _Job(request)
         self._queue.append(job)
         self._wanted.set()
         self._dispatch()
-        return await job.reply
+        reply = await job.reply
+        if reply.reason is not None:
+            raise CallFailed(reply.reason, reply.detail)
+        return reply.value
 
     async def close(self) -> None:
         """Kill the children; calls under way fail with reason `closed`."""

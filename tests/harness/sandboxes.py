@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.rewards.graders import Grader, GradeRequest, RewardFailed, open_grader
+from asyncrl.rewards.graders import Grader, open_grader
+from asyncrl.rewards.score import GradeRequest
+from asyncrl.sandbox.frames import CallFailed
 
 
 def asked(completion: str = "x", label: Any = None, **more: Any) -> GradeRequest:
@@ -32,8 +34,8 @@ async def grading(folder: Path, source: str, *, spec: str = "r.py:reward", **opt
         await grader.close()
 
 
-async def failing(grader: Grader, request: GradeRequest) -> RewardFailed:
-    with pytest.raises(RewardFailed) as error:
+async def failing(grader: Grader, request: GradeRequest) -> CallFailed:
+    with pytest.raises(CallFailed) as error:
         await grader.grade(request)
     return error.value
 
@@ -41,7 +43,7 @@ async def failing(grader: Grader, request: GradeRequest) -> RewardFailed:
 async def outcomes(grader: Grader, completions: list[str]) -> list[Any]:
     """Reward, or the reason of the failure, of each completion, all in flight at once."""
     done = await asyncio.gather(*(grader.grade(asked(text)) for text in completions), return_exceptions=True)
-    return [result.reason if isinstance(result, RewardFailed) else result.reward for result in done]
+    return [result.reason if isinstance(result, CallFailed) else result.reward for result in done]
 
 
 def is_alive(pid: float) -> bool:

@@ -8,7 +8,8 @@ import pytest
 
 from asyncrl.errors import FunctionError
 from asyncrl.judges.protocol import Case, Vote, VoteFailed
-from asyncrl.judges.rule import FunctionJudge, WordsJudge
+from asyncrl.judges.rule import FunctionJudge, WordsJudge, judge_setup
+from asyncrl.sandbox.pool import Sandbox
 
 CASE = Case("t1", "How far is it?", "Two miles. That is good and correct.", "Thanks!")
 OWN = """
@@ -64,7 +65,9 @@ async def test_without_evidence_there_is_no_vote():
 async def opened(tmp_path: Path, name: str, **options) -> FunctionJudge:
     (tmp_path / "own.py").write_text(OWN)
     options = {"workers": 1, "time_limit_s": 30.0} | options
-    return await FunctionJudge.open(f"own.py:{name}", base=tmp_path, **options)
+    workers = options.pop("workers")
+    setup = judge_setup(f"own.py:{name}", base=tmp_path, **options)
+    return FunctionJudge(setup.spec, await Sandbox.open(setup, workers=workers))
 
 
 async def test_a_function_gives_the_vote(tmp_path: Path):

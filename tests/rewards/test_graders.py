@@ -11,7 +11,9 @@ from aiohttp import web
 from asyncrl.data.sources import open_source
 from asyncrl.errors import FunctionError
 from asyncrl.rewards.built_in import BUILT_IN, BuiltIn, reads_label
-from asyncrl.rewards.graders import Grader, GradeRequest, GraderError, GradeResult, RewardFailed, open_grader
+from asyncrl.rewards.graders import Grader, GraderError, GradeResult, open_grader
+from asyncrl.rewards.score import GradeRequest
+from asyncrl.sandbox.frames import CallFailed
 from harness.sandboxes import asked, failing
 
 
@@ -228,7 +230,7 @@ async def test_a_silent_server_fails_the_call_at_its_limit(tmp_path):
         first, failed, last = await asyncio.gather(*calls, return_exceptions=True)
 
     assert first == last == GradeResult(1.0)
-    assert isinstance(failed, RewardFailed)
+    assert isinstance(failed, CallFailed)
     assert failed.reason == "time_limit"
 
 

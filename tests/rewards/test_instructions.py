@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.rewards.graders import GradeRequest, open_grader
 from asyncrl.rewards.instructions import make_instructions
-from asyncrl.rewards.score import RewardFailed
+from asyncrl.sandbox.frames import CallFailed
 
 CHECKS = pytest.mark.skipif(
     None in map(importlib.util.find_spec, ("lighteval", "syllapy", "en_core_web_sm")),
@@ -65,7 +65,7 @@ async def test_all_instructions_are_to_be_followed(benchmark, completion, metada
 async def test_rows_without_instructions_are_named(metadata, message):
     grader = await open_grader("ifbench", base=Path())
     try:
-        with pytest.raises(RewardFailed, match=message):
+        with pytest.raises(CallFailed, match=message):
             await grader.grade(GradeRequest("x", "?", None, metadata))
     finally:
         await grader.close()

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from asyncrl.errors import FunctionError
-from asyncrl.run.autoscale_function import AutoscaleFunction
+from asyncrl.run.autoscale_function import autoscale_setup
 from asyncrl.sandbox.frames import CallFailed
+from asyncrl.sandbox.pool import Sandbox
 from asyncrl.state.loads import PoolLoad
 from harness.configs import problems, the_problem
 
@@ -33,11 +34,12 @@ def code(tmp_path: Path) -> Path:
 
 
 async def answer(folder: Path, name: str) -> dict[str, int]:
-    function = AutoscaleFunction(f"mine.py:{name}", base=folder, limit_s=0.5 if name == "hangs" else 30.0)
+    setup = autoscale_setup(f"mine.py:{name}", base=folder, limit_s=0.5 if name == "hangs" else 30.0)
+    sandbox = await Sandbox.open(setup, workers=1)
     try:
-        return await function.call(LOADS)
+        return await sandbox.call(LOADS)
     finally:
-        await function.close()
+        await sandbox.close()
 
 
 async def test_it_is_given_the_loads_and_answers_numbers(code: Path):
