@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -37,6 +37,19 @@ class Finding(NamedTuple):
 
     keys: tuple[str, ...]  # dotted, of the settings that it is about
     message: str
+
+
+def unused(config: Config, table: str, switch: str, why: str, *only: str) -> Iterator[Finding]:
+    """Find settings of a table that are given and have no effect.
+
+    Args:
+        table: dotted.
+        switch: the setting that makes it so.
+        only: the keys of the table that are looked at; without any, all.
+    """
+    given = [f"{table}.{key}" for key in changed_keys(attrgetter(table)(config)) if not only or key in only]
+    if given:
+        yield Finding((*given, switch), f"has no effect: {why}; leave it out")
 
 
 def contradictions(config: Config) -> list[Finding]:

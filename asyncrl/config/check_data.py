@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from asyncrl.config.check import Finding
+from asyncrl.config.check import Finding, unused
 from asyncrl.config.held_out import HeldOut, graded_tasks, held_out_sets
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
@@ -19,9 +19,8 @@ def data_contradictions(config: Config) -> Iterator[Finding]:
     yield from _filters(config)
     yield from _overlong(config)
     yield from _scope(config)
-    if config.warmup.options and not config.warmup.source:
-        message = "are options of warmup.source, which names none; set it, or leave them out"
-        yield Finding(("warmup.options", "warmup.source"), message)
+    if not config.warmup.source:
+        yield from unused(config, "warmup", "warmup.source", "warmup.source names no data", "options")
     if config.learner.turn_discount != 1.0 and all(task.advantage != "turns" for task in every_task(config)):
         message = 'has no effect: no advantage is "turns"; leave it out'
         yield Finding(("learner.turn_discount", "learner.advantage"), message)
@@ -84,10 +83,8 @@ def _curriculum(task: Task, table: str) -> Iterator[Finding]:
 def _filters(config: Config) -> Iterator[Finding]:
     learner, table, used = config.learner, "learner.filter_options", all_filters(config)
     for name in learner.filter_options.__struct_fields__:
-        changed = [f"{table}.{name}.{key}" for key in changed_keys(getattr(learner.filter_options, name))]
-        if changed and name not in used:
-            message = f'is of a filter that is not on: learner.filters has no "{name}"; add it, or remove the option'
-            yield Finding((*changed, "learner.filters"), message)
+        if name not in used:
+            yield from unused(config, f"{table}.{name}", "learner.filters", f'learner.filters has no "{name}"')
     rate, length = learner.filter_options.pass_rate, learner.filter_options.length
     if rate.above >= rate.below:
         message = f"found above {rate.above:g} and below {rate.below:g}: no share of members is between them; widen it"
@@ -154,9 +151,7 @@ def _tournament(config: Config, task: Task) -> Iterator[Finding]:
 def _overlong(config: Config) -> Iterator[Finding]:
     overlong = config.reward.overlong
     if not overlong.penalty:
-        if changed := changed_keys(overlong):
-            message = "is of a punishment, but reward.overlong.penalty = 0 punishes nothing; set it"
-            yield Finding((f"reward.overlong.{changed[0]}", "reward.overlong.penalty"), message)
+        yield from unused(config, "reward.overlong", "reward.overlong.penalty", "reward.overlong.penalty is 0")
         return
     longest = overlong.longest_tokens or config.rollout.max_new_tokens
     if overlong.interval_tokens > longest:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from asyncrl.config.check import Finding
+from asyncrl.config.check import Finding, unused
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
-from asyncrl.config.process_settings import AutoscaleSettings
-from asyncrl.config.setting_types import SCRIPTED, changed_keys
+from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import is_ip
@@ -168,9 +167,9 @@ _SAVER = "--enable-memory-saver"
 def share_contradictions(config: Config) -> Iterator[Finding]:
     """Find what keeps learner and engines from one card: by turns, or with a part of its memory each."""
     placement = config.placement
-    if placement.share != "memory" and placement.learner_fraction != type(placement)().learner_fraction:
-        keys = ("placement.learner_fraction", "placement.share")
-        yield Finding(keys, 'has no effect without placement.share = "memory"; set it, or remove the fraction')
+    if placement.share != "memory":
+        why = f'it is of placement.share = "memory", found "{placement.share}"'
+        yield from unused(config, "placement", "placement.share", why, "learner_fraction")
     if placement.share != "none" and not config.trains:
         message = 'no learner runs here (only), with which engines could share a card; set placement.share = "none"'
         yield Finding(("placement.share", "only"), message)
@@ -255,10 +254,8 @@ def autoscale_contradictions(config: Config) -> Iterator[Finding]:
     """Settings of `[autoscale]` that cannot hold."""
     settings = config.autoscale
     if not settings.pools:
-        useless = [f"autoscale.{key}" for key in changed_keys(settings)]
-        if useless:
-            message = "has no effect: autoscale.pools names no pool; add one, such as rollout = { least = 1, most = 4 }"
-            yield Finding((*useless, "autoscale.pools"), message)
+        why = "autoscale.pools names no pool, such as rollout = { least = 1, most = 4 }"
+        yield from unused(config, "autoscale", "autoscale.pools", why)
         return
     most = _scaled(config)
     for pool, bounds in settings.pools.items():
@@ -271,7 +268,11 @@ def autoscale_contradictions(config: Config) -> Iterator[Finding]:
         elif bounds.most > most[pool]:
             message = f"found {bounds.most}, but there are GPUs for {most[pool]}; lower it or add to the GPUs of {pool}"
             yield Finding((f"{key}.most",), message)
-    yield from _function(settings)
+    if settings.function:
+        if ":" not in settings.function:
+            yield Finding(("autoscale.function",), f'found "{settings.function}", expected path/to/file.py:function')
+        of_rule, why = ("grow_waiting", "shrink_idle", "window_s"), "autoscale.function decides instead of the rule"
+        yield from unused(config, "autoscale", "autoscale.function", why, *of_rule)
 
 
 def lent_contradictions(config: Config) -> Iterator[Finding]:
@@ -301,14 +302,3 @@ def _scaled(config: Config) -> dict[str, int]:
         for pool, count in pools.items()
         if count and (not config.only or role_of(pool) in config.only)
     }
-
-
-def _function(settings: AutoscaleSettings) -> Iterator[Finding]:
-    if not settings.function:
-        return
-    if ":" not in settings.function:
-        yield Finding(("autoscale.function",), f'found "{settings.function}", expected path/to/file.py:function')
-    for key in changed_keys(settings):
-        if key in ("grow_waiting", "shrink_idle", "window_s"):
-            message = "has no effect: autoscale.function decides instead of the rule; remove one of them"
-            yield Finding((f"autoscale.{key}", "autoscale.function"), message)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import RESERVED
-from asyncrl.config.check import Finding, is_address
+from asyncrl.config.check import Finding, is_address, unused
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.setting_types import changed_keys
@@ -75,17 +75,14 @@ def _without_effect(config: Config) -> Iterator[Finding]:
         if changed and not there:
             yield Finding(tuple(changed), f"has no effect: {_WHEN[table]}; leave it out")
     teacher = learner.teacher
-    idle = ("kl_estimator", "kl_of") if teacher.top_k else ("direction",)
-    changed = [key for key in changed_keys(teacher) if key in idle]
-    if changed and teacher.given:
+    if teacher.given:
+        idle = ("kl_estimator", "kl_of") if teacher.top_k else ("direction",)
         why = "the KL over the top_k tokens is no estimate" if teacher.top_k else "learner.teacher.top_k is 0"
-        keys = (*(f"learner.teacher.{key}" for key in changed), "learner.teacher.top_k")
-        yield Finding(keys, f"has no effect: {why}; leave it out")
+        yield from unused(config, "learner.teacher", "learner.teacher.top_k", why, *idle)
     assertions = learner.assertions
-    bounds = ("k3", "first_k3", "first_kl")
-    if assertions.broken != type(assertions)().broken and not any(getattr(assertions, key) for key in bounds):
-        keys = ("learner.assertions.broken", *(f"learner.assertions.{key}" for key in bounds))
-        yield Finding(keys, "is of a bound that is broken, and there is none; set one, or leave it out")
+    if not (assertions.k3 or assertions.first_k3 or assertions.first_kl):
+        why = "no bound (k3, first_k3, first_kl) is set"
+        yield from unused(config, "learner.assertions", "learner.assertions.k3", why, "broken")
     if assertions.first_kl and not reference:
         yield Finding(
             ("learner.assertions.first_kl",), "has no effect: nothing is measured from a reference; leave it out"
@@ -147,10 +144,8 @@ def _teacher_server(config: Config) -> Iterator[Finding]:
     teacher = config.learner.teacher
     if not teacher.url:
         own = ("api_key_file", "in_flight", "timeout_s", "deadline_s")
-        changed = [key for key in changed_keys(teacher) if key in own]
-        if changed and teacher.model:
-            keys = (*(f"learner.teacher.{key}" for key in changed), "learner.teacher.url")
-            yield Finding(keys, "is of a teacher that is a server, and learner.teacher.url names none; leave it out")
+        if teacher.model:
+            yield from unused(config, "learner.teacher", "learner.teacher.url", "learner.teacher.url names none", *own)
         return
     if teacher.model:
         message = f'"{teacher.model}" and the server {teacher.url} are two teachers; leave one out'
@@ -197,9 +192,8 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
     """Settings that only one of the trainers has, and a number of ranks that its layout does not divide."""
     learner = config.learner
     if learner.trainer != "megatron":
-        if changed := changed_keys(learner.layout):
-            keys = (*(f"learner.layout.{key}" for key in changed), "learner.trainer")
-            yield Finding(keys, f'has no effect with learner.trainer = "{learner.trainer}"; set "megatron"')
+        why = f'it is of learner.trainer = "megatron", found "{learner.trainer}"'
+        yield from unused(config, "learner.layout", "learner.trainer", why)
         for key, found in (("mtp_weight", learner.mtp_weight), ("router_bias_rate", learner.router_bias_rate)):
             if found:
                 message = f'the trainer "{learner.trainer}" leaves it as it is; set 0, or learner.trainer = "megatron"'

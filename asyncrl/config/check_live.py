@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.hindsight import HINDSIGHT
-from asyncrl.config.check import Finding, is_address
+from asyncrl.config.check import Finding, is_address, unused
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import every_task
@@ -78,23 +78,22 @@ def _of_hints(config: Config) -> Iterator[Finding]:
 
 def _of_redaction(config: Config) -> Iterator[Finding]:
     live = config.live
-    keys = tuple(f"live.{key}" for key in ("redact", "redact_s") if key in changed_keys(live))
-    if keys and not (config.gateway.count and live.redact):
+    if not (config.gateway.count and live.redact):
         why = "there is no gateway (gateway.count)" if live.redact else "live.redact names no function"
-        yield Finding(keys, f"has no effect: {why}; leave it out")
-    elif live.redact and ":" not in live.redact:
+        yield from unused(config, "live", "gateway.count" if live.redact else "live.redact", why, "redact", "redact_s")
+    elif ":" not in live.redact:
         message = f'found "{live.redact}", expected path/to/file.py:function or package.module:function'
         yield Finding(("live.redact",), message)
 
 
 def _of_judges(config: Config) -> Iterator[Finding]:
-    judge, changed = config.live.judge, changed_keys(config.live.judge)
-    if changed and not (config.gateway.count and judge.kind):
+    judge = config.live.judge
+    if not (config.gateway.count and judge.kind):
         why = "there is no gateway (gateway.count)" if judge.kind else "live.judge.kind names no judge"
-        yield Finding(tuple(f"live.judge.{key}" for key in changed), f"has no effect: {why}; leave it out")
+        yield from unused(config, "live.judge", "gateway.count" if judge.kind else "live.judge.kind", why)
         return
     others = {key for keys in _OWN.values() for key in keys} - set(_OWN.get(judge.kind, ()))
-    for key in [key for key in changed if key in others]:
+    for key in [key for key in changed_keys(judge) if key in others]:
         of = " or ".join(kind for kind, keys in _OWN.items() if key in keys)
         message = f'is of live.judge.kind = "{of}", found "{judge.kind}"; leave it out'
         yield Finding((f"live.judge.{key}", "live.judge.kind"), message)

@@ -164,7 +164,10 @@ def part(fraction: float, *further: str) -> str:
             ['placement.lent=["rollout"]', "autoscale.pools.rollout={}"],
             "both change how many processes rollout has",
         ),
-        ([TURNS, "placement.learner_fraction=0.4"], 'has no effect without placement.share = "memory"'),
+        (
+            [TURNS, "placement.learner_fraction=0.4"],
+            'has no effect: it is of placement.share = "memory", found "turns"',
+        ),
         ([MEMORY], 'found "cpu", expected cuda'),
         ([MEMORY, *SGLANG], "state the part of the memory that a server takes"),
         ([MEMORY, *SGLANG, part(1.5)], "state the part of the memory that a server takes"),

@@ -115,7 +115,7 @@ def test_an_option_without_effect_is_refused():
             "engine.groups.a.adapters",
             'a router sends requests to groups with adapters = "merged", too',
         ),
-        (["learner.assertions.broken=stop"], "broken", "is of a bound that is broken, and there is none"),
+        (["learner.assertions.broken=stop"], "broken", "has no effect: no bound (k3, first_k3, first_kl) is set"),
         (["learner.assertions.first_kl=1e-6"], "first_kl", "has no effect: nothing is measured from a reference"),
         (
             ["learner.advantage=gae", "learner.critic.warmup_steps=130"],
@@ -123,7 +123,7 @@ def test_an_option_without_effect_is_refused():
             "leaves none of 130 steps to the policy",
         ),
         (["learner.ranks=2", "learner.device=cuda:1"], "learner.device", "names one GPU for several ranks"),
-        (["learner.layout.tensor=2"], "learner.layout.tensor", 'no effect with learner.trainer = "torch"'),
+        (["learner.layout.tensor=2"], "learner.layout.tensor", 'it is of learner.trainer = "megatron", found "torch"'),
         (
             ["learner.trainer=megatron", "learner.layout.pipeline=2", "learner.layout.tensor=2", "learner.ranks=6"],
             "learner.layout.tensor",
