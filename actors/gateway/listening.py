@@ -6,11 +6,14 @@ import asyncio
 import contextlib
 import logging
 import resource
+import secrets
 from collections.abc import AsyncIterator
 from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
+
+from actors.gateway.reply import id_headers
 
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _WAITING = 1024  # connections that the system holds until they are taken
@@ -86,9 +89,9 @@ class _Connection(web.RequestHandler):
         elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
             words = "the gateway failed at this request"
         kind = "server_error" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        answer = web.json_response(
-            {"type": "error", "error": {"message": words, "type": kind, "param": None, "code": None}}, status=status
-        )
+        headers = id_headers(secrets.token_hex(12))
+        body = {"type": "error", "error": {"message": words, "type": kind, "param": None, "code": None}}
+        answer = web.json_response(body | {"request_id": headers["request-id"]}, status=status, headers=headers)
         answer.force_close()
         return answer
 

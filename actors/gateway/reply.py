@@ -27,10 +27,10 @@ def refusal(api: Api, error: LiveError, turn: str = "", headers: Mapping[str, st
     turn = turn or secrets.token_hex(12)
     status, body = api.error(error, turn)
     later = {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
-    return web.json_response(body, status=status, headers={**_id_headers(turn), **headers, **later})
+    return web.json_response(body, status=status, headers={**id_headers(turn), **headers, **later})
 
 
-def _id_headers(turn: str) -> dict[str, str]:
+def id_headers(turn: str) -> dict[str, str]:
     """Return the id of a request where the SDKs look for it: Anthropic's, OpenAI's."""
     return dict.fromkeys(("request-id", "x-request-id"), f"req_{turn}")
 
@@ -75,7 +75,7 @@ class Reply:
 
     def __init__(self, http: web.Request, api: Api, turns: list[Turn], session: Session) -> None:
         self.response: web.StreamResponse | None = None
-        self._headers = _id_headers(turns[0].id) | {SESSION_HEADER: session.name}
+        self._headers = id_headers(turns[0].id) | {SESSION_HEADER: session.name}
         self._headers[TURN_HEADER] = ",".join(turn.id for turn in turns)
         self._http = http
         self._preparing = asyncio.Lock()

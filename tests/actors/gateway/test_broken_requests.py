@@ -77,5 +77,6 @@ async def test_what_cannot_be_read_as_http_is_refused_and_not_quoted(
             error = json.loads(body)
             assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
             assert said in error["error"]["message"] and PLANTED not in body.decode()
+            assert f"request-id: {error['request_id']}\r\n".encode() in head
             writer.close()
     assert PLANTED not in logged.getvalue()
