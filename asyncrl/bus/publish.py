@@ -229,7 +229,8 @@ def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
             raise WireError(f"its subject names {topic.key} {named[:80]!r}, its body {given[:80]!r}")
         if not _pattern(topic).match(named):
             raise WireError(f"{named[:80]!r} is no {topic.key}")
-        member = getattr(message, "member", None)
+        # Of other keys than a trajectory's, `member` says whom the message is about.
+        member = getattr(message, "member", None) if topic.key == "trajectory_id" else None
         if member is not None and named != f"{getattr(message, 'prompt_id', '')}-{member}":
             raise WireError(f"{named!r} is not member {member} of its prompt {getattr(message, 'prompt_id', '')!r}")
         if member is not None and member >= (size := getattr(message, "group_size", member + 1)):
