@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from asyncrl.config.process_settings import SupervisionSettings
@@ -31,23 +31,30 @@ def python(*words: str) -> list[str]:
 
 
 def log_tail(log: Path, since: int = 0) -> str:
-    """The last lines of a log, behind its first `since` bytes."""
+    """The last lines of a log, behind its first `since` bytes; the reason alone where an actor's last one gives it."""
     try:
         with log.open("rb") as file:
             file.seek(max(since, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return " | ".join(map(_said, lines[-_TAIL_LINES:])) or "no output"
+    reason = _fields(lines[-1]).get("reason") if lines else ""
+    return str(reason or " | ".join(map(_said, lines[-_TAIL_LINES:])) or "no output")
+
+
+def _fields(line: str) -> dict[str, Any]:
+    """Return the fields of a line of an actor's log; none of another line."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        return {}  # of a library, or cut at its beginning
+    return fields if isinstance(fields, dict) and "event" in fields else {}
 
 
 def _said(line: str) -> str:
     """Return a line of a log in words: the event and the fields of an actor's JSON, the last line of an exception."""
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        return line  # of a library, or cut at its beginning
-    if not isinstance(fields, dict) or "event" not in fields:
+    fields = _fields(line)
+    if not fields:
         return line
     known = {name: str(value).strip().rpartition("\n")[2] for name, value in fields.items() if name not in _FRAME}
     return " ".join([str(fields["event"]), *(f"{name}={value}" for name, value in known.items())])

@@ -21,17 +21,17 @@ from topics.topic import TRAJECTORIES
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the newest")
     parser.add_argument("--step", type=int, required=True, metavar="N", help="the step of the batch")
-    add_option(parser, "-o --out FOLDER", "", "a new folder (default: RUN/dumps/stepN)")
+    add_option(parser, "--output FOLDER", "", "a new folder (default: RUN/dumps/stepN)")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Write it."""
     found = any_run(arguments)
-    if found.root is None and not arguments.out:
-        raise WrongUsage(f"run {found.run} has no directory here; name the folder to write with --out")
-    out = Path(arguments.out) if arguments.out else found.files.root / "dumps" / f"step{arguments.step:06d}"
+    if found.root is None and not arguments.output:
+        raise WrongUsage(f"run {found.run} has no directory here; name the folder to write with --output")
+    out = Path(arguments.output) if arguments.output else found.files.root / "dumps" / f"step{arguments.step:06d}"
     if out.exists():
-        raise DumpError(f"{out} exists; name another folder with --out")
+        raise DumpError(f"{out} exists; name another folder with --output")
 
     async def dump(bus: Bus) -> None:
         log = await read_training(bus)

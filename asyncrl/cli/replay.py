@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--from STEP", int, "start from the checkpoint of STEP, or the last one before it", "at")
     add_option(parser, "--to STEP", int, "stop after this step (default: the last trained step)")
     add_settings(parser, "train with another learner.KEY; repeatable")
-    add_option(parser, "--out FOLDER", "", "folder for report, plot and model (default with --set: RUN/replays/NUMBER)")
+    add_option(parser, "--output FOLDER", "", "folder for report and model (default with --set: RUN/replays/NUMBER)")
     add_option(parser, "--checkpoint FOLDER", "", "also write a checkpoint of the last step to this folder")
     add_json(parser, "print the report as JSON, and progress to stderr")
 
@@ -154,9 +154,9 @@ def _replay(arguments: argparse.Namespace) -> Replay:
     found, output = any_run(arguments), sys.stderr if arguments.json else sys.stdout
     files = found.files
     config, changed = replay_config(files.read_config(), arguments.set, base=files.base)
-    out = Path(arguments.out).absolute() if arguments.out else _free(files.root / "replays") if changed else None
+    out = Path(arguments.output).absolute() if arguments.output else _free(files.root / "replays") if changed else None
     if out is not None and out.exists():
-        raise ReplayError(f"{out} exists; name another folder for --out")
+        raise ReplayError(f"{out} exists; name another folder for --output")
     for name, (was, now) in changed.items():
         print(f"other setting: {name} = {now}, the run had {was}", file=output)
     check_model_directory(files.model_path(config.model))

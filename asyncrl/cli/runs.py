@@ -26,7 +26,7 @@ class RunRow(NamedTuple):
     """One run of a folder."""
 
     run: str
-    state: str  # "live", "finished", "failed", "stopped", "crashed": it has no summary
+    state: str  # "live", "finished", "failed", "stopped"; without a summary "crashed", or "not begun"
     step: int | None  # newest in the metrics; 0 and less are of the warm-up
     reward: float | None  # mean of the last five steps of RL
     began: float  # seconds since the epoch
@@ -63,7 +63,7 @@ def _row(root: Path) -> RunRow:
     live = is_locked(root)  # before its summary is looked for: one that ends meanwhile writes it first
     files = RunFiles(root)
     summary, steps = files.read_summary(), files.newest_steps()
-    ended = "finished" if summary.get("finished") else "stopped" if summary else "crashed"
+    ended = "finished" if summary.get("finished") else "stopped" if summary else "crashed" if steps else "not begun"
     rewards = [row["reward_mean"] for row in steps if row["step"] > 0 and row["reward_mean"] is not None]
     return RunRow(
         root.name,

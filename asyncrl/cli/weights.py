@@ -195,13 +195,13 @@ def _files(found: FoundRun, row: dict[str, Any]) -> bool:
 def _table(versions: list[dict[str, Any]]) -> str:
     if not versions:
         return "there is no version in the store"
-    lines = [f"{'version':>8}  {'lineage':>7}  {'digest':<12}  {'':<6}  {'promoted by':<11}  location"]
+    lines = [f"{'version':>8}  {'lineage':>7}  {'digest':<12}  {'':<6}  {'promoted':<8}  name"]
     for row in versions:
         trial = "shadow" if row["shadow"] else "canary"
         mark, digest = "live" if row["live"] else trial if row["canary"] else "", row["digest"][:12]
-        place = f"{row['location']}{' (difference)' if row['base'] else ''}"
+        place = f"{Path(row['location']).name}{' (difference)' if row['base'] else ''}"
         lines.append(
-            f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<6}  {row['promoted']:<11}  {place}"
+            f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<6}  {row['promoted']:<8}  {place}"
         )
         if row["compared"]:
             turns, reward, others, theirs = row["compared"].values()

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 
 import msgspec
 
+from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import check_data, check_engines, check_learner, check_live
 from asyncrl.config.check import Finding, contradictions
@@ -329,6 +330,9 @@ def _wrong(key: str, value: Any, expected: str) -> Finding:
     name = TYPE_NAMES.get(type(value), type(value).__name__)
     near = difflib.get_close_matches(value, re.findall(r'"([^"]+)"', expected), n=1) if isinstance(value, str) else []
     meant = f"; did you mean {toml_text(near[0])}?" if near else ""
+    table, _, last = key.rpartition(".")
+    if last == "loss" and value in list(ADVANTAGES):  # what other frameworks choose by one name is two settings here
+        meant = f"; {shown} is a value of {join_key(table, 'advantage')}, docs/algorithms.md has objectives by name"
     return Finding((key,), f"found {shown} ({name}), expected {expected}{meant}")
 
 

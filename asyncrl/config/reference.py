@@ -193,12 +193,16 @@ def text_settings() -> frozenset[str]:
 def settings_text(prefix: str = "", columns: int = 100) -> str:
     """The tree for a terminal, or the settings whose keys begin with a prefix, wrapped to a width in columns.
 
+    Where none does, those whose keys hold it.
+
     Raises:
-        LookupError: no key begins with the prefix.
+        LookupError: no key holds it.
     """
-    lines = []
-    for table in documented_tables():
-        chosen = [setting for setting in table.settings if setting.key.startswith(prefix)]
+    lines, tables = [], list(documented_tables())
+    begins = any(setting.key.startswith(prefix) for table in tables for setting in table.settings)
+    for table in tables:
+        keys = [(setting, setting.key) for setting in table.settings]
+        chosen = [setting for setting, key in keys if (key.startswith(prefix) if begins else prefix in key)]
         if chosen:
             lines += [*textwrap.wrap(f"[{table.key}]  {table.doc}" if table.key else table.doc, columns), ""]
         for setting in chosen:
@@ -209,7 +213,7 @@ def settings_text(prefix: str = "", columns: int = 100) -> str:
         if chosen:
             lines.append("")
     if not lines:
-        raise LookupError(f"no setting begins with {prefix!r}; `asyncrl settings` lists all")
+        raise LookupError(f"no setting has {prefix!r} in its name; `asyncrl settings` lists all")
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -212,7 +213,8 @@ class Launch:
         self._supervisor.terminate()
         try:
             async with asyncio.timeout(_STOP_S):
-                return await self._supervisor.wait()
+                code = await self._supervisor.wait()
+            return 0 if code == -signal.SIGTERM else code  # it was still being imported, and had started nothing
         except TimeoutError:
             self.kill()
             return await self._supervisor.wait()

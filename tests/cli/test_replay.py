@@ -196,7 +196,7 @@ async def test_a_learner_that_was_killed_has_the_weights_of_an_undisturbed_one(k
 
 @SLOW
 async def test_a_replay_begins_at_a_checkpoint_and_ends_at_the_given_step(killed: Run, tmp_path: Path):
-    words = ["--from", "8", "--to", "9", "--out", str(tmp_path / "out"), "--checkpoint", str(tmp_path)]
+    words = ["--from", "8", "--to", "9", "--output", str(tmp_path / "out"), "--checkpoint", str(tmp_path)]
     code, output = await command(killed.folder, "replay", "short", *words)
 
     assert code == 0, output
@@ -211,7 +211,7 @@ async def test_a_replay_begins_at_a_checkpoint_and_ends_at_the_given_step(killed
 
 @SLOW
 async def test_a_dumped_batch_has_the_figures_of_its_step(killed: Run, tmp_path: Path):
-    code, output = await command(killed.folder, "dump", "short", "--step", "9", "-o", str(tmp_path / "dump"))
+    code, output = await command(killed.folder, "dump", "short", "--step", "9", "--output", str(tmp_path / "dump"))
     assert (code, output) == (0, f"{tmp_path / 'dump'}\n")
     dump = load_dump(tmp_path / "dump")
     config, trained = RunFiles(killed.root).read_config(), dump.trained
@@ -230,8 +230,8 @@ async def test_a_dumped_batch_has_the_figures_of_its_step(killed: Run, tmp_path:
     members = [member for group in dump.batch.groups for member in group.members]
     assert [length for member in members for length in member.lengths] == [len(row.tokens) for row in dump.rows]
     assert sum(int(row.mask.sum()) for row in dump.rows) == sum(trained.lags.values())
-    code, output = await command(killed.folder, "dump", "short", "--step", "9", "-o", str(tmp_path / "dump"))
-    assert (code, output) == (1, f"{tmp_path / 'dump'} exists; name another folder with --out\n")
+    code, output = await command(killed.folder, "dump", "short", "--step", "9", "--output", str(tmp_path / "dump"))
+    assert (code, output) == (1, f"{tmp_path / 'dump'} exists; name another folder with --output\n")
     code, output = await command(killed.folder, "dump", "short", "--step", "10")
     assert code == 1 and output.startswith("batch 10 is not on the log, which has "), output
 

@@ -101,6 +101,12 @@ def test_every_problem_is_in_one_error_in_the_order_of_lines(written):
     ]
 
 
+def test_the_name_of_an_advantage_as_that_of_a_loss_tells_which_setting_has_it(written):
+    problem = the_problem(written("[learner]\nloss = 'grpo'\n"))
+
+    assert problem.message.endswith('"grpo" is a value of learner.advantage, docs/algorithms.md has objectives by name')
+
+
 def test_what_depends_on_a_wrong_setting_is_not_judged_by_its_default(written):
     problem = the_problem(written(SOUND + "learner.keep_versions = 3\nbuffer.max_lag = -1\n"))
 
@@ -323,7 +329,14 @@ def test_settings_are_shown_by_the_beginning_of_their_keys(capsys):
     assert "learner.lr = " in shown
     assert "buffer.max_lag" not in shown
     assert run_command(["settings", "learnr"]) == 2
-    assert "no setting begins with 'learnr'" in capsys.readouterr().err
+    assert "no setting has 'learnr' in its name" in capsys.readouterr().err
+
+
+def test_or_by_a_part_of_them_where_none_begins_so(capsys):
+    assert run_command(["settings", "max_lag"]) == 0
+    shown = capsys.readouterr().out
+    assert "buffer.max_lag = " in shown
+    assert "buffer.batch_groups" not in shown
 
 
 def test_settings_of_benchmarks_can_be_set_and_are_in_no_reference(written):

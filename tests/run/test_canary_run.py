@@ -140,6 +140,7 @@ async def test_users_roll_a_canary_back_and_promote_the_next_over_kills_of_the_s
         await asyncio.wait_for(bus.close(), 120)
         code, output = await command(tmp_path, "weights", "list")
         assert (code, "canary rolled back: mean reward of its" in output, " shadow " in output) == (0, True, True)
+        assert max(map(len, output.splitlines()[:2])) <= 80  # fits a terminal, wherever the run lies
         code, _ = await command(tmp_path, "down")
         assert (code, await run.ended()) == (0, 0), run.story
     code, output = await command(tmp_path, "audit", "--deep")

@@ -83,6 +83,9 @@ def test_the_end_of_a_log_is_told_in_words(tmp_path: Path):
     log.write_text(f'plain\n{json.dumps(line)}\n{{"no": "event"}}\n')
 
     assert log_tail(log) == 'plain | crashed exception=OSError: x | {"no": "event"}'
+    with log.open("a") as file:
+        file.write(json.dumps({"event": "actor stopped", "reason": "learner-1: the disk is full"}) + "\n")
+    assert log_tail(log) == "learner-1: the disk is full"
 
 
 @pytest.mark.parametrize(("ask", "number"), [("terminate", signal.SIGTERM), ("kill", signal.SIGKILL)])

@@ -20,7 +20,7 @@ from asyncrl.training.checkpoint import read_checkpoint
 from harness.folds import NO_PAYLOAD, Feed
 from harness.gated import closed_gate
 from harness.models import made_model
-from harness.runs import GATED, SHORT, UNTRAINED, WITHOUT_MODEL, Run, at_server, kill, up
+from harness.runs import GATED, SHORT, UNTRAINED, WITHOUT_MODEL, Run, at_server, command, kill, resume, up
 from harness.stage import until
 from topics.actors import RunOpened
 from topics.groups import GroupDropped
@@ -149,6 +149,19 @@ async def test_a_run_in_the_way_of_another_is_undisturbed_and_ctrl_c_ends_it_wel
     assert summary["steps"] == len(run.steps())
     assert summary["exported_model"] == ""
     assert "stopped" in run.out
+
+
+@SLOW
+async def test_ctrl_c_before_it_trained_is_no_failure(tmp_path: Path):
+    async with up(tmp_path) as run:
+        await run.reaches(lambda: run.actor("supervisor-1"), "the supervisor is there, and imports what it needs")
+        run.interrupt()
+        assert await run.ended() == 0, run.story
+    assert run.error in ("", "stopping\n")  # the latter where nothing was shown yet
+    assert f"to go on: asyncrl up --resume {run.root}" in run.out
+    assert (await command(tmp_path, "runs"))[1].splitlines()[1].split()[1:3] == ["not", "begun"]
+    async with resume(tmp_path, run.root.name) as again:
+        await again.reaches(again.steps, "the first step")
 
 
 @SLOW
