@@ -119,7 +119,8 @@ def headline(state: RunState) -> str:
         ready = sum(engine.state == "ready" for name, engine in state.engines.items() if role_of(name) == "engine")
         return f"serving: {ready} of {len(state.names_of('engine'))} engines take requests"
     if newest is None or newest.time_ns < state.opened_ns:
-        return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step yet"
+        ever = "yet" if newest is None else "since"
+        return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step {ever}"
     step, warm = newest.message.step, state.warmup_steps
     place = f"{step} of {state.total}" if newest.message.stage == "rl" else f"{step + warm} of {warm} of warm-up"
     recent = [step.message for step in state.steps[-_PACE_STEPS:] if step.message.stage == "rl"]

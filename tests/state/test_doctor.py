@@ -38,6 +38,8 @@ def test_a_run_that_trains_has_no_finding():
     case.state.warmup_steps = 62
     case.trained(-40, at_s=NOW_S - 0.4, stage="warmup")
     assert headline(case.state) == "healthy: step 22 of 62 of warm-up, 0.4 s ago"
+    case.state.opened_ns = int((NOW_S - 0.2) * 1e9)  # it goes on
+    assert headline(case.state) == "starting: opened 0 s ago, no step since"
 
 
 def test_a_run_whose_rewards_are_all_equal_learns_nothing():
