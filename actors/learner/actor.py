@@ -19,18 +19,18 @@ from actors.learner.offers import Offers
 from actors.learner.outbox import Outbox, published_by, step_record
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
 from actors.learner.rank import Call, Load, Rest, Step, StepResult
+from actors.learner.rank_wire import ERRORS
 from actors.learner.teacher import TeacherFault
 from actors.learner.turns import Stopping, Turns
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import skipped_stats
-from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.crash import crash_point
 from asyncrl.process import RestartPolicy
 from asyncrl.training.anomalies import Recent, broken_assertions
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel, read_checkpoint
+from asyncrl.training.protocol import NonFiniteWeights
 from topics.actors import Activity
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.topic import BATCHES, TRAINING
@@ -103,9 +103,9 @@ class Learner:
             await self._train_whatever_dies()
         except Stopping as reason:
             self.context.log.info("stopped", reason=str(reason))
-        except (AlgorithmError, NonFiniteLoss, NonFiniteWeights, RowError, CheckpointError, ActorFault) as error:
+        except tuple(ERRORS.values()) as error:
             await self.outbox.ended()
-            of_batch = not isinstance(error, CheckpointError | NonFiniteWeights | TeacherFault)
+            of_batch = not isinstance(error, CheckpointError | OtherModel | NonFiniteWeights | TeacherFault)
             root = self.context.files.root if of_batch else None
             raise ActorFault(self.fold.advice(error, self.step + 1, root)) from error
         finally:

@@ -203,7 +203,8 @@ class Load(Call[None]):
     """Go on from a checkpoint.
 
     Raises:
-        CheckpointError: it cannot be read, or belongs to another model.
+        CheckpointError: it cannot be read.
+        OtherModel: it belongs to another model.
     """
 
     on_card = True

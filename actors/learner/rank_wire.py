@@ -27,7 +27,7 @@ from actors.learner.teacher import TeacherFault
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.errors import AsyncRLError
-from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.training.checkpoint import CheckpointError, OtherModel
 from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 
 _Training: TypeAlias = TakeCard | Open | Load | Fetch | Gather | Step | Rest | CopyWeights | CopyState
@@ -49,7 +49,10 @@ NO_CARD = 5  # exit code of a rank whose card is not there, or does not work
 BEAT_S = 1.0  # seconds between two heartbeats
 ERRORS: dict[str, type[AsyncRLError]] = {
     error.__name__: error
-    for error in (TeacherFault, ActorFault, AlgorithmError, CheckpointError, NonFiniteLoss, NonFiniteWeights, RowError)
+    for error in (
+        *(TeacherFault, ActorFault, AlgorithmError, CheckpointError, OtherModel),
+        *(NonFiniteLoss, NonFiniteWeights, RowError),
+    )
 }
 """Errors that a rank reports and survives, a kind before what it is a kind of; any other ends it."""
 

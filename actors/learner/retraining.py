@@ -21,7 +21,7 @@ from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.state.parts import spans_text
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel, read_checkpoint
 from asyncrl.training.objective import with_other_settings
 from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
 from asyncrl.training.publisher import Publisher
@@ -148,7 +148,10 @@ class Retraining:
     def _load(self, checkpoint: Path) -> None:
         try:
             self._trainer.load(checkpoint)
-        except CheckpointError as error:  # a part of it may be in the weights: nothing else can begin from there
+        except (
+            CheckpointError,
+            OtherModel,
+        ) as error:  # a part of it may be in the weights: nothing else can begin from there
             raise ReplayError(f"{checkpoint} is whole, but it cannot be loaded with these settings: {error}") from error
 
     def _origins(self, at: int | None) -> Iterator[Origin]:

@@ -16,6 +16,7 @@ import msgspec
 from asyncrl.crash import crash_point
 from asyncrl.files import write_json
 from asyncrl.weights.directories import CheckpointError as CheckpointError
+from asyncrl.weights.directories import OtherModel as OtherModel
 from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
 from asyncrl.weights.tensors import FileRecord, at_once, file_record
 

@@ -105,7 +105,7 @@ class Critic:
         """Continue from a checkpoint; from one without a critic it begins anew.
 
         Raises:
-            CheckpointError: its critic is another model.
+            OtherModel: its critic is another model.
         """
         if any(directory.glob(f"{STEMS.weights}*.safetensors")):
             self._own.load(directory)

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from asyncrl.training.adamw import MOMENTS, LocalAdamW, NarrowAdamW, local
-from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.training.checkpoint import OtherModel
 from asyncrl.training.disk_names import divided, parts_of, read_whole, shapes_on_disk, stored
 from asyncrl.training.further import further_tensors
 from asyncrl.training.host_copy import Source
@@ -140,7 +140,8 @@ class Optimized:
         Adapters begin anew on the weights of a checkpoint that has none.
 
         Raises:
-            CheckpointError: it belongs to another model.
+            OtherModel: it belongs to another model.
+            CheckpointError: a tensor is missing.
             OSError, SafetensorError: it cannot be read.
         """
         with TensorFiles(directory, self._stems.weights) as weights, TensorFiles(directory, self._stems.state) as state:
@@ -169,7 +170,7 @@ class Optimized:
         expected = dict(part for name, shape in shapes.items() for part in shapes_on_disk(name, shape).items())
         if found != expected:
             name = min(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
-            raise CheckpointError(
+            raise OtherModel(
                 f"{files.directory}: {name} has shape {found.get(name)}, the model in {self._source} "
                 f"has {expected.get(name)}; a checkpoint continues only the model it was made from"
             )

@@ -99,5 +99,6 @@ class Trainer(Protocol):
         """Continue from the files of a `copy_state`.
 
         Raises:
-            CheckpointError: when the files are missing or belong to another model.
+            CheckpointError: when the files are missing, or cannot be read.
+            OtherModel: when they belong to another model.
         """

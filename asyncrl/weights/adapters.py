@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncrl.weights.directories import CheckpointError
+from asyncrl.weights.directories import CheckpointError, OtherModel
 from asyncrl.weights.folders import Folder
 from asyncrl.weights.tensors import TensorRecord, digest_of, file_line, read_manifest
 
@@ -101,7 +101,8 @@ def check_shape(directory: Path, config: bytes | None) -> None:
         config: content of `ADAPTER_CONFIG` of what continues it; None where that has no adapters.
 
     Raises:
-        CheckpointError: its adapters have another shape.
+        OtherModel: its adapters have another shape.
+        CheckpointError: what says so cannot be read.
     """
     if not (directory / ADAPTER_CONFIG).exists():
         return
@@ -111,7 +112,7 @@ def check_shape(directory: Path, config: bytes | None) -> None:
         raise CheckpointError(f"{directory / ADAPTER_CONFIG}: {error}; this checkpoint is torn, use another") from error
     own = None if config is None else msgspec.json.decode(config, type=AdapterShape)
     if own != found:
-        raise CheckpointError(
+        raise OtherModel(
             f"{directory}: its adapters have {found}, the learner's have {own or 'rank 0'}; keep learner.lora as it "
             "was, or begin a run with the model that this one exported (model.path)"
         )

@@ -23,6 +23,10 @@ class CheckpointError(AsyncRLError):
     """A checkpoint or version that cannot be written, or must not be read."""
 
 
+class OtherModel(AsyncRLError):
+    """A whole checkpoint of another model, or of other adapters, than are trained; those before it are, too."""
+
+
 @dataclass
 class Aside:
     """A directory that is being filled."""

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from asyncrl.data.model_dir import ModelError, check_model_directory
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint, write_checkpoint
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel, read_checkpoint, write_checkpoint
 from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.tensors import file_record
@@ -131,7 +131,7 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path):
     (tmp_path / "saved").mkdir()
     save_state(trainers["small"], tmp_path / "saved")
 
-    with pytest.raises(CheckpointError, match=r"has shape .*32.*, the model in .*large has .*64.*; a checkpoint"):
+    with pytest.raises(OtherModel, match=r"has shape .*32.*, the model in .*large has .*64.*; a checkpoint"):
         trainers["large"].load(tmp_path / "saved")
 
 

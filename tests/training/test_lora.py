@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from asyncrl.training.checkpoint import Checkpoint, CheckpointError
+from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.adapters import ADAPTER_CONFIG, digest_of_model
@@ -69,9 +69,7 @@ def test_training_of_adapters_resumes_bit_equal_and_peft_reads_their_checkpoint(
         (dataclasses.replace(LORA, targets=("q_proj",)), "rank 4 and alpha 8 on q_proj;"),
     ):
         trainer = TorchTrainer(models / "policy", TorchSettings(lora=other))
-        with pytest.raises(
-            CheckpointError, match=f"rank 4 and alpha 8 on down_proj, q_proj, the learner's have {words}"
-        ):
+        with pytest.raises(OtherModel, match=f"rank 4 and alpha 8 on down_proj, q_proj, the learner's have {words}"):
             trainer.load(saved)
     TorchTrainer(models / "policy", TorchSettings(lora=dataclasses.replace(LORA, targets=LORA.targets[::-1]))).load(
         saved

@@ -11,7 +11,7 @@ from asyncrl.algorithms.advantages import ADVANTAGES, Estimator
 from asyncrl.algorithms.losses import LOSSES, loss_of
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.model_dir import check_model_directory
-from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.training.checkpoint import OtherModel
 from asyncrl.training.create import create_model
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
@@ -230,7 +230,7 @@ def test_a_checkpoint_of_another_model_is_refused(trainer, tmp_path):
     create_model(tmp_path / "other", alphabet=ALPHABET + "+", seed=0, shape=SHAPE)
     (tmp_path / "saved").mkdir()
     save(TorchTrainer(tmp_path / "other"), tmp_path / "saved")
-    with pytest.raises(CheckpointError, match=r"lm_head.weight has shape \(31, 32\).*has \(30, 32\)"):
+    with pytest.raises(OtherModel, match=r"lm_head.weight has shape \(31, 32\).*has \(30, 32\)"):
         trainer.load(tmp_path / "saved")
 
 

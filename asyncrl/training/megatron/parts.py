@@ -13,7 +13,7 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from torch import nn
 
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.training.checkpoint import OtherModel
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.table import EMBEDDING, HEAD, NUMBERED, Family, Rule
 from asyncrl.training.tensor_files import TensorFiles
@@ -198,7 +198,8 @@ class Parts:
             wanted: says what is read; else all is.
 
         Raises:
-            CheckpointError: a tensor is missing or has another shape.
+            OtherModel: a tensor has another shape.
+            CheckpointError: one is missing.
             OSError, SafetensorError: a file cannot be read.
         """
         with TensorFiles(directory, stem) as files:
@@ -207,7 +208,7 @@ class Parts:
                     continue  # a checkpoint of a trainer that does not train it: it begins as it is
                 found = files.shape(prefix + place.name)
                 if found != place.shape:
-                    raise CheckpointError(
+                    raise OtherModel(
                         f"{directory}: {prefix}{place.name} has shape {found}, the model has {place.shape}; "
                         "a checkpoint continues only the model it was made from"
                     )
