@@ -29,6 +29,7 @@ from asyncrl.ports import free_port
 from asyncrl.weights.described import Described, GroupPlace
 from asyncrl.weights.sender_calls import Join, Open, Send
 from asyncrl.weights.sender_process import SenderFailed, SenderProcess
+from asyncrl.weights.shared_names import NotShared, check_names
 from topics.topic import VITALS, Topic
 from topics.weights import WEIGHTS_OFFERED, WeightsOffered, WeightsPublished, WeightsRequested, WeightsReturned
 
@@ -199,7 +200,7 @@ class DirectWay:
 
     async def _transfer(self, offer: WeightsOffered) -> None:
         if self.kind == "ipc":
-            parts = [zstandard.decompress(call) for of_rank in offer.tensors for call in of_rank]
+            parts = [_checked(call) for of_rank in offer.tensors for call in of_rank]
             for number, part in enumerate(parts, 1):
                 await self._server.update_from_memory(part, offer.key if number == len(parts) else None, self._ranks)
             return
@@ -276,3 +277,13 @@ async def _started(ranks: int, name: str, log: Path) -> list[_Sender]:
     for rank, sender in enumerate(senders):
         sender.group = f"{name}-{rank}"
     return senders
+
+
+def _checked(call: bytes) -> bytes:
+    """Unpack what a server will read as a pickle, which could make it call anything."""
+    try:
+        packed = zstandard.decompress(call)
+        check_names(packed)
+    except (NotShared, zstandard.ZstdError) as error:
+        raise DirectFailed(f"the learner's answer: {error}") from error
+    return packed

@@ -14,22 +14,11 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing import reductions
 
-from asyncrl.errors import AsyncRLError
+from asyncrl.weights.shared_names import NotShared, check_name
 
 torch_reductions: Any = reductions  # it has no types
-_REBUILD = ("rebuild_tensor", "rebuild_cuda_tensor", "rebuild_typed_storage", "rebuild_storage_filename")
-_TYPES = ("Tensor", "UntypedStorage", "Size", "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8")
-_ALLOWED = {
-    *(("torch.multiprocessing.reductions", name) for name in _REBUILD),
-    *(("torch", name) for name in (*_TYPES, "bool")),
-    *(("torch.storage", name) for name in ("TypedStorage", "UntypedStorage")),
-}
 _CALL_BYTES = 1 << 30  # of one call: a server may make room for its tensors beside the model
 _DEVICE = 6  # place of the device among the arguments of `rebuild_cuda_tensor`
-
-
-class NotShared(AsyncRLError):
-    """Tensors that cannot be shared, or are not what they must be."""
 
 
 class View(NamedTuple):
@@ -130,11 +119,10 @@ def unpack_tensors(packed: bytes) -> list[tuple[str, torch.Tensor]]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes tensors and nothing else: a pickle can name any function."""
+    """Makes tensors and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
-            raise NotShared(f"{module}.{name} belongs to no tensor in shared memory")
+        check_name(module, name)
         return _rebuild_cuda if name == "rebuild_cuda_tensor" else super().find_class(module, name)
 
 

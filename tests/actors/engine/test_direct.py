@@ -1,6 +1,7 @@
 """Versions out of the learner's memory: quicker than the store, and never waited for."""
 
 import asyncio
+import pickle
 from collections.abc import Callable
 
 import msgspec
@@ -100,6 +101,24 @@ async def test_an_engine_of_another_host_holds_nothing_back(
     assert ways(answers) == {0: "", 1: ""}
     fallbacks = [message.fallback for message in answers.messages if isinstance(message, EngineReady)]
     assert [text.startswith("the learner is on another host, ") for text in fallbacks] == [True, True]
+
+
+@pytest.mark.parametrize("context", ["ipc"], indirect=True)
+async def test_an_answer_that_would_make_the_server_call_anything_never_reaches_it(
+    bus: Bus, context: Context, monkeypatch: pytest.MonkeyPatch
+):
+    async def reaches(*_: object) -> None:
+        raise AssertionError("the server got it")
+
+    monkeypatch.setattr("asyncrl.training.host_copy.pack_tensors", lambda *_: [pickle.dumps(print)])
+    monkeypatch.setattr(EngineClient, "update_from_memory", reaches)
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers, playing(context) as first:
+        await senders_are_there(first)
+        await memory.publish()
+        await reached(answers, 0)
+
+    (ready,) = [message for message in answers.messages if isinstance(message, EngineReady)]
+    assert ready.fallback == "the learner's answer: builtins.print belongs to no tensor in shared memory"
 
 
 async def test_a_server_of_another_owner_that_was_restarted_is_sent_nothing_over_a_group_it_never_joined(
