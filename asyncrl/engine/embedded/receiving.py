@@ -12,7 +12,8 @@ from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.embedded.schema import FromGroupBody, FromMemoryBody, GroupBody, UpdateOptions
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.weights.described import GroupPlace
-from asyncrl.weights.shared import NotShared, unpack_tensors
+from asyncrl.weights.shared import unpack_tensors
+from asyncrl.weights.shared_names import NotShared
 from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of, tensors_in
 from asyncrl.weights.transfer import TransferFailed, TransferGroup
 

@@ -18,7 +18,7 @@ from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EmbeddedControl
 from asyncrl.engine.staging import Staging
 from asyncrl.weights.sender import StagingMemory
-from asyncrl.weights.shared import NotShared
+from asyncrl.weights.shared_names import NotShared
 from harness.memory import Memory
 from harness.stage import Stage, until
 from harness.versions import Answers
