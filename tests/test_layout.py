@@ -245,7 +245,7 @@ def safe_loads(path: Path) -> set[str]:
 
 
 # SGLang takes tensors in memory as a pickle; read back it makes tensors alone.
-PICKLES = ("asyncrl.weights.shared",)
+PICKLES = ("asyncrl.weights.shared", "asyncrl.weights.shared_names")
 
 
 def test_nothing_is_pickled_and_nothing_sleeps_on_a_thread():
