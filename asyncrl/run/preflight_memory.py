@@ -1,18 +1,34 @@
-"""An estimate of the memory of the torch trainer on GPUs. Nothing is loaded."""
+"""An estimate of the GPU memory that the torch trainer needs, from the shape of a dense model alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError
+from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.layout import Layout
-from asyncrl.training.megatron.memory import parameters_of
-from asyncrl.training.memory import Learning, torch_memory
+from asyncrl.training.megatron.memory import CHUNK_ELEMENTS, RankMemory, parameters_of
+
+_LARGE_CHUNK = 1 << 29  # logits held at once, as in asyncrl.training.vocabulary, which loads torch
+_POINTWISE = 0.75  # share of the activations that is left where what costs no matrix product is computed again
+
+
+class Learning(NamedTuple):
+    """A learner in bfloat16 with compiled layers, as far as memory goes."""
+
+    ranks: int
+    tokens: int  # of a micro-batch
+    moments: int  # bytes of both
+    activations: float  # share that layers keep
+    recompute: bool  # only the inputs of layers are kept
+    copies: int = 0  # further models of the policy's shape that are not trained
+    once: bool = False  # several ranks exchange weights and gradients once a step
 
 
 def torch_memory_lines(config: Config, base: Path) -> Iterator[str]:
@@ -44,3 +60,31 @@ def torch_memory_lines(config: Config, base: Path) -> Iterator[str]:
         yield f"{more / 2**30:.1f} GiB more where its card has room to exchange once a step (learner.exchange)"
     if learner.teacher.model or has_critic(config):
         yield "a teacher's weights and a critic's weights, gradients and optimiser come on top"
+
+
+def torch_memory(shape: ModelConfig, parameters: int, learning: Learning) -> RankMemory:
+    """Estimate what a rank needs. On one the masters are 16 bits beside rounded weights; FSDP2 has them in float32."""
+    alone = learning.ranks == 1
+    own = -(-parameters // learning.ranks)
+    embedding = shape.vocab_size * shape.hidden
+    layer = (parameters - embedding) // shape.layers
+    gathered = 0 if alone else 2 * (parameters if learning.once else embedding + 2 * layer)
+    weights = (2 if alone else 4) * own + 2 * learning.copies * own + gathered
+    chunk = min(CHUNK_ELEMENTS if learning.activations < 1.0 else _LARGE_CHUNK, learning.tokens * shape.vocab_size)
+    logits = 2 * 2 * chunk + 2 * embedding  # logits and slope; the gradient of the head
+    return RankMemory(
+        weights=weights,
+        gradients=4 * (parameters if learning.once else own),
+        optimizer=(learning.moments + (2 if alone else 0)) * own,
+        activations=_activations(shape, learning) + logits,
+    )
+
+
+def _activations(shape: ModelConfig, learning: Learning) -> int:
+    """Bytes of all layers: inputs of products and norms, gate, up and what they give, and those of attention."""
+    heads = 3 * (shape.heads + shape.kv_heads) * shape.head_dim
+    of_layer = 2 * learning.tokens * (4 * shape.hidden + 3 * shape.intermediate + heads)
+    if learning.recompute:
+        return 2 * learning.tokens * shape.hidden * shape.layers + of_layer
+    kept = _POINTWISE if _POINTWISE <= learning.activations < 1.0 else learning.activations
+    return round(kept * of_layer * shape.layers)

@@ -4,9 +4,9 @@ import pytest
 
 from asyncrl.config.load import load_config
 from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
-from asyncrl.run.preflight_memory import torch_memory_lines
-from asyncrl.training import memory, vocabulary
-from asyncrl.training.memory import Learning, torch_memory
+from asyncrl.run import preflight_memory
+from asyncrl.run.preflight_memory import Learning, torch_memory, torch_memory_lines
+from asyncrl.training import vocabulary
 from harness.models import made_model
 
 GIB = 2**30
@@ -44,8 +44,8 @@ def test_each_setting_takes_what_it_says():
     once = torch_memory(shape, parameters, plain._replace(ranks=2, once=True))
     assert once.gradients == found.gradients
     assert once.weights == 4 * (parameters // 2) + 2 * parameters
-    assert memory.CHUNK_ELEMENTS == vocabulary.CHUNK_ELEMENTS
-    assert memory._LARGE_CHUNK == vocabulary._COMPILED
+    assert preflight_memory.CHUNK_ELEMENTS == vocabulary.CHUNK_ELEMENTS
+    assert preflight_memory._LARGE_CHUNK == vocabulary._COMPILED
 
 
 def test_a_run_on_a_gpu_is_told_its_estimate(tmp_path):
