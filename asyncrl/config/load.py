@@ -200,7 +200,7 @@ def _loss_options(config: Config, stage: str) -> list[Finding]:
             key = f"{table}.{floor}"
             findings.append(Finding((key, f"{table}.{cap}"), f"is above {cap}; lower it"))
     for name in learner.loss_options.keys() - known.keys():
-        message = f'loss "{learner.loss}" has no such option, its options are {", ".join(fields) or "none"}'
+        message = f'loss "{learner.loss}" has no option "{name}", its options are {", ".join(fields) or "none"}'
         findings.append(Finding((f"{table}.{name}",), message))
     return [Finding((*finding.keys, named), finding.message) for finding in findings]
 

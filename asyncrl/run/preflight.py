@@ -85,7 +85,7 @@ def _actors(config: Config, base: Path) -> Iterator[Finding]:
     try:
         load_actors(config.actors, base)
     except ActorsError as error:
-        yield Finding(("actors",), str(error))
+        yield Finding(("actors",), str(error).removeprefix("actors: "))
 
 
 def _directory(config: Config, base: Path) -> Iterator[Finding]:

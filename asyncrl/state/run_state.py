@@ -204,6 +204,9 @@ class RunState(Roster):
         before = [step for step in self.steps if step.message.step < message.step]
         self.steps = [*before, Step(message, record.time_ns)][-RECENT_STEPS - 1 :]
         if message.stage == "warmup":
+            done, every = message.step + self.warmup_steps, max(1, self.warmup_steps // 10)
+            if done % every == 0 and done < self.warmup_steps:
+                self.report("step", record.time_ns, f"step {done:,} of {self.warmup_steps:,} of warm-up")
             return
         reward = message.rewards[0]
         self.rewards.append(reward)

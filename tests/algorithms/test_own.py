@@ -160,7 +160,7 @@ def test_what_a_config_cannot_find_is_one_problem_at_its_line(mine: Path):
         ("learner.advantage=mine.py:Gated", "it is a class, expected a function of the rewards of groups"),
         ("learner.loss=mine.py:Bare", "its option strength has no default; give it one"),
         ("learner.loss=mine.py", '"ppo", "reinforce", "sft", "path/to/file.py:name"'),
-        ("learner.loss_options.cap=3", "has no such option, its options are steepness"),
+        ("learner.loss_options.cap=3", 'has no option "cap", its options are steepness'),
         ("learner.loss_options.steepness=high", 'found "high" (string), expected number'),
         ("learner.filters=['mine.py:too_good', 'mine.py:too_good']", None),
     ],
@@ -202,7 +202,7 @@ def test_an_option_that_ones_own_has_not_is_the_one_problem_where_files_are_chec
     found = [problem.message for problem in problems(str(mine), "learner.loss_options.cap=3", files=True)]
 
     assert [message for message in found if "mine.py" in message] == [
-        f'loss "{mine.parent}/mine.py:Gated" has no such option, its options are steepness'
+        f'loss "{mine.parent}/mine.py:Gated" has no option "cap", its options are steepness'
     ]
 
 

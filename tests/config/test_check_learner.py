@@ -14,8 +14,9 @@ def test_an_option_of_another_loss_is_refused_with_those_that_there_are():
     problem = the_problem("demo", "learner.loss=reinforce", "learner.loss_options.clip_low=0.1")
 
     assert problem.message == (
-        'loss "reinforce" has no such option, its options are masks, sequence_floor, sequence_cap, second_moment_cap, '
-        "opsm_cap, max_in_queue_lag, max_in_flight_lag, kl, kl_estimator, kl_unbiased, entropy, ratio_cap"
+        'loss "reinforce" has no option "clip_low", its options are masks, sequence_floor, sequence_cap, '
+        "second_moment_cap, opsm_cap, max_in_queue_lag, max_in_flight_lag, kl, kl_estimator, kl_unbiased, "
+        "entropy, ratio_cap"
     )
 
 

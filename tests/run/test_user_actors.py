@@ -96,6 +96,9 @@ async def test_topics_and_the_asyncapi_document_show_the_rows_of_a_users_actor(t
         assert "remark.made" in text
         assert any("trajectory.graded" in line and "critic" in line for line in text.splitlines())
         assert "A remark about a" in text
+    (tmp_path / "mine.toml").write_text("actors = ['critics.py']\n")
+    code, text = await command(tmp_path, "check", "mine.toml")
+    assert (code, text.partition(" no file ")[0]) == (1, "mine.toml:1: actors: critics.py:")
 
 
 @pytest.mark.parametrize(

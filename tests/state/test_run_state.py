@@ -73,15 +73,15 @@ class Story:
         return console.file.getvalue()
 
 
-def whole_run() -> Story:
+def whole_run(*warm_up: int) -> Story:
     story = Story(steps=4)
     story.subscribe(0, actors.RUN_OPENED, RunOpened(steps=4, warmup_steps=2, settings={}))
     story.started(0, "supervisor-1")
     story.subscribe(0, actors.FLEET_SCALED, FleetScaled({"rollout": 2, "learner": 1}))
     for name in ("rollout-1", "rollout-2", "learner-1"):
         story.started(1, name)
-    story.trained(2, -1)
-    story.trained(3, 0)
+    for step in (*warm_up, 0):
+        story.trained(3 + step, step)
     story.published(3, 0)
     story.subscribe(4, engines.ENGINE_READY, EngineReady("engine-1", "http://h:1", 0, 0, "d", 8))
     scored = EvalScored("e000000", 0, {0: 9}, 0.25, 16, 0, 0.1)
@@ -96,8 +96,9 @@ def whole_run() -> Story:
 
 
 def test_a_run_becomes_one_line_per_event():
-    assert whole_run().texts() == [
+    assert whole_run(-1).texts() == [
         "started",
+        "step 1 of 2 of warm-up",
         "version 0 published after 2 steps of warm-up",
         "evaluation of version 0: 0.250 on 16 prompts",
         "step 1 of 4  reward 0.250  lag 0.00",
