@@ -15,6 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged import read_each
 from asyncrl.cli.target import add_directory, add_settings, any_run, read_topics
 from asyncrl.cli.up import bring_up
+from asyncrl.config.check_learner import has_critic
 from asyncrl.config.learner_settings import LoraSettings
 from asyncrl.config.load import LoadedConfig, with_overrides
 from asyncrl.config.settings import Config, StartSettings
@@ -85,7 +86,8 @@ def begins_after(log: TrainingLog, config: Config, step: int, stages: Sequence[B
     numbers = [number_of(group.prompt_id) for batch in packed for group in batch.groups if group.prompt_id[0] == TASK]
     prompt = max(numbers, default=config.start.prompt - 1) + 1
     begun = {str(first): name for first, name in [*first_stages(config), *stages] if first <= prompt}
-    return StartSettings(checkpoint="start", step=step, prompt=prompt, stages=begun)
+    critic = config.critic_origin if has_critic(config) else -1
+    return StartSettings(checkpoint="start", step=step, prompt=prompt, stages=begun, critic=critic)
 
 
 def forked_config(config: Config, start: StartSettings, overrides: list[str], directory: Path, base: Path) -> Config:

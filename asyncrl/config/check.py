@@ -273,6 +273,9 @@ def _learner(learner: LearnerSettings) -> Iterator[Finding]:
 
 def _start(config: Config) -> Iterator[Finding]:
     start = config.start
+    if start.critic > start.step:
+        message = f"found {start.critic}, expected at most start.step = {start.step}, the step of its checkpoint"
+        yield Finding(("start.critic", "start.step"), message)
     if not start.checkpoint:
         for key, given in (("start.step", start.step), ("start.prompt", start.prompt)):
             if given:

@@ -87,7 +87,8 @@ def _without_effect(config: Config) -> Iterator[Finding]:
         yield Finding(
             ("learner.assertions.first_kl",), "has no effect: nothing is measured from a reference; leave it out"
         )
-    if "values" in needed and 0 < learner.steps - config.start.step <= learner.critic.warmup_steps:
+    alone = config.critic_origin + learner.critic.warmup_steps
+    if "values" in needed and config.start.step < learner.steps <= alone:
         keys = ("learner.critic.warmup_steps", "learner.steps")
         yield Finding(keys, f"leaves none of {learner.steps} steps to the policy; lower it")
 

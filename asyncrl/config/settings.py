@@ -279,6 +279,8 @@ class StartSettings(Settings):
     step: Count = 0  # Step of that checkpoint: the first batch is the one after it.
     prompt: Count = 0  # Number of the first prompt that is issued, in the order of the data.
     stages: dict[str, str] = msgspec.field(default_factory=dict)  # Stages up to there, by number of their first prompt.
+    # Step before the first one of the critic in it; -1: it has none, whose steps then begin with those of the run.
+    critic: Annotated[int, Meta(ge=-1)] = -1
 
 
 class Config(Settings):
@@ -329,6 +331,11 @@ class Config(Settings):
     def origin(self) -> int:
         """Step of the weights before the first batch; below 0 before a warm-up."""
         return self.start.step - self.warmup.steps
+
+    @property
+    def critic_origin(self) -> int:
+        """Step before the first one of the critic, where there is one."""
+        return self.start.critic if self.start.critic >= 0 else self.start.step
 
     @property
     def group_workers(self) -> int:

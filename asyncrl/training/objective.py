@@ -55,7 +55,7 @@ def objective_of(config: Config, step: int, stage: str = "") -> Objective:
         distillation=_distillation(learner.teacher),
         hindsight=_hindsight(config.live),
         live_kl=bool(config.live.share and config.live.safety.kl_bound),
-        critic=_critic_step(learner.critic, step - config.start.step) if has_critic(config) else None,
+        critic=_critic_step(learner.critic, step - config.critic_origin) if has_critic(config) else None,
         **optimizer,
     )
 
@@ -78,7 +78,7 @@ def _rate(learner: LearnerSettings, step: int) -> float:
 
 
 def _critic_step(critic: CriticSettings, number: int) -> CriticStep:
-    """The step of the critic at this step of RL, counted from the run's start."""
+    """The step of the critic at this step of RL, counted from its first one."""
     factor = learning_rate_factor(max(number, 1), kind="constant", warmup_steps=critic.lr_warmup_steps)
     return CriticStep(
         discount=critic.discount,

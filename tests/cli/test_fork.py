@@ -7,9 +7,10 @@ import pytest
 
 from actors.learner.retraining import TrainingLog
 from asyncrl.cli.fork import begins_after, forked_config
-from asyncrl.config.load import ConfigError
+from asyncrl.config.load import ConfigError, with_overrides
 from asyncrl.config.settings import Config, StartSettings
 from asyncrl.errors import LaunchError
+from asyncrl.training.objective import objective_of
 from harness.folds import Feed
 from harness.prompter_feed import config as small_config
 from topics.batches import BatchGroup, BatchPacked
@@ -61,6 +62,21 @@ def test_a_fork_has_the_settings_of_its_run_but_for_those_given(tmp_path: Path):
         forked_config(config, msgspec.structs.replace(start, step=5), [], tmp_path, tmp_path)
     with pytest.raises(LaunchError, match="--at gives what the new run starts with"):
         forked_config(config, start, ["start.prompt=3"], tmp_path, tmp_path)
+
+
+def test_a_fork_goes_on_with_the_critic_of_its_run_and_one_that_adds_it_begins_its_warm_up(tmp_path: Path):
+    log, ppo = log_of(first=["p000004"], second=["p000031"]), ["learner.advantage=gae", "learner.loss=ppo"]
+    ppo += ["learner.critic.warmup_steps=3", "learner.critic.lr_warmup_steps=8", "learner.steps=9"]
+    config = with_overrides(small_config(), ppo)
+    forked = forked_config(config, begins_after(log, config, 2), [], tmp_path, tmp_path)
+    again = forked_config(forked, begins_after(log, forked, 2), [], tmp_path, tmp_path)
+    added = forked_config(small_config(), begins_after(log, small_config(), 2), ppo, tmp_path, tmp_path)
+
+    steps = [objective_of(config, step).critic for step in range(1, 6)]
+    assert [step.alone for step in steps if step is not None] == [True, True, True, False, False]
+    for other in (forked, again):
+        assert [objective_of(other, step).critic for step in (3, 4, 5)] == steps[2:]
+    assert [objective_of(added, step).critic for step in (3, 4, 5)] == steps[:3]
 
 
 def test_a_fork_keeps_the_adapters_that_its_run_trained(tmp_path: Path):
