@@ -58,7 +58,7 @@ class TeacherServer:
         settings = config.learner.teacher
         self._patience_s = min(patience_s, settings.deadline_s)
         self._answered_at = 0.0  # when the newest answer came, to whatever question
-        key = (files.base / Path(settings.api_key_file).expanduser()) if settings.api_key_file else None
+        key = files.base / settings.api_key_file if settings.api_key_file else None
         self._url, self._config = settings.url, config
         self._client = ScoringClient(
             settings.url,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import os
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,6 +17,7 @@ from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import check_data, check_engines, check_learner, check_live
 from asyncrl.config.check import Finding, contradictions
 from asyncrl.config.own_algorithms import load_own_algorithms
+from asyncrl.config.paths import expand_paths
 from asyncrl.config.reference import (
     expected_text,
     general_key,
@@ -34,14 +34,6 @@ from asyncrl.errors import AsyncRLError
 
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.toml"))}
-_PATHS = {
-    *(f"tasks.NAME.{name}" for name in ("source", "rollout", "reward", "eval_source")),
-    *(f"eval.sets.NAME.{name}" for name in ("source", "rollout", "reward")),
-    *("directory", "model.path", "task.source", "task.rollout", "reward.function", "eval.source", "warmup.source"),
-    "start.checkpoint",
-    *("nats.password_file", "nats.nkey_file", "nats.credentials", "nats.tls_ca", "nats.tls_cert", "nats.tls_key"),
-    *("engine.api_key_file", "learner.teacher.api_key_file", "learner.teacher.model", "learner.critic.model"),
-}  # may begin with `~`
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
 _NEAR = 0.76  # likeness of two names of which one may be meant by the other: a letter is wrong, missing or too many
@@ -159,7 +151,8 @@ def _resolved(
         lines: of the keys in their file.
     """
     wanted: list[str] = []
-    problems = [problem for override in overrides if (problem := _override(raw, override, wanted))]
+    raw = expand_paths(raw)
+    problems = [problem for override in overrides if (problem := _override(raw, override, wanted, base))]
     findings: list[Finding] = []
     config = _convert(Config, raw, "", findings)
     # Skip checks that depend on invalid keys; they would test the default value.
@@ -247,7 +240,7 @@ def _paths(value: dict[str, Any]) -> Iterator[str]:
             yield from (join_key(key, path) for path in _paths(inner))
 
 
-def _override(raw: dict[str, Any], override: str, wanted: list[str]) -> Problem | None:
+def _override(raw: dict[str, Any], override: str, wanted: list[str], base: Path) -> Problem | None:
     """Set one `a.b.c=value` in the values of a config and note its key."""
     key, sign, text = override.partition("=")
     key = key.strip()
@@ -259,7 +252,7 @@ def _override(raw: dict[str, Any], override: str, wanted: list[str]) -> Problem 
         table = table.setdefault(part, {})
         if not isinstance(table, dict):
             return Problem(None, f"--set {key}", f"{'.'.join(parts[:depth])} is not a table in the config")
-    table[parts[-1]] = _override_value(key, text.strip())
+    table[parts[-1]] = expand_paths(_override_value(key, text.strip()), key, base=base)
     wanted.append(key)
     return None
 
@@ -291,9 +284,6 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
                 values[name] = msgspec.convert(value, fields[name], strict=True)
             except msgspec.ValidationError:
                 findings.append(_wrong(key, value, expected_text(fields[name])))
-            else:
-                if general_key(key) in _PATHS and isinstance(value, str):
-                    values[name] = os.path.expanduser(value)
         elif isinstance(value, dict):
             values[name] = _convert(fields[name], value, key, findings)
         else:

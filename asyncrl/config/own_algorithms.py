@@ -91,4 +91,4 @@ def load_own_algorithms(config: Config, base: Path) -> list[Finding]:
 def absolute(name: str, base: Path) -> str:
     """The name of a user's function with the absolute path of its file; a module's is as it was."""
     where, _, function = name.rpartition(":")
-    return f"{os.path.abspath(base / Path(where).expanduser())}:{function}" if where.endswith(".py") else name
+    return f"{os.path.abspath(base / where)}:{function}" if where.endswith(".py") else name

@@ -7,7 +7,7 @@ import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -78,11 +78,19 @@ class RunFiles:
         """File with the API key of an inference server: the one given; those started here have one of their own."""
         group = engine.group_of(engine_id)
         if group.api_key_file:
-            return self.base / Path(group.api_key_file).expanduser()
+            return self.base / group.api_key_file
         if group.kind == "external":
             announced = self.key_of(engine_id)
             return announced if announced.exists() else None
         return self.own_engine_key if group.kind in ("embedded", "sglang") else None
+
+    @property
+    def end(self) -> Literal["finished", "stopped", "failed", "crashed"]:
+        """How the run ended, if no `asyncrl up` holds it: one that crashed wrote nothing about its end."""
+        if self.failure.exists():
+            return "failed"
+        summary = self.read_summary()
+        return "finished" if summary.get("finished") else "stopped" if summary else "crashed"
 
     def read_summary(self) -> dict[str, Any]:
         """Read what a run that came to an end wrote down; empty where there is nothing of it."""

@@ -94,7 +94,8 @@ MINE = '''
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
     config = tmp_path / "own.toml"
     config.write_text(
@@ -117,6 +118,7 @@ def test_a_config_names_ones_own_and_the_run_finds_them_from_anywhere(mine: Path
     assert filtered_by([Member(1.0)] * 2, objective.filters, {}) == "too_good"
     assert filtered_by([Member(0.0)] * 2, objective.filters, {}) == "zero_variance"
     assert filtered_by([Member(0.0), Member(1.0)], objective.filters, {}) == ""
+    monkeypatch.chdir(folder)
     changed = with_overrides(config, ["learner.loss=mine.py:plain", "learner.loss_options={}"], base=folder)
     assert changed.learner.loss == f"{folder}/mine.py:plain"
     assert sorted(LOSSES) == sorted(name for name in LOSSES if ":" not in name)  # no list of names has them

@@ -57,7 +57,8 @@ NAMED = ["learner.loss=mine.py:Recent", 'learner.columns={ recency = "mine.py:re
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
     config = tmp_path / "own.toml"
     config.write_text('run = "own"\n[eval]\nprompts = 0\n')

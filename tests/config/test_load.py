@@ -11,6 +11,7 @@ from asyncrl.cli.main import run
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.hints import hints
 from asyncrl.config.load import SHIPPED, ConfigError, key_lines, load_config
+from asyncrl.config.paths import expand_paths
 from asyncrl.config.reference import documented_tables, known_settings, settings_markdown, settings_text
 from asyncrl.run.preflight import check_surroundings
 from harness.configs import SOUND, from_settings, problems, the_problem
@@ -43,6 +44,48 @@ def test_a_shipped_config_names_only_files_that_are_there_and_needs_no_hint(name
 
 def test_a_config_finds_its_files_beside_itself(written, tmp_path):
     assert load_config(written(SOUND)).base == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("model.path", "./model", "/here/model"),
+        ("model.path", "", ""),
+        ("model.path", "../base/model", "model"),  # below the config's folder, which other hosts have elsewhere
+        ("engine.groups.own.api_key_file", "own.key", "/here/own.key"),
+        ("task.source", "rows.jsonl@[0:100]", "/here/rows.jsonl@[0:100]"),
+        ("task.source", "reasoning-gym:chain_sum", "reasoning-gym:chain_sum"),
+        ("task.options.convert", "mine.py:convert", "/here/mine.py:convert"),
+        ("reward.function", "package.module:reward", "package.module:reward"),
+        ("reward.function", "http://localhost:1/score.py", "http://localhost:1/score.py"),
+        ("tasks", {"a": {"source": "a.parquet"}}, {"a": {"source": "/here/a.parquet"}}),
+        ("learner.filters", ["mine.py:good", "zero_variance"], ["/here/mine.py:good", "zero_variance"]),
+        ("learner.columns", {"own": "mine.py:own"}, {"own": "/here/mine.py:own"}),
+        ("actors", ["~/mine.py", "package.module"], ["/home/anna/mine.py", "package.module"]),
+        ("rollout.stop", ["mine.py"], ["mine.py"]),
+        ("directory", "runs", "runs"),
+    ],
+)
+def test_a_path_of_the_command_line_starts_from_the_working_directory(monkeypatch, tmp_path, key, value, expected):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("HOME", "/home/anna")
+
+    found = expand_paths(value, key, base=tmp_path / "base")
+
+    assert json.dumps(found).replace(f"{tmp_path}/here", "/here") == json.dumps(expected)
+
+
+def test_a_path_of_a_file_starts_from_its_folder_wherever_the_command_runs(written, monkeypatch, tmp_path):
+    path = written(SOUND + 'task.source = "rows.jsonl"\ntask.options.convert = "~/mine.py:convert"\n')
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    monkeypatch.setenv("HOME", "/home/anna")
+
+    config = load_config(path, overrides=["reward.function=mine.py:reward"]).config
+
+    assert (config.task.source, config.task.options["convert"]) == ("rows.jsonl", "/home/anna/mine.py:convert")
+    assert config.reward.function == "other/mine.py:reward"
 
 
 def test_an_unknown_name_is_answered_with_the_shipped_configs():
@@ -268,7 +311,7 @@ def test_a_value_cannot_smuggle_in_a_second_setting():
 
 def test_check_prints_ok_and_hints(capsys):
     assert run(["check", "demo", "--set", "rollout.workers=8", "--set", "engine.count=8"]) == 0
-    assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()][:3] == ["ok", "hint:", "stream"]
+    assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["ok", "hint:", "streams"]
 
 
 def test_check_prints_all_problems_with_their_lines_and_fails(capsys, written):

@@ -272,7 +272,8 @@ def test_a_function_that_cannot_be_called_as_it_will_be_is_refused(written, tmp_
     assert message in problem.message
 
 
-def test_functions_that_can_be_called_are_accepted_in_any_form(written, tmp_path):
+def test_functions_that_can_be_called_are_accepted_in_any_form(written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(
         "import functools\n"
         "async def deep(row, context, depth): ...\n"
@@ -289,7 +290,8 @@ def test_functions_that_can_be_called_are_accepted_in_any_form(written, tmp_path
     )
 
 
-def test_what_a_file_starts_at_its_import_holds_nobody_up(written, tmp_path):
+def test_what_a_file_starts_at_its_import_holds_nobody_up(written, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").write_text(
         "import subprocess\nsubprocess.Popen(['sleep', '1000'])\ndef reward(completion): ...\n"
     )

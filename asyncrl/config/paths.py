@@ -1,0 +1,43 @@
+"""Paths in settings: which settings name files, and the folder that a relative path starts from."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from asyncrl.config.reference import join_key
+
+_PATH = re.compile(
+    r"model\.path|start\.checkpoint|placement\.files|nats\.(credentials|tls_\w+)|learner\.(teacher|critic)\.model|.+_file"
+)  # settings that are paths whatever they hold
+_SPEC = re.compile(
+    r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|loss|advantage|filters)"
+)  # settings that may name something else
+_FILE = re.compile(r"(?!https?://).+\.(py|jsonl|parquet)([:@].*)?")  # what is a path there
+
+
+def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
+    """Return a value of a config with `~` expanded in its paths.
+
+    Args:
+        value: of the setting or table `key`, as TOML has it.
+        base: folder of the config, where the value was typed as `--set`: its relative paths start from the working
+            directory. Below `base` they stay relative, as other hosts have that folder under another path.
+    """
+    if isinstance(value, dict):
+        return {name: expand_paths(inner, join_key(key, name), base=base) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [expand_paths(one, key, base=base) for one in value]
+    if not isinstance(value, str) or not value:
+        return value
+    if key == "directory":  # relative to the working directory wherever it is written
+        return os.path.expanduser(value)
+    if not (_PATH.fullmatch(key) or (_SPEC.fullmatch(key) and _FILE.fullmatch(value))):
+        return value
+    expanded = os.path.expanduser(value)
+    if base is None:
+        return expanded
+    typed, folder = Path(os.path.abspath(expanded)), base.absolute()
+    return str(typed.relative_to(folder) if typed.is_relative_to(folder) else typed)
