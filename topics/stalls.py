@@ -45,6 +45,8 @@ Cause: TypeAlias = Literal[
     "end of data",
     "slow data",
     "unexplained",
+    "run failed",
+    "run killed",
 ]
 
 

@@ -1,4 +1,4 @@
-"""`asyncrl doctor`: why a run does not come further, and what to do."""
+"""`asyncrl doctor`: why a run does not come further, or how it ended, and what to do."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 import asyncio
 
 from asyncrl.cli.output import add_json, show
-from asyncrl.cli.target import add_run, live_run
+from asyncrl.cli.target import add_run, any_run
 from asyncrl.state.diagnose import diagnose, headline
+from asyncrl.state.ended import how_it_ended
 from asyncrl.state.parts import counted
 from asyncrl.state.watch import collect_state
 from topics.stalls import StallFound
@@ -20,10 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Collect, diagnose, print; returns 1 where anything was found."""
-    found = live_run(arguments)
-    state = asyncio.run(collect_state(found.address, found.run, found.root))
-    findings = diagnose(state)
-    line = headline(state)
+    found = any_run(arguments)
+    if found.is_held:
+        state = asyncio.run(collect_state(found.address, found.run, found.root))
+        line, findings = headline(state), diagnose(state)
+    else:
+        line, findings = how_it_ended(found.files)
     values = {"run": found.run, "state": line, "findings": findings}
     show(arguments, values, lambda: findings_text(found.run, line, findings))
     return 1 if findings else 0

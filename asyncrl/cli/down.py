@@ -15,7 +15,7 @@ _POLL_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, "the live one")
     add_wait(parser)
 
 

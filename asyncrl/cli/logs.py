@@ -25,7 +25,7 @@ _STYLES = {"debug": "dim", "info": "green", "warning": "yellow", "error": "bold 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser, "the live one, else the newest", remote=False)
+    add_run(parser, remote=False)
     parser.add_argument("actor", nargs="?", default="", metavar="ACTOR", help="actor or role (default: all)")
     add_flag(parser, "--follow", "keep printing until the run ends")
     parser.add_argument("--level", choices=LEVELS, default="info", help="print this level and above (default: info)")

@@ -62,12 +62,11 @@ def runs_in(folder: Path) -> list[RunRow]:
 def _row(root: Path) -> RunRow:
     live = is_locked(root)  # before its summary is looked for: one that ends meanwhile writes it first
     files = RunFiles(root)
-    summary, steps = files.read_summary(), files.newest_steps()
-    ended = "finished" if summary.get("finished") else "stopped" if summary else "crashed" if steps else "not begun"
+    steps = files.newest_steps()
     rewards = [row["reward_mean"] for row in steps if row["step"] > 0 and row["reward_mean"] is not None]
     return RunRow(
         root.name,
-        "live" if live else "failed" if files.failure.exists() else ended,
+        "live" if live else files.end,
         steps[-1]["step"] if steps else None,
         fmean(rewards[-5:]) if rewards else None,
         (root / "config.json").stat().st_mtime,

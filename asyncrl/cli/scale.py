@@ -15,7 +15,7 @@ from topics.roles import ROLE_NAMES, SCALABLE, pool_of, role_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, "the live one")
     roles = ", ".join(SCALABLE)
     about = f"such as rollout=4, or engine-NAME=2 for one of several groups of engines; roles: {roles}"
     parser.add_argument("counts", nargs="*", metavar="ROLE=COUNT", help=about)

@@ -26,7 +26,7 @@ _REPORT_S = 1.0  # between two reports of missed messages
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_run(parser)
+    add_run(parser, "the live one")
     parser.add_argument(
         "pattern", help="topic, with `*` for any part and an optional key: 'trajectory.*', '*.trained', '*'"
     )

@@ -40,7 +40,9 @@ def add_directory(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(url="", credentials="")
 
 
-def add_run(parser: argparse.ArgumentParser, default: str = "the live one", *, remote: bool = True) -> None:
+def add_run(
+    parser: argparse.ArgumentParser, default: str = "the live one, else the newest", *, remote: bool = True
+) -> None:
     """Declare how a command names a run; RUN is the first of its arguments.
 
     Args:
@@ -57,7 +59,7 @@ def add_run(parser: argparse.ArgumentParser, default: str = "the live one", *, r
 
 def add_action(parser: argparse.ArgumentParser, metavar: str, about: str) -> None:
     """Declare a run, and behind it what to do with it; `action_of` reads it."""
-    add_run(parser)
+    add_run(parser, "the live one")
     parser.add_argument("words", nargs="*", metavar=metavar, help=about)
 
 

@@ -55,6 +55,8 @@ ADVICE: dict[Cause, str] = {
     "end of data": "add epochs with `asyncrl up --resume RUN --set task.epochs=0`; check `asyncrl logs prompter-1`",
     "slow data": "wait, or make task.options easier; task.row_limit_s and task.open_limit_s end the run",
     "unexplained": "run `asyncrl status --json` and `asyncrl logs`, and report their output in an issue",
+    "run failed": "mend what it names (`asyncrl logs` has more), then go on with `asyncrl up --resume RUN`",
+    "run killed": "go on with `asyncrl up --resume RUN`; `dmesg` names processes that were killed for want of memory",
 }
 
 

@@ -53,6 +53,28 @@ async def test_runs_are_listed_with_what_became_of_them(tmp_path):
     assert "done" in table and "0.930" in table and "warm-up" in table
 
 
+async def test_the_doctor_says_how_a_run_ended(tmp_path):
+    rows_of(make(tmp_path, "done", config='{"learner": {"steps": 130}}', summary='{"finished": true}'), 130)
+    rows_of(make(tmp_path, "stopped", summary='{"finished": false}'), 6, 7)
+    rows_of(make(tmp_path, "killed"), -3)
+    (make(tmp_path, "wrong", summary='{"finished": false}') / "failure").write_text("the loss is not finite")
+
+    assert await command(tmp_path, "doctor", "done") == (
+        0,
+        "run done: ended as it should: it finished at step 130 of 130\n",
+    )
+    ended = "it was asked to stop at step 7 of 100; to go on: asyncrl up --resume stopped"
+    assert await command(tmp_path, "doctor", "stopped") == (0, f"run stopped: ended as it should: {ended}\n")
+    for name, cause, evidence in (
+        ("killed", "run killed", "in its warm-up: no process of it is left, and none wrote why"),
+        ("wrong", "run failed", "before its first step: the loss is not finite"),
+    ):
+        code, output = await command(tmp_path, "doctor", name, "--json")
+        (found,) = json.loads(output)["findings"]
+        assert (code, found["cause"], found["object"], found["evidence"]) == (1, cause, name, evidence)
+        assert "asyncrl up --resume RUN" in found["advice"]
+
+
 async def test_a_live_run_and_one_that_was_killed_are_listed_with_their_newest_step(tmp_path):
     async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=100000", "buffer.batch_groups=2") as run:
         await run.reaches(lambda: len(run.steps()) > 2, "three steps")
