@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_config, add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
@@ -17,10 +18,11 @@ from asyncrl.run.sizing import plan
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "demo")
     add_settings(parser)
+    add_flag(parser, "--streams", "list what each stream needs, what it may hold, and when that would be full")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print `ok`, hints, a reward each, the memory of a rank, and the room of streams, where there is no problem."""
+    """Print `ok`, hints, a reward each, the memory of a rank, and the room for streams, where there is no problem."""
     loaded = load_config(arguments.config, overrides=arguments.set, further=check_surroundings)
     planned = plan(loaded.config, loaded.base)
     print("ok")
@@ -30,5 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(line)
     for line in (*memory_lines(loaded.config, loaded.base), *torch_memory_lines(loaded.config, loaded.base)):
         print(line)
-    print(planned.table())
+    print(planned.line())
+    if arguments.streams:
+        print(planned.table())
     return 0

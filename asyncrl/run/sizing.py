@@ -150,14 +150,16 @@ class Plan:
             setting = "gateway.turns_mb" if need.stream is TURNS else _SETTINGS.get(need.stream.keep, "")
             given = f"{setting} = {self._given(need.stream) // MB}" if setting else ""
             lines.append(f"{name:<14}{_mb(need.least):>10}{_mb(size):>10}  {given:<24}{self._full(need, size)}")
-        held = sum(self.sizes[need.stream.name] for need in self._stored)
-        lines.append(f"{'on the disk':<14}{_mb(self.least):>10}{_mb(held):>10}")
-        if self.disk is None:
-            lines.append(f"the server at {self.config.nats.url} must have {_mb(held)} MB that no other stream reserves")
-        else:
-            room, folder = f"{(self.room or 0) // MB:,}", self.disk.folder
-            lines.append(f"room for streams: {room} MB in {folder} ({self._disk_text(self.disk)})")
         return "\n".join(lines)
+
+    def line(self) -> str:
+        """What all streams need on the disk, what they may hold, and what room there is."""
+        held = sum(self.sizes[need.stream.name] for need in self._stored)
+        text = f"streams need {_mb(self.least)} MB and may hold {_mb(held)}"
+        if self.disk is None:
+            return f"{text}, which no other stream may reserve on the server at {self.config.nats.url}"
+        room, folder = f"{(self.room or 0) // MB:,}", self.disk.folder
+        return f"{text}; there is room for {room} MB in {folder} ({self._disk_text(self.disk)})"
 
     @property
     def _stored(self) -> list[Need]:
