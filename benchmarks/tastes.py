@@ -93,6 +93,6 @@ async def _run(series: Series, method: str, seed: int) -> Story:
     reached = story.reached()
     when = f"{reached} turns, {story.seconds[reached - 1]:.0f} s" if reached else "never"
     last = f"{len(story.pleased)} turns, {story.seconds[-1]:.0f} s" if story.pleased else "no turn"
-    requests = story.rows()["requests"].split(", the first")[0]
+    requests = story.rows()["users"].split(", the first")[0]
     print(f"{method}  seed {seed}  {GOAL} after {when}  of {last}; {requests}", flush=True)
     return story

@@ -31,13 +31,19 @@ def run(arguments: argparse.Namespace) -> int:
     own_code = found.root is not None
     check = partial(DataOrder, base=base, own_code=own_code) if arguments.deep else None
 
-    def report(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
-    how = {"deep": arguments.deep, "check_rows": check, "own_code": own_code, "report": report}
+    how = {
+        "deep": arguments.deep,
+        "check_rows": check,
+        "own_code": own_code,
+        "report": _progress if sys.stderr.isatty() else None,
+    }
     audited = read_topics(found, "audit", lambda bus: audit_run(bus, **how))
     print(findings_text(audited))
     return 1 if audited.findings.violations else 0
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def findings_text(audited: Audited) -> str:
@@ -69,7 +75,15 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
 
     open_now = [f"{role} {count:,}{held(role)}" for role, count in findings.open.items()]
     lags = {"supervised" if lag < 0 else str(lag): tokens for lag, tokens in findings.tokens_by_lag.items()}
-    gap = f"{findings.purged:,} messages of live traffic have no content any more"
+    purged = f"{findings.purged:,} messages of live traffic have no content any more"
+    always = [
+        ("versions", f"{findings.versions:,} published"),
+        ("unreadable", counted(findings.unreadable, "message")),
+        *([("purged", purged)] if findings.purged else []),
+    ]
+    if not (findings.issued or findings.batches):
+        what = "versions with the engines that took them and with channels, logs with their writers; nothing was issued"
+        return [("compared", what), *always]
     return [
         ("issued", f"{findings.issued:,}"),
         ("trained", f"{findings.trained:,}"),
@@ -82,8 +96,6 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
             f"{findings.batches:,} packed, {findings.trained_batches:,} trained, newest lineage {findings.lineage}",
         ),
         ("tokens by lag", each(lags).strip() or "none"),
-        ("versions", f"{findings.versions:,} published"),
         ("results", f"{findings.payloads:,} still stored"),
-        ("unreadable", counted(findings.unreadable, "message")),
-        *([("purged", gap)] if findings.purged else []),
+        *always,
     ]

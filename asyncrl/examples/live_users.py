@@ -123,7 +123,7 @@ class Story:
         return {
             "satisfaction": f"{before:.3f} before → {after:.3f} after (means of {WINDOW} of {turns:,} turns)",
             f"satisfied {GOAL}": when,
-            "requests": f"{self.requests:,} of users, turns and feedback, {len(self.failures):,} failed"
+            "users": f"{self.requests:,} requests, turns and feedback, {len(self.failures):,} failed"
             + (f", {self.cut:,} cut and sent again" if self.cut else "")
             + (f", {self.refused:,} refused for a time and sent again" if self.refused else "")
             + (f", the first: {self.failures[0]}" if self.failures else ""),

@@ -6,19 +6,20 @@ import msgspec
 import pytest
 
 from asyncrl.bus.publish import publish
+from asyncrl.cli.audit import findings_text
 from asyncrl.config.settings import Config
 from asyncrl.state.audit.audit import Queue
-from asyncrl.state.audit.reading import audit_run
+from asyncrl.state.audit.reading import Audited, audit_run
 from asyncrl.training.objective import objective_of
 from harness.ordinary_run import SETTINGS, ordinary_story
 from harness.runs import command
-from harness.stories import FIRST, LOGS, result
+from harness.stories import FIRST, LOGS, Story, result
 from topics.actors import DeadLetter
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked
 from topics.groups import GroupDropped
 from topics.topic import TRAJECTORIES
 from topics.trajectories import TRAJECTORY_DROPPED, TRAJECTORY_GENERATED, TRAJECTORY_GRADED
-from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, WeightsPublished
 
 
 def test_a_run_in_which_nothing_is_wrong_is_clean():
@@ -30,6 +31,16 @@ def test_a_run_in_which_nothing_is_wrong_is_clean():
     assert findings.open == {"rollout": 1, "reward": 1}
     assert (findings.batches, findings.trained_batches, findings.versions) == (4, 3, 3)
     assert findings.tokens_by_lag == {-1: 3, 0: 10, 1: 2}
+
+
+def test_of_a_run_that_only_serves_the_audit_tells_what_it_compared():
+    story = Story()
+    story.publish(WeightsPublished(0, 0, "d", "files", ""))
+
+    name, compared, *rows = findings_text(Audited("chat", story.findings(), {}, [])).splitlines()
+
+    assert (name, rows) == ("run chat: clean", ["      versions  1 published", "    unreadable  0 messages"])
+    assert compared.strip().startswith("compared  versions with the engines that took them")
 
 
 def test_the_order_between_logs_does_not_matter():
