@@ -26,12 +26,13 @@ class RunOpened(Message):
 
 
 class ActorStarted(Message):
-    """A process for a role has started."""
+    """A process for a role has started, or starts anew what it lost."""
 
     role: str
     actor_id: Id  # "rollout-2"
     host: str
     pid: Count
+    lost: str = ""  # what it starts anew, and why; empty for a new process
 
 
 class ActorStoppedHeaders(Headers):

@@ -146,11 +146,11 @@ class Learner:
         restarts.add()
         if restarts.should_give_up:
             raise ActorDown(f"the trainer group was lost {restarts.count} times in a row; the last reason: {error}")
-        self.context.log.warning("trainer group lost, and started again", reason=str(error))
         await self.outbox.ended()  # nothing of this group is appended from here on
         with contextlib.suppress(GroupLost):
             self.outbox.check()
         await self.group.close()
+        await self.context.started(f"its trainer group was lost: {error}")
         await restarts.pause()
         self._begin()
         await self._make_ready()

@@ -98,6 +98,12 @@ class Context:
         """Set the current activity, which the vital signs report with its duration."""
         self._doing = (what, time.monotonic())
 
+    async def started(self, lost: str = "") -> None:
+        """Publish that this process has started, or starts anew what it lost, and why."""
+        if lost:
+            self.log.warning("starts anew", reason=lost)
+        await publish(self.bus, ActorStarted(self.role, self.actor_id, socket.gethostname(), os.getpid(), lost))
+
     def take_vitals(self) -> Vitals:
         """Its vital signs at this moment."""
         doing, since = self._doing
@@ -247,8 +253,7 @@ async def run_actor(context: Context, main: Any) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, context.stop.set)
     bus, actor_id = context.bus, context.actor_id
-    started = ActorStarted(context.role, actor_id, socket.gethostname(), os.getpid())
-    await publish(bus, started)
+    await context.started()
     vitals = asyncio.create_task(_publish_vitals(context))
     reason, code, denied = "", 0, False
     try:

@@ -63,6 +63,7 @@ class RunState(Roster):
         self.steps: list[Step] = []  # the newest few, each once
         self.rewards: list[float] = []  # mean of each RL step
         self.warmup_steps = 0
+        self.first_new: int | None = None  # step from which a resumed run trains what it sampled since
         self.version: int | None = None  # newest published
         self.unchanged = WeightsUnchanged(0, 0, "")  # the newest one
         self.rejected = ""  # why no version was published since the newest one
@@ -187,6 +188,8 @@ class RunState(Roster):
             found["sampled_tokens"] = sampled
         stage = self.newest.stage if self.newest is not None else None
         steps = [step for step in self.steps if step.message.stage == stage and step.time_ns >= self.opened_ns]
+        if self.first_new is not None:
+            steps = [step for step in steps if step.message.step >= self.first_new]
         seconds = (steps[-1].time_ns - steps[0].time_ns) / 1e9 if steps else 0.0
         if seconds > 0:
             found["trained_tokens"] = sum(sum(step.message.lags.values()) for step in steps[1:]) / seconds
@@ -202,6 +205,9 @@ class RunState(Roster):
 
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
         before = [step for step in self.steps if step.message.step < message.step]
+        if before and before[-1].time_ns < self.opened_ns <= record.time_ns:
+            # So many batches of groups may have been open when the run ended.
+            self.first_new = message.step + self.config.buffer.max_lag + 1
         self.steps = [*before, Step(message, record.time_ns)][-RECENT_STEPS - 1 :]
         if message.stage == "warmup":
             done, every = message.step + self.warmup_steps, max(1, self.warmup_steps // 10)
@@ -331,7 +337,10 @@ class RunState(Roster):
             self.phase, self.failure = "running", ""
             if first:
                 self.report("news", record.time_ns, "started")
-        if died:
+        if message.lost:
+            words = one_line(f"{actor.actor_id}: {message.lost}", f"logs {actor.actor_id}")
+            self.report("warning", record.time_ns, words)
+        elif died:
             self.report("warning", record.time_ns, f"{actor.actor_id} died without an error message")
         if actor.restarts:
             self.report("news", record.time_ns, f"{actor.actor_id} started again")

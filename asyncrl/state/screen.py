@@ -218,7 +218,11 @@ def _progress(status: RunStatus) -> list[str]:
     if status.version is not None:
         lineage = f" of lineage {status.lineage}" if status.lineage else ""
         pieces.append(f"[dim]version {status.version}{lineage}[/]")
-    return pieces if status.checkpoint_step is None else [*pieces, f"[dim]checkpoint {status.checkpoint_step}[/]"]
+    saved = status.checkpoint_step
+    if saved is not None:
+        place = f"{saved:,}" if saved >= 0 else f"{saved + status.warmup_steps:,} of warm-up"
+        pieces.append(f"[dim]checkpoint {place}[/]")
+    return pieces
 
 
 def _evals(status: RunStatus) -> list[str]:

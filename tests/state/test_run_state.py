@@ -257,13 +257,38 @@ def test_sampled_tokens_per_second_come_from_two_vital_signs():
     assert "1 silent" in story.panel(30)
 
 
-def test_the_time_that_a_run_stood_still_before_it_was_resumed_is_in_no_rate():
+def test_neither_the_time_a_run_stood_still_nor_what_it_had_sampled_before_is_in_a_rate_after_it_was_resumed():
     story = whole_run()
-    story.subscribe(1000, actors.RUN_OPENED, RunOpened(steps=8, warmup_steps=2, settings={}))
-    for at_s, step in ((1010, 2), (1011, 3)):
-        story.trained(at_s, step)
+    settings = {"buffer": {"max_lag": 2}}
+    story.subscribe(1000, actors.RUN_OPENED, RunOpened(steps=40, warmup_steps=2, settings=settings))
+    for step in (3, 4, 5):  # as many batches of groups may have been open
+        story.trained(1010 + step / 100, step)
+    assert "trained_tokens" not in story.state.rates()
 
-    assert story.state.rates()["steps"] == pytest.approx(1.0)
+    for step in range(6, 40):
+        story.trained(1010 + step, step)
+        assert story.state.rates().get("steps", 1.0) == pytest.approx(1.0)
+    assert story.state.rates()["trained_tokens"] == pytest.approx(100.0)
+
+
+def test_a_checkpoint_of_the_warm_up_is_shown_by_the_steps_of_the_warm_up():
+    story = Story()
+    story.subscribe(0, actors.RUN_OPENED, RunOpened(steps=4, warmup_steps=500, settings={}))
+    story.trained(1, -299)
+    saved = CheckpointSaved(lineage=0, step=-300, digest="d", path="p", batch_sequence=1)
+    story.subscribe(1, weights.CHECKPOINT_SAVED, saved)
+
+    assert "201 of 500   of warm-up   checkpoint 200 of warm-up" in story.panel(2)
+
+
+def test_what_an_actor_starts_anew_is_reported_and_counted_though_its_process_lives():
+    story = whole_run()
+    story.texts()
+    lost = "its trainer group was lost: rank 1 ended: killed by SIGKILL"
+    story.subscribe(9, actors.ACTOR_STARTED, ActorStarted("learner", "learner-1", "here", 1, lost))
+
+    assert story.texts() == [f"learner-1: {lost}", "learner-1 started again"]
+    assert "1 restart" in story.panel(10)
 
 
 def test_an_updating_engine_is_shown_as_such():

@@ -25,8 +25,9 @@ from asyncrl.training.megatron.layout import Layout
 from harness.learning import Playing, pack
 from harness.stage import Stage, Unretrieved, until
 from harness.training import of_all_ranks
+from topics.actors import ACTOR_STARTED
 from topics.batches import BATCH_TRAINED
-from topics.topic import TRAINING, TRAJECTORIES
+from topics.topic import ACTORS, TRAINING, TRAJECTORIES
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
 
 SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
@@ -167,6 +168,12 @@ async def test_a_rank_that_is_killed_or_freezes_starts_the_group_anew_and_nothin
     assert not playing.context.faults
     log = Log()
     await read_merged(bus, [Part(TRAINING)], log.apply, log.refuse)
+    await read_merged(bus, [Part(ACTORS, subjects=[ACTOR_STARTED.pattern(bus.run)])], log.apply, log.refuse)
+    reasons = [message.lost for message in log.of(ACTOR_STARTED) if message.role == "learner"]
+    assert [reason.split(" (")[0] for reason in reasons] == [
+        "its trainer group was lost: rank 0 ended: killed by SIGKILL",
+        "its trainer group was lost: rank 1 is silent",
+    ]
     assert [message.step for message in log.of(BATCH_TRAINED)] == [1, 2, 3]
     assert [(message.lineage, message.version) for message in log.of(WEIGHTS_PUBLISHED)] == [(0, v) for v in range(4)]
     assert [message.step for message in log.of(CHECKPOINT_SAVED)] == [2]
