@@ -210,7 +210,7 @@ def _curve(values: Sequence[float]) -> str:
 
 def _progress(status: RunStatus) -> list[str]:
     if status.step is None:
-        return ["[dim]no step yet[/]"] if "learner" in (status.wanted or ["learner"]) else []
+        return ["[dim]no step yet[/]"] if (status.wanted or {"learner": 1}).get("learner") else []
     warm = status.stage == "warmup"
     done, total = (status.step + status.warmup_steps, status.warmup_steps) if warm else (status.step, status.steps)
     text = f"[cyan]{bar(done / total, _SPARK):{_SPARK}}[/]  " if total else ""

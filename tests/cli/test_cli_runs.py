@@ -66,8 +66,8 @@ async def test_the_doctor_says_how_a_run_ended(tmp_path):
     ended = "it was asked to stop at step 7 of 100; to go on: asyncrl up --resume stopped"
     assert await command(tmp_path, "doctor", "stopped") == (0, f"run stopped: ended as it should: {ended}\n")
     for name, cause, evidence in (
-        ("killed", "run killed", "in its warm-up: no process of it is left, and none wrote why"),
-        ("wrong", "run failed", "before its first step: the loss is not finite"),
+        ("killed", "run killed", "it ended in its warm-up: no process of it is left, and none wrote why"),
+        ("wrong", "run failed", "it ended before its first step: the loss is not finite"),
     ):
         code, output = await command(tmp_path, "doctor", name, "--json")
         (found,) = json.loads(output)["findings"]

@@ -281,6 +281,15 @@ def test_a_checkpoint_of_the_warm_up_is_shown_by_the_steps_of_the_warm_up():
     assert "201 of 500   of warm-up   checkpoint 200 of warm-up" in story.panel(2)
 
 
+def test_a_run_that_only_serves_waits_for_no_step():
+    story = Story()
+    assert "no step yet" in story.panel(1)
+
+    story.subscribe(1, actors.FLEET_SCALED, FleetScaled({"learner": 0, "engine": 1}))
+    story.started(1, "engine-1")
+    assert "engine" in story.panel(2) and "no step yet" not in story.panel(2)
+
+
 def test_what_an_actor_starts_anew_is_reported_and_counted_though_its_process_lives():
     story = whole_run()
     story.texts()
