@@ -86,7 +86,7 @@ class RunFiles:
 
     @property
     def end(self) -> Literal["finished", "stopped", "failed", "crashed"]:
-        """How the run ended, if no `asyncrl up` holds it: one that crashed wrote nothing about its end."""
+        """End of the run, if no `asyncrl up` holds it: one that crashed wrote nothing about its end."""
         if self.failure.exists():
             return "failed"
         summary = self.read_summary()

@@ -153,7 +153,7 @@ class Plan:
         return "\n".join(lines)
 
     def line(self) -> str:
-        """What all streams need on the disk, what they may hold, and what room there is."""
+        """Return what all streams need on the disk, what they may hold, and what room there is."""
         held = sum(self.sizes[need.stream.name] for need in self._stored)
         text = f"streams need {_mb(self.least)} MB and may hold {_mb(held)}"
         if self.disk is None:

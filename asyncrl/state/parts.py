@@ -220,6 +220,13 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {stem}{ending}"
 
 
+def duration(seconds: float) -> str:
+    """`0:42`, `1:02:03`."""
+    whole = max(0, int(seconds))
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
 def one_line(text: str, command: str) -> str:
     """The first and the last line of a text of several, and the command that shows all of it."""
     first, *rest = text.strip().splitlines()

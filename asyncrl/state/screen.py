@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from asyncrl.config.room import CHECKPOINT_SHARE
-from asyncrl.state.parts import Event, counted
+from asyncrl.state.parts import Event, counted, duration
 from asyncrl.state.run_state import RunState
 from asyncrl.state.status import curve, run_status
 from asyncrl.state.summary import own_metrics
@@ -118,13 +118,6 @@ def _panel(
         border_style="bright_black",
         width=width,
     )
-
-
-def duration(seconds: float) -> str:
-    """`0:42`, `1:02:03`."""
-    whole = max(0, int(seconds))
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
