@@ -266,7 +266,7 @@ def test_a_function_that_cannot_be_called_as_it_will_be_is_refused(written, tmp_
     (tmp_path / "my.py").write_text(code)
     name = key.partition(".")[0] if key.startswith("reward") else "rollout"
 
-    problem = the_problem(written(SOUND), f"{key}=my.py:{name}", files=True)
+    problem = the_problem(written(SOUND), f"{key}={tmp_path}/my.py:{name}", files=True)
 
     assert problem.key == f"--set {key}"
     assert message in problem.message
