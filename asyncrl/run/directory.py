@@ -85,12 +85,14 @@ class RunFiles:
         return self.own_engine_key if group.kind in ("embedded", "sglang") else None
 
     @property
-    def end(self) -> Literal["finished", "stopped", "failed", "crashed"]:
+    def end(self) -> Literal["finished", "stopped", "failed", "crashed", "not begun"]:
         """End of the run, if no `asyncrl up` holds it: one that crashed wrote nothing about its end."""
         if self.failure.exists():
             return "failed"
         summary = self.read_summary()
-        return "finished" if summary.get("finished") else "stopped" if summary else "crashed"
+        if summary:
+            return "finished" if summary.get("finished") else "stopped"
+        return "crashed" if self.newest_steps() else "not begun"
 
     def read_summary(self) -> dict[str, Any]:
         """Read what a run that came to an end wrote down; empty where there is nothing of it."""

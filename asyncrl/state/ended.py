@@ -20,6 +20,8 @@ def how_it_ended(files: RunFiles) -> tuple[str, list[StallFound]]:
         return f"ended as it should: it finished{place}", []
     if files.end == "stopped":
         return f"ended as it should: it was asked to stop{place}; to go on: asyncrl up --resume {run}", []
+    if files.end == "not begun":
+        return f"ended before it trained anything; to go on: asyncrl up --resume {run}", []
     state = RunState(run)
     state.disks = [disk_of(files.root)]
     if files.end == "failed":
