@@ -52,6 +52,8 @@ async def first_of(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any], ti
 
 async def all_of(*works: Coroutine[Any, Any, T]) -> list[T]:
     """Await several and return what they come to; where one fails, the others end, and its error is raised."""
+    if len(works) == 1:  # in this task: on a busy loop each task more waits for its turn, at its begin and at its end
+        return [await works[0]]
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(work) for work in works]
