@@ -324,7 +324,7 @@ def _credit(state: RunState) -> Iterator[StallFound]:
         evidence = f"it has been making row {doing.number} of {data} for {waits_s:.0f} s"
         evidence += f"; {open_groups or 0:.0f} of at most {limit} groups are open, and a batch takes {groups}"
         yield finding("slow data", "prompter", evidence)
-    elif config.live.share == 1 and not open_groups:
+    elif config.live.share == 1 and (not open_groups or (open_groups < groups and dropped < groups)):
         return  # turns come when people talk
     elif open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):
         times, left = counted(config.task.epochs, "time"), counted(int(open_groups), "group")

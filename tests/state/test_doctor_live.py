@@ -69,3 +69,12 @@ def test_data_keys_that_are_kept_because_the_clock_jumped_are_told():
     case.vitals("supervisor-1", retention_clock_ahead_s=360_000.0)
     [words] = [one.evidence for one in diagnose(case.state) if one.cause == "clock off"]
     assert words.startswith("live.retention_days erases nothing: the clock is 100.0 h ahead")
+
+
+def test_a_run_that_learns_from_turns_alone_waits_for_people_and_not_for_data():
+    case = with_gateway()
+    case.vitals("prompter-1", open_groups=1, no_more_prompts=1)
+    assert ("end of data", "prompter") in case.found()
+
+    case.state.config.live.share = 1.0
+    assert case.found() == []
