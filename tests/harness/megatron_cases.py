@@ -97,6 +97,7 @@ FIGURES = ("loss", "grad_norm", "entropy", "reference_kl", "rows", "rows_skipped
 SAVED_AT = 2  # steps
 ROWS = 12  # of a step: several micro-batches of each replica
 SCORED = 24  # rows that families are compared by
+PACKED = 8  # of them in a micro-batch
 EPS = 1e-3  # of AdamW: what is rounding in a gradient shall not move a weight as a gradient does
 
 
@@ -174,12 +175,17 @@ def opened(folder, name, case, *, recompute=None, **further):
     return MegatronTrainer(folder / name, settings)
 
 
+def packs(rows):
+    """Micro-batches: a pass costs a tiny model the same with one row and with several."""
+    return [rows[at : at + PACKED] for at in range(0, len(rows), PACKED)]
+
+
 def gradient(trainer, rows):
     """Gradients by Hugging Face names; whole where there is one replica."""
     kept = set()  # whether activations were kept, of the passes through a layer
     layer = trainer._policy.chunks[0].decoder.layers[0]
     hook = layer.register_forward_hook(lambda *_: kept.add(torch.is_grad_enabled()))
-    trainer._gradient([[row] for row in rows], loss_of(objective(0)))
+    trainer._gradient(packs(rows), loss_of(objective(0)))
     hook.remove()
     assert kept == ({True, False} if trainer.settings.recompute else {True})
     spread = trainer._policy.parts.trained(Reading(lambda parameter: parameter.main_grad))

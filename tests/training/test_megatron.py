@@ -33,6 +33,7 @@ from harness.megatron_cases import (
     WITH_ROLES,
     model_of,
     objective,
+    packs,
     roles_objective,
     roles_rows,
     rows_of,
@@ -90,7 +91,7 @@ def expected(results):
 def test_each_family_is_that_of_transformers_whole_and_divided(results, name):
     trainer = opened(results, name)
     rows = trainer.with_gradient(scored_rows(name), loss_of(objective(0)))
-    trainer._gradient([[row] for row in rows], loss_of(objective(0)))
+    trainer._gradient(packs(rows), loss_of(objective(0)))
     named = trainer._policy.model.named_parameters()
     gradients = {
         one.name: one.tensor
