@@ -1,8 +1,9 @@
-"""Groups of ranks for tests, forked from a process that has imported torch: importing it takes seconds of each rank.
+"""Programs of tests, forked from a process that has imported torch: importing it takes seconds of each.
 
 `python -m harness.ranks PARENT` reads an order a line, and answers each with the exit codes of its ranks.
 """
 
+import asyncio
 import gc
 import json
 import os
@@ -30,12 +31,32 @@ def run_group(program, ranks, *arguments, deadline_s=300):
     """Return what rank 0 of a group prints: each process runs python's program with its rank and these."""
     with tempfile.TemporaryDirectory() as folder:
         prints = [Path(folder, f"rank{rank}") for rank in range(ranks)]
-        order = {"program": program, "arguments": list(map(str, arguments)), "prints": list(map(str, prints))}
+        order = {
+            "program": program,
+            "arguments": [[str(rank), *map(str, arguments)] for rank in range(ranks)],
+            "folder": str(ROOT),
+            "prints": [[str(path), f"{path}.error"] for path in prints],
+        }
         codes = _ask(order, deadline_s)
         said = [path.read_text() for path in prints if path.exists()]
         errors = [path.read_text() for path in Path(folder).glob("*.error")]
     assert codes == [0] * ranks, f"exit codes {codes} of {program[:1]}: " + "\n".join(errors)
     return said[0]
+
+
+async def run_command(folder, *words, deadline_s=300):
+    """Return the exit code of `asyncrl WORDS` in a folder, and all it said; None where it did not end in time."""
+    _server()  # which would end with another thread that started it
+    with tempfile.TemporaryDirectory() as place:
+        said = Path(place, "said")
+        order = {
+            "program": ["-m", "asyncrl.cli.main"],
+            "arguments": [words],
+            "folder": str(folder),
+            "prints": [[str(said), str(said)]],
+        }
+        (code,) = await asyncio.to_thread(_ask, order, deadline_s) or [None]
+        return code, said.read_text() if said.exists() else ""
 
 
 def _ask(order, deadline_s):
@@ -104,16 +125,16 @@ def forked(order, rank):
     code = 1
     try:
         die_with(parent)
-        file = order["prints"][rank]
-        for number, path, flags in (
-            (0, os.devnull, os.O_RDONLY),
-            (1, file, os.O_WRONLY | os.O_CREAT),
-            (2, f"{file}.error", os.O_WRONLY | os.O_CREAT),
-        ):
+        os.chdir(order["folder"])
+        out, error = order["prints"][rank]
+        written = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, out, written), (2, error, written)):
             os.dup2(os.open(path, flags), number)
         gc.enable()
-        run(order["program"], [str(rank), *order["arguments"]])
+        run(order["program"], order["arguments"][rank])
         code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
     except BaseException:
         traceback.print_exc()
     finally:

@@ -12,7 +12,7 @@ from asyncrl.cli.main import run as run_command
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.state.run_state import RunState
 from harness.folds import Feed
-from harness.runs import command, resume, up
+from harness.runs import command, replay, resume, up
 from topics.actors import RunOpened
 from topics.weights import TrainingFinished
 
@@ -61,7 +61,7 @@ async def test_a_run_goes_on_past_a_batch_that_cannot_be_trained_and_beyond_its_
     assert (longer.root / "exported" / "model.safetensors").read_bytes() != weights
     code, output = await command(tmp_path, "audit", "short", "--deep")
     assert code == 0, output
-    code, output = await command(tmp_path, "replay", "short")
+    code, output = await replay(tmp_path, "short")
     assert code == 0, output
     assert "all 7 published versions bit-equal" in output
 
