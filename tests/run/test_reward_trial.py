@@ -50,7 +50,8 @@ def test_each_function_is_called_once_and_what_it_gives_is_told(tmp_path: Path):
     assert "None; expected a number" in whole
 
 
-def test_a_label_that_no_answer_can_equal_is_told_where_text_is_compared_exactly(tmp_path: Path):
+def test_a_label_that_no_answer_can_equal_is_told_where_text_is_compared_exactly(tmp_path: Path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "rows.jsonl").write_text(
         '{"prompt": "a", "label": "abcdefg"}\n{"prompt": "^b=", "label": "abcdefghij"}\n{"prompt": "c", "label": "a"}\n'
     )
