@@ -35,7 +35,7 @@ def test_the_max_lag_of_the_hint_is_the_least_that_keeps_all_busy():
         (["warmup.lr_warmup_steps=63"], "warmup.lr_warmup_steps = 63 exceeds the 62 steps"),
         (["model.path=x", "model.create.hidden=8"], "model.create is not used"),
         (["learner.lora.rank=4"], "learner.lora.rank: the model that the run makes has random weights"),
-        (["task.source=rows.jsonl@[0:100]"], "evaluation takes the rows that are trained on, rows.jsonl@[0:100]"),
+        (["task.source=/rows.jsonl@[0:100]"], "evaluation takes the rows that are trained on, /rows.jsonl@[0:100]"),
     ],
 )
 def test_what_works_otherwise_than_it_seems_is_hinted_at(overrides, start):

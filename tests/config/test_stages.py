@@ -80,7 +80,7 @@ def test_a_stage_gives_all_tasks_its_group_size_and_temperature(written):
         ("[stages.a]\ntemperature = 0.0", "stages.a.temperature", "a greedy policy"),
         ("[stages.a]\ngroup_size = 999", "stages.a.group_size", "rollout.workers * rollout.slots"),
         ("[stages.a]\nloss = 'pqo'", "stages.a.loss", "did you mean"),
-        ("[stages.a]\nloss_options = { clip = 1.0 }", "stages.a.loss_options.clip", "no such option"),
+        ("[stages.a]\nloss_options = { clip = 1.0 }", "stages.a.loss_options.clip", "has no option"),
         (
             "[stages.a]\nloss = 'ppo'\nloss_options = { correction = 'mask' }",
             "stages.a.loss_options.correction",
