@@ -34,4 +34,4 @@ async def test_every_turn_has_one_end_and_users_meet_nothing_but_cut_connections
     assert code == 0, output
     root = Path(re.findall(r"the run: (\S+)", output)[0])
     found = json.loads((root / "reports" / "users.json").read_text())
-    assert ", 0 failed" in found["requests"], found
+    assert ", 0 failed" in found["users"], found
