@@ -35,6 +35,7 @@ from topics.roles import ROLES, SUPERVISOR, role_of
 from topics.topic import FLEET
 
 _STOP_S = 10.0  # for an actor to leave by itself
+_SUMMARY_S = 40.0  # for the recorder, which reads the logs to their end then and draws the plot: seconds of a free core
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 
 
@@ -343,7 +344,7 @@ class Supervisor:
             tasks = {child.task for child in leaving if child.task is not None}
             if not tasks:
                 continue
-            await asyncio.wait(tasks, timeout=_STOP_S)
+            await asyncio.wait(tasks, timeout=_SUMMARY_S if "recorder" in roles else _STOP_S)
             for child in leaving:
                 if child.process is not None and child.process.returncode is None:
                     self.context.log.warning("actor killed", actor=child.actor_id)

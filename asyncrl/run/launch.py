@@ -44,7 +44,7 @@ from asyncrl.training.create import create_configured
 from topics.actors import RunOpened
 
 _ENDED_S = 5.0  # after which the kernel has killed what an `up` that was killed had started
-_STOP_S = 60.0  # for the supervisor to stop all actors
+_STOP_S = 90.0  # for the supervisor to stop all actors
 _INFO_S = 2.0  # for a server to send INFO to a new connection
 _ROOM_BYTES = 64 * 2**20  # on a disk that was full, before a server writes again
 

@@ -56,9 +56,8 @@ async def chaos(folder: Path, *words: str) -> dict[str, Any]:
 
 
 @SLOW
-@pytest.mark.parametrize("seed", [1, 2])
-async def test_injections_lose_nothing_and_train_nothing_twice(tmp_path: Path, seed: int):
-    report = await chaos(tmp_path, "--seconds", "200", "--kills", "16", "--seed", str(seed))
+async def test_injections_lose_nothing_and_train_nothing_twice(tmp_path: Path):
+    report = await chaos(tmp_path, "--seconds", "200", "--kills", "16", "--seed", "1")
 
     assert len(report["injections"]) == 16, report["injections"]
     assert report["lost"] == report["duplicated"] == report["violations"] == []
