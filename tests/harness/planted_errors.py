@@ -21,6 +21,7 @@ from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.routing import replayed
+from asyncrl.weights.directories import OtherModel
 from tests.harness.mixtures import routed_rows
 from tests.harness.training import policy_rows
 from topics.batches import Objective
@@ -158,7 +159,7 @@ def refusal(folder, name, checkpoint):
     trainer = MegatronTrainer(folder / name, MegatronSettings(Layout(tensor=2), micro_batch_tokens=64))
     try:
         trainer.load(folder / checkpoint)
-    except CheckpointError as error:
+    except (CheckpointError, OtherModel) as error:
         return str(error)
     return ""
 
