@@ -94,7 +94,8 @@ REPLAYED = ("glm4-moe", "deepseek-v3")
 """Families whose tokens go where they are said to have gone, when they are compared."""
 FAMILIES = tuple(SMALL)
 FIGURES = ("loss", "grad_norm", "entropy", "reference_kl", "rows", "rows_skipped")
-SAVED_AT = 2  # steps
+SAVED_AT = 1  # steps
+ROLES_SAVED_AT = 2  # steps: one of the critic alone, and one of both
 ROWS = 12  # of a step: several micro-batches of each replica
 SCORED = 24  # rows that families are compared by
 PACKED = 8  # of them in a micro-batch
@@ -115,7 +116,7 @@ def objective(step):
         max_grad_norm=0.5,
         weight_decay=0.1,
         penalties=[Penalty("reference", 0.1, "k3", False)],
-        reference=2 if step > 1 else 0,
+        reference=SAVED_AT if step >= SAVED_AT else 0,
     )
 
 
@@ -234,8 +235,8 @@ def roles(folder, case, layout, rank, ranks):
     """Three steps with all roles, the last one from a checkpoint."""
     further, found = {"teacher": folder / "qwen2", "critic": folder / "llama", "offloads": True}, []
     trainer = opened(folder, FIRST, case, **further)
-    for step in range(SAVED_AT + 1):
-        if step == SAVED_AT:
+    for step in range(ROLES_SAVED_AT + 1):
+        if step == ROLES_SAVED_AT:
             place = folder / f"roles-{case}"
             place.mkdir(exist_ok=True)
             save(trainer, place)
@@ -327,9 +328,9 @@ def opened_and_counted(folder, name, case):
 
 
 def training(folder, case, layout, rank, ranks):
-    """Three steps, with a checkpoint before the last one."""
+    """Two steps, with a checkpoint between them."""
     trainer, figures = opened_and_counted(folder, model_of(case), case), []
-    for step in range(3):
+    for step in range(SAVED_AT + 1):
         if step == SAVED_AT:
             found = state(trainer)
             (folder / f"state-{case}").mkdir(exist_ok=True)
@@ -348,7 +349,7 @@ def training(folder, case, layout, rank, ranks):
 
 
 def resumed(folder, case, layout, rank, ranks):
-    """The third step from the checkpoint of another layout, or of the torch trainer."""
+    """The second step from the checkpoint of another layout, or of the torch trainer."""
     trainer, source = opened(folder, model_of(case), case, recompute=case not in RECOMPUTED), SOURCES[case]
     trainer.load(folder / (f"state-{source}" if source != "torch" else f"state-torch-{model_of(case)}"))
     found = state(trainer)

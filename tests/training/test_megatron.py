@@ -26,6 +26,7 @@ from harness.megatron_cases import (
     OF_LATENT,
     OWN,
     REPLAYED,
+    ROLES_SAVED_AT,
     ROUNDED,
     ROWS,
     SAVED_AT,
@@ -74,7 +75,7 @@ def results(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(results):
-    """By model: figures of three steps, state before the third, weights after it, and the first ones, by torch."""
+    """By model: figures of two steps, state between them, weights after it, and the first ones, by torch."""
     found = {}
     for model in (FIRST, EXPERTS):
         trainer, figures = opened(results, model), []
@@ -223,7 +224,7 @@ def test_bfloat16_rounds_as_the_torch_trainer_does_and_keeps_exact_masters(resul
 def test_a_critic_and_several_tokens_of_a_teacher_are_those_of_the_torch_trainer(results, expected, case):
     further = {"teacher": results / "qwen2", "critic": results / "llama"}
     trainer = opened(results, FIRST, **further)
-    figures = [trainer.step(roles_rows(step), roles_objective(step)) for step in range(SAVED_AT + 1)]
+    figures = [trainer.step(roles_rows(step), roles_objective(step)) for step in range(ROLES_SAVED_AT + 1)]
     found, after, begun = json.loads((results / f"roles-{case}.json").read_text()), copies(trainer), expected[FIRST][3]
 
     for one, wanted in zip(found, figures, strict=True):
@@ -237,5 +238,5 @@ def test_a_critic_and_several_tokens_of_a_teacher_are_those_of_the_torch_trainer
 
     resumed = opened(results, FIRST, **further)
     resumed.load(results / f"roles-{case}")
-    resumed.step(roles_rows(SAVED_AT), roles_objective(SAVED_AT))
+    resumed.step(roles_rows(ROLES_SAVED_AT), roles_objective(ROLES_SAVED_AT))
     assert_moved_alike(copies(resumed), after, begun)

@@ -1,6 +1,7 @@
 """Versions of a model that lies over the ranks of a learner: each rank's tensors come from a sender of its own."""
 
 import asyncio
+import re
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -120,7 +121,8 @@ async def test_each_stage_sends_what_it_holds_and_what_dies_in_a_transfer_costs_
     assert "model.embed_tokens.weight" in sent[0] - sent[1] and "model.norm.weight" in sent[1] - sent[0]
     assert ways(answers) == dict.fromkeys(range(1, 6), "gloo")
     assert [ready.direct for ready in ready_of(answers, "engine-2")[:3]] == ["gloo", "", "gloo"]
-    assert "the sender ended" in ready_of(answers, "engine-2")[1].fallback
+    # Whoever is first to know: this host of its process, or the server of its connection.
+    assert re.search("the sender ended|Connection (reset|closed)", ready_of(answers, "engine-2")[1].fallback)
     assert alike[0] == alike[1]
     assert again[0] == again[1]
     assert again[0][0] == message.key
