@@ -148,10 +148,7 @@ class Retraining:
     def _load(self, checkpoint: Path) -> None:
         try:
             self._trainer.load(checkpoint)
-        except (
-            CheckpointError,
-            OtherModel,
-        ) as error:  # a part of it may be in the weights: nothing else can begin from there
+        except (CheckpointError, OtherModel) as error:  # a part may be in the weights: nothing else can begin there
             raise ReplayError(f"{checkpoint} is whole, but it cannot be loaded with these settings: {error}") from error
 
     def _origins(self, at: int | None) -> Iterator[Origin]:

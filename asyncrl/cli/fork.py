@@ -24,6 +24,7 @@ from asyncrl.errors import LaunchError
 from asyncrl.process import python, with_parent
 from asyncrl.run.launch import Launch
 from asyncrl.run.preflight import check_surroundings
+from asyncrl.weights.adapters import AdapterShape
 from topics.ids import TASK, number_of
 from topics.stages import STAGE_BEGAN
 
@@ -115,11 +116,11 @@ def _check_adapters(config: Config, now: LoraSettings, *, trained: bool) -> None
         trained: whether the weights that it begins with are not those of the model.
     """
     was = config.learner.lora
-    if was.rank and (was.rank, was.alpha, sorted(was.targets)) != (now.rank, now.alpha, sorted(now.targets)):
+    trained_there, wanted = [AdapterShape(lora.rank, lora.alpha, [*lora.targets]) for lora in (was, now)]
+    if was.rank and trained_there != wanted:
         raise LaunchError(
-            f"--set learner.lora: run {config.run} trained adapters of rank {was.rank}, alpha {was.alpha:g}, on "
-            f"{', '.join(sorted(was.targets))}, which would be lost or count otherwise; keep them, or begin a run with "
-            "the model that it exported (model.path)"
+            f"--set learner.lora: run {config.run} trained adapters of {trained_there}, which would be lost or count "
+            "otherwise; keep them, or begin a run with the model that it exported (model.path)"
         )
     if now.rank and not was.rank and now.publish == "adapter" and trained:
         raise LaunchError(

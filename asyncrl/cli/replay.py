@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--from STEP", int, "start from the checkpoint of STEP, or the last one before it", "at")
     add_option(parser, "--to STEP", int, "stop after this step (default: the last trained step)")
     add_settings(parser, "train with another learner.KEY; repeatable")
-    add_option(parser, "--output FOLDER", "", "folder for report and model (default with --set: RUN/replays/NUMBER)")
+    add_option(parser, "--output FOLDER", "", "folder for report, plot, model (with --set: RUN/replays/NUMBER)")
     add_option(parser, "--checkpoint FOLDER", "", "also write a checkpoint of the last step to this folder")
     add_json(parser, "print the report as JSON, and progress to stderr")
 

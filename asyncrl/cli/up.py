@@ -104,7 +104,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
         console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
         if not (figures["finished"] or reason):
             print(f"to go on: asyncrl up --resume {launch.files.root}")
-    elif not reason and (bus is None or not launch.files.newest_steps()):
+    elif not reason and (bus is None or launch.files.end == "not begun"):
         print(f"stopped before it trained; to go on: asyncrl up --resume {launch.files.root}")
     elif not reason:
         print(f"no summary of run {launch.config.run} was written: see {launch.files.logs}/recorder-1.log")

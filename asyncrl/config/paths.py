@@ -15,6 +15,7 @@ _PATH = re.compile(
 _SPEC = re.compile(
     r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|loss|advantage|filters)"
 )  # settings that may name something else
+_OPTIONS = re.compile(r"options\.(?!convert\Z)")  # of a source, a loss or a filter: what they mean is its own
 _FILE = re.compile(r"(?!https?://).+\.(py|jsonl|parquet)([:@].*)?")  # what is a path there
 
 
@@ -26,6 +27,8 @@ def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
         base: folder of the config, where the value was typed as `--set`: its relative paths start from the working
             directory. Below `base` they stay relative, as other hosts have that folder under another path.
     """
+    if _OPTIONS.search(key):
+        return value
     if isinstance(value, dict):
         return {name: expand_paths(inner, join_key(key, name), base=base) for name, inner in value.items()}
     if isinstance(value, list):

@@ -92,7 +92,11 @@ class RunFiles:
         summary = self.read_summary()
         if summary:
             return "finished" if summary.get("finished") else "stopped"
-        return "crashed" if self.newest_steps() else "not begun"
+        if not self.newest_steps():
+            with contextlib.suppress(OSError, DamagedFile):
+                if self.read_config().trains:
+                    return "not begun"
+        return "crashed"
 
     def read_summary(self) -> dict[str, Any]:
         """Read what a run that came to an end wrote down; empty where there is nothing of it."""

@@ -7,12 +7,12 @@ import pickle
 from typing import Any
 
 from asyncrl.errors import AsyncRLError
+from asyncrl.weights.tensors import DTYPES
 
 _REBUILD = ("rebuild_tensor", "rebuild_cuda_tensor", "rebuild_typed_storage", "rebuild_storage_filename")
-_TYPES = ("Tensor", "UntypedStorage", "Size", "float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8")
 _ALLOWED = {
     *(("torch.multiprocessing.reductions", name) for name in _REBUILD),
-    *(("torch", name) for name in (*_TYPES, "bool")),
+    *(("torch", name) for name in ("Tensor", "UntypedStorage", "Size", *DTYPES)),
     *(("torch.storage", name) for name in ("TypedStorage", "UntypedStorage")),
 }
 

@@ -29,7 +29,7 @@ _FILE_BYTES = 1 << 29  # above that another file begins: one file is written by 
 _THREADS = min(16, os.cpu_count() or 1)
 _ALIGNED = 8  # bytes: where the tensors of a file begin
 _RANK = re.compile(r"-rank\d+\Z")  # see `stem_of_share`
-_DTYPES = {
+DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "bfloat16": "BF16",
@@ -40,6 +40,7 @@ _DTYPES = {
     "uint8": "U8",
     "bool": "BOOL",
 }
+"""Types that tensors of a version may have, as torch names them, and as safetensors does."""
 
 
 FILE = "file"
@@ -273,7 +274,7 @@ def _header(tensors: Sequence[HostTensor]) -> bytes:
     for tensor in tensors:
         begin, end = end, end + tensor.content.nbytes
         entries[tensor.name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": DTYPES[tensor.dtype],
             "shape": tensor.shape,
             "data_offsets": [begin, end],
         }
@@ -290,7 +291,7 @@ def tensors_in(path: Path, mode: Literal["r", "r+"] = "r") -> Iterator[HostTenso
     """
     content = np.memmap(path, np.uint8, mode)
     start = 8 + int.from_bytes(content[:8].tobytes(), "little")
-    names = {short: dtype for dtype, short in _DTYPES.items()}
+    names = {short: dtype for dtype, short in DTYPES.items()}
     try:
         entries = msgspec.json.decode(content[8:start].tobytes(), type=dict[str, _Entry])
     except msgspec.MsgspecError as error:

@@ -57,6 +57,7 @@ async def test_the_doctor_says_how_a_run_ended(tmp_path):
     rows_of(make(tmp_path, "done", config='{"learner": {"steps": 130}}', summary='{"finished": true}'), 130)
     rows_of(make(tmp_path, "stopped", summary='{"finished": false}'), 6, 7)
     rows_of(make(tmp_path, "killed"), -3)
+    make(tmp_path, "served", config='{"only": ["engine"]}')
     (make(tmp_path, "wrong", summary='{"finished": false}') / "failure").write_text("the loss is not finite")
 
     assert await command(tmp_path, "doctor", "done") == (
@@ -67,6 +68,7 @@ async def test_the_doctor_says_how_a_run_ended(tmp_path):
     assert await command(tmp_path, "doctor", "stopped") == (0, f"run stopped: ended as it should: {ended}\n")
     for name, cause, evidence in (
         ("killed", "run killed", "it ended in its warm-up: no process of it is left, and none wrote why"),
+        ("served", "run killed", "it ended: no process of it is left, and none wrote why"),
         ("wrong", "run failed", "it ended before its first step: the loss is not finite"),
     ):
         code, output = await command(tmp_path, "doctor", name, "--json")

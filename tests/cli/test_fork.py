@@ -87,7 +87,7 @@ def test_a_fork_keeps_the_adapters_that_its_run_trained(tmp_path: Path):
     kept = ["learner.lora.publish=adapter", "learner.lora.targets=['v_proj', 'q_proj']"]
     assert forked_config(config, start, kept, tmp_path, tmp_path).learner.lora.publish == "adapter"
     for other in (["learner.lora.rank=8"], ["learner.lora.alpha=8"], ["learner.lora.targets=['q_proj']"]):
-        with pytest.raises(LaunchError, match="adapters of rank 4, alpha 32, on q_proj, v_proj, which would be lost"):
+        with pytest.raises(LaunchError, match="adapters of rank 4 and alpha 32 on q_proj, v_proj, which would be lost"):
             forked_config(config, start, other, tmp_path, tmp_path)
 
 

@@ -56,6 +56,12 @@ def test_a_config_finds_its_files_beside_itself(written, tmp_path):
         ("task.source", "rows.jsonl@[0:100]", "/here/rows.jsonl@[0:100]"),
         ("task.source", "reasoning-gym:chain_sum", "reasoning-gym:chain_sum"),
         ("task.options.convert", "mine.py:convert", "/here/mine.py:convert"),
+        ("task.options.source", "rows.jsonl", "rows.jsonl"),  # of a source of one's own, which knows what it means
+        (
+            "warmup",
+            {"options": {"my_file": "a", "convert": "m.py:f"}},
+            {"options": {"my_file": "a", "convert": "/here/m.py:f"}},
+        ),
         ("reward.function", "package.module:reward", "package.module:reward"),
         ("reward.function", "http://localhost:1/score.py", "http://localhost:1/score.py"),
         ("tasks", {"a": {"source": "a.parquet"}}, {"a": {"source": "/here/a.parquet"}}),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from asyncrl.algorithms.losses import loss_of
-from asyncrl.training.checkpoint import CheckpointError
+from asyncrl.training.checkpoint import CheckpointError, OtherModel
 from asyncrl.training.megatron import experts, latent, modules
 from asyncrl.training.megatron import schedule as schedules
 from asyncrl.training.megatron.layout import Layout
@@ -21,7 +21,6 @@ from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.routing import replayed
-from asyncrl.weights.directories import OtherModel
 from tests.harness.mixtures import routed_rows
 from tests.harness.training import policy_rows
 from topics.batches import Objective

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncrl.weights.shared import View, pack_tensors, shared_memory, unpack_tensors
+from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory, unpack_tensors
 from asyncrl.weights.shared_names import NotShared, check_names
+from asyncrl.weights.tensors import DTYPES
 
 
 class _Calls:
@@ -19,11 +20,16 @@ class _Calls:
         return self._call[0], self._call[1:]
 
 
-def test_what_the_learner_packs_names_tensors_alone():
-    for dtype in (torch.bfloat16, torch.float32, torch.uint8):
-        (packed,) = pack_tensors(shared_memory(64, torch.device("cpu")), [[View("a", dtype, (2, 4), 0)]])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tensors_of_every_type_that_a_version_may_have_are_taken(dtype: str):
+    memory = shared_memory(64, torch.device("cpu"))
+    (packed,) = pack_tensors(memory, [[View("a", getattr(torch, dtype), (2, 4), 0)]])
+    keep_for_reader(memory)
 
-        check_names(packed)
+    check_names(packed)
+
+    ((name, tensor),) = unpack_tensors(packed)
+    assert (name, str(tensor.dtype), tensor.shape) == ("a", f"torch.{dtype}", (2, 4))
 
 
 @pytest.mark.parametrize("read", [check_names, unpack_tensors])

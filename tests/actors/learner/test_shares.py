@@ -1,7 +1,7 @@
 """Versions and checkpoints that several ranks write: those of one rank, and nothing while a share is missing."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -40,14 +40,7 @@ async def test_what_two_ranks_write_is_what_one_writes_and_either_loads_the_chec
     two = RankProcesses(context, lambda: None)
     first, second = [await pack(bus, step) for step in (1, 2)]
     try:
-        for group in (one, other, two):
-            await group.open()
-        await one.do(Step(first))
-        alone, of_one = await written(one, Checkpoint(0, 1, "", first))
-        await two.do(Load(of_one))
-        shared, of_two = await written(two, Checkpoint(1, 1, "", first))
-        await other.do(Load(of_two))
-        again, of_other = await written(other, Checkpoint(2, 1, "", first))
+        (alone, shared, again), folders = await handed_on((one, two, other), first)
         await two.do(Step(second))
         await two.do(CopyWeights())
         delta = await two.do(Publish(1, 2, shared.key))
@@ -57,7 +50,7 @@ async def test_what_two_ranks_write_is_what_one_writes_and_either_loads_the_chec
     assert shared.digest == alone.digest == again.digest
     assert shared.bytes == alone.bytes
     assert [path.name for path in sorted(Path(shared.location).glob("*.safetensors"))] == ALL
-    files = [read_checkpoint(Path(saved)).files for saved in (of_one, of_two, of_other)]
+    files = [read_checkpoint(folder).files for folder in folders]
     assert files[2] == files[0], "bit for bit, by way of two ranks"
     assert {*ALL, "optimizer-rank0.safetensors", "optimizer-rank1.safetensors"} < files[1].keys()
     target = tmp_path / "applied"
@@ -66,9 +59,9 @@ async def test_what_two_ranks_write_is_what_one_writes_and_either_loads_the_chec
     apply_delta(Path(delta.location), Path(shared.location), target, expected=expected)
     names = msgspec.json.decode((Path(delta.location) / "delta.json").read_bytes())["files"]
     assert names == ["delta-rank0.bin", "delta-rank1.bin"]
-    os.truncate(Path(of_two) / ALL[1], 100)
+    os.truncate(folders[1] / ALL[1], 100)
     with pytest.raises(CheckpointError, match=r"model-rank1.safetensors: 100 bytes .* this checkpoint is torn"):
-        read_checkpoint(Path(of_two))
+        read_checkpoint(folders[1])
 
 
 @pytest.mark.slow
@@ -85,25 +78,31 @@ async def test_an_adapter_of_two_ranks_is_that_of_one_and_either_loads_the_check
     two = RankProcesses(context, lambda: None)
     first = await pack(bus, 1)
     try:
-        for group in (one, other, two):
-            await group.open()
-        await one.do(Step(first))
-        alone, of_one = await written(one, Checkpoint(0, 1, "", first))
-        await two.do(Load(of_one))
-        shared, of_two = await written(two, Checkpoint(1, 1, "", first))
-        await other.do(Load(of_two))
-        again, of_other = await written(other, Checkpoint(2, 1, "", first))
+        (alone, shared, again), folders = await handed_on((one, two, other), first)
     finally:
         await two.close()
 
     assert shared.digest == alone.digest == again.digest
     assert shared.adapts == alone.adapts == digest_of_model(context.files.model)
-    files = [read_checkpoint(Path(saved)).files for saved in (of_one, of_two, of_other)]
+    files = [read_checkpoint(folder).files for folder in folders]
     assert files[2] == files[0], "bit for bit, by way of two ranks"
     adapter = "adapter_model.safetensors"  # one file, as PEFT reads it
     assert files[1][adapter] == files[0][adapter]
     if store == "files":
         assert [path.name for path in Path(shared.location).glob("*.safetensors")] == [adapter]
+
+
+async def handed_on(groups: Sequence[Rank | RankProcesses], batch: int) -> tuple[list[WeightsPublished], list[Path]]:
+    """Versions and checkpoints of groups: the first takes a step, each other one goes on from the one before it."""
+    versions: list[WeightsPublished] = []
+    folders: list[Path] = []
+    for number, group in enumerate(groups):
+        await group.open()
+        await group.do(Load(str(folders[-1])) if folders else Step(batch))
+        version, folder = await written(group, Checkpoint(number, 1, "", batch))
+        versions.append(version)
+        folders.append(Path(folder))
+    return versions, folders
 
 
 async def written(group: Rank | RankProcesses, checkpoint: Checkpoint) -> tuple[WeightsPublished, str]:
