@@ -31,7 +31,7 @@ class ValueModel(Policy):
     def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
         head = nn.Linear(model.config.hidden_size, 1, bias=False)
         nn.init.zeros_(head.weight)
-        model.set_output_embeddings(head.to(model.dtype))
+        model.set_output_embeddings(head.to(model.device, model.dtype))
         super().__init__(model, compiled=compiled, sparing=sparing)
 
     def read(

@@ -134,8 +134,8 @@ class HostCopy:
             self._copying = self._pool.submit(self._issue, sources, places)
 
     def unchanged(self) -> dict[int, torch.Tensor]:
-        """Return the copies that have the bits of a whole storage, [bytes], by the storage: see `Resting.leave`."""
-        return {key: host.flatten().view(torch.uint8) for key, host in self._unchanged.items()}
+        """Return the copies that have the bits of a whole storage, by the storage: see `Resting.leave`."""
+        return self._unchanged
 
     def order(self) -> None:
         """Let what the device does next wait for the copies."""

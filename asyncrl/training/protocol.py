@@ -46,8 +46,8 @@ class Offloaded(NamedTuple):
     """Bytes that have left a device, and the seconds that they took."""
 
     bytes: int  # that are in host memory instead
-    wait_s: float = 0.0  # until the step and the copies before had ended
-    copy_s: float = 0.0  # of the copy, with the host memory that is made for it at the first time
+    wait_s: float = 0.0  # until the step and the copies before had ended, and all had its place in host memory
+    copy_s: float = 0.0  # until the copy had ended, and its source was no longer held
     free_s: float = 0.0  # until other processes could have the memory
     copied: int = 0  # bytes that were not in host memory anyway, as the published weights are
     left: int = 0  # bytes of the device that the process's allocator still has

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -14,22 +14,24 @@ from asyncrl.training.host_memory import host_memory
 from asyncrl.training.protocol import Offloaded
 
 _ALIGNED = 64  # bytes
-_AT_ONCE = 64  # tensors whose way to host memory begins by one call
 _ROOM = 64 << 20  # of the device's memory, for what its allocator rounds up
 
 
 class _Held(NamedTuple):
     """Content that is in host memory."""
 
-    storage: torch.UntypedStorage
-    own: torch.Tensor  # its bytes
-    content: torch.Tensor  # where they are meanwhile, [bytes]
-    copied: bool  # they were not there before
+    own: torch.Tensor  # all of its storage
+    content: torch.Tensor  # where it is meanwhile, of the same shape and dtype
+    copied: bool  # it was not there before
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return len(self.content)
+        return self.content.nbytes
+
+    def resize(self, size: int) -> None:
+        """Let the storage have so many bytes."""
+        self.own.untyped_storage().resize_(size)
 
 
 class Resting:
@@ -42,9 +44,10 @@ class Resting:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._memory = torch.empty(0, dtype=torch.uint8)
+        self._form: list[tuple[torch.dtype, torch.Size]] = []  # of the tensors that had places in it
+        self._places: list[torch.Tensor] = []  # of them
         self._held: list[_Held] = []
         self._zeros: list[tuple[torch.UntypedStorage, int]] = []  # what held zeros, and how many bytes
-        self.away_s = 0.0  # seconds that the newest copy to host memory took; 0 if nothing had to leave
         self.back_s = 0.0  # seconds that the newest way back took; 0 if nothing had left
 
     @property
@@ -62,79 +65,98 @@ class Resting:
 
         Args:
             zeros: tensors that hold nothing else, of which only the memory is given back.
-            known: content that is in host memory already, [bytes], by `storage_key`. It stays there, unchanged, until
+            known: content that is in host memory already, by `storage_key`. It stays there, unchanged, until
                 all has come back.
         """
-        began, self.away_s = time.monotonic(), 0.0
-        leaving: dict[int, torch.UntypedStorage] = {}
-        for tensor in tensors:
-            storage = _storage(tensor)
-            if storage.resizable() and storage.nbytes():
-                leaving[storage._cdata] = storage
-        if leaving:
-            held = self._taken(leaving, known or {})
-            self.away_s = time.monotonic() - began
-            self._held = held  # not before: what could not be copied must not come back
-            for one in held:
-                one.storage.resize_(0)
-        for tensor in zeros:
-            storage = tensor.untyped_storage()
-            if storage.resizable() and storage.nbytes():
-                self._zeros.append((storage, storage.nbytes()))
-                storage.resize_(0)
+        self._move(self._placed(tensors, known or {}))
+        self._drop(zeros)
 
     def vacate(
         self,
         tensors: Iterable[torch.Tensor],
         zeros: Iterable[torch.Tensor],
         known: Mapping[int, torch.Tensor],
-        *,
-        began: float,
+        order: Callable[[], None],
     ) -> Offloaded:
         """Move content away as `leave` does, and let other processes have the memory.
 
         Args:
-            began: monotonic time at which the wait for what may still read the tensors began.
+            order: lets the device wait for what may still read the tensors. It is called when the places of all of
+                them are there, which beside threads that write a version takes as long as that wait.
         """
+        began = time.monotonic()
+        held = self._placed(tensors, known)
+        order()
         self._synchronize()
         waited = time.monotonic()
-        self.leave(tensors, zeros, known)
+        self._move(held)
+        moved = time.monotonic()
+        self._drop(zeros)
         left = 0
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
             left = torch.cuda.memory_reserved(self._device)
-        copied = sum(held.size for held in self._held if held.copied)
-        free_s = time.monotonic() - waited - self.away_s
-        return Offloaded(self.held_bytes, waited - began, self.away_s, free_s, copied, left)
+        copied = sum(one.size for one in self._held if one.copied)
+        return Offloaded(self.held_bytes, waited - began, moved - waited, time.monotonic() - moved, copied, left)
 
-    def _taken(self, leaving: Mapping[int, torch.UntypedStorage], known: Mapping[int, torch.Tensor]) -> list[_Held]:
-        """Copy what is not known into the memory of this."""
-        assert not self._held, "what has left comes back before more leaves"
-        sizes = [one.nbytes() for key, one in leaving.items() if key not in known]
-        cut = [part for size in sizes for part in (size, -size % _ALIGNED)]
-        if len(self._memory) < sum(cut):
-            self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
-            self._memory = host_memory(sum(cut), self._device)
-        places = iter(torch.split(self._memory[: sum(cut)], cut)[::2] if cut else ())
-        held: list[_Held] = []
-        # The first ones are on their way while the others are prepared, for which threads that write take turns, too.
-        items = list(leaving.items())
-        for begin in range(0, len(items), _AT_ONCE):
-            of_call = [
-                _Held(one, _bytes_of(one), known[key] if key in known else next(places), key not in known)
-                for key, one in items[begin : begin + _AT_ONCE]
-            ]
-            held += of_call
-            copied = [one for one in of_call if one.copied]
-            self._copy([one.content for one in copied], [one.own for one in copied])
+    def _placed(self, tensors: Iterable[torch.Tensor], known: Mapping[int, torch.Tensor]) -> list[_Held]:
+        """Places in the memory of this for the content that is not known; the memory is made at the first time."""
+        leaving = dict[int, torch.Tensor]()
+        for tensor in tensors:
+            local = _local(tensor)
+            storage = local.untyped_storage()
+            if storage.resizable() and storage.nbytes() and storage._cdata not in leaving:
+                leaving[storage._cdata] = _whole(local, known.get(storage._cdata))
+        assert not (leaving and self._held), "what has left comes back before more leaves"
+        places = iter(self._cut([own for key, own in leaving.items() if key not in known]))
+        return [
+            _Held(own, _alike(known[key], own) if key in known else next(places), key not in known)
+            for key, own in leaving.items()
+        ]
+
+    def _cut(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Places of this memory for such tensors, which most often are those of the time before.
+
+        Each call of torch lets other threads have the interpreter; beside those that write a version, two for each
+        tensor would take half as long as the copy.
+        """
+        form = [(tensor.dtype, tensor.shape) for tensor in tensors]
+        if form != self._form:
+            sizes = [tensor.nbytes for tensor in tensors]
+            cut = [part for size in sizes for part in (size, -size % _ALIGNED)]
+            self._form, self._places = [], []
+            if len(self._memory) < sum(cut):
+                self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
+                self._memory = host_memory(sum(cut), self._device)
+            parts = torch.split(self._memory[: sum(cut)], cut)[::2] if cut else ()
+            self._places = [part.view(dtype).view(shape) for part, (dtype, shape) in zip(parts, form, strict=True)]
+            self._form = form
+        return self._places
+
+    def _move(self, held: list[_Held]) -> None:
+        """Copy content to its places, and give its memory back."""
+        if not held:
+            return
+        copied = [one for one in held if one.copied]
+        self._copy([one.content for one in copied], [one.own for one in copied])
         self._synchronize()
-        return held
+        self._held = held  # not before: what could not be copied must not come back
+        for one in held:
+            one.resize(0)
+
+    def _drop(self, zeros: Iterable[torch.Tensor]) -> None:
+        """Give the memory of these back."""
+        for tensor in zeros:
+            storage = tensor.untyped_storage()
+            if storage.resizable() and storage.nbytes():
+                self._zeros.append((storage, storage.nbytes()))
+                storage.resize_(0)
 
     def come_back(self) -> None:
         """Move all content back."""
         began = time.monotonic()
         for held in self._held:
-            held.storage.resize_(held.size)
+            held.resize(held.size)
         while self._zeros:
             storage, size = self._zeros.pop()
             storage.resize_(size)
@@ -159,7 +181,8 @@ class Resting:
     def _copy(self, to: list[torch.Tensor], of: list[torch.Tensor]) -> None:
         """Start to copy tensors, by one call: by a call for each, threads that write a version take turns with them."""
         if to:
-            torch._foreach_copy_(to, of, non_blocking=True)
+            with torch.no_grad():
+                torch._foreach_copy_(to, of, non_blocking=True)
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -168,12 +191,29 @@ class Resting:
 
 def storage_key(tensor: torch.Tensor) -> int:
     """Return what tensors of one storage have in common, as long as there is one."""
-    key: int = _storage(tensor)._cdata
+    key: int = _local(tensor).untyped_storage()._cdata
     return key
 
 
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).untyped_storage()
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the part of this rank."""
+    local: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return local
+
+
+def _whole(tensor: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
+    """Return a tensor that has all bytes of its storage, as what is known of it has them."""
+    storage = tensor.untyped_storage()
+    if known is not None:
+        same = (known.dtype, known.shape) == (tensor.dtype, tensor.shape)
+    else:
+        same = tensor.nbytes == storage.nbytes()
+    return tensor if same and tensor.is_contiguous() else _bytes_of(storage)
+
+
+def _alike(known: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return known content in the form of the tensor that it is of."""
+    return known if known.dtype == own.dtype and known.shape == own.shape else known.flatten().view(torch.uint8)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -359,14 +358,12 @@ class Steps:
         return self._copies[1]
 
     def rest(self) -> Offloaded:
-        began = time.monotonic()
         with self._on_device():
-            self._order_copies()  # which may still read the tensors
             critic = self._critic
             models = [self._own.tensors(), self._reference.tensors(), critic.tensors() if critic else [], self._frozen]
             zeros = self._own.gradients() + (critic.gradients() if critic else [])
             tensors = [tensor for model in models for tensor in model]
-            return self._resting.vacate(tensors, zeros, self._published, began=began)
+            return self._resting.vacate(tensors, zeros, self._published, self._order_copies)
 
     @placed_call
     def load(self, directory: Path) -> None:

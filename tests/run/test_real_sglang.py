@@ -94,6 +94,8 @@ async def test_a_run_trains_on_rollouts_of_sglang_and_survives_the_death_of_a_se
 
     assert_consistent(run, steps=8, warmup_steps=4)
     assert_within_lag(run, max_lag=2)
+    said = (run.root / "logs" / "engine-1.server.log").read_text()
+    assert all(f"Freezing GC in {process} process" in said for process in ("Scheduler", "Tokenizer Manager"))
     code, output = await command(tmp_path, "audit", "short", "--deep")
     assert code == 0, output
 

@@ -6,9 +6,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from asyncrl.algorithms.gae import gae
 from asyncrl.training.checkpoint import OtherModel
+from asyncrl.training.critic import ValueModel
 from asyncrl.training.protocol import NonFiniteLoss
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.roles import TO_REFERENCE, assert_same_bits, scored
@@ -47,6 +49,14 @@ def test_a_critic_alone_learns_values_and_leaves_the_policy(models):
     assert found[-1]["explained_variance"] > 0.5 > found[0]["explained_variance"]
     assert {"loss", "rows"} <= found[0].keys()
     assert "grad_norm" not in found[0]
+
+
+def test_the_head_of_a_critic_lies_where_its_model_does(models):
+    model = AutoModelForCausalLM.from_pretrained(models / "teacher", dtype=torch.bfloat16).to("meta")
+
+    head = ValueModel(model).model.get_output_embeddings().weight
+
+    assert (head.device, head.dtype) == (torch.device("meta"), torch.bfloat16)
 
 
 def test_advantages_and_returns_of_ppo_are_those_of_the_critic_before_the_update(models):

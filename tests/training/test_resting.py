@@ -99,9 +99,7 @@ def test_a_resting_trainer_holds_nothing_on_its_device_and_says_how_much_it_move
     assert all(torch.isfinite(one).all() for one in own)
 
 
-@pytest.mark.parametrize("at_once", [5, 64])
-def test_published_weights_leave_without_another_copy_until_a_step_may_have_moved_them(models, monkeypatch, at_once):
-    monkeypatch.setattr("asyncrl.training.resting._AT_ONCE", at_once)
+def test_published_weights_leave_without_another_copy_until_a_step_may_have_moved_them(models):
     plain, rested = whole(models), whole(models)
     weights = sum(one.numel() for one in rested._own.parameters.values()) * BYTES
     for step in range(3):
