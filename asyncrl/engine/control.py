@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient, EngineLoad
-from asyncrl.engine.errors import EngineRefused, RequestFailed
+from asyncrl.engine.errors import EngineError, EngineRefused, RequestFailed
 from asyncrl.engine.served import ServedAdapters, Shape
 from asyncrl.engine.staging import Staging
 from asyncrl.engine.starting import end_of, name_of_gpu, start_at_free_port
@@ -327,7 +327,7 @@ class SGLangControl(OwnControl):
         A pass over all that its front process has imported keeps the tokens of all streams back for half a second.
         """
         await super().start()
-        with contextlib.suppress(EngineRefused, RequestFailed):  # of a server that has no such call
+        with contextlib.suppress(EngineError):  # it may have no such call; if it is gone, others find out
             await self._call("POST", "/freeze_gc", {})
 
     async def hold(self, *, keep: bool = False) -> None:
