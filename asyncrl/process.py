@@ -8,6 +8,7 @@ import ctypes
 import fcntl
 import json
 import os
+import secrets
 import signal
 import sys
 import termios
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from asyncrl.config.process_settings import SupervisionSettings
 
 _PR_SET_PDEATHSIG = 1
+_MARK = "ASYNCRL_CHILD_"  # begins the name of a variable that a child has, and all that it starts
 _TAIL_BYTES, _TAIL_LINES = 4096, 3
 _FRAME = ("event", "actor", "level", "timestamp")  # in every line of an actor's log
 
@@ -129,6 +131,16 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def _marked(mark: str) -> set[int]:
+    """Return the living processes of this user whose environment has a variable of this name (Linux)."""
+    found = set()
+    for file in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has just ended, or is another user's
+            if f"{mark}=".encode() in file.read_bytes():
+                found.add(int(file.parent.name))
+    return found
+
+
 def name_of(pid: int) -> str:
     """Name of a process as the kernel has it; empty for one that ended."""
     try:
@@ -173,8 +185,11 @@ def state_of(pid: int) -> Literal["", "stopped", "gone"]:
 class ChildProcess:
     """A process that this one started, tied to it; signals to one that has ended are no error."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path | None = None, logged: int = 0) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, log: Path | None = None, logged: int = 0, mark: str = ""
+    ) -> None:
         self.process = process
+        self._mark = mark  # of all that it starts
         self._log = log  # holds what it prints, behind the first `logged` bytes
         self._logged = logged
 
@@ -201,20 +216,21 @@ class ChildProcess:
         """
         output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600) if log is not None else None
         logged = os.fstat(output).st_size if output is not None else 0
+        mark = f"{_MARK}{secrets.token_hex(8)}"
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL if piped else output,
                 stderr=asyncio.subprocess.PIPE if piped else output,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **(environment or {}), mark: ""},
                 preexec_fn=partial(_apart, os.getpid()) if apart else with_parent(),
                 pass_fds=inherits,
             )
         finally:
             if output is not None:
                 os.close(output)
-        return cls(process, log, logged)
+        return cls(process, log, logged, mark)
 
     @property
     def pid(self) -> int:
@@ -227,8 +243,19 @@ class ChildProcess:
         return self.process.returncode
 
     async def wait(self) -> int:
-        """Wait until it has ended; returns its exit code."""
-        return await self.process.wait()
+        """Wait until it has ended, and kill what it has started and left behind; returns its exit code.
+
+        Processes of a server that was killed while it started (SGLang's) live on: they do not know it yet.
+        """
+        code = await self.process.wait()
+        mark, self._mark = self._mark, ""
+        killed = set[int]()
+        while mark and (left := _marked(mark) - killed):
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            killed |= left
+        return code
 
     def terminate(self) -> None:
         """Ask it to leave."""
@@ -252,11 +279,6 @@ class ChildProcess:
                 return await self.wait()
         self.kill()
         return await self.wait()
-
-    def kill_group(self) -> None:
-        """Kill the group that it leads: what it started may have outlived it."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
 
     @property
     def last_lines(self) -> str:

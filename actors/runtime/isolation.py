@@ -52,7 +52,6 @@ class _Process(NamedTuple):
         """Ask it to leave and let it give back what it holds; then end it, and whatever it has started."""
         self.writer.close()
         await self.child.end(_LEAVE_S)
-        self.child.kill_group()
 
 
 class Isolation:
@@ -155,7 +154,7 @@ class Isolation:
             begun = True
         ended = reader.at_eof() or reader.exception() is not None or child.returncode is not None
         if not ended:
-            child.kill_group()
+            child.kill()
             return "no heartbeat" if begun else ""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_LEAVE_S):
