@@ -131,14 +131,20 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _marked(mark: str) -> set[int]:
-    """Return the living processes of this user whose environment has a variable of this name (Linux)."""
-    found = set()
+def _left_behind(pid: int, mark: str) -> set[int]:
+    """Return what lives of all that a child has started, now that it has ended (Linux).
+
+    Those have a variable of this name, and lead a group or are in one; so is a process that has written another name
+    over its variables, as `setproctitle` does in the processes of SGLang.
+    """
+    marked = set()
     for file in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it has just ended, or is another user's
             if f"{mark}=".encode() in file.read_bytes():
-                found.add(int(file.parent.name))
-    return found
+                marked.add(int(file.parent.name))
+    living = living_processes()
+    groups = {pid, *(living[one].group for one in marked & living.keys())} - {os.getpgrp()}
+    return marked | {one for one, process in living.items() if process.group in groups}
 
 
 def name_of(pid: int) -> str:
@@ -250,7 +256,7 @@ class ChildProcess:
         code = await self.process.wait()
         mark, self._mark = self._mark, ""
         killed = set[int]()
-        while mark and (left := _marked(mark) - killed):
+        while mark and (left := _left_behind(self.pid, mark) - killed):
             for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)

@@ -53,12 +53,14 @@ LEAVING = """
 import subprocess, sys, time
 from pathlib import Path
 
+nameless = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={})
+
 deeper = "import subprocess, sys, time; " \\
     "own = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True); " \\
     "print(own.pid, flush=True); time.sleep(600)"
 started = subprocess.Popen([sys.executable, "-c", deeper], stdout=subprocess.PIPE, text=True, start_new_session=True)
 below = started.stdout.readline().strip()
-Path(sys.argv[1] + ".new").write_text(f"{started.pid} {below}")
+Path(sys.argv[1] + ".new").write_text(f"{started.pid} {below} {nameless.pid}")
 Path(sys.argv[1] + ".new").rename(sys.argv[1])
 if sys.argv[2] == "killed":
     time.sleep(600)
@@ -67,7 +69,7 @@ if sys.argv[2] == "killed":
 
 @pytest.mark.parametrize("how", ["killed", "left"])
 async def test_what_it_started_ends_with_it_also_in_sessions_of_their_own(tmp_path: Path, how: str):
-    child = await ChildProcess.start([sys.executable, "-c", LEAVING, str(tmp_path / "pids"), how])
+    child = await ChildProcess.start([sys.executable, "-c", LEAVING, str(tmp_path / "pids"), how], apart=True)
     other = await ChildProcess.start([sys.executable, "-c", "import time; time.sleep(600)"])
     try:
         await until((tmp_path / "pids").exists, "it has started others")

@@ -210,7 +210,8 @@ class OwnControl(ExternalControl):
         self.address = f"http://{url_host(self._home.host)}:{port}"
         # SGLang writes its arguments into its output, the key among them: only its owner reads the log.
         command, log_file = python(*self.arguments()), self._home.log_file
-        self._process = await ChildProcess.start(command, log=log_file, environment=self.environment())
+        # It leads a group, by which all that it has started is found when it has ended.
+        self._process = await ChildProcess.start(command, log=log_file, environment=self.environment(), apart=True)
         return self._process
 
     async def ended(self) -> str:
