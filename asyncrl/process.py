@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from asyncrl.config.process_settings import SupervisionSettings
 
 _PR_SET_PDEATHSIG = 1
+_TIDY = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
+"""What processes are called that remove what others leave behind, shared memory most of all, and end by themselves."""
 _MARK = "ASYNCRL_CHILD_"  # begins the name of a variable that a child has, and all that it starts
 _TAIL_BYTES, _TAIL_LINES = 4096, 3
 _FRAME = ("event", "actor", "level", "timestamp")  # in every line of an actor's log
@@ -135,7 +137,7 @@ def _left_behind(pid: int, mark: str) -> set[int]:
     """Return what lives of all that a child has started, now that it has ended (Linux).
 
     Those have a variable of this name, and lead a group or are in one; so is a process that has written another name
-    over its variables, as `setproctitle` does in the processes of SGLang.
+    over its variables, as `setproctitle` does in the processes of SGLang. Those that tidy up are let do so.
     """
     marked = set()
     for file in Path("/proc").glob("[0-9]*/environ"):
@@ -144,7 +146,16 @@ def _left_behind(pid: int, mark: str) -> set[int]:
                 marked.add(int(file.parent.name))
     living = living_processes()
     groups = {pid, *(living[one].group for one in marked & living.keys())} - {os.getpgrp()}
-    return marked | {one for one, process in living.items() if process.group in groups}
+    left = marked | {one for one, process in living.items() if process.group in groups}
+    return {one for one in left if not any(name in command_of(one) for name in _TIDY)}
+
+
+def command_of(pid: int) -> bytes:
+    """Return the command line of a process, a zero byte behind each word; empty for one that ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def name_of(pid: int) -> str:

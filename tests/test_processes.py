@@ -81,3 +81,31 @@ async def test_what_it_started_ends_with_it_also_in_sessions_of_their_own(tmp_pa
         assert other.returncode is None
     finally:
         await other.end()
+
+
+SHARING = """
+import sys
+import torch
+from multiprocessing import shared_memory
+from pathlib import Path
+
+memory = shared_memory.SharedMemory(create=True, size=1 << 16)
+tensor = torch.zeros(1 << 16)
+_, handle, _ = tensor.untyped_storage()._share_filename_cpu_()
+Path(sys.argv[1] + ".new").write_text(f"{memory.name} {handle.decode().lstrip('/')}")
+Path(sys.argv[1] + ".new").rename(sys.argv[1])
+import time
+time.sleep(600)
+"""
+
+
+async def test_what_removes_the_shared_memory_of_a_process_that_was_killed_is_let_do_so(tmp_path: Path):
+    child = await ChildProcess.start([sys.executable, "-c", SHARING, str(tmp_path / "names")])
+    try:
+        await until((tmp_path / "names").exists, "it shares memory", 60)
+        shared = [Path("/dev/shm") / name for name in (tmp_path / "names").read_text().split()]
+        assert all(file.exists() for file in shared)
+    finally:
+        child.kill()
+        await child.wait()
+    await until(lambda: not any(file.exists() for file in shared), "it is removed", 60)
