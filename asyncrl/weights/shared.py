@@ -8,16 +8,20 @@ from __future__ import annotations
 import io
 import math
 import pickle
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.multiprocessing import reductions
 
 from asyncrl.weights.shared_names import NotShared, check_name
 
+T = TypeVar("T")
+
 torch_reductions: Any = reductions  # it has no types
 _CALL_BYTES = 1 << 30  # of one call: a server may make room for its tensors beside the model
+_TRIES = 10
+_LATE = "manager connection has timed out"  # torch's process that keeps the names had no CPU for a second
 _DEVICE = 6  # place of the device among the arguments of `rebuild_cuda_tensor`
 
 
@@ -51,14 +55,21 @@ def shared_memory(size: int, device: torch.device) -> torch.Tensor:
     Raises:
         NotShared: there is no room for them.
     """
-    try:
-        if device.type == "cuda":
-            return torch.empty(size, dtype=torch.uint8, device=device)
-        storage = torch.UntypedStorage._new_using_filename_cpu(size)
-    except RuntimeError as error:
-        words = f"{size} bytes for weights.direct cannot be shared ({error}); is /dev/shm large enough?"
-        raise NotShared(words) from error
+    if device.type == "cuda":
+        return _room(size, lambda: torch.empty(size, dtype=torch.uint8, device=device))
+    storage = _room(size, lambda: torch.UntypedStorage._new_using_filename_cpu(size))
     return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def _room(size: int, make: Callable[[], T]) -> T:
+    for left in reversed(range(_TRIES)):
+        try:
+            return make()
+        except RuntimeError as error:
+            if not (left and _LATE in str(error)):
+                words = f"{size} bytes for weights.direct cannot be shared ({error}); is /dev/shm large enough?"
+                raise NotShared(words) from error
+    raise AssertionError("the last try returns or raises")
 
 
 def keep_for_reader(memory: torch.Tensor) -> None:
