@@ -133,6 +133,14 @@ def _children(pid: int) -> list[int]:
     return found
 
 
+def _command_of(pid: int) -> bytes:
+    """Return the command line of a process, a zero byte behind each word; empty for one that ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
 def _left_behind(pid: int, mark: str) -> set[int]:
     """Return what lives of all that a child has started, now that it has ended (Linux).
 
@@ -147,15 +155,7 @@ def _left_behind(pid: int, mark: str) -> set[int]:
     living = living_processes()
     groups = {pid, *(living[one].group for one in marked & living.keys())} - {os.getpgrp()}
     left = marked | {one for one, process in living.items() if process.group in groups}
-    return {one for one in left if not any(name in command_of(one) for name in _TIDY)}
-
-
-def command_of(pid: int) -> bytes:
-    """Return the command line of a process, a zero byte behind each word; empty for one that ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    return {one for one in left if not any(name in _command_of(one) for name in _TIDY)}
 
 
 def name_of(pid: int) -> str:
@@ -266,6 +266,9 @@ class ChildProcess:
         """
         code = await self.process.wait()
         mark, self._mark = self._mark, ""
+        if mark and sys.platform != "linux":  # the group that it leads, if it does
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
         killed = set[int]()
         while mark and (left := _left_behind(self.pid, mark) - killed):
             for pid in left:

@@ -82,7 +82,7 @@ class Resting:
 
         Args:
             order: lets the device wait for what may still read the tensors. It is called when the places of all of
-                them are there, which beside threads that write a version takes as long as that wait.
+                them are there: the device copies meanwhile.
         """
         began = time.monotonic()
         held = self._placed(tensors, known)

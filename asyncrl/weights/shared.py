@@ -62,14 +62,15 @@ def shared_memory(size: int, device: torch.device) -> torch.Tensor:
 
 
 def _room(size: int, make: Callable[[], T]) -> T:
-    for left in reversed(range(_TRIES)):
+    tries = 0
+    while True:
         try:
             return make()
         except RuntimeError as error:
-            if not (left and _LATE in str(error)):
+            tries += 1
+            if tries == _TRIES or _LATE not in str(error):
                 words = f"{size} bytes for weights.direct cannot be shared ({error}); is /dev/shm large enough?"
                 raise NotShared(words) from error
-    raise AssertionError("the last try returns or raises")
 
 
 def keep_for_reader(memory: torch.Tensor) -> None:

@@ -47,3 +47,27 @@ def test_a_list_that_names_anything_else_is_refused_before_it_is_called(read: ob
 def test_what_is_no_list_of_tensors_at_all_is_named():
     with pytest.raises(NotShared, match="no tensors in shared memory"):
         check_names(b"torch")
+
+
+def test_a_keeper_of_names_that_is_late_is_asked_again_and_one_that_refuses_is_not(monkeypatch: pytest.MonkeyPatch):
+    make, asked = torch.UntypedStorage._new_using_filename_cpu, list[int]()
+
+    def failing(words: str, times: int) -> None:
+        asked.clear()
+
+        def answer(size: int) -> torch.UntypedStorage:
+            asked.append(size)
+            if len(asked) <= times:
+                raise RuntimeError(words)
+            return make(size)
+
+        monkeypatch.setattr(torch.UntypedStorage, "_new_using_filename_cpu", answer)
+
+    late = "Shared memory manager connection has timed out"
+    failing(late, 2)
+    assert len(shared_memory(64, torch.device("cpu"))) == 64 and len(asked) == 3
+    for words, times in ((late, 10), ("no space left on device", 1)):
+        failing(words, 1000)
+        with pytest.raises(NotShared, match=words):
+            shared_memory(64, torch.device("cpu"))
+        assert len(asked) == times
