@@ -1,17 +1,19 @@
 """`asyncrl scale engine=1` while the engine that leaves is in the middle of answers: these go on where they were."""
 
 import asyncio
-import contextlib
-import json
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-from harness.audited import assert_consistent
+from asyncrl.bus.connection import Bus
+from harness.audited import assert_consistent, messages_on
 from harness.models import make_endless_model
-from harness.runs import LIMIT_S, UNTRAINED, command, up
+from harness.runs import LIMIT_S, UNTRAINED, Run, address_of, command, up
+from harness.stage import until
+from topics.engines import ENGINE_READY
+from topics.topic import ENGINES
 
 pytestmark = pytest.mark.slow
 
@@ -57,8 +59,7 @@ async def test_answers_of_an_engine_that_leaves_go_on_at_the_other_with_all_thei
     async with up(tmp_path, *settings, "engine.count=2", "learner.steps=3") as run, aiohttp.ClientSession() as http:
         await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
         http.headers["Authorization"] = f"Bearer {(run.root / 'engine.key').read_text()}"
-        async with asyncio.timeout(LIMIT_S):
-            addresses = await two_engines(tmp_path)
+        addresses = await two_engines(run)
         (tmp_path / "closed").unlink()
         async with asyncio.timeout(LIMIT_S):
             held = await paused_in_the_middle(http, addresses["engine-2"])
@@ -78,13 +79,18 @@ async def test_answers_of_an_engine_that_leaves_go_on_at_the_other_with_all_thei
     assert (code, ": clean\n" in output) == (0, True), output
 
 
-async def two_engines(folder: Path) -> dict[str, str]:
+async def two_engines(run: Run) -> dict[str, str]:
     """Addresses of both engines, once they are ready."""
     addresses: dict[str, str] = {}
-    while len(addresses) < 2:
-        _, output = await command(folder, "engines", "short", "--json")
-        with contextlib.suppress(ValueError):  # the command came too early
-            addresses = {one["name"]: one["address"] for one in json.loads(output) if one["state"] == "ready"}
+    bus = await Bus.connect(address_of(run), "short")
+
+    async def both_are_ready() -> bool:
+        ready = (await messages_on(bus, ENGINES)).on(ENGINE_READY)
+        addresses.update({one.engine_id: one.address for one in ready})
+        return len(addresses) == 2
+
+    await until(both_are_ready, "both engines are ready", LIMIT_S)
+    await bus.close()
     return addresses
 
 

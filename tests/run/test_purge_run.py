@@ -31,6 +31,7 @@ from topics.wire import decode
 pytestmark = pytest.mark.slow
 
 PLANTED, USER = "quaggamarzipan", "mallory-quux-4711"
+PAUSE_S = 0.3  # between conversations, of which a batch takes few
 
 
 class Client:
@@ -52,6 +53,7 @@ class Client:
                 last = await self.ask(client, messages)
                 told = {"turn": last.id, "number": 0.5, "text": self._words}
                 await client.with_options(max_retries=5).post("/feedback", cast_to=object, body=told)
+                await asyncio.sleep(PAUSE_S)
 
     async def ask(self, client: Any, messages: list[dict[str, str]]) -> Any:
         asked = {"model": "any", "messages": messages, "max_tokens": 8, "user": self._user}

@@ -20,7 +20,7 @@ from asyncrl.training.checkpoint import read_checkpoint
 from harness.folds import NO_PAYLOAD, Feed
 from harness.gated import closed_gate
 from harness.models import made_model
-from harness.runs import GATED, SHORT, UNTRAINED, WITHOUT_MODEL, Run, at_server, command, kill, resume, up
+from harness.runs import GATED, SHORT, WITHOUT_MODEL, Run, at_server, command, kill, resume, up
 from harness.stage import until
 from topics.actors import RunOpened
 from topics.groups import GroupDropped
@@ -153,7 +153,7 @@ async def test_a_run_in_the_way_of_another_is_undisturbed_and_ctrl_c_ends_it_wel
 
 @SLOW
 async def test_ctrl_c_before_it_trained_is_no_failure(tmp_path: Path):
-    async with up(tmp_path) as run:
+    async with up(tmp_path, *WITHOUT_MODEL) as run:
         await run.reaches(lambda: run.actor("supervisor-1"), "the supervisor is there, and imports what it needs")
         run.interrupt()
         assert await run.ended() == 0, run.story
@@ -213,7 +213,7 @@ async def test_what_fails_for_some_prompts_costs_only_their_trajectories(tmp_pat
     made_model(tmp_path / "a-model")
     rows(tmp_path, *({"prompt": f"^{letter}=", "label": letter} for letter in "abcdefghijklmn"))
     functions = ["task.rollout=users.py:rollout", "reward.function=users.py:reward", "reward.time_limit_s=0.5"]
-    settings = [*ROWS, *UNTRAINED, "model.path=a-model", "learner.steps=5"]
+    settings = [*ROWS, *WITHOUT_MODEL, "model.path=a-model", "learner.steps=5"]
     async with up(tmp_path, *settings, *functions) as run:
         assert await run.ended() == 0, run.story
 
@@ -331,7 +331,7 @@ async def test_a_loss_that_is_not_finite_ends_the_run_and_names_the_batch(tmp_pa
 @SLOW
 async def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path: Path):
     gate = closed_gate(tmp_path, 4)
-    async with up(tmp_path, GATED, "learner.steps=200", "learner.checkpoint_every=20") as run:
+    async with up(tmp_path, GATED, "learner.steps=200", "learner.checkpoint_every=10") as run:
         checkpoints = run.root / "checkpoints"
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         learner = run.actor("learner-1")
@@ -342,7 +342,7 @@ async def test_a_full_disk_ends_the_run_and_leaves_the_last_checkpoint(tmp_path:
         gate.unlink()
         assert await run.ended() == 1, run.story
 
-    assert re.search(r"run short failed: learner-1: batch 2\d: .*could not be written", run.error), run.error
+    assert re.search(r"run short failed: learner-1: batch 1\d: .*could not be written", run.error), run.error
     (last,) = checkpoints.iterdir()
     assert f"the last checkpoint is intact: {last}" in run.error
     assert read_checkpoint(last).step == 0

@@ -14,7 +14,7 @@ from asyncrl.state.audit.reading import audit_run
 from harness.corruptions import CORRUPTIONS, STEPS, remove_group
 from harness.gated import closed_gate
 from harness.recorded import Recorded
-from harness.runs import GATED, address_of, command, up
+from harness.runs import GATED, UNTRAINED, address_of, command, up
 from topics.actors import (
     DEAD_LETTER,
     DeadLetter,
@@ -40,7 +40,9 @@ class Finished:
 
     async def run(self) -> None:
         gate = closed_gate(self.folder, STEPS - 3)  # the run waits for the audits, two steps later at most
-        async with up(self.folder, GATED, f"learner.steps={STEPS}", "nats.keep=run") as run:
+        async with up(
+            self.folder, *UNTRAINED, "warmup.steps=4", GATED, f"learner.steps={STEPS}", "nats.keep=run"
+        ) as run:
             await run.reaches(run.steps, "the first step")
             bus = await Bus.connect(address_of(run), "short")
             base = Path((run.root / "base").read_text())
