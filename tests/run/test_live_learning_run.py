@@ -24,6 +24,7 @@ from topics.turns import SESSION_CLOSED, TURN_ADMITTED, TURN_SKIPPED
 pytestmark = pytest.mark.slow
 
 MOST = 8  # tokens of a reply
+PAUSE_S = 0.3  # between conversations, of which a batch takes few
 HINTING = """
 def judge(evidence):
     return {"score": 1} if "good" in evidence else {"score": -1, "hint": "abc"}
@@ -51,6 +52,7 @@ class Teacher:
                 last = await self._reply(client, messages)
                 told = {"turn": last.id, "number": 0.5}
                 await client.with_options(max_retries=5).post("/feedback", cast_to=object, body=told)
+                await asyncio.sleep(PAUSE_S)
 
     async def _reply(self, client, messages: list[dict[str, str]]):
         self.turns += 1

@@ -68,7 +68,7 @@ async def has_vitals(folder: Path) -> bool:
 async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(tmp_path: Path):
     weights = ["weights.store=stream", "weights.delta=always"]  # a version may be under way in each of the kills
     gate = closed_gate(tmp_path, 0)
-    async with up(tmp_path, GATED, "learner.steps=24", "workers.lease_s=1.0", *weights) as run:
+    async with up(tmp_path, GATED, "learner.steps=14", "workers.lease_s=1.0", *weights) as run:
         await two_steps_more(run, "two steps", gate)
         kill(run.server())
         await two_steps_more(run, "two steps on the second server", gate)
@@ -83,7 +83,7 @@ async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(
 
     assert run.out.count("the NATS server died: exit code -9; it is started again") == 2
     assert "supervisor-1 started again" in run.out
-    await assert_whole(run, 24)
+    await assert_whole(run, 14)
 
 
 @SLOW
@@ -188,8 +188,8 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
 @SLOW
 async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
     gate = closed_gate(tmp_path, 9)
-    settings = ["learner.steps=20", "learner.checkpoint_every=7", "workers.lease_s=1.0", GATED]
-    async with up(tmp_path, *settings) as killed:
+    length = ["warmup.steps=4", "learner.steps=14", "learner.checkpoint_every=7"]
+    async with up(tmp_path, *WITHOUT_MODEL, *length, "workers.lease_s=1.0", GATED) as killed:
         await killed.reaches(lambda: len(killed.steps()) >= 9, "a step behind a checkpoint")
         kill(killed.process.pid)
         await killed.ended()
@@ -199,12 +199,12 @@ async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
     async with resume(tmp_path, "short") as run:
         assert await run.ended() == 0, run.story
     assert '"event": "checkpoint loaded"' in run.log("learner-1")
-    await assert_whole(run, 20)
+    await assert_whole(run, 14)
 
     (run.root / "summary.json").unlink()  # as if it had been killed between its last step and its last word
     async with resume(tmp_path, "short") as closed:
         assert await closed.ended() == 0, closed.story
-    await assert_whole(closed, 20)
+    await assert_whole(closed, 14)
 
 
 async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path):
