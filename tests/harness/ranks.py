@@ -4,11 +4,13 @@
 """
 
 import asyncio
+import contextlib
 import gc
 import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +19,9 @@ import traceback
 from functools import cache
 from pathlib import Path
 
-from asyncrl.process import die_with
+from asyncrl import crash
+from asyncrl.process import die_with, log_tail
+from asyncrl.run.placement import LocalProcesses
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,6 +63,73 @@ async def run_command(folder, *words, deadline_s=300):
         return code, said.read_text() if said.exists() else ""
 
 
+class ForkedRanks(LocalProcesses):
+    """A placement whose ranks are forked; other processes are started as ever."""
+
+    async def start(self, job):
+        """See `Placement`."""
+        if job.module != "actors.learner.rank_process":
+            return await super().start(job)
+        return await self.forked(job, ["-m", job.module])
+
+    async def forked(self, job, program):
+        """Fork a rank that runs python's program."""
+        _server()  # see `run_command`
+        log, folder = self.log(job.name), Path(tempfile.mkdtemp(prefix="asyncrl-rank-"))
+        order = {
+            "program": program,
+            "arguments": [[*job.words, "--credentials", str(job.credentials)]],
+            "folder": os.getcwd(),
+            "prints": [[str(log), str(log)]],
+            "environment": {**os.environ, **job.environment},
+            "told": str(folder / "code"),
+        }
+        logged = log.stat().st_size if log.exists() else 0
+        (pid,) = await asyncio.to_thread(_ask, order, 300)
+        return ForkedRank(pid, folder / "code", log, logged)
+
+
+class ForkedRank:
+    """See `Placed`: a rank whose parent is another process."""
+
+    def __init__(self, pid, told, log, logged):
+        self.pid = pid
+        self.returncode = None
+        self._log, self._logged = log, logged
+        self._ending = asyncio.create_task(self._ended(told))
+
+    async def _ended(self, told):
+        while not told.exists():  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.02)
+        self.returncode = int(told.read_text())
+        shutil.rmtree(told.parent)
+
+    @property
+    def end_text(self):
+        """See `Placed`."""
+        return f"exit code {self.returncode}" + (
+            f": {log_tail(self._log, self._logged)}" if self.returncode > 0 else ""
+        )
+
+    async def wait(self):
+        """See `Placed`."""
+        await asyncio.shield(self._ending)
+        return self.returncode
+
+    def terminate(self):
+        """See `Placed`."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self):
+        """See `Placed`."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number):
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.kill(self.pid, number)
+
+
 def _ask(order, deadline_s):
     """Let the server run a group; returns the exit codes, none where it did not end in time."""
     server = _server()
@@ -93,12 +164,31 @@ def _server():
 
 def serve():
     """Run groups until nobody can order one any more."""
+    import actors.learner.rank  # noqa: F401
     import asyncrl.training.torch_trainer  # noqa: F401 - what takes most of a rank's start
 
     gc.collect()
     gc.freeze()
     for line in sys.stdin:
-        print(json.dumps(played(json.loads(line))), flush=True)
+        order = json.loads(line)
+        print(json.dumps(placed(order) if "told" in order else played(order)), flush=True)
+
+
+def placed(order):
+    """Fork a process that forks a rank, and tells its exit code in a file; returns the rank's process id."""
+    parent, (reads, writes) = os.getpid(), os.pipe()
+    if os.fork():
+        os.close(writes)
+        with os.fdopen(reads) as numbers:
+            return [int(numbers.readline())]
+    die_with(parent)
+    pid = forked(order, 0)
+    os.write(writes, f"{pid}\n".encode())
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    told = Path(order["told"])
+    told.with_suffix(".new").write_text(str(code))
+    told.with_suffix(".new").rename(told)
+    os._exit(0)
 
 
 def played(order):
@@ -108,6 +198,8 @@ def played(order):
     codes = {}
     while len(codes) < len(pids):
         pid, status = os.wait()
+        if pid not in pids:
+            continue  # it had waited for a rank that was placed
         codes[pids[pid]] = os.waitstatus_to_exitcode(status)
         if codes[pids[pid]] != 0:
             for other in pids.keys() - {pid}:
@@ -125,6 +217,8 @@ def forked(order, rank):
     code = 1
     try:
         die_with(parent)
+        os.environ.update(order.get("environment", {}))
+        crash._folder = os.environ.get(crash.CRASH_FOLDER, "")  # which it has read when it was imported
         os.chdir(order["folder"])
         out, error = order["prints"][rank]
         written = os.O_WRONLY | os.O_CREAT | os.O_APPEND
@@ -135,6 +229,8 @@ def forked(order, rank):
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+        if not isinstance(end.code, int | None):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     finally:

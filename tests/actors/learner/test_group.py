@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -19,10 +18,11 @@ from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.process import ChildProcess
-from asyncrl.run.placement import Job, LocalProcesses, NoRoom
+from asyncrl.run.placement import Job, NoRoom, Placed
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.megatron.layout import Layout
 from harness.learning import Playing, pack
+from harness.ranks import ForkedRanks
 from harness.stage import Stage, Unretrieved, until
 from harness.training import of_all_ranks
 from topics.actors import ACTOR_STARTED
@@ -40,12 +40,14 @@ async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
     """Opens trainer groups of one run."""
     groups: list[TrainerGroup] = []
 
-    async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False) -> TrainerGroup:
+    async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False, forked: bool = False) -> TrainerGroup:
         stages = {"layout": {"pipeline": ranks}} if trainer == "megatron" else {}
         stand = stage(**{**SMALL, "learner": {**LEARNER, "trainer": trainer, "ranks": ranks, "lr": 1e-3, **stages}})
         stand.make_model()
         await stand.open()
         context = stand.context("learner", bus)
+        if forked:
+            context.placement = ForkedRanks(context.files.logs)
         group = Rank(bus, context.config, context.files) if inside else GROUPS[trainer](context, lambda: None)
         groups.append(group)
         await group.open()
@@ -61,7 +63,10 @@ async def batches(bus: Bus, last: int) -> list[int]:
 
 
 @pytest.mark.parametrize(("trainer", "ranks"), [("scripted", 1), ("torch", 1), ("torch", 2), ("megatron", 2)])
-async def test_what_every_group_does(start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int):
+async def test_what_every_group_does(
+    start: Start, bus: Bus, tmp_path: Path, trainer: str, ranks: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # which megatron would spend most of the time on
     group = await start(trainer, ranks)
     some = await batches(bus, 3)
     if trainer == "torch":
@@ -128,7 +133,7 @@ async def comes_to_what_one_trainer_comes_to(
 async def test_a_group_ends_with_its_first_rank_and_all_that_waits_is_told_and_no_fault_is_left_behind(
     start: Start, bus: Bus, unretrieved: Unretrieved
 ):
-    group = await start("torch", 2)
+    group = await start("torch", 2, forked=True)
     assert isinstance(group, RankProcesses)
     first, second = await batches(bus, 2)
     ranks = list(group._placed)
@@ -155,7 +160,9 @@ async def test_a_rank_that_is_killed_or_freezes_starts_the_group_anew_and_nothin
     stand = stage(**SMALL, learner=learner, supervision={"silence_s": 3.0})
     stand.make_model()
     await stand.open()
-    playing = Playing(stand.context("learner", bus))
+    context = stand.context("learner", bus)
+    context.placement = ForkedRanks(context.files.logs)
+    playing = Playing(context)
     try:
         for step, end, victim in ((1, signal.SIGKILL, 0), (2, signal.SIGSTOP, 1), (3, None, 0)):
             await pack(bus, step)
@@ -177,10 +184,10 @@ async def test_a_rank_that_is_killed_or_freezes_starts_the_group_anew_and_nothin
     assert [message.step for message in log.of(CHECKPOINT_SAVED)] == [2]
 
 
-class Silent(LocalProcesses):
+class Silent(ForkedRanks):
     """Starts another program in place of the second rank, which says nothing."""
 
-    async def start(self, job: Job) -> ChildProcess:
+    async def start(self, job: Job) -> Placed:
         if job.words[1] == "1":
             return await ChildProcess.start(["sleep", "1000"], log=self.log(job.name))
         return await super().start(job)
@@ -199,7 +206,7 @@ async def test_a_rank_that_is_missing_at_the_start_is_named(bus: Bus, stage: Cal
     await group.close()
 
 
-class Otherwise(LocalProcesses):
+class Otherwise(ForkedRanks):
     """Runs other code in the process of the second rank."""
 
     def __init__(self, logs: Path, code: str) -> None:
@@ -207,12 +214,11 @@ class Otherwise(LocalProcesses):
         self._code = code
         self.started = 0
 
-    async def start(self, job: Job) -> ChildProcess:
+    async def start(self, job: Job) -> Placed:
         if job.words[1] != "1":
             return await super().start(job)
         self.started += 1
-        words = [*job.words, "--credentials", str(job.credentials)]
-        return await ChildProcess.start([sys.executable, "-P", "-c", self._code, *words], log=self.log(job.name))
+        return await self.forked(job, ["-c", self._code])
 
 
 HANGS = """
@@ -271,7 +277,9 @@ async def test_ranks_without_a_card_say_so_and_are_given_up(
     stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 0.1, "device": "cuda"})
     stand.make_model()
     await stand.open()
-    group = ElasticGroup(stand.context("learner", bus), lambda: None)
+    context = stand.context("learner", bus)
+    context.placement = ForkedRanks(context.files.logs)
+    group = ElasticGroup(context, lambda: None)
 
     missing = r"cards \[0, 1\] are missing, and the 0 others hold no whole model; the last reason: rank 0 ended: exit"
     with pytest.raises(GroupLost, match=missing + r" code 5: .*rank 0 has no card: found 0 GPUs here"):
@@ -279,12 +287,12 @@ async def test_ranks_without_a_card_say_so_and_are_given_up(
     await group.close()
 
 
-class Refusing(LocalProcesses):
+class Refusing(ForkedRanks):
     """Has no card for one of two ranks."""
 
     refuses, refused = True, 0
 
-    async def start(self, job: Job) -> ChildProcess:
+    async def start(self, job: Job) -> Placed:
         if self.refuses and (job.words[1:3] == ("1", "2") or job.module == "actors.learner.card"):
             self.refused += 1
             raise NoRoom("no card 1")
