@@ -6,7 +6,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from benchmarks.chaos.report import violations_by_sense
 from benchmarks.chaos.targets import all_targets, each_point
 from benchmarks.chaos.witness import Samples, missing
 from harness.audited import messages_on
-from harness.runs import PACED, SHORT, command
+from harness.runs import PACED, SHORT, WITHOUT_MODEL, command
 from harness.scripted import FLAT, SCRIPTED
 from harness.stage import until
 from harness.stories import Story
@@ -29,9 +29,7 @@ from topics.batches import BATCH_TRAINED
 from topics.topic import TRAINING
 
 SLOW = pytest.mark.slow
-STEPS = 120
 SETTINGS = {
-    "learner.steps": STEPS,
     "learner.checkpoint_every": 5,
     "rollout.progress_tokens": 2,
     "workers.lease_s": 1.0,
@@ -41,23 +39,29 @@ SETTINGS = {
 }
 
 
-async def chaos(folder: Path, *words: str) -> dict[str, Any]:
-    """Run `asyncrl chaos` on the short config; returns its report, once nothing is wrong with it."""
+async def chaos(folder: Path, steps: int, settings: Sequence[str], *words: str) -> dict[str, Any]:
+    """Run `asyncrl chaos` on the short config; returns its report, once nothing is wrong with it.
+
+    Args:
+        settings: `KEY=VALUE`; they must pace the run, whose steps are to last until all is injected.
+    """
     (folder / "short.toml").write_text(SHORT)
-    settings = [word for key, value in SETTINGS.items() for word in ("--set", f"{key}={value}")]
-    settings += ["--set", PACED, "--stall", "200"]  # a rank that is frozen while it starts is given up after 120 s
-    code, output = await command(folder, "chaos", "short.toml", *settings, *words, limit_s=1200)
+    own = [*(f"{key}={value}" for key, value in SETTINGS.items()), f"learner.steps={steps}", *settings]
+    words = (*(word for setting in own for word in ("--set", setting)), *words)
+    patient = ("--stall", "200")  # a rank that is frozen while it starts is given up after 120 s
+    code, output = await command(folder, "chaos", "short.toml", *words, *patient, limit_s=1200)
     assert code == 0, output
     report: dict[str, Any] = json.loads((folder / "runs" / "short" / "chaos.json").read_text())
     assert report["finished"]
-    assert sorted(report["rewards"], key=int) == [str(step) for step in range(1, STEPS + 1)]
+    assert sorted(report["rewards"], key=int) == [str(step) for step in range(1, steps + 1)]
     assert (folder / "runs" / "short" / "chaos.png").exists()
     return report
 
 
 @SLOW
 async def test_injections_lose_nothing_and_train_nothing_twice(tmp_path: Path):
-    report = await chaos(tmp_path, "--seconds", "200", "--kills", "16", "--seed", "1")
+    paced = (PACED, "rollout.slots=16")  # a step takes two seconds
+    report = await chaos(tmp_path, 40, paced, "--seconds", "200", "--kills", "16", "--seed", "1")
 
     assert len(report["injections"]) == 16, report["injections"]
     assert report["lost"] == report["duplicated"] == report["violations"] == []
@@ -66,12 +70,13 @@ async def test_injections_lose_nothing_and_train_nothing_twice(tmp_path: Path):
 @SLOW
 async def test_three_leaders_of_a_cluster_are_killed_and_training_goes_on_without_a_loss(tmp_path: Path):
     leaders = ("--cluster", "--targets", "nats:kill", "--every", "12", "--kills", "3")
-    report = await chaos(tmp_path, *leaders, "--after-recovery")
+    paced, steps = (*WITHOUT_MODEL, "learner.scripted_step_s=1.5"), 45
+    report = await chaos(tmp_path, steps, paced, *leaders, "--after-recovery")
 
     killed = report["injections"]
     assert len(killed) == 3
     assert all(injection["works_again_s"] for injection in killed)
-    assert 0 < killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < STEPS
+    assert 0 < killed[0]["step"] < killed[1]["step"] < killed[2]["step"] < steps
 
 
 # --- runs that stand still
@@ -101,7 +106,7 @@ async def stalled(
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     settings = [word for setting in words for word in ("--set", setting)]
     injections = ("--targets", "recorder:kill", "--every", "2", "--stall", "60")  # four runs start at once
-    running = asyncio.create_task(command(folder, "chaos", "short.toml", *settings, *injections, limit_s=300))
+    running = asyncio.create_task(command(folder, "chaos", "short.toml", *settings, *injections, limit_s=1200))
     if freeze is not None:
         freezing = asyncio.create_task(freeze(folder))
         await asyncio.wait({running, freezing}, return_when=asyncio.FIRST_COMPLETED)

@@ -27,9 +27,8 @@ async def test_every_turn_has_one_end_and_users_meet_nothing_but_cut_connections
     targets = ",".join(f"{role}:kill" for role in ROLES)
     kills = ["--targets", targets, "--kills", "8", "--every", "3", "--seconds", "90", "--stall", "120"]
 
-    code, output = await command(
-        tmp_path, "chaos", "live-demo", *kills, *settings, "--set", f"gateway.port={free_port()}"
-    )
+    port = ("--set", f"gateway.port={free_port()}")
+    code, output = await command(tmp_path, "chaos", "live-demo", *kills, *settings, *port, limit_s=1200)
 
     assert code == 0, output
     root = Path(re.findall(r"the run: (\S+)", output)[0])
