@@ -9,8 +9,8 @@ import gc
 import json
 import os
 import runpy
+import secrets
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -74,42 +74,41 @@ class ForkedRanks(LocalProcesses):
 
     async def forked(self, job, program):
         """Fork a rank that runs python's program."""
-        _server()  # see `run_command`
-        log, folder = self.log(job.name), Path(tempfile.mkdtemp(prefix="asyncrl-rank-"))
+        server = _server()  # see `run_command`
+        log = self.log(job.name)
+        told = log.with_name(f"{secrets.token_hex(4)}.code")
         order = {
             "program": program,
             "arguments": [[*job.words, "--credentials", str(job.credentials)]],
             "folder": os.getcwd(),
             "prints": [[str(log), str(log)]],
             "environment": {**os.environ, **job.environment},
-            "told": str(folder / "code"),
+            "told": str(told),
         }
         logged = log.stat().st_size if log.exists() else 0
         (pid,) = await asyncio.to_thread(_ask, order, 300)
-        return ForkedRank(pid, folder / "code", log, logged)
+        return ForkedRank(pid, server, told, log, logged)
 
 
 class ForkedRank:
-    """See `Placed`: a rank whose parent is another process."""
+    """See `Placed`: a rank whose parent is another process, which ends with the server and tells its end in a file."""
 
-    def __init__(self, pid, told, log, logged):
+    def __init__(self, pid, server, told, log, logged):
         self.pid = pid
         self.returncode = None
         self._log, self._logged = log, logged
-        self._ending = asyncio.create_task(self._ended(told))
+        self._ending = asyncio.create_task(self._ended(server, told))
 
-    async def _ended(self, told):
-        while not told.exists():  # noqa: ASYNC110 - nothing announces it
+    async def _ended(self, server, told):
+        while not told.exists() and server.poll() is None:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.02)
-        self.returncode = int(told.read_text())
-        shutil.rmtree(told.parent)
+        self.returncode = int(told.read_text()) if told.exists() else -signal.SIGKILL
 
     @property
     def end_text(self):
         """See `Placed`."""
-        return f"exit code {self.returncode}" + (
-            f": {log_tail(self._log, self._logged)}" if self.returncode > 0 else ""
-        )
+        said = f": {log_tail(self._log, self._logged)}" if self.returncode >= 0 else ""
+        return f"exit code {self.returncode}{said}"
 
     async def wait(self):
         """See `Placed`."""
@@ -185,9 +184,9 @@ def placed(order):
     pid = forked(order, 0)
     os.write(writes, f"{pid}\n".encode())
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    told = Path(order["told"])
-    told.with_suffix(".new").write_text(str(code))
-    told.with_suffix(".new").rename(told)
+    written = Path(f"{order['told']}.new")
+    written.write_text(str(code))
+    written.rename(order["told"])
     os._exit(0)
 
 

@@ -256,7 +256,7 @@ async def test_a_card_that_hangs_at_the_start_is_missing_after_a_deadline(bus: B
 async def test_a_rank_that_does_not_start_for_another_reason_than_its_card_is_not_given_up(
     bus: Bus, stage: Callable[..., Stage]
 ):
-    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 60.0})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 600.0})
     await stand.open()
     context = stand.context("learner", bus)
     context.placement = placement = Otherwise(context.files.logs, "raise SystemExit('no such library')")
@@ -341,7 +341,7 @@ class StoppedMeanwhile(ElasticGroup):
 
 
 async def test_a_learner_that_stops_while_a_card_is_missing_starts_no_rank_anew(bus: Bus, stage: Callable[..., Stage]):
-    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 60.0})
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 600.0})
     await stand.open()
     context = stand.context("learner", bus)
     context.placement = placement = Refusing(context.files.logs)
