@@ -66,7 +66,7 @@ async def answers(address: str, path: str = "/health", key: str = "") -> bool:
 
 async def new_key(folder: Path, address: str, tenant: str = "anna") -> str:
     """Wait for the gateway, and return a new key as `asyncrl keys add` prints it, once the gateway takes it."""
-    await until(lambda: answers(address), "the gateway listens", 180)
+    await until(lambda: answers(address), "the gateway listens")
     code, output = await command(folder, "keys", "add", "--tenant", tenant)
     assert code == 0, output
     key = output.strip()

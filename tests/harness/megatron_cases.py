@@ -363,7 +363,7 @@ def resumed(folder, case, layout, rank, ranks):
 
 def run(rank, ranks, folder):
     store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=590))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=1190))
     for case, (count, layout) in CASES.items():
         if count == ranks:
             if case in OF_FAMILIES:
@@ -381,7 +381,7 @@ def run(rank, ranks, folder):
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(590)  # says where a rank hangs, before the test gives up
+    faulthandler.dump_traceback_later(1190)  # says where a rank hangs, before the test gives up
     for ranks in (2, 4, 1):
         if int(sys.argv[1]) < ranks:
             run(int(sys.argv[1]), ranks, Path(sys.argv[2]))

@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -192,6 +193,10 @@ def placed(order):
 
 def played(order):
     """Fork the ranks of a group and return their exit codes; the first that fails ends the others."""
+    kind, what = order["program"]
+    if kind == "-m":
+        importlib.import_module(what)  # all that it needs is there: half of the start of a rank of Megatron
+        gc.freeze()
     ranks = range(len(order["prints"]))
     pids = {forked(order, rank): rank for rank in ranks}
     codes = {}
@@ -243,6 +248,7 @@ def run(program, arguments):
     kind, what = program
     sys.argv = [kind, *arguments]
     if kind == "-m":
+        sys.modules.pop(what, None)  # which `played` imported: it is run anew, as the main module
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
         exec(compile(what, "<rank>", "exec"), {"__name__": "__main__"})

@@ -83,7 +83,7 @@ class Run:
         assert self.code is not None
         return self.code
 
-    async def reaches(self, condition: Callable[[], Any], what: str, limit_s: float = 180.0) -> None:
+    async def reaches(self, condition: Callable[[], Any], what: str, limit_s: float = LIMIT_S) -> None:
         """Wait for something in the middle of the run; fail aloud when it does not come, or the run ends before."""
         try:
             async with asyncio.timeout(limit_s):

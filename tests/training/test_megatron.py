@@ -69,7 +69,7 @@ def results(tmp_path_factory):
             trainer.step(trained_rows(name, step), objective(step))
         state.mkdir()
         save(trainer, state)
-    run_group(["-m", "tests.harness.megatron_cases"], 4, folder, deadline_s=600)
+    run_group(["-m", "tests.harness.megatron_cases"], 4, folder, deadline_s=1200)  # minutes on two cores
     return folder
 
 

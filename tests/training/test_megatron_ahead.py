@@ -29,7 +29,7 @@ def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ahead")
     for name, options in FAMILIES.items():
         write_model_ahead(folder / name, *options)
-    run_group(["-m", "tests.harness.megatron_ahead"], 2, folder, deadline_s=300)
+    run_group(["-m", "tests.harness.megatron_ahead"], 2, folder)
     return folder
 
 

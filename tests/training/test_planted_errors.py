@@ -32,7 +32,7 @@ def norms(tmp_path_factory):
     down = "layers.1.mlp.down_proj.weight"
     write_spoilt(folder / "state-qwen3", folder / "state-torn", down, lambda tensor: None)
     write_spoilt(folder / "state-qwen3", folder / "state-wider", down, lambda tensor: tensor[:8].clone())
-    said = run_group(["-m", "tests.harness.planted_errors"], 2, folder, deadline_s=120)
+    said = run_group(["-m", "tests.harness.planted_errors"], 2, folder)
     found = json.loads(said.splitlines()[-1])
     found |= {error: (*found[error], expected[name]) for error, (name, _, _) in ERRORS.items()}
     return found | {"expected": expected}

@@ -16,7 +16,7 @@ SHAPE = ModelShape(hidden=32, head_dim=16, ffn=64, context=32)
 def results(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     create_model(folder / "model", alphabet="abcdefghijklmnopqrstuvwxyz=", seed=0, shape=SHAPE)
-    run_group(["-m", "tests.harness.rank_cases"], 4, folder / "model", folder, deadline_s=300)
+    run_group(["-m", "tests.harness.rank_cases"], 4, folder / "model", folder)
     return folder
 
 
