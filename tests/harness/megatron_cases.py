@@ -96,9 +96,9 @@ FAMILIES = tuple(SMALL)
 FIGURES = ("loss", "grad_norm", "entropy", "reference_kl", "rows", "rows_skipped")
 SAVED_AT = 1  # steps
 ROLES_SAVED_AT = 2  # steps: one of the critic alone, and one of both
-ROWS = 12  # of a step: several micro-batches of each replica
-SCORED = 24  # rows that families are compared by
-PACKED = 8  # of them in a micro-batch
+ROWS = 8  # of a step: several micro-batches of each replica
+SCORED = 12  # rows that families are compared by
+PACKED = 4  # of them in a micro-batch
 EPS = 1e-3  # of AdamW: what is rounding in a gradient shall not move a weight as a gradient does
 
 

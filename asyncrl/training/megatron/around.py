@@ -67,12 +67,13 @@ class _OnCpu(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Any = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = "cpu"  # norms, clipping and schedules make scalars on "cuda"
-        kwargs.pop("pin_memory", None)  # of positions, which no GPU fetches
         if func is torch.Tensor.cuda:
             return args[0]
+        kwargs = kwargs or {}  # few calls have any
+        if "device" in kwargs and str(kwargs["device"]).startswith("cuda"):
+            kwargs = kwargs | {"device": "cpu"}  # norms, clipping and schedules make scalars on "cuda"
+        if "pin_memory" in kwargs:
+            kwargs = kwargs | {"pin_memory": False}  # of positions, which no GPU fetches
         found = func(*args, **kwargs)
         if func is torch.Tensor.type and isinstance(found, str):
             return found.replace("torch.", "torch.cuda.")  # clipping and optimiser compare it to torch.cuda.FloatTensor
