@@ -17,15 +17,16 @@ from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.state.run_state import RunState
 from benchmarks.engine import served
-from harness.audited import assert_within_lag
+from harness.audited import assert_within_lag, messages_on
 from harness.configs import the_problem
 from harness.folds import Feed
-from harness.runs import UNTRAINED, command, up
+from harness.runs import LIMIT_S, UNTRAINED, address_of, command, up
 from harness.sglang_like import like_sglang
 from harness.stage import until
 from topics.actors import ScaleRequested
-from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name, version_of
+from topics.engines import ENGINE_READY, EngineAnnounced, EngineWithdrawn, announced_name, version_of
 from topics.promotions import PromotionRequested
+from topics.topic import ENGINES
 from topics.wire import Message, WireError
 
 
@@ -82,11 +83,16 @@ async def test_a_run_without_a_learner_serves_the_model_as_it_is_until_it_is_sto
             code, output = await command(tmp_path, "engines", "--json")
             return json.loads(output) if code == 0 else []
 
-        async def serves() -> bool:
-            return [engine["state"] for engine in await listed()] == ["ready"]
+        await run.reaches(lambda: run.actor("engine-1"), "an engine starts")
+        bus = await Bus.connect(address_of(run), "short")
 
-        await until(serves, "the engine is ready", 180)
+        async def serves() -> bool:
+            return bool((await messages_on(bus, ENGINES)).on(ENGINE_READY))
+
+        await until(serves, "the engine is ready", LIMIT_S)
+        await bus.close()
         [engine] = await listed()
+        assert engine["state"] == "ready"
         client = EngineClient(engine["address"], api_key=(run.root / "engine.key").read_text())
         answer = await client.generate([3, 4, 5], SamplingParams(4))
         await client.close()
