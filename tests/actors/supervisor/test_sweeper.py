@@ -222,7 +222,7 @@ model.create.context = 32
 rollout = { group_size = 8, max_new_tokens = 8, slots = 512 }
 buffer = { batch_groups = 900, max_lag = 1 }
 supervision.snapshot_every = 2000
-learner = { trainer = "scripted", steps = 2, checkpoint_every = 2 }
+learner = { trainer = "scripted", steps = 3, checkpoint_every = 2 }
 engine = { kind = "scripted", scripted_tokens = 2 }
 """  # a batch.packed of 0.9 MB, and snapshots of the buffer of 2 MB
 
@@ -237,9 +237,9 @@ async def test_a_run_of_big_batches_and_many_snapshots_keeps_few_blobs(tmp_path:
         states = await stream_states(bus, [BLOBS, LEDGER_BLOBS])
     sizes = [int(record.headers[BLOB].split(":")[1]) for record in snapshots if BLOB in record.headers]
     assert len(sizes) >= 6, sizes
-    assert states["BLOBS"]["bytes"] < 4 * max(sizes) < sum(sizes)
+    assert states["BLOBS"]["bytes"] < 4 * max(sizes)
     assert all(BLOB in record.headers for record in batches)
-    assert states["LEDGER_BLOBS"]["bytes"] > 2 * 800_000
+    assert states["LEDGER_BLOBS"]["bytes"] > 3 * 800_000
     assert states["LEDGER_BLOBS"]["max_bytes"] > states["LEDGER_BLOBS"]["bytes"]
     await audited_clean(tmp_path)
 
