@@ -91,7 +91,7 @@ class Run:
                     if self._ending.done():
                         await self.ended()
                         pytest.fail(f"the run ended before {what}: {self.story}")
-                    await asyncio.wait({self._ending}, timeout=0.03)  # nothing announces it
+                    await asyncio.wait({self._ending}, timeout=0.1)  # nothing announces it
         except TimeoutError:
             pytest.fail(f"not within {limit_s:.0f} s: {what}")
 
