@@ -26,7 +26,7 @@ from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from topics.batches import Objective
 
 _WARM = 2  # steps that are not counted: the first compiles, the second still reserves memory
-_MATRIX = {"cuda": 8192, "cpu": 512}
+_MATRIX = {"cuda": 8192, "cpu": 1024}
 LOGITS_AT_ONCE = 2048  # tokens, of the bare loop
 _OBJECTIVE = Objective(learning_rate=1e-6)
 

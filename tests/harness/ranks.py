@@ -91,6 +91,12 @@ class ForkedRanks(LocalProcesses):
         return ForkedRank(pid, server, told, log, logged)
 
 
+def with_forked_ranks(context):
+    """Return the context of a learner; its ranks are forked from now on."""
+    context.placement = ForkedRanks(context.files.logs)
+    return context
+
+
 class ForkedRank:
     """See `Placed`: a rank whose parent is another process, which ends with the server and tells its end in a file."""
 

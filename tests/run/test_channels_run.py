@@ -8,7 +8,7 @@ from test_gateway_run import finished_turn
 
 from asyncrl.bus.connection import Bus
 from harness.live_runs import new_key, with_gateway
-from harness.runs import PACED, UNTRAINED, address_of, command, up
+from harness.runs import PACED, address_of, command, up
 from harness.sdks import openai, sdks
 from harness.stage import until
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 GROUPS = ["engine.groups.train.kind=embedded", "engine.groups.served.kind=embedded", "gateway.engines=served"]
 PATIENCE = ["engine.start_deadline_s=300"]
-ENDLESS = [PACED, *UNTRAINED, "learner.steps=100000", "learner.keep_versions=300"]
+ENDLESS = [PACED, "learner.steps=100000", "learner.keep_versions=300"]
 
 
 class Client:

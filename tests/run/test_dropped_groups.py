@@ -28,11 +28,15 @@ async def test_a_filter_that_drops_everything_ends_the_run_with_the_counts_and_o
     async with up(tmp_path, *WITHOUT_MODEL, *settings) as run:
         assert await run.ended() == 1, run.story
 
-    found = re.search(r"buffer-1: (\d+) groups in a row were dropped \((\d+) for zero_variance\)", run.error)
+    pattern = r"buffer-1: (\d+) groups in a row were dropped \((\d+) for zero_variance\)"
+    found = re.search(pattern, run.error)
     assert found is not None and found[1] == found[2] and int(found[1]) >= 3 * 8, run.error
     assert "buffer.most_dropped allows 3 for each" in run.error
     assert re.search(r"dropped  \d+ for zero_variance", run.out), run.out
     assert [row.state for row in runs_in(run.root.parent)] == ["failed"]
+    async with resume(tmp_path, "short") as run:
+        assert await run.ended() == 1, run.story
+    assert re.search(pattern, run.error), run.error
     async with resume(tmp_path, "short", "--set", "learner.filters=[]") as run:
         assert await run.ended() == 0, run.story
     assert [row.state for row in runs_in(run.root.parent)] == ["finished"]

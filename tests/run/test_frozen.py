@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.runs import PACED, UNTRAINED, Run, command, two_steps_more, up
+from harness.runs import PACED, Run, command, two_steps_more, up
 
 SLOW = pytest.mark.slow
 
@@ -42,7 +42,6 @@ async def test_whoever_freezes_is_replaced_and_nothing_is_lost(tmp_path: Path):
     frozen += ["recorder-1", "supervisor-1", "server"]
     settings = [
         PACED,
-        *UNTRAINED,
         "learner.steps=100000",
         "learner.checkpoint_every=10",
         "workers.lease_s=1.0",

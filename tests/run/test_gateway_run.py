@@ -9,7 +9,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from harness.gateways import stored_turns
 from harness.live_runs import answers, new_key, with_gateway
-from harness.runs import PACED, UNTRAINED, address_of, command, topics_left_in, two_steps_more, up
+from harness.runs import PACED, address_of, command, topics_left_in, two_steps_more, up
 from harness.sdks import anthropic, openai, sdks
 from harness.stage import until
 from topics.turns import TurnFinished, TurnStarted
@@ -80,7 +80,7 @@ async def finished_turn(bus: Bus, turn_id: str) -> TurnFinished:
 
 async def test_people_talk_to_the_policy_over_updates_and_deaths(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
-    async with up(tmp_path, *settings, *UNTRAINED, "engine.count=2", PACED, "learner.steps=100000") as run:
+    async with up(tmp_path, *settings, "engine.count=2", PACED, "learner.steps=100000") as run:
         key = await new_key(tmp_path, address)
         talkers = [Talker(address, key) for _ in range(2)]
         talking = [asyncio.create_task(talker.talk()) for talker in talkers]

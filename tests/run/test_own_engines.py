@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.audited import audited_clean, messages_on, topics_left_by
-from harness.runs import UNTRAINED, up
+from harness.runs import up
 from harness.user_code import HOLD
 from topics.evals import EVAL_SCORED
 from topics.topic import BATCHES
@@ -25,7 +25,6 @@ async def rollout(row, context):
 """
 )
 SETTINGS = [
-    *UNTRAINED,
     *("engine.groups.train.kind=embedded", "engine.groups.held.kind=embedded", "eval.engines=held"),
     *("learner.steps=9", "learner.keep_versions=4", f"eval.prompts={PROMPTS}", "workers.lease_s=1"),
     "eval.sets.slow.options={}",

@@ -16,7 +16,7 @@ from asyncrl.config.load import PACKAGE
 from harness.audited import Messages, assert_audited, assert_consistent, assert_within_lag, messages_on
 from harness.gated import closed_gate
 from harness.models import made_model
-from harness.runs import GATED, UNTRAINED, WITHOUT_MODEL, Run, address_of, at_server, command, two_steps_more, up
+from harness.runs import GATED, WITHOUT_MODEL, Run, address_of, at_server, command, two_steps_more, up
 from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, TRAINING
 
@@ -32,9 +32,9 @@ def assert_password_unsaid(run: Run, password: str) -> None:
     assert all(file.stat().st_mode & 0o077 == 0 for file in private)
 
 
-async def test_the_demo_learns_to_write_three_letters_backwards(tmp_path: Path):
-    task = ["task.options.letters=3", "rollout.max_new_tokens=6", "eval.prompts=128", "buffer.batch_groups=32"]
-    length = ["seed=3", "warmup.steps=48", "learner.steps=60", "learner.lr=1e-3"]  # from a sampled reward of 0.5 to 0.8
+async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
+    task = ["task.options.letters=6", "rollout.max_new_tokens=9", "eval.prompts=128"]
+    length = ["seed=3", "warmup.steps=48", "learner.steps=80", "learner.lr=1e-3"]  # from a sampled reward of 0.15
     async with up(tmp_path, *task, *length, config="demo") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         password = address_of(run).password
@@ -44,21 +44,21 @@ async def test_the_demo_learns_to_write_three_letters_backwards(tmp_path: Path):
         assert await run.ended() == 0, run.story
 
     summary = run.summary
-    assert_consistent(run, steps=60, warmup_steps=48)
+    assert_consistent(run, steps=80, warmup_steps=48)
     assert_within_lag(run, max_lag=1)
-    assert summary["sampled_reward_first_step"] < 0.6
-    assert summary["sampled_reward_best_5_steps"] >= 0.7
+    assert summary["sampled_reward_first_step"] < 0.5
+    assert summary["sampled_reward_best_5_steps"] >= 0.8
     assert 0 <= summary["greedy_accuracy_before"] < summary["greedy_accuracy_after"] <= 1
-    assert [(row["version"], row["prompts"]) for row in run.rows("eval")] == [(0, 128), (60, 128)]
-    assert summary["evaluated_versions_after"].keys() == {"60"}
+    assert [(row["version"], row["prompts"]) for row in run.rows("eval")] == [(0, 128), (80, 128)]
+    assert summary["evaluated_versions_after"].keys() == {"80"}
     assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert f"{summary['sampled_reward_last_5_steps']:.3f}" in run.out
     assert run.error == ""
     assert " died" not in run.out
     assert_password_unsaid(run, password)
     assert password not in run.out
-    answers = {word: exported_answer(Path(summary["exported_model"]), f"^{word}=") for word in ("abc", "dog", "run")}
-    assert sum(answer == word[::-1] for word, answer in answers.items()) >= 2, answers  # mostly right is not always
+    answer = exported_answer(Path(summary["exported_model"]), "^abcdef=")
+    assert sorted(answer) == sorted("fedcba")  # a model of accuracy 0.98 may still get this one's order wrong
 
 
 def exported_answer(directory: Path, prompt: str) -> str:
@@ -74,10 +74,10 @@ def exported_answer(directory: Path, prompt: str) -> str:
 
 async def test_a_synchronous_config_with_rows_and_a_reward_of_ones_own(tmp_path: Path):
     settings = ["buffer.max_lag=0", "learner.steps=4", "warmup.batch_rows=64", "buffer.batch_groups=8"]
-    async with up(tmp_path, *UNTRAINED, "warmup.steps=4", *settings, config="custom") as run:
+    async with up(tmp_path, *settings, config="custom") as run:
         assert await run.ended() == 0, run.story
 
-    assert_consistent(run, steps=4, warmup_steps=4)
+    assert_consistent(run, steps=4, warmup_steps=20)
     assert_within_lag(run, max_lag=0)
     assert run.summary["trajectories_issued"] == run.summary["trajectories_trained"] == 4 * 8 * 8
     assert run.summary["masked_stale_tokens"] == 0
@@ -111,7 +111,7 @@ async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_traine
     gate = closed_gate(tmp_path, 3)
     settings = ["task.rollout=held_turns.py:rollout", "task.options.letters=3", "rollout.max_new_tokens=4"]
     settings += ["engine.groups.near.max_running=64", "engine.groups.far.kind=embedded"]
-    async with up(tmp_path, *settings, *UNTRAINED, "learner.steps=8", "buffer.max_lag=2") as run:
+    async with up(tmp_path, *settings, "learner.steps=8", "buffer.max_lag=2") as run:
         await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
         code, output = await command(tmp_path, "scale", "rollout=2", "reward=2", "engine-near=2")
         assert (code, output) == (0, "scaled: rollout 2, reward 2, engine-near 2\n")
@@ -126,7 +126,7 @@ async def test_a_fleet_grows_and_shrinks_while_five_turn_trajectories_are_traine
         gate.unlink()  # what rollout-2 had behind it was handed back
         assert await run.ended() == 0, run.story
 
-    assert_consistent(run, steps=8, warmup_steps=0)
+    assert_consistent(run, steps=8, warmup_steps=4)
     assert_within_lag(run, max_lag=2)
     assert len(run.summary["trained_tokens_by_lag"]) > 1  # weights changed while trajectories grew
     turns = run.summary["sampled_tokens"] / run.summary["trajectories_trained"]
@@ -200,7 +200,7 @@ async def outliving(server: EmbeddedServer, folder: Path, *settings: str) -> Asy
 
 
 async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server: EmbeddedServer, tmp_path: Path):
-    settings = [*WITHOUT_MODEL, "warmup.steps=4", "learner.steps=12", "learner.checkpoint_every=4", GATED]
+    settings = ["learner.steps=12", "learner.checkpoint_every=4", GATED]
     gate = closed_gate(tmp_path, 7)
     async with outliving(server, tmp_path, *settings) as (run, bus):
         await run.reaches(lambda: len(run.steps()) >= 6, "the sixth step")
@@ -216,7 +216,7 @@ async def test_a_learner_killed_in_the_middle_goes_on_from_its_checkpoint(server
 
 
 async def test_every_other_actor_killed_one_after_another_costs_no_batch(server: EmbeddedServer, tmp_path: Path):
-    settings = [*UNTRAINED, "warmup.steps=4", "learner.steps=20", "workers.lease_s=1.0", GATED]
+    settings = ["learner.steps=32", "workers.lease_s=1.0", GATED]
     victims = ("rollout-1", "reward-1", "buffer-1", "prompter-1", "engine-1", "recorder-1")
     gate = closed_gate(tmp_path, 0)
     async with outliving(server, tmp_path, *settings) as (run, bus):
@@ -227,8 +227,8 @@ async def test_every_other_actor_killed_one_after_another_costs_no_batch(server:
         assert await run.ended() == 0, run.story
 
         batches = await messages_on(bus, BATCHES)
-        assert_audited(batches, await messages_on(bus, TRAINING), 20)
-    assert_consistent(run, steps=20, warmup_steps=4)
+        assert_audited(batches, await messages_on(bus, TRAINING), 32)
+    assert_consistent(run, steps=32, warmup_steps=4)
     assert_within_lag(run, max_lag=2)
     assert [victim for victim in victims if f"{victim} started again" not in run.out] == []
     assert run.summary["trajectories_trained"] == sum(len(group.members) for group in trained_groups(batches))

@@ -188,8 +188,8 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
 @SLOW
 async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
     gate = closed_gate(tmp_path, 9)
-    length = ["warmup.steps=4", "learner.steps=14", "learner.checkpoint_every=7"]
-    async with up(tmp_path, *WITHOUT_MODEL, *length, "workers.lease_s=1.0", GATED) as killed:
+    settings = ["learner.steps=14", "learner.checkpoint_every=7", "workers.lease_s=1.0", GATED]
+    async with up(tmp_path, *settings) as killed:
         await killed.reaches(lambda: len(killed.steps()) >= 9, "a step behind a checkpoint")
         kill(killed.process.pid)
         await killed.ended()

@@ -22,7 +22,7 @@ from asyncrl.run.placement import Job, NoRoom, Placed
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.megatron.layout import Layout
 from harness.learning import Playing, pack
-from harness.ranks import ForkedRanks
+from harness.ranks import ForkedRanks, with_forked_ranks
 from harness.stage import Stage, Unretrieved, until
 from harness.training import of_all_ranks
 from topics.actors import ACTOR_STARTED
@@ -47,7 +47,7 @@ async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
         await stand.open()
         context = stand.context("learner", bus)
         if forked:
-            context.placement = ForkedRanks(context.files.logs)
+            with_forked_ranks(context)
         group = Rank(bus, context.config, context.files) if inside else GROUPS[trainer](context, lambda: None)
         groups.append(group)
         await group.open()
@@ -160,9 +160,7 @@ async def test_a_rank_that_is_killed_or_freezes_starts_the_group_anew_and_nothin
     stand = stage(**SMALL, learner=learner, supervision={"silence_s": 3.0})
     stand.make_model()
     await stand.open()
-    context = stand.context("learner", bus)
-    context.placement = ForkedRanks(context.files.logs)
-    playing = Playing(context)
+    playing = Playing(with_forked_ranks(stand.context("learner", bus)))
     try:
         for step, end, victim in ((1, signal.SIGKILL, 0), (2, signal.SIGSTOP, 1), (3, None, 0)):
             await pack(bus, step)
@@ -277,9 +275,7 @@ async def test_ranks_without_a_card_say_so_and_are_given_up(
     stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 0.1, "device": "cuda"})
     stand.make_model()
     await stand.open()
-    context = stand.context("learner", bus)
-    context.placement = ForkedRanks(context.files.logs)
-    group = ElasticGroup(context, lambda: None)
+    group = ElasticGroup(with_forked_ranks(stand.context("learner", bus)), lambda: None)
 
     missing = r"cards \[0, 1\] are missing, and the 0 others hold no whole model; the last reason: rank 0 ended: exit"
     with pytest.raises(GroupLost, match=missing + r" code 5: .*rank 0 has no card: found 0 GPUs here"):
