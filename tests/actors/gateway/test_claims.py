@@ -40,6 +40,18 @@ class Two:
     async def ask_both(self, **headers: str) -> list[tuple[int, Any]]:
         return [*await asyncio.gather(self.ask(0, **headers), self.ask(1, **headers))]
 
+    async def know_begins(self, bus: Bus, count: int = 1) -> list[TurnStarted]:
+        """Return so many begins once they are stored and both gateways have read them; a prompt is sent before that."""
+        begun: list[TurnStarted] = []
+
+        async def known() -> bool:
+            begun[:] = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+            logs = [one.gateway._log for one in self.served]
+            return len(begun) == count and all(log.has_begun(turn.turn_id) for log in logs for turn in begun)
+
+        await until(known, "both know the begins")
+        return begun
+
 
 async def claimed_in(bus: Bus) -> list[Any]:
     return [fact for fact in await stored_turns(bus) if isinstance(fact, TurnClaimed)]
@@ -112,6 +124,7 @@ async def test_a_request_waits_for_the_end_of_an_equal_one_whose_client_has_just
     monkeypatch.setattr(Facts, "put", held)
     cut = asyncio.create_task(two.ask(0, **key))
     await until(lambda: bool(inference.asked and inference.asked[0].cumulative), "its first tokens are there")
+    await two.know_begins(bus)
     cut.cancel()
     await until(lambda: bool(two.served[0].gateway._leaving._ends), "its connection is lost")
     inference.events = inference.one_event
@@ -141,7 +154,7 @@ async def test_a_request_of_several_choices_waits_for_the_ends_of_all_of_them(
 
     cut = asyncio.create_task(two.ask(0, choices=3))
     await until(lambda: len(inference.asked) == 3 and all(one.cumulative for one in inference.asked), "first tokens")
-    begun = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    begun = await two.know_begins(bus, 3)
     monkeypatch.setattr(Facts, "put", held)
     cut.cancel()
     await until(lambda: bool(two.served[0].gateway._leaving._ends), "its connection is lost")
@@ -192,6 +205,7 @@ async def test_an_equal_request_is_sampled_anew_while_the_client_of_the_other_is
     go_on = in_two_halves(inference, 2)
     first = asyncio.create_task(two.ask(0))
     await until(lambda: len(inference.asked) == 1, "it is under way")
+    await two.know_begins(bus)
     inference.events = inference.one_event
     others = await asyncio.gather(*(two.ask(1) for _ in range(3)))
     assert [status for status, _ in others] == [200] * 3 and not first.done()
