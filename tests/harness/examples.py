@@ -2,6 +2,7 @@
 
 import types
 import typing
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -33,8 +34,7 @@ def example(kind: Any) -> Any:
         limits = {"requests_per_minute": 7, "tokens_per_day": 7, "private": True}
         return KeyAdded(key_id="k1", tenant="anna", digest="09af" * 16, **limits)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        hints = typing.get_type_hints(kind)
-        return kind(**{field.name: example(hints[field.name]) for field in msgspec.structs.fields(kind)})
+        return kind(**{name: example(field) for name, field in _fields(kind)})
     return {
         str: "p000042-3",
         int: 7,
@@ -43,6 +43,13 @@ def example(kind: Any) -> Any:
         bytes: b"\x00\xff" + b"\x07" * 5,
         Any: {"free": [1, "x"]},
     }[kind]
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
+    """Name and type of each field: read once, for tests make thousands of examples."""
+    hints = typing.get_type_hints(kind)
+    return [(field.name, hints[field.name]) for field in msgspec.structs.fields(kind)]
 
 
 def unsealed(kind: Any) -> Any:

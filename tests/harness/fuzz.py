@@ -49,7 +49,8 @@ class Wrong(NamedTuple):
 def valid(topic: Topic[Any], number: int) -> Any:
     """A message of a topic about something that never was: trajectory `p900017-1`, actor `nobody-17`."""
     message = unsealed(topic.message)
-    names = {"trajectory_id": f"p{900000 + number:06d}-1", "prompt_id": f"p{900000 + number:06d}"}
+    prompt_id = f"p{900000 + number:06d}"
+    names = {"trajectory_id": f"{prompt_id}-1", "prompt_id": prompt_id, "group_id": prompt_id}
     names |= {"engine_id": f"nobody-{number}", "actor_id": f"nobody-{number}", "address": "http://127.0.0.1:1"}
     for field, value in (names | {"member": 1, "group_size": 2}).items():
         if field in message.__struct_fields__:

@@ -205,7 +205,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
             for bad in violations
             if bad.kind != "bound changed"
             and (bad.kind not in planted or bad.id not in forged)
-            and not bad.id.startswith("p9")  # issues that were forged, of groups that the buffer ended
+            and not bad.id.startswith("p9")  # what was forged about prompts that never were
             and not (announced and bad.kind == "unpublished version")  # scripted engines label tokens as is announced
         ]
         assert not unexplained, unexplained
