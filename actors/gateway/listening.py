@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import resource
 import secrets
 from collections.abc import AsyncIterator
 from http import HTTPStatus
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
@@ -18,11 +20,6 @@ from actors.gateway.reply import id_headers
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _WAITING = 1024  # connections that the system holds until they are taken
 _FILES = 512  # that are open besides connections, those of files among them
-_WORDS = b'{"error": {"message": "the gateway has too many connections; try again", "type": "server_error"}}'
-_FULL = (
-    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\n"
-    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n%b" % (len(_WORDS), _WORDS)
-)
 
 
 @contextlib.asynccontextmanager
@@ -89,9 +86,8 @@ class _Connection(web.RequestHandler):
         elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
             words = "the gateway failed at this request"
         kind = "server_error" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
-        headers = id_headers(secrets.token_hex(12))
-        body = {"type": "error", "error": {"message": words, "type": kind, "param": None, "code": None}}
-        answer = web.json_response(body | {"request_id": headers["request-id"]}, status=status, headers=headers)
+        headers, body = _refusal(kind, words)
+        answer = web.json_response(body, status=status, headers=headers)
         answer.force_close()
         return answer
 
@@ -102,8 +98,19 @@ class _Full(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
         assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(_FULL)
+        headers, body = _refusal("server_error", "the gateway has too many connections; try again")
+        content = json.dumps(body).encode()
+        headers |= {"Retry-After": "1", "Connection": "close", "Content-Type": "application/json"}
+        lines = [f"{name}: {value}\r\n" for name, value in {**headers, "Content-Length": len(content)}.items()]
+        transport.write("".join(["HTTP/1.1 503 Service Unavailable\r\n", *lines, "\r\n"]).encode() + content)
         transport.close()
+
+
+def _refusal(kind: str, words: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return headers with the id of a request, and a body that SDKs of both APIs read: its API may not be known."""
+    headers = id_headers(secrets.token_hex(12))
+    error = {"message": words, "type": kind, "param": None, "code": None}
+    return headers, {"type": "error", "error": error, "request_id": headers["request-id"]}
 
 
 def _connections(wanted: int) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -133,7 +134,12 @@ async def test_a_connection_too_many_is_told_so_and_a_place_that_becomes_free_is
             line, held = await first_line()
             assert line == b"HTTP/1.1 200 OK\r\n"
         reader, _refused = await asyncio.open_connection("127.0.0.1", port)
-        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        error = json.loads(body)
+        assert "too many connections" in error["error"]["message"]
+        ids = {f"{name}: {error['request_id']}" for name in ("request-id", "x-request-id")}
+        assert ids < set(head.decode().split("\r\n"))
         held.close()
         while (await first_line())[0] != b"HTTP/1.1 200 OK\r\n":  # its end has not come to the server yet
             pass
