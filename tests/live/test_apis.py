@@ -39,6 +39,7 @@ def test_what_agents_always_send_and_no_reply_must_obey_is_ignored():
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     code = {"thinking": {"type": "disabled"}, "context_management": edits, "output_config": {"effort": "high"}}
     codex = {"client_metadata": {"a": "b"}, "reasoning": {"effort": "low"}, "include": ["file_search_call.results"]}
+    codex |= {"truncation": "auto"}
 
     assert parse("messages", **code) == parse("messages")
     assert msgspec.structs.replace(parse("responses", **codex), repeated={}) == parse("responses")

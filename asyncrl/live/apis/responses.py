@@ -18,7 +18,7 @@ IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
     *("max_tool_calls", "stream_options", "client_metadata"),
 )
-_NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled",)}
+_NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled", "auto")}
 # Fields that a response repeats, and their values where they are absent; those that are ignored are not repeated.
 _REPEATED: dict[str, Any] = {
     "instructions": None,

@@ -78,6 +78,9 @@ async def test_each_has_one_answer_in_the_shape_of_its_api(
     if path == "responses":
         forged = body | {"previous_response_id": "resp_" + "0" * 24}
         cases.append((forged, 404, MISSING, "no response '000000000000000000000000' of yours is known here"))
+        # Nothing is left out of a conversation, also where a client allows it.
+        cases.append((with_content(path, "a" * 600) | {"truncation": "auto"}, 400, REQUEST, "prompt is too long: 600"))
+        cases.append((body | {"truncation": "some"}, 400, REQUEST, 'truncation is "some", which this gateway does not'))
     async with gateway(bus, stage, tmp_path / "model", inference, body_kb=32, models=["any"]) as served:
         url, login = f"{served.address}/v1/{path}", {"Authorization": f"Bearer {served.key}"}
         async with ClientSession() as http:
