@@ -13,9 +13,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
-from actors.runtime.actor import ActorDown, Context
+from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.snapshots import Snapshots
 from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.fold import Fold, Input
 from asyncrl.bus.listen import Listener
@@ -216,6 +217,11 @@ class Keeper:
 
     def _refuse(self, record: Record, error: Exception) -> None:
         self.context.refuse(record, error)
+        # A body that is lost is a fault of storage. All else would be decided again, and stored again, without an end.
+        if record.stream is self.own and record.headers.get(NONCE) == self.nonce and not isinstance(error, BlobMissing):
+            words = f"message {record.sequence} of log {self.own.name}, which this process has just stored"
+            reason = f"{type(error).__name__}: {error}"
+            self.context.fail(ActorFault(f"{words}, cannot be read back: {reason}; report it with its dead letter"))
         self._passed(record)
 
     def _passed(self, record: Record) -> None:

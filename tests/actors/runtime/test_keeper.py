@@ -1,6 +1,7 @@
 """Keepers: decisions take effect when read back, one writer keeps a log, and no update is lost."""
 
 import asyncio
+import re
 
 from actors.runtime.keeper import NONCE
 from asyncrl.bus.connection import Bus
@@ -193,6 +194,22 @@ async def test_unreadable_records_become_dead_letters_and_the_keeper_goes_on(ope
     await one.count_to(3)
     assert one.fold.value == 3
     assert one.context.vitals["dead_letters"] == 3
+
+
+async def test_a_decision_of_its_own_that_cannot_be_read_back_ends_the_keeper_for_good(opened: Open, bus: Bus):
+    one = await opened()
+    await one.keeper.start()
+    before = len(await log_of(bus))
+
+    async with asyncio.timeout(DEADLINE_S):
+        while not one.context.stop.is_set():
+            await one.keeper.append([FleetScaled({"other": 1})])  # its fold does not take it, and it is decided again
+
+    assert len(await log_of(bus)) <= before + 2
+    await until(lambda: has_letters(bus, 1), "its dead letter")
+    [fault] = one.context.faults
+    assert fault.fatal
+    assert re.search(r"message \d+ of log FLEET, .* cannot be read back: KeyError: 'n'", str(fault))
 
 
 async def has_letters(bus: Bus, count: int) -> bool:
