@@ -103,30 +103,22 @@ def forked_config(config: Config, start: StartSettings, overrides: list[str], di
     warmup = msgspec.structs.replace(config.warmup, steps=0)
     plain = msgspec.structs.replace(config, start=StartSettings(), warmup=warmup, directory=str(directory))
     chosen = with_overrides(plain, overrides, base=base, further=check_surroundings)
-    trained = start.step > 0 or config.warmup.steps > 0 or bool(config.start.checkpoint)
-    _check_adapters(config, chosen.learner.lora, trained=trained)
+    _check_adapters(config, chosen.learner.lora)
+    if chosen.learner.lora.rank:
+        moved = start.step > 0 or config.warmup.steps > 0 or bool(config.start.checkpoint)
+        trained = config.start.trained or (moved and not config.learner.lora.rank)
+        start = msgspec.structs.replace(start, trained=trained)
     return with_overrides(msgspec.structs.replace(chosen, start=start), [])
 
 
-def _check_adapters(config: Config, now: LoraSettings, *, trained: bool) -> None:
-    """Refuse adapters that are not those of the run.
-
-    Args:
-        now: those of the fork.
-        trained: whether the weights that it begins with are not those of the model.
-    """
+def _check_adapters(config: Config, now: LoraSettings) -> None:
+    """Refuse adapters of a fork that are not those that the run trained."""
     was = config.learner.lora
     trained_there, wanted = [AdapterShape(lora.rank, lora.alpha, [*lora.targets]) for lora in (was, now)]
     if was.rank and trained_there != wanted:
         raise LaunchError(
             f"--set learner.lora: run {config.run} trained adapters of {trained_there}, which would be lost or count "
             "otherwise; keep them, or begin a run with the model that it exported (model.path)"
-        )
-    if now.rank and not was.rank and now.publish == "adapter" and trained:
-        raise LaunchError(
-            f"--set learner.lora.publish=adapter: run {config.run} trained the weights below, and engines "
-            'would add the adapter to those of the model; set "merged", or begin a run with the model that it exported '
-            "(model.path)"
         )
 
 

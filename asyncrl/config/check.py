@@ -282,6 +282,10 @@ def _start(config: Config) -> Iterator[Finding]:
                 message = f"{key} = {given} without start.checkpoint: an untrained model begins at 0; name a checkpoint"
                 yield Finding((key, "start.checkpoint"), message)
         return
+    if start.trained and config.learner.lora.rank and config.learner.lora.publish == "adapter":
+        message = "the weights below the adapters were trained, and engines would add the adapter to those of the model"
+        advice = 'set "merged", or begin a run with the model that was exported (model.path)'
+        yield Finding(("learner.lora.publish", "start.trained"), f'found "adapter": {message}; {advice}')
     if config.warmup.steps:
         message = f"warmup.steps = {config.warmup.steps}, but start.checkpoint has its warm-up behind it; set 0"
         yield Finding(("warmup.steps", "start.checkpoint"), message)

@@ -281,6 +281,7 @@ class StartSettings(Settings):
     stages: dict[str, str] = msgspec.field(default_factory=dict)  # Stages up to there, by number of their first prompt.
     # Step before the first one of the critic in it; -1: it has none, whose steps then begin with those of the run.
     critic: Annotated[int, Meta(ge=-1)] = -1
+    trained: bool = False  # Whether the weights below its adapters are not those of `model`: they were trained before.
 
 
 class Config(Settings):

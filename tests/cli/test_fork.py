@@ -94,10 +94,13 @@ def test_a_fork_keeps_the_adapters_that_its_run_trained(tmp_path: Path):
 def test_a_fork_that_adds_adapters_publishes_them_with_the_weights_that_its_run_trained(tmp_path: Path):
     start = StartSettings(checkpoint="start", step=3, prompt=70)
     added = ["learner.lora.rank=8"]
-    assert forked_config(small_config(), start, added, tmp_path, tmp_path).learner.lora.rank == 8
+    forked = forked_config(small_config(), start, added, tmp_path, tmp_path)
+    again = forked_config(forked, start, [], tmp_path, tmp_path)
+    assert [one.learner.lora.rank for one in (forked, again)] == [8, 8]
     added += ["learner.lora.publish=adapter"]
-    with pytest.raises(LaunchError, match=r'run run trained the weights below, .* set "merged", or begin a run with'):
-        forked_config(small_config(), start, added, tmp_path, tmp_path)
+    for run in (small_config(), forked, again):
+        with pytest.raises(ConfigError, match=r"found .adapter.: the weights below .* set .merged., or begin a run"):
+            forked_config(run, start, added, tmp_path, tmp_path)
     start = msgspec.structs.replace(start, step=0)
     untrained = small_config(warmup={"steps": 0})
     assert forked_config(untrained, start, added, tmp_path, tmp_path).learner.lora.publish == "adapter"
