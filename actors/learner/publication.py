@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from actors.learner.rank import Call, Rank
 from asyncrl.training.checkpoint import Checkpoint
@@ -195,3 +196,9 @@ class CompleteExport(Call[None]):
 
     def _compute(self, rank: Rank) -> None:
         rank.publisher.complete_model(Path(self.directory), self.shares)
+
+
+_Copy: TypeAlias = CopyWeights | CopyState | Share | Digest | Unchanged | Drop
+_Files: TypeAlias = Publish | WriteVersion | CompleteVersion | Save | CompleteSave | Export | CompleteExport
+Publication: TypeAlias = _Copy | _Files
+"""Any of these calls."""

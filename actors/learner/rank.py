@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
@@ -289,3 +289,7 @@ class Rest(Call[Offloaded]):
         """See `Call`: the bytes of all ranks, and the seconds of the slowest of them."""
         size, wait_s, copy_s, free_s, copied, left = zip(*answers, strict=True)
         return Offloaded(sum(size), max(wait_s), max(copy_s), max(free_s), sum(copied), sum(left))
+
+
+Training: TypeAlias = Open | Load | Fetch | Gather | Step | Rest
+"""Any of these calls."""

@@ -7,22 +7,8 @@ from typing import TypeAlias
 import msgspec
 
 from actors.learner.card import TakeCard
-from actors.learner.publication import (
-    CompleteExport,
-    CompleteSave,
-    CompleteVersion,
-    CopyState,
-    CopyWeights,
-    Digest,
-    Drop,
-    Export,
-    Publish,
-    Save,
-    Share,
-    Unchanged,
-    WriteVersion,
-)
-from actors.learner.rank import Fetch, Gather, Load, Open, Rest, Step
+from actors.learner.publication import Publication
+from actors.learner.rank import Training
 from actors.learner.teacher import TeacherFault
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.named import AlgorithmError
@@ -30,21 +16,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.training.checkpoint import CheckpointError, OtherModel
 from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 
-_Training: TypeAlias = TakeCard | Open | Load | Fetch | Gather | Step | Rest | CopyWeights | CopyState
-_Publication: TypeAlias = (
-    Share
-    | Digest
-    | Unchanged
-    | Drop
-    | Publish
-    | WriteVersion
-    | CompleteVersion
-    | Save
-    | CompleteSave
-    | Export
-    | CompleteExport
-)
-AnyCall: TypeAlias = _Training | _Publication
+AnyCall: TypeAlias = TakeCard | Training | Publication
 NO_CARD = 5  # exit code of a rank whose card is not there, or does not work
 BEAT_S = 1.0  # seconds between two heartbeats
 ERRORS: dict[str, type[AsyncRLError]] = {

@@ -84,9 +84,13 @@ def model_info(path: Path) -> ModelInfo:
         )
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json; copy the model's tokenizer files there")
-    experts = config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 0
     layers, chosen = config.get("num_hidden_layers", 1), config.get("num_experts_per_tok", 0)
-    return ModelInfo(architectures[0], vocab_size, context, experts, layers, chosen)
+    return ModelInfo(architectures[0], vocab_size, context, expert_count(config), layers, chosen)
+
+
+def expert_count(config: Mapping[str, Any]) -> int:
+    """Return the number of experts, which has three names, of which transformers 5 writes `num_local_experts`; or 0."""
+    return int(config.get("num_experts") or config.get("n_routed_experts") or config.get("num_local_experts") or 0)
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:

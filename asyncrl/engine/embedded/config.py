@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from asyncrl.data.model_dir import named_eos_ids, read_json
+from asyncrl.data.model_dir import expert_count, named_eos_ids, read_json
 from asyncrl.engine.errors import EngineError
 
 if TYPE_CHECKING:
@@ -166,11 +166,6 @@ def read_shape(directory: Path) -> ModelConfig:
         raise EngineError(f"model {directory}: config.json lacks {fault}") from fault
     except (ValueError, TypeError, ArithmeticError, AttributeError) as fault:
         raise EngineError(f"model {directory}: config.json holds what is no number of a model: {fault}") from fault
-
-
-def expert_count(raw: Mapping[str, Any]) -> int:
-    """Return the number of experts, which has three names, of which transformers 5 writes `num_local_experts`; or 0."""
-    return int(raw.get("num_experts") or raw.get("n_routed_experts") or raw.get("num_local_experts") or 0)
 
 
 def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig | None:
