@@ -207,7 +207,7 @@ def _one_set(config: Config, held_out: HeldOut) -> Iterator[Finding]:
         message = f"{held_out.prompts} prompts of {held_out.samples} answers are {held_out.members} trajectories"
         yield Finding((prompts, samples), f"{message}; an evaluation has {_MOST} at most; lower one of them")
     if len(set(held_out.pass_at)) < len(held_out.pass_at):
-        yield Finding((pass_at,), f"found {list(held_out.pass_at)}, expected each number once")
+        yield Finding((pass_at,), f"found {held_out.pass_at}, expected each number once")
     above = [k for k in held_out.pass_at if k > held_out.samples]
     if above:
         message = f"pass@{above[0]} needs as many answers of a prompt, and {samples} = {held_out.samples}; raise it"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import msgspec
-
+from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Task, rows_of, tasks_of, the_one_task
 from asyncrl.data.sources import RowSetup
@@ -24,7 +23,7 @@ class HeldOut(NamedTuple):
     samples: int  # answers of each prompt
     temperature: float
     max_new_tokens: int
-    pass_at: tuple[int, ...]
+    pass_at: list[int]
     pass_reward: float
 
     @property
@@ -51,12 +50,12 @@ def held_out_sets(config: Config) -> dict[str, HeldOut]:
         settings.samples,
         settings.temperature,
         settings.max_new_tokens or config.rollout.max_new_tokens,
-        tuple(settings.pass_at),
+        settings.pass_at,
         settings.pass_reward,
     )
     sets = [one]
     if settings.sets:
-        sets = [one._replace(name=name, **_given(own, HeldOut._fields)) for name, own in settings.sets.items()]
+        sets = [one._replace(name=name, **given(own, HeldOut._fields[1:])) for name, own in settings.sets.items()]
     return {held_out.name: held_out for held_out in sets if held_out.prompts}
 
 
@@ -70,8 +69,8 @@ def tasks_of_sets(config: Config) -> dict[str, Task]:
     one = the_one_task(config)._replace(group_size=1, table="eval.sets")
     found = {}
     for name, own in config.eval.sets.items():
-        given = _given(own, ("options", "rollout", "reward", "reward_scope", "tournament"))
-        found[name] = one._replace(name=name, eval_source=own.source or one.eval_source, **given)
+        fields = given(own, ("options", "rollout", "reward", "reward_scope", "tournament"))
+        found[name] = one._replace(name=name, eval_source=own.source or one.eval_source, **fields)
     return found
 
 
@@ -84,10 +83,3 @@ def held_out_rows(config: Config, base: Path, name: str) -> RowSetup:
     """The rows of a set."""
     own = () if name == ONLY_SET else (tasks_of_sets(config)[name],)
     return rows_of(config, base, *own, held_out=True)
-
-
-def _given(settings: msgspec.Struct, fields: tuple[str, ...]) -> dict[str, Any]:
-    """The settings of a set that are given, of some names."""
-    found = msgspec.structs.asdict(settings).items()
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in found}
-    return {name: value for name, value in given.items() if name in fields and value is not None}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -43,6 +43,12 @@ def changed_keys(table: msgspec.Struct) -> list[str]:
     """The settings of a table that do not have their defaults."""
     plain = type(table)()
     return [key for key in table.__struct_fields__ if getattr(table, key) != getattr(plain, key)]
+
+
+def given(table: msgspec.Struct, names: Iterable[str] | None = None) -> dict[str, Any]:
+    """The settings that a table whose settings may be left out gives, of some names or of all."""
+    names = table.__struct_fields__ if names is None else names
+    return {name: value for name in names if (value := getattr(table, name)) is not None}
 
 
 OWN = "path/to/file.py:name"

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.task_settings import StageSettings
 from asyncrl.config.tasks import Begun
@@ -41,17 +42,12 @@ def _with(table: Table, key: str, value: object) -> Table:
 
 def of_learner(stage: StageSettings) -> dict[str, object]:
     """The settings of the learner that a stage gives, by their dotted keys below `learner`."""
-    tables = [("", stage, OF_LEARNER)]
-    tables += [(f"{name}.", own := getattr(stage, name), own.__struct_fields__) for name in _MODELS]
-    given = {
-        prefix + key: value
-        for prefix, table, keys in tables
-        for key in keys
-        if (value := getattr(table, key)) is not None
-    }
-    if "loss" in given:
-        given.setdefault("loss_options", {})
-    return given
+    found = given(stage, OF_LEARNER)
+    for model in _MODELS:
+        found |= {f"{model}.{key}": value for key, value in given(getattr(stage, model)).items()}
+    if "loss" in found:
+        found.setdefault("loss_options", {})
+    return found
 
 
 def key_of_learner(config: Config, stage: str, field: str) -> str:

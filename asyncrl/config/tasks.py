@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-import msgspec
-
+from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config, WarmupSettings
 from asyncrl.config.task_settings import CurriculumSettings, RewardScope
 from asyncrl.data.curriculum import Curriculum, Ladder
@@ -72,20 +72,8 @@ class Task(NamedTuple):
 
 def the_one_task(config: Config) -> Task:
     """The task of `[task]`, whose settings are the defaults of several."""
-    return Task(
-        ONLY_TASK,
-        config.task.source,
-        config.task.options,
-        config.task.rollout,
-        config.reward.function,
-        config.rollout.group_size,
-        config.rollout.temperature,
-        config.learner.advantage,
-        config.eval.source,
-        curriculum=config.task.curriculum,
-        reward_scope=config.reward.scope,
-        tournament=config.reward.tournament,
-    )
+    own = {field: attrgetter(key)(config) for field, key in _ONE.items()}
+    return Task(ONLY_TASK, curriculum=config.task.curriculum, **own)
 
 
 def tasks_of(config: Config) -> dict[str, Task]:
@@ -93,11 +81,7 @@ def tasks_of(config: Config) -> dict[str, Task]:
     one = the_one_task(config)
     if not config.tasks:
         return {one.name: one}
-    given = {name: msgspec.structs.asdict(settings) for name, settings in config.tasks.items()}
-    return {
-        name: one._replace(name=name, **{key: value for key, value in fields.items() if value is not None})
-        for name, fields in given.items()
-    }
+    return {name: one._replace(name=name, **given(settings)) for name, settings in config.tasks.items()}
 
 
 def turns(shares: list[int]) -> list[int]:
@@ -160,11 +144,9 @@ def _turns_of(order: list[int], part: int, prompts: int) -> int:
 def stage_tasks(config: Config, name: str) -> dict[str, Task]:
     """All tasks as they are in a stage, by name, in their order."""
     stage = config.stages[name]
-    given = {key: value for key in _OF_STAGE if (value := getattr(stage, key)) is not None}
+    own = given(stage, _OF_STAGE)
     return {
-        task.name: task._replace(
-            share=stage.shares.get(task.name, task.share), stage=name, staged=tuple(given), **given
-        )
+        task.name: task._replace(share=stage.shares.get(task.name, task.share), stage=name, staged=tuple(own), **own)
         for task in tasks_of(config).values()
     }
 

@@ -44,8 +44,8 @@ def test_a_set_takes_what_it_does_not_say_from_the_tables_of_the_run(load):
     config = load(SETS)
     words, sums = held_out_sets(config).values()
 
-    assert (words.name, words.members, words.temperature, words.pass_at) == ("words", 32, 0.7, (1, 4))
-    assert (sums.name, sums.members, sums.temperature, sums.pass_at) == ("sums", 16, 0.7, ())
+    assert (words.name, words.members, words.temperature, words.pass_at) == ("words", 32, 0.7, [1, 4])
+    assert (sums.name, sums.members, sums.temperature, sums.pass_at) == ("sums", 16, 0.7, [])
     assert (words.max_new_tokens, sums.max_new_tokens) == (config.rollout.max_new_tokens, 5)
     assert {name: task.reward for name, task in graded_tasks(config).items()} == {
         "task": "exact",

@@ -19,7 +19,7 @@ def feed(**changes):
         reissue=False,
         deadline_s={"warmup": 100.0, "rl": 100.0, "eval": 100.0},
         objective=lambda step, stage: Objective(),
-        held_out={"": HeldOut("", 3, 1, 0.0, 8, (), 1.0)},
+        held_out={"": HeldOut("", 3, 1, 0.0, 8, [], 1.0)},
         stages=[],
     )
     return Feed(BufferFold(plan._replace(**changes)))

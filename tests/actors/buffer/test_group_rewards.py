@@ -120,7 +120,7 @@ def test_a_group_that_nobody_grades_has_a_deadline_of_its_own():
 
 
 def test_the_answers_to_one_row_of_an_evaluation_are_a_group_of_their_own():
-    fed = feed(held_out={"": HeldOut("", 2, 2, 0.0, 8, (), 1.0)})
+    fed = feed(held_out={"": HeldOut("", 2, 2, 0.0, 8, [], 1.0)})
     for member in range(4):
         fed.issued(f"e000003-{member}", size=4, stage="eval")
     for member in (3, 2):

@@ -164,7 +164,7 @@ def test_the_deadline_of_evaluations_is_their_own():
 
 
 def test_several_answers_of_each_prompt_give_pass_at_k_and_what_is_not_graded_is_not_correct():
-    fed = feed(held_out={"hard": HeldOut("hard", 2, 3, 1.0, 8, (1, 2, 3), 0.5)})
+    fed = feed(held_out={"hard": HeldOut("hard", 2, 3, 1.0, 8, [1, 2, 3], 0.5)})
     for member in range(6):
         fed.issued(f"{NAME}-{member}", size=6, stage="eval", at_s=10, min_version=20, task="hard")
     for member, reward in enumerate((1.0, 0.0, 0.4, 0.5, 0.6)):
