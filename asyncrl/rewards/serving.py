@@ -44,7 +44,8 @@ def reward_setup(
     lists = batch > 1 and bool(colon) and arguments is None  # not those that are named by a word
     found = {"spec": spec, "base": str(base), "arguments": arguments, "lists": lists, "tournament": tournament}
     reply_bytes = _REPLY_BYTES * (batch if lists else 1)
-    return Setup(spec, f"{__name__}:serve_reward", found, time_limit_s, memory_mb, reply_bytes)
+    service, key = f"{__name__}:serve_reward", "reward.memory_mb"
+    return Setup(spec, service, found, time_limit_s, memory_mb, reply_bytes, memory_key=key)
 
 
 def rollout_setup(spec: str, *, base: Path, time_limit_s: float) -> Setup:

@@ -44,12 +44,13 @@ class Setup(msgspec.Struct):
     memory_mb: int = 0  # limit for each of its processes; 0 for none
     reply_bytes: int = 1 << 20  # of one reply, at most
     load_limit_s: float = 600.0  # until the service is made
+    memory_key: str = ""  # of the setting that the limit comes from; "": none
     silent: bool = False  # what it prints goes nowhere: it may be what users said, and logs are not encrypted
 
     @property
     def memory_text(self) -> str:
         """The limit as failures name it."""
-        return f"reward.memory_mb = {self.memory_mb:,} MB"
+        return f"{self.memory_key} = {self.memory_mb:,} MB" if self.memory_key else f"{self.memory_mb:,} MB"
 
 
 class Ready(msgspec.Struct):

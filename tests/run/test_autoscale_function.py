@@ -21,6 +21,7 @@ def scale(pools):
 def raises(pools): raise ValueError("no idea")
 def hangs(pools): time.sleep(600)
 def leaves(pools): os._exit(3)
+def hoards(pools): return bytearray(8 << 30)
 def text(pools): return {"rollout": "5"}
 def typo(pools): return {"rolout": 5}
 async def waits(pools): return {}
@@ -52,6 +53,7 @@ async def test_it_is_given_the_loads_and_answers_numbers(code: Path):
         ("raises", "raised", "no idea"),
         ("hangs", "time_limit", "no answer within 0.5 s"),
         ("leaves", "exited", ""),
+        ("hoards", "memory", "it needed more than 4,096 MB"),
         ("text", "value", "expected whole numbers from 0 to 1024 by pool, of rollout"),
         ("typo", "value", "{'rolout': 5}"),
     ],
