@@ -63,7 +63,7 @@ class PromptIssued(Message):
     stage: Stage = "rl"
     min_version: Version = 0  # no engine behind this version may sample it
     seed: int = 0  # of what the rollout function draws by `context.random`
-    origin: str = ""  # prompt whose row this is, where an operator asked to issue it again
+    origin: MaybeId = ""  # prompt whose row this is, where an operator asked to issue it again
     task: Id = ONLY_TASK  # whose row it is
     temperature: Temperature = 1.0  # of its sampling
     estimator: str = NO_ESTIMATOR  # of its group's advantages

@@ -2,7 +2,7 @@
 
 import struct
 from itertools import combinations
-from typing import Any
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 import msgspec
@@ -16,9 +16,10 @@ from topics.prompts import PROMPT_ISSUED, PromptRow
 from topics.table import BY_NAME, TOPICS, queues_of, topic_of
 from topics.topic import STREAMS, Topic
 from topics.trajectories import Segment, TrajectoryGenerated, VersionCount
-from topics.wire import Message, WireError, decode, encode
+from topics.wire import Headers, Message, WireError, decode, encode
 
 EVERY_TOPIC = pytest.mark.parametrize("topic", TOPICS, ids=lambda topic: topic.name)
+WITH_HEADERS = [topic.message for topic in TOPICS if topic.message.HEADERS is not Headers]
 
 
 def generated() -> TrajectoryGenerated:
@@ -199,6 +200,20 @@ def test_a_keepers_stream_is_written_by_that_keeper_alone(topic: Topic[Any]):
         assert topic.publishers == (topic.stream.keeper,)
     assert topic.publishers
     assert topic.subscribers
+
+
+@pytest.mark.parametrize("kind", WITH_HEADERS, ids=lambda kind: kind.__name__)
+def test_headers_take_what_their_message_takes_and_are_left_out_where_it_has_its_default(kind: type[Message]):
+    types, fields = get_type_hints(kind, include_extras=True), {one.name: one for one in msgspec.structs.fields(kind)}
+    repeated = get_type_hints(kind.HEADERS, include_extras=True)
+    for header in msgspec.structs.fields(kind.HEADERS):
+        if header.name not in fields:  # a property, which may be narrower than its type
+            assert isinstance(getattr(kind, header.name), property), header.name
+            continue
+        wanted, found = types[header.name], repeated[header.name]
+        assert found == wanted or (get_origin(found) is Union and wanted in get_args(found)), header.name
+        default = fields[header.name].default
+        assert msgspec.NODEFAULT in (default, header.default) or header.default == default, header.name
 
 
 def test_evaluations_have_a_subject_that_only_their_queue_matches():
