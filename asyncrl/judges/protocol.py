@@ -21,7 +21,7 @@ class VoteFailed(AsyncRLError):
         """
         Args:
             reason: without a word of what was said: logs have it.
-            said: what follows it in the error, which may quote a user or an answer.
+            detail: what follows it in the error, which may quote a user or an answer.
         """
         super().__init__(reason + detail)
         self.reason = reason
