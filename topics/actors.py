@@ -232,7 +232,7 @@ _ALL = ROLE_NAMES
 
 RUN_OPENED = Topic(RunOpened, ACTORS, ("operator",), _ALL, repeats=True)
 ACTOR_STARTED = Topic(ActorStarted, ACTORS, _ALL, ("supervisor",), key="actor_id")
-ACTOR_STOPPED = Topic(ActorStopped, ACTORS, _ALL, ("supervisor",), key="actor_id")
+ACTOR_STOPPED = Topic(ActorStopped, ACTORS, _ALL, ("supervisor", "recorder"), key="actor_id")
 SCALE_REQUESTED = Topic(ScaleRequested, ACTORS, ("operator", "supervisor"), ("supervisor",), repeats=True)
 STOP_REQUESTED = Topic(StopRequested, ACTORS, ("operator",), ("supervisor",), repeats=True)
 REISSUE_REQUESTED = Topic(ReissueRequested, ACTORS, ("operator",), ("prompter",), repeats=True)

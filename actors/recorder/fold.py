@@ -10,7 +10,7 @@ from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.live.agreement import Agreement
 from asyncrl.state.parts import taught_nothing
-from topics.actors import RunOpened
+from topics.actors import ActorStoppedHeaders, RunOpened
 from topics.batches import BatchPacked, BatchTrained
 from topics.cards import CardReturned, CardTaken
 from topics.engines import EngineReady
@@ -166,6 +166,9 @@ class RecorderFold(Fold):
 
     def _on_finished(self, finished: TrainingFinished, _record: Record) -> None:
         self.state.exported, self.state.finished_at = finished.exported, finished.step
+
+    def _on_stopped(self, stopped: ActorStoppedHeaders, _record: Record) -> None:
+        """Only its time counts, that of the end of the run: one that serves may have published nothing for hours."""
 
     def _on_opened(self, opened: RunOpened, _record: Record) -> None:
         self.state.steps_wanted = opened.steps

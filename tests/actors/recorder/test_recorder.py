@@ -19,7 +19,7 @@ from asyncrl.state.summary import summary_rows
 from harness.disks import leave_free, small_disk
 from harness.folds import NO_PAYLOAD, Feed, failure
 from harness.stage import Stage, until
-from topics.actors import VITALS_TAKEN, RunOpened, Vitals
+from topics.actors import ACTOR_STOPPED, RUN_OPENED, VITALS_TAKEN, ActorStopped, RunOpened, Vitals
 from topics.batches import (
     Anomaly,
     BatchGroup,
@@ -118,6 +118,20 @@ async def test_a_recorder_reads_nothing_again_that_its_rows_hold(scene: Scene):
 
     assert MARK in found
     assert scene.trained() == [2, 3, 4, 5, 6, 7, 8]
+
+
+async def test_a_run_that_only_serves_lasts_until_its_actors_have_stopped(scene: Scene):
+    opened = await read_last(scene.bus, RUN_OPENED)
+    lasted_s = 0.0
+    while lasted_s < 0.1:  # seconds of the server's clock
+        await publish(scene.bus, ActorStopped("engine", "engine-1"))
+        stopped = await read_last(scene.bus, ACTOR_STOPPED, "engine-1")
+        assert opened is not None and stopped is not None
+        lasted_s = (stopped.time_ns - opened.time_ns) / 1e9
+
+    _, summary = await scene.record()
+
+    assert json.loads(summary)["wall_s"] == pytest.approx(lasted_s, abs=0.011)  # it is rounded
 
 
 async def test_files_of_other_logs_are_not_gone_on_from(scene: Scene):
