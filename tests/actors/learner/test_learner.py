@@ -326,20 +326,24 @@ async def test_a_step_that_changes_nothing_is_an_alarm_and_its_number_is_announc
         await pack(bus, step, objective=Objective(learning_rate=rate))
     await until(lambda: trained(bus, 4), "step 4")
 
-    log = await log_of(bus)
-    versions = log[WEIGHTS_PUBLISHED]
+    versions = (log := await log_of(bus))[WEIGHTS_PUBLISHED]
     assert [message.version for message in versions] == [0, 1, 2, 3, 4]
-    assert [(alarm.version, alarm.base) for alarm in log[WEIGHTS_UNCHANGED]] == [
-        (2, versions[1].key),
-        (3, versions[2].key),
-    ]
+    alarms = [(alarm.version, alarm.base) for alarm in log[WEIGHTS_UNCHANGED]]
+    assert alarms == [(2, versions[1].key), (3, versions[2].key)]
     assert [message.digest == versions[1].digest for message in versions] == [False, True, True, True, False]
     stored = sorted(path.name for path in learner.context.files.weights.iterdir())
     assert stored == sorted(Path(versions[number].location).name for number in (0, 1, 4))
     for same in versions[2:4]:
-        assert (same.is_unchanged, same.base, same.location) == (True, versions[1].key, versions[1].location)
-        assert (same.bytes, same.full > 0) == (0, True)
+        assert same.is_unchanged and same.full > 0 and not same.bytes
+        assert (same.base, same.location) == (versions[1].key, versions[1].location)
     assert "no base" not in versions[4].choice
+
+
+async def test_the_scripted_trainer_changes_nothing_and_that_is_no_alarm(opened: Open, bus: Bus):
+    await opened(learner={"trainer": "scripted"})
+    await train(bus, 1, 3)
+    log = await log_of(bus)
+    assert log[WEIGHTS_PUBLISHED][-1].is_unchanged and not log[WEIGHTS_UNCHANGED]
 
 
 async def test_weights_that_are_not_finite_are_an_alarm_and_no_version(opened: Open, bus: Bus, monkeypatch):
