@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from asyncrl.config.process_settings import SupervisionSettings
 
 _PR_SET_PDEATHSIG = 1
-_TIDY = (b"torch_shm_manager", b"multiprocessing.resource_tracker")
-"""What processes are called that remove what others leave behind, shared memory most of all, and end by themselves."""
+_TIDY = (b"torch_shm_manager", b"multiprocessing.resource_tracker", b"asyncrl.guard")
+"""What processes are called that remove what others leave behind, memory and processes, and end by themselves."""
 _MARK = "ASYNCRL_CHILD_"  # begins the name of a variable that a child has, and all that it starts
 _TAIL_BYTES, _TAIL_LINES = 4096, 3
 _FRAME = ("event", "actor", "level", "timestamp")  # in every line of an actor's log
@@ -133,12 +133,13 @@ def _children(pid: int) -> list[int]:
     return found
 
 
-def _command_of(pid: int) -> bytes:
-    """Return the command line of a process, a zero byte behind each word; empty for one that ended."""
+def tidies_up(pid: int) -> bool:
+    """Return whether a process removes what others leave behind, and ends by itself: it is let do so."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return b""
+        return False  # it has ended
+    return any(name in command for name in _TIDY)
 
 
 def _left_behind(pid: int, mark: str) -> set[int]:
@@ -155,7 +156,7 @@ def _left_behind(pid: int, mark: str) -> set[int]:
     living = living_processes()
     groups = {pid, *(living[one].group for one in marked & living.keys())} - {os.getpgrp()}
     left = marked | {one for one, process in living.items() if process.group in groups}
-    return {one for one in left if not any(name in _command_of(one) for name in _TIDY)}
+    return {one for one in left if not tidies_up(one)}
 
 
 def name_of(pid: int) -> str:
@@ -258,6 +259,11 @@ class ChildProcess:
     def returncode(self) -> int | None:
         """Its exit code, negative for the signal that ended it; None while it lives."""
         return self.process.returncode
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether it, or a process that it started, is stopped (Linux)."""
+        return any(state_of(pid) == "stopped" for pid in (self.pid, *living_descendants(self.pid)))
 
     async def wait(self) -> int:
         """Wait until it has ended, and kill what it has started and left behind; returns its exit code.

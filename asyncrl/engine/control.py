@@ -17,9 +17,10 @@ from asyncrl.engine.served import ServedAdapters, Shape
 from asyncrl.engine.staging import Staging
 from asyncrl.engine.starting import end_of, name_of_gpu, start_at_free_port
 from asyncrl.files import write_private
+from asyncrl.guard import guarded
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import LOOPBACK, Listen, free_port, url_host
-from asyncrl.process import ChildProcess, python, state_of
+from asyncrl.process import ChildProcess, python
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -181,6 +182,7 @@ class OwnControl(ExternalControl):
     own = True
     module: str
     device: str  # where its weights lie
+    spawns = False  # it starts processes that may outlive it
     behind_a_router: tuple[str, ...] = ()  # further arguments of a server with a router in front of it
 
     def __init__(self, home: EngineHome) -> None:
@@ -191,10 +193,9 @@ class OwnControl(ExternalControl):
         self._staging: Staging | None = None
         if home.staged:
             log_file = home.log_file.with_name(f"{home.name}.staging.log")
-            deadline_s = home.settings.update_deadline_s
             # Nothing else: the packages that a server is given are not for this process.
             kept = {name: value for name, value in self.environment().items() if name in (*_ENVIRONMENT, VISIBLE_GPUS)}
-            self._staging = Staging(self.device, kept, log_file, deadline_s)
+            self._staging = Staging(self.device, kept, log_file, home.settings.update_deadline_s)
             self._staging.spare = _SPARE if home.group.staged == "auto" else 0
 
     async def start(self) -> None:
@@ -209,7 +210,7 @@ class OwnControl(ExternalControl):
         self._port = port
         self.address = f"http://{url_host(self._home.host)}:{port}"
         # SGLang writes its arguments into its output, the key among them: only its owner reads the log.
-        command, log_file = python(*self.arguments()), self._home.log_file
+        command, log_file = (guarded if self.spawns else list)(python(*self.arguments())), self._home.log_file
         # It leads a group, by which all that it has started is found when it has ended.
         self._process = await ChildProcess.start(command, log=log_file, environment=self.environment(), apart=True)
         return self._process
@@ -221,8 +222,8 @@ class OwnControl(ExternalControl):
 
     @property
     def frozen(self) -> bool:
-        """Return whether its process is stopped (Linux)."""
-        return self._process is not None and state_of(self._process.pid) == "stopped"
+        """Return whether a process of it is stopped (Linux)."""
+        return self._process is not None and self._process.stopped
 
     def kill(self) -> None:
         """Kill its process."""
@@ -320,6 +321,7 @@ class SGLangControl(OwnControl):
 
     module = "sglang.launch_server"
     device = "cuda"
+    spawns = True  # those that are killed while they start live on, and hold the card's memory
     behind_a_router = ("--stream-interval", "16")  # it drops the stream interval of a request
 
     async def start(self) -> None:

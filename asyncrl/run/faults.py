@@ -25,6 +25,7 @@ SERVER = "engine-server"  # the inference server that an engine started
 RANK = "learner-rank"  # a process of the learner's trainer group
 NATS = "nats"
 _SERVER_MODULES = ("asyncrl.engine.embedded", "sglang.launch_server")
+_GUARD = "asyncrl.guard"  # stands between an engine actor and a server that starts processes
 
 
 class Part(NamedTuple):
@@ -37,18 +38,21 @@ class Part(NamedTuple):
 
 def parts(root: Path) -> list[Part]:
     """Return every living process with a role in the run of a directory, but for `asyncrl up`."""
-    found, servers = [], []
+    found, servers, guards = [], [], dict[int, int]()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):  # it has just ended, or belongs to another user
             words = process.cmdline()
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            if not set(_SERVER_MODULES).isdisjoint(words):
+            if _GUARD in words:
+                guards[process.pid] = process.ppid()
+            elif not set(_SERVER_MODULES).isdisjoint(words):
                 servers.append((process, process.ppid()))
             elif (file := _file_of(words)) is not None and file.resolve().is_relative_to(root.resolve()):
                 found.append(_part(process, words, file))
     engines = {part.process.pid: part.name for part in found if part.role == "engine"}
-    found += [Part(SERVER, f"{engines[parent]}-server", process) for process, parent in servers if parent in engines]
+    above = [(process, guards.get(parent, parent)) for process, parent in servers]
+    found += [Part(SERVER, f"{engines[parent]}-server", process) for process, parent in above if parent in engines]
     return sorted(found, key=lambda part: part.name)
 
 

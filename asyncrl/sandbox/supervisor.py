@@ -8,18 +8,15 @@ gone.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import resource
 import select
 import signal
-import sys
 import time
 
+from asyncrl.guard import adopt_orphans, end_like, has_ended, kill, woken_by
 from asyncrl.process import descendants, die_with, living_processes
 from asyncrl.sandbox import child as sandbox_child
 
-_PR_SET_CHILD_SUBREAPER = 36
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
 _READ_BYTES, _WRITE_BYTES = 1 << 16, select.PIPE_BUF  # a pipe that takes anything takes as much at once
 _OUTPUT_BYTES, _OUTPUT_BYTES_PER_S = 1 << 18, 1 << 14  # at once, and in the long run, of what functions print
@@ -33,13 +30,8 @@ def main(parent: int, time_limit_s: float) -> None:
         parent: the process that started this one; SIGTERM from it, or its death, ends everything.
         time_limit_s: how long a process may live after those that started it have gone.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    wake, waker = os.pipe()
-    os.set_blocking(waker, False)
-    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    for sent in _SIGNALS:
-        signal.signal(sent, lambda *_: None)  # the number comes through the pipe
+    adopt_orphans()
+    wake, waker = woken_by(*_SIGNALS)
     die_with(parent, signal.SIGTERM)
     output, printed = os.pipe()
     own = os.getpid()
@@ -47,7 +39,7 @@ def main(parent: int, time_limit_s: float) -> None:
     if child:
         for number in (0, 1, printed):
             os.close(number)
-        _end_like(_Supervisor(child, wake, output, time_limit_s).run())
+        end_like(_Supervisor(child, wake, output, time_limit_s).run())
     signal.set_wakeup_fd(-1)
     for sent in _SIGNALS:
         signal.signal(sent, signal.SIG_DFL)
@@ -78,26 +70,18 @@ class _Supervisor:
             ready = select.select(sources, [], [], max(0.0, look_at - time.monotonic()))[0]
             if self._output in ready and not self._relay():
                 sources.remove(self._output)
-            if self._wake in ready and (signal.SIGTERM in os.read(self._wake, _READ_BYTES) or self._has_ended()):
+            if self._wake in ready and (signal.SIGTERM in os.read(self._wake, _READ_BYTES) or has_ended(self._child)):
                 return self._end_all()
             if time.monotonic() >= look_at:
                 self._end_orphans()
                 look_at = time.monotonic() + self._orphan_s
-
-    def _has_ended(self) -> bool:
-        """Return whether the child has ended. It is not reaped yet, so that its number and group are not reused."""
-        while found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if found.si_pid == self._child:
-                return True
-            os.waitpid(found.si_pid, 0)
-        return False
 
     def _end_orphans(self) -> None:
         """End those that lost their parents at least a time limit ago."""
         living, own = living_processes(), os.getpid()
         orphans = {pid for pid, process in living.items() if process.parent == own and pid != self._child}
         for pid in orphans & self._orphans:
-            _kill([pid, *descendants(pid, living)])
+            kill([pid, *descendants(pid, living)])
         self._orphans = orphans
 
     def _end_all(self) -> int:
@@ -111,7 +95,7 @@ class _Supervisor:
             for group in groups - {os.getpgrp()}:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(group, signal.SIGKILL)
-            left = _kill(found)
+            left = kill(found)
             while select.select([self._output], [], [], 0)[0] and self._relay():
                 pass
             if not left:
@@ -150,16 +134,6 @@ def _printed(data: bytes) -> int:
     return written
 
 
-def _kill(pids: list[int]) -> list[int]:
-    """Kill processes; returns those that could be."""
-    killed = []
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # gone, or a program of another user
-            os.kill(pid, signal.SIGKILL)
-            killed.append(pid)
-    return killed
-
-
 def _reaped_all() -> bool:
     """Return whether no process is left under this one."""
     try:
@@ -168,14 +142,3 @@ def _reaped_all() -> bool:
     except ChildProcessError:
         return True
     return False
-
-
-def _end_like(status: int) -> None:
-    """End this process as another ended."""
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # one core is enough
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-    os._exit(os.waitstatus_to_exitcode(status) & 0xFF)

@@ -78,6 +78,15 @@ def test_a_role_that_had_too_many_faults_in_a_row_is_left_alone_until_the_run_tr
     assert not rests.has("engine")  # a row of its own
 
 
+ENGINE = """
+import subprocess, sys
+from asyncrl.guard import guarded
+
+server = [sys.executable, "-c", "import time; print(flush=True); time.sleep(100)", "sglang.launch_server"]
+subprocess.run(guarded(server))
+"""
+
+
 def test_the_processes_of_a_run_are_found_by_its_directory_and_no_others(server: EmbeddedServer, tmp_path: Path):
     sleeps = python("-c", "import time; print(flush=True); time.sleep(100)")
     mine = ["--credentials", str(server.directory / "credentials" / "any.json")]
@@ -89,14 +98,19 @@ def test_the_processes_of_a_run_are_found_by_its_directory_and_no_others(server:
         ["elsewhere", *mine],
         ["asyncrl.engine.embedded", *mine],  # no engine of the run is its parent
     ]
-    started = [subprocess.Popen([*sleeps, *line], stdout=subprocess.PIPE) for line in lines]
+    commands = [[*sleeps, *line] for line in lines]
+    commands.append(python("-c", ENGINE, "actors.main", "engine", "engine-1", *mine))
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
     try:
         for process in started:
             assert process.stdout is not None and process.stdout.readline()
-        found = [(part.role, part.name) for part in parts(server.directory)]
+        living = parts(server.directory)
+        found = [(part.role, part.name) for part in living]
+        assert "asyncrl.guard" not in living[1].process.cmdline()
     finally:
         for process in started:
             process.kill()
             process.communicate()
 
-    assert found == [("learner-rank", "learner-1-rank1"), ("nats", "nats"), ("rollout", "rollout-2")]
+    assert found[:2] == [("engine", "engine-1"), ("engine-server", "engine-1-server")]
+    assert found[2:] == [("learner-rank", "learner-1-rank1"), ("nats", "nats"), ("rollout", "rollout-2")]
