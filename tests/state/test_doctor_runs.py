@@ -117,7 +117,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
     (tmp_path / "switches.py").write_text(SWITCHES)
     functions = ["reward.function=switches.py:reward", "task.rollout=switches.py:rollout"]
     small = ["buffer.batch_groups=2", "buffer.max_lag=0", "warmup.steps=0", "learner.steps=9000"]
-    small += ["learner.trainer=scripted", "learner.scripted_step_s=0.1"]  # what is named does not follow from a gradient
+    small += ["learner.trainer=scripted", "learner.scripted_step_s=0.1"]  # no finding follows from a gradient
     async with up(tmp_path, *functions, *small, "supervision.silence_s=90", "learner.checkpoint_every=9000") as run:
         await run.reaches(lambda: len(run.steps()) >= 3, "three steps")
         await until(lambda: well(tmp_path), "nothing is found")
