@@ -26,7 +26,7 @@ from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from benchmarks.engine import save_random_model, served
 from harness.fuzz import Wrong, WrongRequest, wrong_messages, wrong_requests
-from harness.stage import LEASE_S, Connect, Stage, until
+from harness.stage import LEASE_S, LONGEST_S, Connect, Stage, until
 from topics.actors import (
     ACTOR_STARTED,
     VITALS_TAKEN,
@@ -169,7 +169,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
     try:
         await publish(bus, RunOpened(stage.config.learner.steps, 0, msgspec.to_builtins(stage.config)))
         supervisor = await stage.start("supervisor")
-        await until(lambda: has_trained(bus, 5), "the first steps", 120)
+        await until(lambda: has_trained(bus, 5), "the first steps")
 
         there = await inject(bus, list(wrong_messages(bus.run, MESSAGES, seed=7)))
         for number in range(300):
@@ -178,10 +178,10 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         there |= await inject(bus, await claims_that_come_late(bus))
 
         unreadable = {place for place, record in there.items() if record_is_received(record) and not readable(record)}
-        await until(lambda: all_are_kept(bus, there), "no more letters", 120)
+        await until(lambda: all_are_kept(bus, there), "no more letters")
         step = await newest_step(bus)
-        await until(lambda: has_trained(bus, step + MORE_STEPS), "further steps", 120)
-        await until(lambda: counted_late(bus, late + LATE), "the late claims are counted", 120)
+        await until(lambda: has_trained(bus, step + MORE_STEPS), "further steps")
+        await until(lambda: counted_late(bus, late + LATE), "the late claims are counted")
         letters = await letters_of(bus, there)
         missing = [there[place] for place in unreadable - letters]
         assert not missing, Counter(record.subject.rsplit(".", 1)[0] for record in missing)
@@ -193,7 +193,7 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         await commands_read(bus)
 
         await publish(bus, StopRequested("enough"))
-        assert await asyncio.wait_for(supervisor.wait(), 120) == 0
+        assert await asyncio.wait_for(supervisor.wait(), LONGEST_S) == 0
         violations = (await audit_run(bus, deep=True)).findings.violations
         forged = {f"message {sequence} of {stream}" for stream, sequence in there}
         announced = [
