@@ -116,8 +116,12 @@ class Supervisor:
         trimmer = Trimmer(self.context, self.keeper, self.fold)
         trimming = self.context.tasks.start(trimmer.run())
         retaining = self.context.tasks.start(retain(self.context))
+        first = first_fleet(self.context.config)
         if not self._state.wanted:
-            await self._scale(FleetScaled(first_fleet(self.context.config), by="start"))
+            await self._scale(FleetScaled(first, by="start"))
+        gateways = first.get("gateway", 0)
+        if self._state.wanted.get("gateway", 0) != gateways:  # the run goes on with another number
+            await self._scale(FleetScaled({"gateway": gateways}, by="start"))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
             self._begin("recorder-1")  # a supervisor died while the run ended: the summary may be missing
         finished_at, settings = 0.0, self.context.config.eval

@@ -25,7 +25,7 @@ _LENGTHS = ("learner.steps", "task.epochs", "buffer.batch_groups")
 _ROOM = (
     *("buffer.most_dropped", "task.row_limit_s", "task.open_limit_s"),
     *("nats.stream_max_mb", "nats.ledger_max_mb", "nats.disk_max_mb"),
-    *("nats.host", "nats.port", "gateway.host", "gateway.port", "placement.address"),
+    *("nats.host", "nats.port", "gateway.host", "gateway.port", "gateway.count", "placement.address"),
 )
 _OBJECTIVE = tuple(
     f"learner.{name}"
@@ -78,6 +78,9 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
         given = f"--set task.epochs={wanted.task.epochs}"
         raise LaunchError(f"{given}: the run began with {epochs}; it may be raised, 0 is no end")
     _check_batch_groups(config, wanted)
+    if bool(wanted.gateway.count) != bool(config.gateway.count):
+        given = f"--set gateway.count={wanted.gateway.count}"
+        raise LaunchError(f"{given}: the run began with {config.gateway.count}; from or to 0 only in a fork")
     for name in {*all_filters(config)} & {*all_filters(wanted)}:
         if getattr(wanted.learner.filter_options, name, None) != getattr(config.learner.filter_options, name, None):
             given = f"learner.filter_options.{name}"

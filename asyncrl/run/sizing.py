@@ -110,7 +110,8 @@ class Plan:
         if self.disk is not None and self.room is not None and self.least > self.room:
             message = (
                 f"the run needs {_mb(self.least)} MB and there is room for {self.room // MB:,} in {self.disk.folder} "
-                f"({self._disk_text(self.disk)}): {_listed(self._stored)}. Free space, name another directory, or set "
+                f"({self._disk_text(self.disk)}): {_listed(self._stored)}. Free space, name another directory, "
+                f"{'lower gateway.turns_mb, ' if self.config.gateway.count else ''}or set "
             )
             limit = ("nats.disk_max_mb",) if self.config.nats.disk_max_mb else ()
             yield Finding(

@@ -326,7 +326,12 @@ def _credit(state: RunState) -> Iterator[StallFound]:
         yield finding("slow data", "prompter", evidence)
     elif config.live.share == 1 and (not open_groups or (open_groups < groups and dropped < groups)):
         return  # turns come when people talk
-    elif open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):
+    elif (
+        config.live.share < 1
+        and open_groups is not None
+        and open_groups < groups
+        and state.gauge("prompter", "no_more_prompts")
+    ):
         times, left = counted(config.task.epochs, "time"), counted(int(open_groups), "group")
         evidence = f"every row was issued {times}; {left} left, and a batch takes {groups}"
         yield finding("end of data", "prompter", evidence)

@@ -47,7 +47,7 @@ ADVICE: dict[Cause, str] = {
     "rollout hanging": "check the rollout function and its tools; after workers.stall_s another worker gets the work",
     "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
     "groups dropped": "change what drops them: reward, learner.filters, buffer.max_lag, buffer.group_deadline_s",
-    "channel behind": "promote a newer version with `asyncrl weights promote`, or raise buffer.max_lag",
+    "channel behind": "promote a newer version with `asyncrl weights promote`, or fork with a higher buffer.max_lag",
     "live alarm": "look at turns with `asyncrl tap`; live.safety has the bounds, `asyncrl weights rollback` goes back",
     "turns unrecorded": "make room on the disk, or by gateway.spool_mb or turns_mb; see `asyncrl logs gateway-1`",
     "metrics unwritten": "make room where the run's directory is; what is missing is then written from the logs",

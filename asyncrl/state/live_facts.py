@@ -55,7 +55,7 @@ def _unrecorded(state: RunState) -> Iterator[StallFound]:
                 "turns unrecorded", actor.actor_id, f"{failed:.0f} turns were served and not stored: live.redact failed"
             )
         if actor.live and (lost := actor.gauge("turns_unrecorded")):
-            full = "the disk of the spool takes no more" if actor.gauge("spool_failed") else "gateway.spool_mb was full"
+            full = "the disk of the spool took no more" if actor.gauge("spool_failed") else "gateway.spool_mb was full"
             full = "the NATS server refused their facts" if actor.gauge("facts_refused") else full
             waits = f"{actor.gauge('facts_waiting') or 0:.0f} facts wait"
             yield finding(

@@ -178,6 +178,13 @@ def test_batches_of_a_run_that_goes_on_may_become_larger_alone():
         longer(from_settings(*rising).config, ["buffer.batch_groups=80"])
 
 
+def test_a_run_that_goes_on_has_another_number_of_gateways_but_keeps_having_some_or_none():
+    served = from_settings("gateway.count=2", "model.create.template={{ messages }}").config
+    assert longer(served, ["gateway.count=1"]).gateway.count == 1
+    with pytest.raises(LaunchError, match=r"--set gateway.count=0: the run began with 2; from or to 0 only in a fork"):
+        longer(served, ["gateway.count=0"])
+
+
 def test_a_run_that_goes_on_keeps_its_critic_and_the_options_of_the_filters_that_are_on():
     with_critic = from_settings("learner.advantage=gae").config
     with pytest.raises(LaunchError, match="has a critic, which batches under way still need"):

@@ -5,6 +5,7 @@ import msgspec
 from asyncrl.config.room import MB, Progress, needs, needs_of_the_rest
 from asyncrl.config.settings import Config
 from asyncrl.run.sizing import Plan
+from harness.configs import the_problem
 
 
 def test_turns_have_the_room_that_their_setting_gives_them():
@@ -19,3 +20,9 @@ def test_turns_have_the_room_that_their_setting_gives_them():
     assert "then turns are answered and not recorded" in made.table()
     rest = needs_of_the_rest(made.needs, Progress({"TURNS": 2 * MB}, {}, trained=1, left=100))
     assert rest["TURNS"] == made.needs["TURNS"]
+
+
+def test_a_run_with_a_gateway_that_cannot_fit_is_told_to_keep_fewer_turns():
+    found = the_problem("live-demo", "nats.disk_max_mb=100", files=True)
+
+    assert "lower gateway.turns_mb, or set learner.steps to what fits" in found.message

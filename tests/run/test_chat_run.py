@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from asyncrl.ports import free_port
 from asyncrl.run.preflight import check_surroundings
 from harness.configs import the_problem
 from harness.live_runs import answers, conversing_model
-from harness.runs import command, up
+from harness.runs import Run, command, resume, up
 from harness.sdks import sdks
 from harness.stage import until
 
@@ -37,6 +38,25 @@ async def test_a_model_is_served_to_both_sdks_and_the_address_and_a_key_are_prin
         assert (code, await asyncio.wait_for(run.ended(), 120)) == (0, 0), run.story
     assert f"{address}/v1" in run.out and key in run.out
     assert json.loads((run.root / "config.json").read_text())["only"] == ["engine", "gateway"]
+
+
+@pytest.mark.slow
+async def test_a_run_goes_on_with_another_number_of_gateways(tmp_path: Path):
+    port = free_port()
+    model = conversing_model(tmp_path / "mine")
+    async with up(tmp_path, f"model.path={model}", f"gateway.port={port}", "gateway.count=2", config="chat") as run:
+        await until(lambda: gateways(run) == {"gateway-1", "gateway-2"}, "both gateways run", 180)
+        await command(tmp_path, "down")
+        await asyncio.wait_for(run.ended(), 120)
+    async with resume(tmp_path, "chat", "--set", "gateway.count=1") as run:
+        await until(lambda: answers(f"http://127.0.0.1:{port}"), "a gateway listens", 180)
+        assert gateways(run) == {"gateway-1"}
+        await command(tmp_path, "down")
+        await asyncio.wait_for(run.ended(), 120)
+
+
+def gateways(run: Run) -> set[str]:
+    return {word for name in run.processes().values() for word in name.split() if re.fullmatch(r"gateway-\d", word)}
 
 
 def test_a_gateway_without_a_model_and_a_template_is_refused_before_the_start():

@@ -5,6 +5,7 @@ from asyncrl.state.status import run_status
 from harness.states import NOW_S, MadeState
 from topics.actors import ActorStarted
 from topics.engines import EngineReady
+from topics.groups import GroupDropped
 
 
 def with_gateway(**safety: float) -> MadeState:
@@ -58,7 +59,7 @@ def test_turns_that_were_not_recorded_are_told():
 
     case.vitals("gateway-1", turns_unrecorded=3.0, spool_failed=1.0)
     [words] = [one.evidence for one in diagnose(case.state) if one.cause == "turns unrecorded"]
-    assert words == "3 turns were served and not stored: the disk of the spool takes no more; 0 facts wait"
+    assert words == "3 turns were served and not stored: the disk of the spool took no more; 0 facts wait"
 
 
 def test_data_keys_that_are_kept_because_the_clock_jumped_are_told():
@@ -78,3 +79,13 @@ def test_a_run_that_learns_from_turns_alone_waits_for_people_and_not_for_data():
 
     case.state.config.live.share = 1.0
     assert case.found() == []
+
+
+def test_turns_that_were_dropped_do_not_end_the_data_of_a_run_without_rows():
+    case = with_gateway()
+    case.state.config.live.share = 1.0
+    case.vitals("prompter-1", open_groups=1, no_more_prompts=1)
+    for number in range(2):
+        case.publish(GroupDropped(f"l00000{number}", "purged"))
+
+    assert case.found() == [("groups dropped", "buffer")]
