@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from asyncrl.algorithms.balance import Work, balanced
-from asyncrl.data.model_dir import tensor_shapes
-from asyncrl.engine.embedded.config import read_shape
+from asyncrl.data.model_dir import expert_count, read_json, tensor_shapes
 from asyncrl.errors import AsyncRLError
 from topics.batches import BatchPacked
 
@@ -104,13 +103,17 @@ def named_where_full(rank: int) -> Iterator[None]:
 
 def work_of(model: Path) -> Work:
     """The operations of a model, from its configuration and the shapes of its weights."""
-    config, shapes = read_shape(model), tensor_shapes(model)
+    config = read_json(model / "config.json")
+    shapes = tensor_shapes(model)
     sizes = {name: math.prod(shape) for name, shape in shapes.items() if len(shape) > 1}
-    if (of := config.experts) is not None:  # those that were not chosen do nothing for a token
-        sizes = {key: size * of.chosen // of.count if ".mlp.experts." in key else size for key, size in sizes.items()}
+    if experts := expert_count(config):  # those that were not chosen do nothing for a token
+        chosen = int(config["num_experts_per_tok"])
+        sizes = {name: size * chosen // experts if ".mlp.experts." in name else size for name, size in sizes.items()}
     embedding = next((size for name, size in sizes.items() if "embed_tokens" in name), 0)
     tied = not any("lm_head" in name for name in sizes)  # then the embedding projects to the vocabulary as well
-    return Work(sum(sizes.values()) - (0 if tied else embedding), config.layers * config.heads * config.head_dim)
+    size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    attention = config["num_hidden_layers"] * config["num_attention_heads"] * size
+    return Work(sum(sizes.values()) - (0 if tied else embedding), attention)
 
 
 def shares(packed: BatchPacked, work: Work, ranks: int) -> list[int]:

@@ -1,3 +1,4 @@
+import json
 from itertools import product
 
 import numpy as np
@@ -51,6 +52,12 @@ def test_work_is_counted_from_the_shapes(tmp_path):
     work = work_of(tmp_path / "tiny")
     assert work == (2 * layer + 32 * 5, 2 * 2 * 16)
     assert work.of(10) == 6 * work.parameters * 10 + 6 * 64 * 100
+
+    config = json.loads((tmp_path / "tiny" / "config.json").read_text())
+    for name in ("rms_norm_eps", "intermediate_size"):  # other architectures have other names for them
+        del config[name]
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(config))
+    assert work_of(tmp_path / "tiny") == work
 
 
 def test_a_card_that_is_full_is_named():
