@@ -24,7 +24,7 @@ from harness.pages import FENCE, PAGES, ROOT, blocks, text_of, written
 from harness.stage import Stage, until
 from topics.engines import EngineReady
 from topics.prompts import PromptIssued, PromptRow
-from topics.roles import ROLE_NAMES
+from topics.roles import OWN
 from topics.table import BY_NAME
 from topics.topic import STREAMS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
@@ -148,7 +148,7 @@ def test_the_picture_shows_actors_and_topics_as_the_table_has_them() -> None:
     shown = {element.attrib["data-actor"] for element in picture.iter() if "data-actor" in element.attrib}
     arrows = [element.attrib for element in picture.iter() if "data-topics" in element.attrib]
 
-    assert shown == {*ROLE_NAMES, "operator"}
+    assert shown == {*OWN, "operator"}
     assert arrows
     for arrow in arrows:
         for topic in map(BY_NAME.__getitem__, arrow["data-topics"].split()):

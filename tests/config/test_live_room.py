@@ -23,6 +23,7 @@ def test_turns_have_the_room_that_their_setting_gives_them():
 
 
 def test_a_run_with_a_gateway_that_cannot_fit_is_told_to_keep_fewer_turns():
-    found = the_problem("live-demo", "nats.disk_max_mb=100", files=True)
+    served = ("gateway.count=1", "model.create.template={{ messages }}")
+    found = the_problem("demo", *served, "nats.disk_max_mb=100", files=True)
 
     assert "lower gateway.turns_mb, or set learner.steps to what fits" in found.message
