@@ -23,9 +23,9 @@ _READ_BYTES = 1 << 16
 _AGAIN_S = 0.01  # between two looks for processes that were started while others were killed
 
 
-def guarded(command: Sequence[str]) -> list[str]:
-    """Return the command line of the guard of a command, which a child of this process is to run."""
-    return python("-m", "asyncrl.guard", str(os.getpid()), *command)
+def guarded_python(*words: str) -> list[str]:
+    """Return the command line of a guard of Python with these words, which a child of this process is to run."""
+    return python("-m", "asyncrl.guard", str(os.getpid()), *python(*words))
 
 
 def main(parent: int, command: Sequence[str]) -> None:

@@ -32,11 +32,11 @@ time.sleep(600)
 """
 OWNER = """
 import asyncio, sys
-from asyncrl.guard import guarded
+from asyncrl.guard import guarded_python
 from asyncrl.process import ChildProcess
 
 async def main():
-    await ChildProcess.start(guarded(sys.argv[1:]), apart=True)
+    await ChildProcess.start(guarded_python(*sys.argv[1:]), apart=True)
     await asyncio.sleep(600)
 
 asyncio.run(main())
@@ -76,7 +76,7 @@ async def read(note: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("waited", [False, True])
 async def test_nothing_of_a_server_outlives_the_process_that_asked_for_it(note: Path, waited: bool):
-    owner = await ChildProcess.start([sys.executable, "-c", OWNER, sys.executable, "-c", SERVER, str(note)])
+    owner = await ChildProcess.start([sys.executable, "-c", OWNER, "-c", SERVER, str(note)])
     pids = await read(note)
 
     owner.kill()

@@ -116,11 +116,11 @@ class Supervisor:
         trimmer = Trimmer(self.context, self.keeper, self.fold)
         trimming = self.context.tasks.start(trimmer.run())
         retaining = self.context.tasks.start(retain(self.context))
-        first = first_fleet(self.context.config)
-        if not self._state.wanted:
-            await self._scale(FleetScaled(first, by="start"))
+        first, wanted = first_fleet(self.context.config), self._state.wanted
         gateways = first.get("gateway", 0)
-        if self._state.wanted.get("gateway", 0) != gateways:  # the run goes on with another number
+        if not wanted:
+            await self._scale(FleetScaled(first, by="start"))
+        elif wanted.get("gateway", 0) != gateways:  # the run goes on with another number
             await self._scale(FleetScaled({"gateway": gateways}, by="start"))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
             self._begin("recorder-1")  # a supervisor died while the run ended: the summary may be missing

@@ -17,7 +17,7 @@ from asyncrl.engine.served import ServedAdapters, Shape
 from asyncrl.engine.staging import Staging
 from asyncrl.engine.starting import end_of, name_of_gpu, start_at_free_port
 from asyncrl.files import write_private
-from asyncrl.guard import guarded
+from asyncrl.guard import guarded_python
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import LOOPBACK, Listen, free_port, url_host
 from asyncrl.process import ChildProcess, python
@@ -182,7 +182,7 @@ class OwnControl(ExternalControl):
     own = True
     module: str
     device: str  # where its weights lie
-    spawns = False  # it starts processes that may outlive it
+    command = staticmethod(python)  # line of a process with these words
     behind_a_router: tuple[str, ...] = ()  # further arguments of a server with a router in front of it
 
     def __init__(self, home: EngineHome) -> None:
@@ -210,7 +210,7 @@ class OwnControl(ExternalControl):
         self._port = port
         self.address = f"http://{url_host(self._home.host)}:{port}"
         # SGLang writes its arguments into its output, the key among them: only its owner reads the log.
-        command, log_file = (guarded if self.spawns else list)(python(*self.arguments())), self._home.log_file
+        command, log_file = self.command(*self.arguments()), self._home.log_file
         # It leads a group, by which all that it has started is found when it has ended.
         self._process = await ChildProcess.start(command, log=log_file, environment=self.environment(), apart=True)
         return self._process
@@ -321,7 +321,7 @@ class SGLangControl(OwnControl):
 
     module = "sglang.launch_server"
     device = "cuda"
-    spawns = True  # those that are killed while they start live on, and hold the card's memory
+    command = staticmethod(guarded_python)  # what it starts may outlive it, and hold the card's memory
     behind_a_router = ("--stream-interval", "16")  # it drops the stream interval of a request
 
     async def start(self) -> None:

@@ -312,7 +312,7 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     limit = min(config.buffer.max_lag + 1, _left(state)) * groups
     open_groups = state.gauge("prompter", "open_groups")
     ready = int(state.gauge("buffer", "ready_groups") or 0)
-    dropped = sum(state.drops.values())
+    dropped, has_rows = sum(state.drops.values()), config.live.share < 1
     activities = (actor.vitals.doing for actor in state.of_role("prompter") if actor.vitals is not None)
     doing = next(activities, Activity())
     waits_s = state.gauge("prompter", "doing_s") or 0.0
@@ -324,14 +324,9 @@ def _credit(state: RunState) -> Iterator[StallFound]:
         evidence = f"it has been making row {doing.number} of {data} for {waits_s:.0f} s"
         evidence += f"; {open_groups or 0:.0f} of at most {limit} groups are open, and a batch takes {groups}"
         yield finding("slow data", "prompter", evidence)
-    elif config.live.share == 1 and (not open_groups or (open_groups < groups and dropped < groups)):
+    elif not has_rows and (not open_groups or (open_groups < groups and dropped < groups)):
         return  # turns come when people talk
-    elif (
-        config.live.share < 1
-        and open_groups is not None
-        and open_groups < groups
-        and state.gauge("prompter", "no_more_prompts")
-    ):
+    elif has_rows and open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):
         times, left = counted(config.task.epochs, "time"), counted(int(open_groups), "group")
         evidence = f"every row was issued {times}; {left} left, and a batch takes {groups}"
         yield finding("end of data", "prompter", evidence)

@@ -79,11 +79,11 @@ def test_a_role_that_had_too_many_faults_in_a_row_is_left_alone_until_the_run_tr
 
 
 ENGINE = """
-import subprocess, sys
-from asyncrl.guard import guarded
+import subprocess
+from asyncrl.guard import guarded_python
 
-server = [sys.executable, "-c", "import time; print(flush=True); time.sleep(100)", "sglang.launch_server"]
-subprocess.run(guarded(server))
+server = "-c", "import time; print(flush=True); time.sleep(100)", "sglang.launch_server"
+subprocess.run(guarded_python(*server))
 """
 
 
