@@ -1,7 +1,7 @@
 """Runs a command, and ends with it or with the process that asked for it: then nothing of the command lives on.
 
-`python -m asyncrl.guard PARENT COMMAND...` is the subreaper of all that the command starts (Linux). So it finds, and
-kills, also processes whose parents have gone, that have a session of their own, or that wrote over their variables.
+A guard is a process of its own, and the subreaper of all that the command starts (Linux). So it finds, and kills, also
+processes whose parents have gone, that have a session of their own, or that wrote over their variables.
 """
 
 from __future__ import annotations
@@ -20,12 +20,22 @@ from asyncrl.process import descendants, die_with, living_processes, python, tid
 
 _PR_SET_CHILD_SUBREAPER = 36
 _READ_BYTES = 1 << 16
+_BOOT = """
+import sys
+sys.path.insert(0, sys.argv[2])
+from asyncrl.guard import main
+main(int(sys.argv[3]), sys.argv[4:])
+"""
+_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _AGAIN_S = 0.01  # between two looks for processes that were started while others were killed
 
 
 def guarded_python(*words: str) -> list[str]:
-    """Return the command line of a guard of Python with these words, which a child of this process is to run."""
-    return python("-m", "asyncrl.guard", str(os.getpid()), *python(*words))
+    """Return the command line of a guard of Python with these words, which a child of this process is to run.
+
+    It finds this package also where the command has a PYTHONPATH of its own that does not name it.
+    """
+    return python("-c", _BOOT, "asyncrl.guard", _FOLDER, str(os.getpid()), *python(*words))
 
 
 def main(parent: int, command: Sequence[str]) -> None:
@@ -93,7 +103,3 @@ def end_like(status: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.engine.control import EngineHome, SGLangControl
+from asyncrl.guard import guarded_python
 from asyncrl.process import ChildProcess, state_of
 from harness.stage import DEADLINE_S, until
 
@@ -85,6 +87,14 @@ async def test_nothing_of_a_server_outlives_the_process_that_asked_for_it(note: 
 
     await until(lambda: gone(*pids.values()), "both have ended")
     await owner.wait()
+
+
+def test_a_guard_needs_no_package_on_the_path_of_its_command(tmp_path: Path):
+    """A server's PYTHONPATH may replace the one from which this package came."""
+    command = guarded_python("-c", "import sys; sys.exit(7)")
+    command.insert(1, "-S")  # without the folder of installed packages
+    done = subprocess.run(command, check=False, env={}, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])
