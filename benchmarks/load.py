@@ -28,6 +28,7 @@ from asyncrl.engine.control import read_key
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Manner, Watch
 from asyncrl.framing import pack
+from asyncrl.telemetry.logs import open_log
 from benchmarks.stage import BenchError, Stage
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
 from topics.table import topic_of
@@ -302,4 +303,5 @@ async def _answer(requests: _Requests) -> None:
 if __name__ == "__main__":
     import uvloop
 
+    open_log()  # to stderr: stdout is for figures
     uvloop.run(_send(msgspec.json.decode(sys.argv[1], type=LoadSettings)))

@@ -8,7 +8,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -56,6 +56,7 @@ async def rollout(row, context):
         tokens += generated.tokens.tolist()
 """
 _DEADLINE_S = 900.0
+_LOOK_S = 0.02  # between two looks at what has ended
 _TRAJECTORIES = 2_000  # of a worker; then the first ones come again
 
 
@@ -98,10 +99,17 @@ def _lengths(load: Load, worker: int) -> list[list[int]]:
     return found
 
 
+class Window(NamedTuple):
+    """When a window is over."""
+
+    seconds: float
+    ends: int = 0  # of trajectories in it, whatever time they take; 0 for the seconds
+
+
 class Course(NamedTuple):
     """The windows of a measurement."""
 
-    seconds: float  # of a window
+    seconds: float  # of the first window
     rounds: int
     routing: bool  # each round has one more, whose requests ask for the experts of each token
 
@@ -112,12 +120,13 @@ async def bench_rollouts(*, concurrent: list[int], **options: Any) -> dict[str, 
     A round measures a window through asyncrl, with progress messages and versions of all tokens, and a window of a
     client that sends whole requests to the same server, each alone, and keeps nothing but their number of tokens. In
     each of them tokens of trajectories that ended are counted, and by how many the server's running requests have more
-    at its end than at its beginning. All windows have the same lengths of generations; every
-    second round has them in the other order.
+    at its end than at its beginning. All windows have the same lengths of generations, and those behind the first end
+    when as many trajectories have ended in them, so that the server has the same to do: how fast it samples depends on
+    how long its requests are. Every second round has them in the other order.
 
     Args:
         concurrent: numbers of trajectories at once.
-        seconds: length of a window.
+        seconds: length of the first window.
         rounds: figures are medians of so many.
         options: the other fields of `Load` and `Served`.
 
@@ -149,14 +158,17 @@ async def _measured(load: Load, server: Served, course: Course) -> dict[str, flo
             ready = decode(EngineReady, (await stage.follow(ENGINES, ENGINE_READY, lambda record: True)).data)
             key = read_key(stage.files.engine_key_file(config.engine, "engine-1"))
             client = EngineClient(ready.address, api_key=key)
+            length = Window(course.seconds)
             for number in range(course.rounds):
                 names = [*rates] if number % 2 == 0 else [*reversed(rates)]  # what changes meanwhile costs each as much
                 for name in names:
                     if name == "bare":
-                        window = _bare(client, key or "", load, course.seconds)
+                        window = _bare(client, key or "", load, length)
                     else:
-                        window = _with_workers(stage, client, load, course.seconds, routed=name == "routed")
-                    rates[name].append(await stage.until(window, _DEADLINE_S + course.seconds))
+                        window = _with_workers(stage, client, load, length, routed=name == "routed")
+                    rate, ends = await stage.until(window, _DEADLINE_S + course.seconds)
+                    length = Window(course.seconds, ends)
+                    rates[name].append(rate)
                     report(f"{load.concurrent}, round {number + 1}, {name}: {rates[name][-1]:,.0f} tokens/s")
                     await stage.until(client.empty(), _DEADLINE_S)
             await client.close()
@@ -171,15 +183,17 @@ def _ratio(these: list[float], those: list[float]) -> float:
     return statistics.median(a / b for a, b in zip(these, those, strict=True))
 
 
-async def _with_workers(stage: Stage, client: EngineClient, load: Load, seconds: float, *, routed: bool) -> float:
+async def _with_workers(
+    stage: Stage, client: EngineClient, load: Load, length: Window, *, routed: bool
+) -> tuple[float, int]:
     """A window through asyncrl, whose workers begin before it and leave after it."""
     await stage.open_again(learner={"routing": "replay" if routed else "own"})
     for worker in range(load.workers):
         await stage.enter("rollout", worker + 1)
-    rate = await _through_asyncrl(stage, client, load, seconds, routed=routed)
+    found = await _through_asyncrl(stage, client, load, length, routed=routed)
     for worker in range(load.workers):
         await stage.leave("rollout", worker + 1)
-    return rate
+    return found
 
 
 def _config(scratch: Path, load: Load, server: Served, course: Course) -> Config:
@@ -208,22 +222,20 @@ def _config(scratch: Path, load: Load, server: Served, course: Course) -> Config
     )
 
 
-async def _through_asyncrl(stage: Stage, client: EngineClient, load: Load, seconds: float, *, routed: bool) -> float:
-    """Tokens/s of a window that begins when as many trajectories have ended as run at once.
+async def _through_asyncrl(
+    stage: Stage, client: EngineClient, load: Load, length: Window, *, routed: bool
+) -> tuple[float, int]:
+    """Tokens/s of a window that begins when as many trajectories have ended as run at once, and how many end in it.
 
     Raises:
         BenchError: experts are asked for, and a trajectory has none.
     """
-    since, left = time.time_ns(), load.concurrent
-
-    def warmed(record: Record) -> bool:
-        nonlocal left
-        left -= record.time_ns > since
-        return left <= 0
-
-    await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, warmed)
+    await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, _nth_since(time.time_ns(), load.concurrent))
     begin, before = time.time_ns(), await client.load()
-    await asyncio.sleep(seconds)
+    if length.ends:
+        await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, _nth_since(begin, length.ends))
+    else:
+        await asyncio.sleep(length.seconds)
     end, after = time.time_ns(), await client.load()
     results = [
         decode(TrajectoryGenerated, record.data)
@@ -233,11 +245,17 @@ async def _through_asyncrl(stage: Stage, client: EngineClient, load: Load, secon
     if routed and (without := [result.trajectory_id for result in results if result.routing is None]):
         raise BenchError(f"{len(without)} of {len(results)} trajectories have no experts, {without[0]} among them")
     tokens = sum(count.tokens for result in results for count in result.versions)
-    return (tokens + after.tokens - before.tokens) / (end - begin) * 1e9
+    return (tokens + after.tokens - before.tokens) / (end - begin) * 1e9, len(results)
 
 
-async def _bare(client: EngineClient, key: str, load: Load, seconds: float) -> float:
-    """Tokens/s of such a window, by a client of its own."""
+def _nth_since(since_ns: int, count: int) -> Callable[[Record], bool]:
+    """Return a function that is true of the record with which so many have been stored since a time."""
+    later = itertools.count(1)
+    return lambda record: record.time_ns > since_ns and next(later) >= count
+
+
+async def _bare(client: EngineClient, key: str, load: Load, length: Window) -> tuple[float, int]:
+    """Tokens/s of such a window, by a client of its own, and how many trajectories end in it."""
     ends: list[tuple[float, int]] = []
     connector = aiohttp.TCPConnector(limit=load.concurrent)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -249,9 +267,12 @@ async def _bare(client: EngineClient, key: str, load: Load, seconds: float) -> f
         ]
         try:
             while len(ends) < load.concurrent:
-                await _unless_one_fails(clients, 0.05)
+                await _unless_one_fails(clients, _LOOK_S)
             begin, before = time.monotonic(), await client.load()
-            await _unless_one_fails(clients, seconds)
+            if not length.ends:
+                await _unless_one_fails(clients, length.seconds)
+            while sum(at > begin for at, _ in ends) < length.ends:
+                await _unless_one_fails(clients, _LOOK_S)
             end, after = time.monotonic(), await client.load()
         finally:
             for task in clients:
@@ -259,8 +280,8 @@ async def _bare(client: EngineClient, key: str, load: Load, seconds: float) -> f
             for task in clients:
                 with suppress(asyncio.CancelledError):
                     await task
-    tokens = sum(tokens for at, tokens in ends if begin < at <= end)
-    return (tokens + after.tokens - before.tokens) / (end - begin)
+    ended = [tokens for at, tokens in ends if begin < at <= end]
+    return (sum(ended) + after.tokens - before.tokens) / (end - begin), len(ended)
 
 
 async def _unless_one_fails(tasks: list[asyncio.Task[None]], seconds: float) -> None:

@@ -23,6 +23,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.generator import Generator, Manner, Watch
+from asyncrl.telemetry.logs import open_log
 from benchmarks.load import fleet_of
 from benchmarks.talks import APIS, CONTEXT, LETTERS, SPECIAL, Reply, Talk
 from topics.trajectories import Answer
@@ -126,4 +127,5 @@ async def _until_ended(crowd: Crowd) -> None:
 if __name__ == "__main__":
     import uvloop
 
+    open_log()  # to stderr: stdout is for figures
     uvloop.run(_until_ended(msgspec.json.decode(sys.argv[1], type=Crowd)))

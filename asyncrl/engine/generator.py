@@ -199,7 +199,7 @@ class Generator:
                         Chunk(generation.token_ids[part], generation.logprobs[part], span.version, likeliest=likeliest)
                     )
         except (EngineUnavailable, RequestFailed, EngineOverloaded) as error:
-            self._failed(engine, error, faults)
+            self._failed(engine, error, faults, messages)
             return "abort"
         if generation.passes:
             watch.on_verified(len(generation.token_ids), generation.passes)
@@ -217,13 +217,18 @@ class Generator:
             return "abort"
         return "stop" if intake.stopped else "length" if intake.cut else generation.finish_reason
 
-    def _failed(self, engine: Engine, error: EngineError, faults: _Faults) -> None:
-        """Distinguish a request that failed by itself from an engine that is overloaded, not well, or gone."""
+    def _failed(self, engine: Engine, error: EngineError, faults: _Faults, messages: int) -> None:
+        """Distinguish a request that failed by itself from an engine that is overloaded, not well, or gone.
+
+        SGLang breaks a stream off whose request is aborted with tokens to send. Behind an update, `messages` that the
+        engine had not published when it was asked, that alone takes no requests from it: it is asked for its health.
+        """
         log.warning("request failed", engine=engine.engine_id, reason=str(error))
         if isinstance(error, EngineUnavailable):
-            self._count("engine_unavailable")
-            faults.add(str(error), engine, its=True)
-            self._fleet.suspect(engine)
+            updated = engine.messages != messages
+            self._count("broken_by_update" if updated else "engine_unavailable")
+            faults.add(str(error), engine, its=True, messages=messages if updated else None)
+            (self._fleet.check if updated else self._fleet.suspect)(engine)
             return
         if isinstance(error, EngineOverloaded):
             self._count("engine_overloaded")
