@@ -21,8 +21,10 @@ extras=${1:+[$1]}
 case "$installed" in "[dev] "*) extras="[dev]" ;; esac # never take the test tools away
 wanted="$extras $(cat pyproject.toml constraints.txt | cksum)"
 if [ "$installed" != "$wanted" ]; then
+  # What is imported compiles when it is first imported: the rest of torch and transformers takes a minute of compiling.
+  pip=".venv/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt"
   # torch first and pinned: a build for the CPU, where pip's settings name an index or folder that has one, stays.
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$extras"
+  $pip torch
+  $pip -e ".$extras"
   echo "$wanted" > .venv/asyncrl-installed
 fi
