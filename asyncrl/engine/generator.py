@@ -220,8 +220,7 @@ class Generator:
     def _failed(self, engine: Engine, error: EngineError, faults: _Faults, messages: int) -> None:
         """Distinguish a request that failed by itself from an engine that is overloaded, not well, or gone.
 
-        SGLang breaks a stream off whose request is aborted with tokens to send. Behind an update, `messages` that the
-        engine had not published when it was asked, that alone takes no requests from it: it is asked for its health.
+        A stream that breaks behind an update (its `messages` grew) is no sign of it: SGLang ends some with tokens left.
         """
         log.warning("request failed", engine=engine.engine_id, reason=str(error))
         if isinstance(error, EngineUnavailable):
