@@ -39,6 +39,12 @@ class Finding(NamedTuple):
     message: str
 
 
+def not_a_function(key: str, spec: str) -> Iterator[Finding]:
+    """Find a setting that names no function of the user's."""
+    if ":" not in spec:
+        yield Finding((key,), f'found "{spec}", expected path/to/file.py:function or package.module:function')
+
+
 def unused(config: Config, table: str, switch: str, why: str, *only: str) -> Iterator[Finding]:
     """Find settings of a table that are given and have no effect.
 

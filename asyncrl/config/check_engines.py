@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from asyncrl.config.check import Finding, unused
+from asyncrl.config.check import Finding, not_a_function, unused
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.setting_types import SCRIPTED
@@ -269,8 +269,7 @@ def autoscale_contradictions(config: Config) -> Iterator[Finding]:
             message = f"found {bounds.most}, but there are GPUs for {most[pool]}; lower it or add to the GPUs of {pool}"
             yield Finding((f"{key}.most",), message)
     if settings.function:
-        if ":" not in settings.function:
-            yield Finding(("autoscale.function",), f'found "{settings.function}", expected path/to/file.py:function')
+        yield from not_a_function("autoscale.function", settings.function)
         of_rule, why = ("grow_waiting", "shrink_idle", "window_s"), "autoscale.function decides instead of the rule"
         yield from unused(config, "autoscale", "autoscale.function", why, *of_rule)
 

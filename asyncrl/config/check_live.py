@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.hindsight import HINDSIGHT
-from asyncrl.config.check import Finding, is_address, unused
+from asyncrl.config.check import Finding, is_address, not_a_function, unused
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import every_task
@@ -81,9 +81,8 @@ def _of_redaction(config: Config) -> Iterator[Finding]:
     if not (config.gateway.count and live.redact):
         why = "there is no gateway (gateway.count)" if live.redact else "live.redact names no function"
         yield from unused(config, "live", "gateway.count" if live.redact else "live.redact", why, "redact", "redact_s")
-    elif ":" not in live.redact:
-        message = f'found "{live.redact}", expected path/to/file.py:function or package.module:function'
-        yield Finding(("live.redact",), message)
+    else:
+        yield from not_a_function("live.redact", live.redact)
 
 
 def _of_judges(config: Config) -> Iterator[Finding]:
@@ -102,6 +101,5 @@ def _of_judges(config: Config) -> Iterator[Finding]:
             yield Finding(("live.judge.url",), f'found "{judge.url}", expected http://host:port/v1')
         if not judge.model:
             yield Finding(("live.judge.model",), "is empty; name the model that the endpoint shall judge with")
-    if judge.function and ":" not in judge.function:
-        message = f'found "{judge.function}", expected path/to/file.py:function or package.module:function'
-        yield Finding(("live.judge.function",), message)
+    if judge.function:
+        yield from not_a_function("live.judge.function", judge.function)
