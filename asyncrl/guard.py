@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from asyncrl.process import descendants, die_with, living_processes, python, tidies_up, with_parent
 
@@ -26,7 +27,7 @@ sys.path.insert(0, sys.argv[2])
 from asyncrl.guard import main
 main(int(sys.argv[3]), sys.argv[4:])
 """
-_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_FOLDER = str(Path(__file__).resolve().parents[1])
 _AGAIN_S = 0.01  # between two looks for processes that were started while others were killed
 
 

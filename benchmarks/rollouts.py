@@ -167,7 +167,7 @@ async def _measured(load: Load, server: Served, course: Course) -> dict[str, flo
                     else:
                         window = _with_workers(stage, client, load, length, routed=name == "routed")
                     rate, ends = await stage.until(window, _DEADLINE_S + course.seconds)
-                    length = Window(course.seconds, ends)
+                    length = length._replace(ends=length.ends or ends)
                     rates[name].append(rate)
                     report(f"{load.concurrent}, round {number + 1}, {name}: {rates[name][-1]:,.0f} tokens/s")
                     await stage.until(client.empty(), _DEADLINE_S)

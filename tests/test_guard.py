@@ -93,8 +93,8 @@ def test_a_guard_needs_no_package_on_the_path_of_its_command(tmp_path: Path):
     """A server's PYTHONPATH may replace the one from which this package came."""
     command = guarded_python("-c", "import sys; sys.exit(7)")
     command.insert(1, "-S")  # without the folder of installed packages
-    done = subprocess.run(command, check=False, env={}, cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (7, "")
+    done = subprocess.run(command, check=False, env={}, cwd=tmp_path, capture_output=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (7, b"")
 
 
 @pytest.mark.parametrize("how", ["killed", "closed"])

@@ -191,8 +191,8 @@ class Fleet:
             self._tasks.start(self._confirm(engine, announced, mislabelled=mislabelled))
 
     def check(self, engine: Engine) -> None:
-        """A request failed: ask the engine for its health, beside the work that goes on."""
-        if not engine.checking:
+        """A request failed: ask an engine that has others for its health, beside the work that goes on."""
+        if engine.ready is not None and not engine.checking:
             engine.checking = True
             self._tasks.start(self._check(engine))
 
