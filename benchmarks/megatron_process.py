@@ -5,6 +5,8 @@ Prints what it measured as a line of JSON after each kind of rows, and of the we
 
 from __future__ import annotations
 
+import asyncrl.training.megatron  # isort: skip # noqa: F401 - before the library, from which it hides another one
+
 import dataclasses
 import sys
 from collections.abc import Sequence

@@ -192,6 +192,10 @@ def has_critic(config: Config) -> bool:
 def megatron_contradictions(config: Config) -> Iterator[Finding]:
     """Settings that only one of the trainers has, and a number of ranks that its layout does not divide."""
     learner = config.learner
+    if learner.dtype == "fp8" and (learner.trainer != "megatron" or not learner.device.startswith("cuda")):
+        there = f'learner.trainer = "{learner.trainer}" and learner.device = "{learner.device}"'
+        message = f'found "fp8" with {there}, expected "megatron" and a "cuda" device; set "bfloat16", or change them'
+        yield Finding(("learner.dtype", "learner.trainer", "learner.device"), message)
     if learner.trainer != "megatron":
         why = f'it is of learner.trainer = "megatron", found "{learner.trainer}"'
         yield from unused(config, "learner.layout", "learner.trainer", why)

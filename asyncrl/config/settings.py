@@ -174,7 +174,9 @@ class LearnerSettings(Settings):
     filter_options: FilterOptions = msgspec.field(default_factory=FilterOptions)  # Options of the filters.
     # The unit that counts once in the loss: each trajectory, each trainable token, each group, or a constant.
     aggregation: AggregationName = "token"
-    dtype: Literal["float32", "bfloat16"] = "float32"  # Parameter type of the trained model.
+    # Parameter type of the trained model; `fp8`, with `trainer = "megatron"`: bfloat16, but its layers multiply in FP8
+    # by Transformer Engine.
+    dtype: Literal["float32", "bfloat16", "fp8"] = "float32"
     device: str = "cpu"  # `cpu`, `cuda` or `cuda:N`.
     # Processes that share the rows of a step, each with a part of the model and optimiser; with `cuda` one per GPU.
     ranks: Positive = 1
@@ -206,7 +208,7 @@ class LearnerSettings(Settings):
     # Move weights and optimiser to host memory while no batch is there to be trained; those of policy and critic also
     # while the other one learns.
     offload_idle: bool = False
-    compile: bool = True  # Compile layers at the first step, where `device` is a GPU and `dtype` bfloat16.
+    compile: bool = True  # Compile layers at the first step, where `device` is a GPU and `dtype` not float32.
     publish_every: Positive = 1  # Steps between published versions.
     checkpoint_every: Positive = 20  # Steps between checkpoints.
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2  # Checkpoints kept, the newest ones.

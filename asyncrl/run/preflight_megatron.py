@@ -22,6 +22,7 @@ from asyncrl.training.trainers import layout_of
 
 LIBRARY = "megatron-core"
 VERSION = "0.16.1"
+ENGINE = "transformer-engine"  # whose products in FP8 were run in 2.20.2
 
 
 def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
@@ -29,10 +30,13 @@ def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
     learner = config.learner
     if learner.trainer != "megatron":
         return
-    found = _installed()
+    found = _installed(LIBRARY)
     if found != VERSION:
         message = f'found {found or "no package"}, "megatron" needs {LIBRARY} {VERSION}; install it: pip install -e'
         yield Finding(("learner.trainer",), message + ' ".[megatron]"')
+    if learner.dtype == "fp8" and not _installed(ENGINE):
+        message = f'found no package {ENGINE}, "fp8" needs it; pip install --no-build-isolation {ENGINE}[pytorch]'
+        yield Finding(("learner.dtype",), f'{message}, or set "bfloat16"')
     layout = layout_of(config)
     keys = tuple(f"learner.layout.{key}" for key in changed_keys(learner.layout)) or ("learner.layout.tensor",)
     given = {
@@ -85,9 +89,9 @@ def memory_lines(config: Config, base: Path) -> Iterator[str]:
         yield "a teacher's weights and a critic's weights, gradients and optimiser come on top"
 
 
-def _installed() -> str:
+def _installed(package: str) -> str:
     try:
-        return importlib.metadata.version(LIBRARY)
+        return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
 

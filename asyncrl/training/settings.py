@@ -14,7 +14,7 @@ class TrainerSettings:
     """Device and precision of a trainer, and the models beside the one that it trains."""
 
     device: str = "cpu"  # "cpu", "cuda" or, with torch, "cuda:N"; the megatron trainer takes the GPU of its rank
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16", "fp8"] = "float32"
     """Of the matrix products and the published weights; master weights and moments are float32."""
     micro_batch_tokens: int = 4096
     recompute: bool = False

@@ -67,7 +67,7 @@ def _common(config: Config, model: Path, base: Path) -> dict[str, Any]:
         "dtype": settings.dtype,
         "micro_batch_tokens": settings.micro_batch_tokens,
         "recompute": settings.recompute,
-        "compiled": settings.device.startswith("cuda") and settings.dtype == "bfloat16" and settings.compile,
+        "compiled": settings.device.startswith("cuda") and settings.dtype != "float32" and settings.compile,
         "replays": settings.routing == "replay",
         "records": settings.routing == "trainer",
         "offloads": settings.offload_idle,

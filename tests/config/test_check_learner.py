@@ -146,6 +146,8 @@ def test_an_option_without_effect_is_refused():
         (["learner.trainer=megatron", "learner.lora.rank=4"], "learner.lora.rank", "has no adapters"),
         (["learner.trainer=megatron", "learner.exchange=step"], "learner.exchange", "an exchange of its own"),
         (["learner.mtp_weight=0.1"], "learner.mtp_weight", 'the trainer "torch" leaves it as it is'),
+        (["learner.dtype=fp8", "learner.device=cuda"], "learner.dtype", 'found "fp8" with learner.trainer = "torch"'),
+        (["learner.dtype=fp8", "learner.trainer=megatron"], "learner.dtype", 'and learner.device = "cpu", expected'),
         (["learner.router_bias_rate=0.001"], "learner.router_bias_rate", 'the trainer "torch" leaves it as it is'),
         (["rollout.seeded=true", "engine.kind=sglang"], "rollout.seeded", "--enable-deterministic-inference"),
     ],

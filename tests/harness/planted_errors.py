@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
 
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.checkpoint import CheckpointError, OtherModel
 from asyncrl.training.megatron import experts, latent, modules
 from asyncrl.training.megatron import schedule as schedules
+from asyncrl.training.megatron import trainer as trainers
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
@@ -153,6 +155,22 @@ def apart(trainer):
     return max(float(np.abs(found[id(row)] - row.columns["proximal"]).max()) for row in rows)
 
 
+def multiplied(folder, name):
+    """Norm of the gradient with products of another kind, and the matrices of layers that were multiplied otherwise."""
+    seen = set()
+
+    def multiply(hidden, weight, bias=None):
+        seen.add(id(weight))
+        return F.linear(hidden, weight, bias)
+
+    settings = MegatronSettings(Layout(tensor=2), micro_batch_tokens=64, replays=name == "qwen3-moe")
+    with replaced(trainers, multiply_of=lambda *_: multiply):
+        trainer = MegatronTrainer(folder / name, settings)
+    found = trainer.step(rows_of(name), OBJECTIVE)["grad_norm"]
+    matrices = ((path, one) for path, one in trainer._policy.model.named_parameters() if one.dim() > 1)
+    return found, [path for path, one in matrices if ".layers." in path and id(one) not in seen]
+
+
 def refusal(folder, name, checkpoint):
     """Error of a trainer about a checkpoint that it cannot go on from."""
     trainer = MegatronTrainer(folder / name, MegatronSettings(Layout(tensor=2), micro_batch_tokens=64))
@@ -175,6 +193,7 @@ def run(rank, folder):
         with replaced(experts, replayed=unsteady):
             found[name] = apart(MegatronTrainer(folder / "qwen3-moe", settings))
     found["long"] = norm(folder, "qwen3", Layout(context=2), tokens=4)
+    found["products"] = {name: multiplied(folder, name) for name in ("qwen2", "qwen3-moe", "deepseek-v3")}
     found["others"] = refusal(folder, "qwen2", "state-qwen3")
     found |= {wrong: refusal(folder, "qwen3", f"state-{wrong}") for wrong in ("torn", "wider")}
     if rank == 0:

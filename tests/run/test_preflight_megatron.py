@@ -17,12 +17,23 @@ MEGATRON = "learner.trainer=megatron"
 
 @pytest.mark.parametrize(("found", "named"), [("", "no package"), ("0.17.0", "0.17.0")])
 def test_a_library_that_is_missing_or_another_is_one_clear_error(monkeypatch, found, named):
-    monkeypatch.setattr(preflight_megatron, "_installed", lambda: found)
+    monkeypatch.setattr(preflight_megatron, "_installed", lambda _: found)
 
     problem = the_problem("demo", MEGATRON, files=True)
 
     assert "learner.trainer" in problem.key
     assert f'found {named}, "megatron" needs megatron-core 0.16.1; install it' in problem.message
+
+
+def test_products_in_fp8_need_transformer_engine(monkeypatch):
+    there = preflight_megatron.VERSION, ""
+    monkeypatch.setattr(preflight_megatron, "_installed", lambda package: there[package == "transformer-engine"])
+
+    found = problems("demo", MEGATRON, "learner.dtype=fp8", "learner.device=cuda", files=True)
+
+    (problem,) = [one for one in found if "transformer-engine" in one.message]  # the GPU is missing, too
+    assert "learner.dtype" in problem.key
+    assert 'found no package transformer-engine, "fp8" needs it' in problem.message
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Errors of layouts that nothing reports (wrong gradients, right log-probs): each one shows in the norm of a step."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -54,6 +57,33 @@ def test_a_planted_error_shows_in_the_norm_of_the_gradient(norms, error):
 
     assert right == pytest.approx(expected, rel=1e-5)
     assert planted != pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3-moe", "deepseek-v3"])
+def test_products_of_another_type_are_those_of_all_linear_layers_but_routers_and_routed_experts(norms, name):
+    found, others = norms["products"][name]
+
+    assert found == pytest.approx(norms["expected"][name], rel=1e-5)
+    assert all("router" in path or ".experts." in path for path in others)
+
+
+def test_the_library_is_the_same_where_transformer_engine_is_installed(tmp_path):
+    (tmp_path / "transformer_engine.py").write_text("raise SystemExit('it was loaded')\n")
+
+    from_there = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = [sys.executable, "-W", "ignore", "-c", "import asyncrl.training.megatron.trainer"]
+    found = subprocess.run(run, env=from_there, capture_output=True, text=True, timeout=120, check=False)
+    other = subprocess.run(
+        [*run[:-1], "import transformer_engine"],
+        env=from_there,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "it was loaded" in other.stderr, "else nothing was there to be loaded"
 
 
 @pytest.mark.parametrize("layout", RECORDED)

@@ -1,4 +1,5 @@
-"""All that is set around megatron-core 0.16.1, with the reason of each; nothing else of asyncrl changes the library.
+"""All that is set around megatron-core 0.16.1, with the reason of each; the package itself hides Transformer Engine from
+it, and `products` sets what linear layers multiply by. Nothing else of asyncrl changes the library.
 
 Without a GPU the library runs on gloo in float32, but names the device "cuda" in its own code.
 """

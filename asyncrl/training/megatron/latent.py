@@ -12,6 +12,7 @@ from torch import nn
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.megatron.normed import Norm
+from asyncrl.training.megatron.products import Multiply
 
 _EPS = 1e-6  # of the norms of latents, whatever the model's other norms have: so does transformers
 
@@ -26,6 +27,8 @@ class LatentNorm(Norm):
 class Whole(nn.Module):
     """A product that every rank has whole, and takes of its own tokens."""
 
+    multiply: Multiply = staticmethod(F.linear)
+
     def __init__(self, config: Any, inputs: int, outputs: int) -> None:
         super().__init__()
         weight: Any = nn.Parameter(torch.empty(outputs, inputs, dtype=config.params_dtype))
@@ -34,7 +37,7 @@ class Whole(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, None]:
         """Return the product, and no bias."""
-        return F.linear(hidden, self.weight), None
+        return self.multiply(hidden, self.weight), None
 
 
 class _OfPositions(nn.Module):

@@ -14,12 +14,14 @@ from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
 from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.megatron.latent import LatentAttention
+from asyncrl.training.megatron.products import Multiply
 
 
 class Layer(TransformerLayer):  # type: ignore[misc]
     """The library's modules in the order of its own `forward`, of documents and without dropout."""
 
     compiles_fed = True  # what is behind attention, too
+    multiply: Multiply = staticmethod(F.linear)
 
     def forward(
         self,
@@ -73,22 +75,22 @@ class Layer(TransformerLayer):  # type: ignore[misc]
     def _product(self, linear: Any, hidden: torch.Tensor) -> torch.Tensor:
         """Return what one of the library's modules makes, with its bias."""
         if self.config.tensor_model_parallel_size > 1:
-            found: torch.Tensor = _exchanged(linear, hidden)
+            found: torch.Tensor = _exchanged(self.multiply, linear, hidden)
             return found
-        return F.linear(hidden, linear.weight, linear.bias)
+        return self.multiply(hidden, linear.weight, linear.bias)
 
     def _added(self, addition: Any, made: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = addition(self.training, False)((made, None), hidden, 0.0)
         return found
 
 
-def _exchanged(linear: Any, hidden: torch.Tensor) -> torch.Tensor:
+def _exchanged(multiply: Multiply, linear: Any, hidden: torch.Tensor) -> torch.Tensor:
     """Return what a module makes that tensor-parallel ranks share, each of which has a part of the tokens.
 
     The library exchanges them outside what can be compiled: then each layer is many small graphs.
     """
     group = parallel_state.get_tensor_model_parallel_group()
     if isinstance(linear, ColumnParallelLinear):
-        return F.linear(all_gather_tensor_autograd(hidden, 0, group), linear.weight, linear.bias)
-    made: torch.Tensor = reduce_scatter_tensor_autograd(F.linear(hidden, linear.weight), "sum", 0, group)
+        return multiply(all_gather_tensor_autograd(hidden, 0, group), linear.weight, linear.bias)
+    made: torch.Tensor = reduce_scatter_tensor_autograd(multiply(hidden, linear.weight), "sum", 0, group)
     return made if linear.bias is None else made + linear.bias

@@ -22,6 +22,7 @@ from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.megatron.layout import Layout, Place
 from asyncrl.training.megatron.modules import build
 from asyncrl.training.megatron.parts import Parts, is_no_head
+from asyncrl.training.megatron.products import Multiply, multiply_by
 from asyncrl.training.megatron.vocabulary import kernels_of
 from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.vocabulary import Top, chosen_logprobs, most_probable
@@ -42,6 +43,7 @@ class Loading(NamedTuple):
     compiled: bool = False  # each layer, at its first pass
     recompute: bool = False  # keep only layer inputs for the backward pass
     ahead: bool = False  # with the layer that predicts the token after the next one
+    multiply: Multiply | None = None  # of its linear layers; None: in the type of their weights
 
 
 class MegatronPolicy:
@@ -71,6 +73,8 @@ class MegatronPolicy:
         self._hidden_size, self._tied, self.looks_ahead = shape.hidden, shape.tied, shape.ahead
         self.chunks: list[Any] = build(family, shape, layout, dtype=dtype, recompute=how.recompute, values=values)
         self.model = nn.ModuleList(self.chunks)
+        if how.multiply is not None:
+            multiply_by(how.multiply, self.model)
         if device.type == "cuda":
             self.model.to(device)
         self.parts = Parts(self.chunks, family, shape, layout, values=values)

@@ -26,6 +26,7 @@ from asyncrl.training.megatron.around import around, join, prepare
 from asyncrl.training.megatron.optimizer import MegatronOptimized
 from asyncrl.training.megatron.parts import Reading
 from asyncrl.training.megatron.policy import Loading, MegatronPolicy
+from asyncrl.training.megatron.products import multiply_of
 from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.optimized import Stems
@@ -109,7 +110,8 @@ class MegatronTrainer(Steps):
 
     def _open(self, directory: Path) -> None:
         self._dtype = torch.float32 if self.settings.dtype == "float32" else torch.bfloat16
-        frozen = Loading(self.settings.layout, self.device, self._dtype, self.settings.compiled)
+        multiply = multiply_of(self.settings.dtype, self.device)
+        frozen = Loading(self.settings.layout, self.device, self._dtype, self.settings.compiled, multiply=multiply)
         trained, weight = frozen._replace(recompute=self.settings.recompute), self.settings.mtp_weight
         self._policy = MegatronPolicy(directory, trained._replace(ahead=weight > 0.0))
         self._mixture, self._further = self._policy.mixture, FurtherTensors(directory, WEIGHTS)

@@ -1,0 +1,60 @@
+"""Products of linear layers in a type of their own, which `learner.dtype` names."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
+
+from asyncrl.data.model_dir import ModelError
+from asyncrl.training.megatron import TRANSFORMER_ENGINE
+
+Multiply: TypeAlias = Callable[..., torch.Tensor]
+"""As `torch.nn.functional.linear`: [..., out] of hidden states [..., in], a weight [out, in], and a bias or none."""
+
+
+def multiply_by(multiply: Multiply, model: nn.Module) -> None:
+    """Let the linear layers of a model multiply so; embeddings, head, routers and routed experts do not."""
+
+    def of_library(
+        input: torch.Tensor,  # as the library names it
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        sequence_parallel: bool,
+        tp_group: Any = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        whole = all_gather_tensor_autograd(input, 0, tp_group) if sequence_parallel else input
+        return multiply(whole, weight, bias)
+
+    for module in model.modules():
+        if hasattr(module, "multiply"):
+            module.multiply = multiply  # type: ignore[assignment]
+        elif isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            module._forward_impl = of_library
+
+
+def multiply_of(dtype: str, device: torch.device) -> Multiply | None:
+    """Return the product of a `learner.dtype`; None where it is that of the weights' own type.
+
+    Raises:
+        ModelError: Transformer Engine or the card does not have it.
+    """
+    if dtype != "fp8":
+        return None
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+        found = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
+        raise ModelError(f'learner.dtype = "fp8": found {found}, expected a GPU like an H100 or newer; set "bfloat16"')
+    if sys.modules.get(TRANSFORMER_ENGINE, sys) is None:  # hidden, see the package
+        del sys.modules[TRANSFORMER_ENGINE]
+    try:
+        from asyncrl.training.megatron.fp8 import product
+    except (ImportError, OSError, AssertionError, RuntimeError) as error:  # built for another torch or CUDA
+        raise ModelError(f'learner.dtype = "fp8" needs Transformer Engine, which cannot be loaded: {error}') from error
+    return product
