@@ -1,5 +1,7 @@
-"""All that is set around megatron-core 0.16.1, with the reason of each; the package itself hides Transformer Engine from
-it, and `products` sets what linear layers multiply by. Nothing else of asyncrl changes the library.
+"""All that is set around megatron-core 0.16.1, with the reason of each.
+
+The package itself hides Transformer Engine from the library, and `products` sets what linear layers multiply by;
+nothing else of asyncrl changes it.
 
 Without a GPU the library runs on gloo in float32, but names the device "cuda" in its own code.
 """
