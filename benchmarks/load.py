@@ -232,10 +232,11 @@ class _Requests:
     def __init__(self, settings: LoadSettings, fleet: Fleet) -> None:
         self.events = Events()
         model, counts = ModelInfo("any", settings.vocabulary, context_of(settings.answer)), dict[str, float]()
-        # The rest of an aborted request is streamed, however short: else its first token would be seen with its last.
         manner = Manner(portion=_PORTION, in_place=settings.in_place)
         self._common = Generator(fleet, model, str, counts=counts, manner=manner)
         self._probing = Generator(fleet, model, str, counts=counts, manner=manner._replace(portion=1))
+        # The rest of an aborted request is streamed, however short: else its first token would be seen with its last.
+        self._common.quiet_tokens = self._probing.quiet_tokens = 0
         self._settings = settings
 
     async def ask(self, number: int) -> None:
