@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from asyncrl.engine.control import SGLangControl
 from benchmarks.load import Events, Load, Update, context_of, silence, transition
 from benchmarks.random_model import SHAPES
 from benchmarks.stage import BenchError, report
@@ -21,6 +22,7 @@ _LOADED_S = {"sglang": 20.0, "embedded": 3.0}  # for the requests to run
 _AFTER_S = 2.0  # that are looked at behind an update, and up to `_LONGEST_S` while too few requests have gone on
 _LONGEST_S, _LOOK_S = 5.0, 0.25
 _WARM = 1  # versions that are not counted
+_FRONT = f"-m {SGLangControl.module}"  # SGLang renames the processes that its front process starts
 
 
 class Course(NamedTuple):
@@ -50,7 +52,8 @@ async def bench_direct(
         100 requests have a token again (`again_s`), in `resume` also until as many have been sent again (`sent_s`);
         longest times without a token, of all requests together (`silence_s`) and of one (`request_silence_s`, median,
         and `request_silence_most_s`), around an update, in a step without an update (`in_step_...`) and with nothing
-        beside (`quiet_...`); and the share of the versions that came that way.
+        beside (`quiet_...`), then also the requests of a second (`quiet_requests_per_s`) and the cores that SGLang's
+        front process is busy on (`quiet_front_cores`); and the share of the versions that came that way.
     """
     figures: dict[str, float] = {}
     course = Course(**{name: options.pop(name) for name in Course._fields})
@@ -94,11 +97,13 @@ async def _measured(served: Served, course: Course) -> dict[str, float]:
 
 
 async def _alone(updates: Updates, load: Load) -> tuple[float, dict[str, float]]:
-    """Seconds of a step without an update, and the longest times without a token in it and without it."""
+    """Seconds of a step without an update; and with and without it the longest times without a token."""
     await load.events()
-    began = time.monotonic()
+    began, front_s = time.monotonic(), updates.stage.cpu_s_of(_FRONT)
     await asyncio.sleep(_AFTER_S)
-    quiet = silence(await load.events(), began, time.monotonic())
+    front_s, events, ended = updates.stage.cpu_s_of(_FRONT) - front_s, await load.events(), time.monotonic()
+    quiet = silence(events, began, ended)
+    quiet |= {"front_cores": front_s / (ended - began), "requests_per_s": len(events.sent) / (ended - began)}
     await updates.step()
     await load.events()
     began = time.monotonic()

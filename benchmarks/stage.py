@@ -156,6 +156,11 @@ class Stage:
         """CPU seconds of every actor (with its children) and of the server, since each began."""
         return {name: sum(map(cpu_s, tree)) for name, tree in self._trees().items()}
 
+    def cpu_s_of(self, words: str) -> float:
+        """CPU seconds of the processes that have these words in their command line, since each began."""
+        trees = self._trees().values()
+        return sum(cpu_s(process) for tree in trees for process in tree if words in _line_of(process))
+
     def waited_s(self) -> dict[str, float]:
         """Return the seconds for which the same had work, and no core to do it on (Linux)."""
         return {name: sum(map(_waited_s, tree)) for name, tree in self._trees().items()}
@@ -263,6 +268,13 @@ def cpu_s(process: psutil.Process) -> float:
     except psutil.NoSuchProcess:
         return 0.0
     return float(times.user + times.system)
+
+
+def _line_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return ""
 
 
 def _waited_s(process: psutil.Process) -> float:
