@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -97,13 +98,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; returns 1 when the measurement was stopped."""
+    """Measure and print; returns 1 when the measurement was stopped, or every case failed."""
     if arguments.bench is None:
         arguments.parser.print_help()
         return 0
     try:
         figures = _measure(arguments)
     except asyncio.CancelledError:  # asked to stop; every process is gone already
+        return 1
+    if not figures:
+        print(f"asyncrl: bench {arguments.bench}: no case was measured, for the reasons above", file=sys.stderr)
         return 1
     if arguments.json:
         print(msgspec.json.encode(figures).decode())

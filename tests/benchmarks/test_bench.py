@@ -278,6 +278,18 @@ def test_what_cannot_be_measured_is_reported_in_one_line(
     assert capsys.readouterr().err == "run bench-bus: buffer-1 ended with code 1: no word\n"
 
 
+def test_a_benchmark_whose_cases_all_failed_ends_with_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    async def failed(*, rounds: int) -> dict[str, float]:
+        return {}
+
+    monkeypatch.setattr(bus_bench, "bench_bus", failed)
+
+    assert run(["bench", "bus"]) == 1
+    assert "bench bus: no case was measured, for the reasons above" in capsys.readouterr().err
+
+
 async def test_every_measured_publish_is_in_the_stream(monkeypatch: pytest.MonkeyPatch):
     stored: dict[str, int] = {}
     close = Bus.close

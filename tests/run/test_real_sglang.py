@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ SGLANG = [
 ]
 SHAPE = ModelShape(context=2048) if EXACT else ModelShape(hidden=256, head_dim=64, context=2048)
 CREATED = [f"model.create.{name}={getattr(SHAPE, name)}" for name in ("hidden", "head_dim")]
-ROUTED = ["engine.count=2", "engine.router.count=1"]
+ROUTED = pytest.param(
+    ["engine.count=2", "engine.router.count=1"],
+    marks=pytest.mark.skipif(find_spec("sglang_router") is None, reason="takes the package sglang-router"),
+)
 LONG_AND_SHORT = """
 run = "short"
 [model]
@@ -135,11 +139,12 @@ async def test_log_probs_are_those_of_the_versions_that_the_tokens_name(tmp_path
 
 @pytest.mark.parametrize(
     "settings",
-    [[], ROUTED, pytest.param(SGLANG, marks=WITH_SGLANG), pytest.param([*SGLANG, *ROUTED], marks=WITH_SGLANG)],
-    ids=["embedded", "routed", "sglang", "sglang-routed"],
+    [[], pytest.param(SGLANG, marks=WITH_SGLANG)],
+    ids=["embedded", "sglang"],
 )
+@pytest.mark.parametrize("further", [[], ROUTED], ids=["direct", "routed"])
 async def test_requests_that_stay_while_weights_change_are_marked_and_within_the_lag_bound(
-    tmp_path: Path, settings: list[str]
+    tmp_path: Path, settings: list[str], further: list[str]
 ):
     (tmp_path / "own.py").write_text(OWN)
     make_endless_model(tmp_path / "model", shape=SHAPE, spread=30)
@@ -149,7 +154,7 @@ async def test_requests_that_stay_while_weights_change_are_marked_and_within_the
         trained = any(row.get("hybrid_share", 0.0) > 0 for row in run.rows())
         return trained and sum(result.hybrid for result in results) >= 5
 
-    async with up(tmp_path, *settings, *in_place, config=LONG_AND_SHORT) as run:
+    async with up(tmp_path, *settings, *further, *in_place, config=LONG_AND_SHORT) as run:
         await trajectories_of(run, are_enough, "five have tokens of several versions, and some of them are trained on")
         run.interrupt()
         assert await run.ended(600) == 0, run.story
