@@ -133,6 +133,12 @@ def test_files_stay_small():
     assert not wrong, "\n".join(wrong)
 
 
+def test_files_of_tests_have_names_of_their_own():
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+
+    assert [name for name in set(names) if names.count(name) > 1] == [], "of two of one name pytest collects one"
+
+
 def test_functions_stay_small():
     wrong = []
     for module in FILES:
