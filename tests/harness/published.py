@@ -40,8 +40,101 @@ _GLM_MOE: dict[str, Any] = {
     "rope_theta": 1000000,
     "num_nextn_predict_layers": 1,
 }
+_QWEN: dict[str, Any] = {
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "hidden_act": "silu",
+    "use_sliding_window": False,
+}
+_QWEN3: dict[str, Any] = {
+    **_QWEN,
+    "vocab_size": 151936,
+    "head_dim": 128,
+    "attention_bias": False,
+    "max_position_embeddings": 40960,
+    "rope_scaling": None,
+}
 
 PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
+    "Llama-3.1-8B": (
+        {
+            "architectures": ["LlamaForCausalLM"],
+            "model_type": "llama",
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "rope_theta": 500000.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            },
+            "tie_word_embeddings": False,
+        },
+        8.0,
+    ),
+    "Qwen2.5-7B": (
+        {
+            **_QWEN,
+            "architectures": ["Qwen2ForCausalLM"],
+            "model_type": "qwen2",
+            "vocab_size": 152064,
+            "hidden_size": 3584,
+            "intermediate_size": 18944,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 28,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+            "sliding_window": 131072,
+            "max_window_layers": 28,
+            "tie_word_embeddings": False,
+        },
+        7.61,
+    ),
+    "Qwen3-4B": (
+        {
+            **_QWEN3,
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "tie_word_embeddings": True,
+        },
+        4.0,
+    ),
+    "Qwen3-30B-A3B": (
+        {
+            **_QWEN3,
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+            "tie_word_embeddings": False,
+        },
+        30.5,
+    ),
     "GLM-4-9B-0414": (
         {
             **_GLM,
@@ -162,4 +255,4 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         1026,
     ),
 }
-"""By name: the configuration, and the parameters in billions that its report gives, without layers ahead."""
+"""By name: the configuration, and the parameters in billions that its report or card gives, without layers ahead."""
