@@ -5,8 +5,6 @@ Prints what it measured as a line of JSON after each kind of rows, and of the we
 
 from __future__ import annotations
 
-import asyncrl.training.megatron  # isort: skip # noqa: F401 - before the library, from which it hides another one
-
 import dataclasses
 import sys
 from collections.abc import Sequence
@@ -17,22 +15,14 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
-from megatron.core.optimizer import get_megatron_optimizer
 from torch.utils.checkpoint import checkpoint
 
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.packing import first_fit
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.imports import absent
 from asyncrl.training.layouts import packed, trained_places
-from asyncrl.training.megatron.around import REPLICAS, around, join, optimizer_config, prepare
-from asyncrl.training.megatron.experts import Experts
-from asyncrl.training.megatron.families import read_family
-from asyncrl.training.megatron.layout import Layout
-from asyncrl.training.megatron.policy import Loading, MegatronPolicy
-from asyncrl.training.megatron.settings import MegatronSettings
-from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.ranks import join_ranks, work_of
 from benchmarks.learner_process import (
     LOGITS_AT_ONCE,
@@ -45,6 +35,18 @@ from benchmarks.learner_process import (
     train_row,
 )
 from topics.batches import Objective
+
+with absent("transformer_engine"):  # as a run has the library, see `asyncrl.training.trainers`
+    from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
+    from megatron.core.optimizer import get_megatron_optimizer
+
+    from asyncrl.training.megatron.around import REPLICAS, around, join, optimizer_config, prepare
+    from asyncrl.training.megatron.experts import Experts
+    from asyncrl.training.megatron.families import read_family
+    from asyncrl.training.megatron.layout import Layout
+    from asyncrl.training.megatron.policy import Loading, MegatronPolicy
+    from asyncrl.training.megatron.settings import MegatronSettings
+    from asyncrl.training.megatron.trainer import MegatronTrainer
 
 
 class Case(Measurement):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ import msgspec
 
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.settings import Config
+from asyncrl.data.model_dir import ModelError
 from asyncrl.data.quantisation import quantised_as
+from asyncrl.imports import absent
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.scripted import ScriptedTrainer
@@ -47,8 +50,13 @@ def _torch(config: Config, model: Path, base: Path) -> Trainer:
 
 
 def _megatron(config: Config, model: Path, base: Path) -> Trainer:
-    from asyncrl.training.megatron.settings import MegatronSettings
-    from asyncrl.training.megatron.trainer import MegatronTrainer  # loads torch and megatron-core
+    # Where the library finds Transformer Engine, it takes optimiser, norms and generators from there: steps come to
+    # other bits, and checkpoints to another form. What is in FP8 imports it for itself.
+    if "transformer_engine" in sys.modules and "megatron.core" not in sys.modules:
+        raise ModelError('learner.trainer = "megatron": a function of the user has loaded Transformer Engine before it')
+    with absent("transformer_engine"):
+        from asyncrl.training.megatron.settings import MegatronSettings
+        from asyncrl.training.megatron.trainer import MegatronTrainer  # loads torch and megatron-core
 
     own = MegatronSettings(
         **_common(config, model, base),

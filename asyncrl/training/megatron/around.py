@@ -1,7 +1,7 @@
 """All that is set around megatron-core 0.16.1, with the reason of each.
 
-The package itself hides Transformer Engine from the library, and `products` sets what linear layers multiply by;
-nothing else of asyncrl changes it.
+`trainers` imports it without Transformer Engine, and `products` sets what linear layers multiply by in FP8; nothing
+else of asyncrl changes it.
 
 Without a GPU the library runs on gloo in float32, but names the device "cuda" in its own code.
 """

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
-from transformer_engine.pytorch import DType
+from transformer_engine.pytorch import DType, is_fp8_block_scaling_available
 from transformer_engine.pytorch.cpp_extensions import general_gemm
 from transformer_engine.pytorch.tensor import Float8BlockQuantizer
 
@@ -27,6 +27,12 @@ def product(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
     made: torch.Tensor = _product(filled, weight)
     made = made[: len(rows)].view(*hidden.shape[:-1], -1)
     return made if bias is None else made + bias
+
+
+def absence() -> str:
+    """Return why Transformer Engine has no such products here; empty where it has."""
+    _, reason = is_fp8_block_scaling_available(return_reason=True)
+    return str(reason)
 
 
 def _in_blocks(weight: torch.Tensor) -> bool:

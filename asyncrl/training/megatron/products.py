@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -12,7 +11,6 @@ from torch import nn
 from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
 from asyncrl.data.model_dir import ModelError
-from asyncrl.training.megatron import TRANSFORMER_ENGINE
 
 Multiply: TypeAlias = Callable[..., torch.Tensor]
 """As `torch.nn.functional.linear`: [..., out] of hidden states [..., in], a weight [out, in], and a bias or none."""
@@ -48,13 +46,13 @@ def multiply_of(dtype: str, device: torch.device) -> Multiply | None:
     """
     if dtype != "fp8":
         return None
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
+    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:  # later ones take other scales
         found = torch.cuda.get_device_name(device) if device.type == "cuda" else "a CPU"
-        raise ModelError(f'learner.dtype = "fp8": found {found}, expected a GPU like an H100 or newer; set "bfloat16"')
-    if sys.modules.get(TRANSFORMER_ENGINE, sys) is None:  # hidden, see the package
-        del sys.modules[TRANSFORMER_ENGINE]
+        raise ModelError(f'learner.dtype = "fp8": found {found}, expected a Hopper GPU (H100, H200); set "bfloat16"')
     try:
-        from asyncrl.training.megatron.fp8 import product
+        from asyncrl.training.megatron.fp8 import absence, product
     except (ImportError, OSError, AssertionError, RuntimeError) as error:  # built for another torch or CUDA
         raise ModelError(f'learner.dtype = "fp8" needs Transformer Engine, which cannot be loaded: {error}') from error
+    if why := absence():
+        raise ModelError(f'learner.dtype = "fp8": {why} Set "bfloat16".')
     return product
