@@ -22,7 +22,7 @@ from asyncrl.training.trainers import layout_of
 
 LIBRARY = "megatron-core"
 VERSION = "0.16.1"
-ENGINE = "transformer-engine"  # whose products in FP8 were run in 2.20.2
+FP8 = "transformer-engine"  # whose products in FP8 were run in 2.20.2
 
 
 def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
@@ -34,8 +34,8 @@ def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
     if found != VERSION:
         message = f'found {found or "no package"}, "megatron" needs {LIBRARY} {VERSION}; install it: pip install -e'
         yield Finding(("learner.trainer",), message + ' ".[megatron]"')
-    if learner.dtype == "fp8" and not _installed(ENGINE):
-        message = f'found no package {ENGINE}, "fp8" needs it; pip install --no-build-isolation {ENGINE}[pytorch]'
+    if learner.dtype == "fp8" and not _installed(FP8):
+        message = f'found no package {FP8}, "fp8" needs it; pip install --no-build-isolation {FP8}[pytorch]'
         yield Finding(("learner.dtype",), f'{message}, or set "bfloat16"')
     layout = layout_of(config)
     keys = tuple(f"learner.layout.{key}" for key in changed_keys(learner.layout)) or ("learner.layout.tensor",)

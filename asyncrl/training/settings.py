@@ -15,7 +15,7 @@ class TrainerSettings:
 
     device: str = "cpu"  # "cpu", "cuda" or, with torch, "cuda:N"; the megatron trainer takes the GPU of its rank
     dtype: Literal["float32", "bfloat16", "fp8"] = "float32"
-    """Of the matrix products and the published weights; master weights and moments are float32."""
+    """Of the products and the published weights, which are bfloat16 beside FP8; masters and moments are float32."""
     micro_batch_tokens: int = 4096
     recompute: bool = False
     compiled: bool = False

@@ -1,7 +1,6 @@
 """All that is set around megatron-core 0.16.1, with the reason of each.
 
-`trainers` imports it without Transformer Engine, and `products` sets what linear layers multiply by in FP8; nothing
-else of asyncrl changes it.
+Nothing else of asyncrl changes it, but that `trainers` imports it without Transformer Engine.
 
 Without a GPU the library runs on gloo in float32, but names the device "cuda" in its own code.
 """
@@ -17,13 +16,17 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel import random as random_states
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import multi_latent_attention
 from megatron.core.transformer.moe import moe_utils
+from torch import nn
+from torch.distributed._functional_collectives import all_gather_tensor_autograd
 from torch.overrides import TorchFunctionMode
 
 from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.products import Multiply
 
 OPTIONS: Mapping[str, Any] = {
     "use_cpu_initialization": True,  # else weights are allocated on the current GPU, also of a model on no device
@@ -101,6 +104,28 @@ def prepare(device: torch.device) -> None:
     router.te_general_gemm = None  # named without Transformer Engine, but not defined
     latent: Any = multi_latent_attention
     latent.HAVE_TE = False  # of the modules that it looks for then, one is not there
+
+
+def multiply_by(multiply: Multiply, model: nn.Module) -> None:
+    """Let the linear layers of a model multiply so; embeddings, head, routers and routed experts do not."""
+
+    def of_library(
+        input: torch.Tensor,  # as the library names it
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        *,
+        sequence_parallel: bool,
+        tp_group: Any = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        whole = all_gather_tensor_autograd(input, 0, tp_group) if sequence_parallel else input
+        return multiply(whole, weight, bias)
+
+    for module in model.modules():
+        if hasattr(module, "multiply"):
+            module.multiply = multiply  # type: ignore[assignment]
+        elif isinstance(module, ColumnParallelLinear | RowParallelLinear):
+            module._forward_impl = of_library
 
 
 def join(layout: Layout) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
 from asyncrl.training.layouts import Inputs
+from asyncrl.training.megatron.around import multiply_by
 from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
 from asyncrl.training.megatron.experts import ExpertLayer
 from asyncrl.training.megatron.families import ahead_problem, read_family
@@ -22,7 +23,7 @@ from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.megatron.layout import Layout, Place
 from asyncrl.training.megatron.modules import build
 from asyncrl.training.megatron.parts import Parts, is_no_head
-from asyncrl.training.megatron.products import Multiply, multiply_by
+from asyncrl.training.megatron.products import Multiply
 from asyncrl.training.megatron.vocabulary import kernels_of
 from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.vocabulary import Top, chosen_logprobs, most_probable

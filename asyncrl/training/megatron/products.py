@@ -3,39 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from torch import nn
-from torch.distributed._functional_collectives import all_gather_tensor_autograd
 
 from asyncrl.data.model_dir import ModelError
 
 Multiply: TypeAlias = Callable[..., torch.Tensor]
 """As `torch.nn.functional.linear`: [..., out] of hidden states [..., in], a weight [out, in], and a bias or none."""
-
-
-def multiply_by(multiply: Multiply, model: nn.Module) -> None:
-    """Let the linear layers of a model multiply so; embeddings, head, routers and routed experts do not."""
-
-    def of_library(
-        input: torch.Tensor,  # as the library names it
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        *,
-        sequence_parallel: bool,
-        tp_group: Any = None,
-        **_: Any,
-    ) -> torch.Tensor:
-        whole = all_gather_tensor_autograd(input, 0, tp_group) if sequence_parallel else input
-        return multiply(whole, weight, bias)
-
-    for module in model.modules():
-        if hasattr(module, "multiply"):
-            module.multiply = multiply  # type: ignore[assignment]
-        elif isinstance(module, ColumnParallelLinear | RowParallelLinear):
-            module._forward_impl = of_library
 
 
 def multiply_of(dtype: str, device: torch.device) -> Multiply | None:
