@@ -33,7 +33,9 @@ from topics.topic import SECRETS, TURNS
 from topics.turns import TurnFinished, TurnStarted
 from topics.wire import SEALED
 
+# Long enough that sealed bytes do not contain them by chance.
 SECRET_WORDS = "wxyzwxyz"
+USER = "user-to-be-erased"
 
 
 def said(text: str) -> list[dict[str, str]]:
@@ -57,16 +59,16 @@ async def test_a_gateway_killed_while_the_server_is_away_loses_nothing_that_was_
         await server.stop()
         history = [*said("abc"), {"role": "assistant", "content": first.content[0].text}, *said(SECRET_WORDS)]
         away = await second.messages.create(messages=history, **ask)
-        await second.messages.create(messages=said(SECRET_WORDS), metadata={"user_id": "u2"}, **ask)
+        await second.messages.create(messages=said(SECRET_WORDS), metadata={"user_id": USER}, **ask)
         process.kill()
         await process.wait()
         raw = spool.read_bytes()
         assert len(raw) > 500 and spool.stat().st_mode & 0o77 == 0
-        assert SECRET_WORDS.encode() not in raw and b"u2" not in raw
+        assert SECRET_WORDS.encode() not in raw and USER.encode() not in raw
         await server.start()
         keys = await last_sequence(bus, SECRETS)
         # It knows of no key of this user: that waits in the file.
-        assert (await purge(bus, owner_of("anna", "u2"), "", "operator")).keys == []
+        assert (await purge(bus, owner_of("anna", USER), "", "operator")).keys == []
         await made.start("gateway")
         await until(lambda: answers(address), "the next gateway listens")
         await until(lambda: not spool.read_bytes(), "all is stored")
@@ -221,7 +223,7 @@ async def test_what_the_server_does_not_allow_is_left_out_and_counted(stage: Cal
 
 
 async def test_a_purge_reaches_what_waits_for_a_gateway_that_does_not_run(bus: Bus, tmp_path: Path):
-    spools, owners = tmp_path / "spool", [owner_of("anna", "u1"), owner_of("anna", "u2")]
+    spools, owners = tmp_path / "spool", [owner_of("anna", "u1"), owner_of("anna", USER)]
     for name in ("gateway-1", "gateway-2"):
         spool = Spool(spools / name)
         spool.open()
