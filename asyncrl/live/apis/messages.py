@@ -194,15 +194,15 @@ def _messages(entry: Message, where: str) -> list[Message]:
     blocks = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
     thought = [one for one in blocks if role == "assistant" and one.get("type") == "thinking"]
     if thought and isinstance(content, list):
-        (message,) = _messages(entry | {"content": [one for one in content if one not in thought]}, where)
+        rest = [one for one in content if not (isinstance(one, dict) and one.get("type") == "thinking")]
+        (message,) = _messages(entry | {"content": rest}, where)
         texts = ["".join(text for one in thought if isinstance(text := one.get(name), str)) for name in _THINKING]
         return [message | {"reasoning_content": texts[0], "turn": texts[1]}]
     kind = {"assistant": "tool_use", "user": "tool_result"}.get(role) if isinstance(role, str) else None
     tools = [one for one in blocks if kind is not None and one.get("type") == kind]
     if not tools:
         return [message_of(entry, where, roles=_ROLES, parts=("text",))]
-    rest = [one for one in blocks if one not in tools]
-    text = text_of(rest, f"{where}.content", ("text",))
+    text = text_of([one for one in blocks if one.get("type") != kind], f"{where}.content", ("text",))
     if role == "assistant":
         calls = [call_of(one.get("name"), one.get("id"), one.get("input"), f"{where}.content") for one in tools]
         return [assistant_message(text, calls)]

@@ -59,6 +59,7 @@ class Responses:
         else:
             for number, entry in enumerate(fields.entries("input")):
                 _take(messages, entry, f"input[{number}]")
+        messages = [_whole(message) for message in messages]
         included = given if isinstance(given := fields.get("include"), list) else []
         tools, forced = chosen(fields, declared(fields, keys="", hosted=HOSTED), words=WORDS)
         return Request(
@@ -256,9 +257,9 @@ def _take(messages: list[Message], entry: Message, where: str) -> None:
         messages.append(result_of(entry.get("call_id"), entry.get("output"), where, parts))
     elif kind == "function_call":
         call = call_of(entry.get("name"), entry.get("call_id"), entry.get("arguments"), where)
-        before = messages.pop() if messages and messages[-1]["role"] == "assistant" else assistant_message("", [])
-        calls = [one["function"] | {"id": one["id"]} for one in before.get("tool_calls", [])]
-        messages.append(before | assistant_message(before["content"], [*(Call(**one) for one in calls), call]))
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append(assistant_message("", []))
+        messages[-1].setdefault("tool_calls", []).extend(assistant_message("", [call])["tool_calls"])
     elif kind == "message":
         message = message_of(entry, where, roles=OPENAI_ROLES, parts=parts)
         if message["role"] == "assistant":
@@ -269,14 +270,23 @@ def _take(messages: list[Message], entry: Message, where: str) -> None:
                 if isinstance(named, str) and named.startswith(_MESSAGE)
                 else {}
             )
-            # Text behind a call, in the same reply: no result of it stands between the two.
-            before = messages.pop() if messages and "tool_calls" in messages[-1] else {}
-            message = turn | thought | before | message | {"content": before.get("content", "") + message["content"]}
+            message = turn | thought | message
+            if messages and "tool_calls" in messages[-1]:
+                # Text behind a call, in the same reply: no result of it stands between the two. There may be thousands.
+                before = messages.pop()
+                said = before["content"] if isinstance(before["content"], list) else [before["content"]]
+                said.append(message["content"])
+                message = message | before | {"content": said}
         messages.append(message)
     elif kind == "reasoning":
         take_reasoning(messages, entry, where)
     else:
         raise refusal(f"{where}.type", f"is {shown(kind)}; this gateway takes messages of text and calls of functions")
+
+
+def _whole(message: Message) -> Message:
+    """Return a message with its text, which came in parts where calls stood between them."""
+    return message if isinstance(message["content"], str) else message | {"content": "".join(message["content"])}
 
 
 def _response(opening: Opening, request: Request, ending: Ending | None = None) -> dict[str, Any]:
