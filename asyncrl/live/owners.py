@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+_MOST_READ = 4096  # characters of a user's name that are read as JSON
 USER_HEADER = "x-asyncrl-user"  # names the user of a request, before what its body has
 
 
@@ -20,7 +21,7 @@ def user_of(headers: Mapping[str, str], given: str) -> str:
     """
     named = headers.get(USER_HEADER) or given
     try:
-        found = msgspec.json.decode(named) if named.startswith("{") else None
+        found = msgspec.json.decode(named) if named.startswith("{") and len(named) <= _MOST_READ else None
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):  # bytes of a header that are no text
         found = None
     if not isinstance(found, dict):

@@ -9,6 +9,7 @@ import msgspec
 
 from asyncrl.live.apis.words import LiveError
 
+MOST_VALUES = 2**17  # of a body: reading more of them takes so long that streams would be silent
 MOST_MESSAGES, MOST_STOPS, MOST_STOP_CHARS = 4096, 16, 512
 _SHOWN = 80  # characters of a wrong value that a refusal repeats
 _Value = TypeVar("_Value")
@@ -22,15 +23,28 @@ class Body:
     def __init__(self, raw: bytes) -> None:
         """
         Raises:
-            LiveError: it is no JSON object.
+            LiveError: it is no JSON object, or has too many values.
         """
+        self._values = MOST_VALUES  # that it may have
         try:
-            fields = msgspec.json.decode(raw)
+            fields = self.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise LiveError("invalid", f"the body is not JSON: {error}; send a JSON object") from error
         if not isinstance(fields, dict):
             raise LiveError("invalid", f"the body is {kind_of(fields)}; send a JSON object")
         self._fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
+
+    def decode(self, raw: bytes) -> Any:
+        """Return JSON of the body, which may stand in a text of it; all together it has a bounded number of values.
+
+        Raises:
+            LiveError: there are too many.
+            msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is no JSON.
+        """
+        self._values -= values_in(raw)
+        if self._values < 0:
+            raise LiveError("large", f"the body has more than {MOST_VALUES:,} values; send fewer")
+        return msgspec.json.decode(raw)
 
     def only(self, read: Iterable[str], ignored: Iterable[str], neutral: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuse fields that would change the reply and that the gateway does not know.
@@ -169,6 +183,15 @@ def answerable(messages: list[Message], field: str) -> list[Message]:
     if messages[-1]["role"] == "assistant":
         raise refusal(field, "ends with a message of the assistant; this gateway does not continue a reply")
     return messages
+
+
+def values_in(raw: bytes) -> int:
+    """Return how many commas and brackets JSON has outside of its texts: what it takes to read it follows from them."""
+    plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = plain.count(b'"')
+    if marks > 4 * MOST_VALUES:  # each value has a key and a text at most
+        return marks
+    return sum(map(b"".join(plain.split(b'"')[::2]).count, (b",", b"[", b"{")))
 
 
 def refusal(field: str, words: str) -> LiveError:

@@ -35,7 +35,7 @@ class ChatCompletions:
     def parse(self, body: bytes) -> Request:
         fields = Body(body)
         fields.only(_READ, IGNORED, _NEUTRAL)
-        messages = [_message(entry, f"messages[{n}]") for n, entry in enumerate(fields.entries("messages"))]
+        messages = [_message(fields, entry, f"messages[{n}]") for n, entry in enumerate(fields.entries("messages"))]
         tools, forced = chosen(fields, declared(fields, keys="function"), words=WORDS, keys="function")
         most = [fields.count(name) for name in ("max_completion_tokens", "max_tokens")]
         return Request(
@@ -123,13 +123,13 @@ def _choice(number: int, ending: Ending) -> dict[str, Any]:
     return {"index": number, "message": message, "logprobs": _logprobs(ending), "finish_reason": _finish(ending)}
 
 
-def _message(entry: Message, where: str) -> Message:
+def _message(fields: Body, entry: Message, where: str) -> Message:
     """Read a message, a call of tools, or the result of one."""
     if entry.get("role") == "tool":
         return result_of(entry.get("tool_call_id"), entry.get("content"), where, ("text",))
     if entry.get("role") == "assistant" and isinstance(thoughts := entry.get("reasoning_content"), str) and thoughts:
         rest = {name: value for name, value in entry.items() if name != "reasoning_content"}
-        return _message(rest, where) | {"reasoning_content": thoughts}
+        return _message(fields, rest, where) | {"reasoning_content": thoughts}
     if not entry.get("tool_calls") or entry.get("role") != "assistant":
         return message_of(entry, where, roles=OPENAI_ROLES, parts=("text",))
     given = entry["tool_calls"]
@@ -138,8 +138,9 @@ def _message(entry: Message, where: str) -> Message:
     ):
         raise refusal(f"{where}.tool_calls", "is no list of calls of functions")
     calls = [
-        call_of(one["function"].get("name"), one.get("id"), one["function"].get("arguments"), f"{where}.tool_calls")
+        call_of(fields, called.get("name"), one.get("id"), called.get("arguments"), f"{where}.tool_calls")
         for one in given
+        for called in (one["function"],)
     ]
     rest = {"role": "assistant", "content": entry.get("content") or ""}
     return assistant_message(message_of(rest, where, roles=OPENAI_ROLES, parts=("text",))["content"], calls)

@@ -177,7 +177,7 @@ def _conversation(fields: Body) -> list[Message]:
     if system is not None:
         messages.append({"role": "system", "content": text_of(system, "system", ("text",))})
     for number, entry in enumerate(fields.entries("messages")):
-        messages += _messages(entry, f"messages[{number}]")
+        messages += _messages(fields, entry, f"messages[{number}]")
     return answerable(messages, "messages")
 
 
@@ -188,14 +188,14 @@ def _tools(fields: Body) -> Choice:
     return chosen(fields, declared(fields, keys="", parts="input_schema"), words=("any", "tool"))
 
 
-def _messages(entry: Message, where: str) -> list[Message]:
+def _messages(fields: Body, entry: Message, where: str) -> list[Message]:
     """Read a message: calls of tools join the text of the assistant, results come before that of the user."""
     content, role = entry.get("content"), entry.get("role")
     blocks = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
     thought = [one for one in blocks if role == "assistant" and one.get("type") == "thinking"]
     if thought and isinstance(content, list):
         rest = [one for one in content if not (isinstance(one, dict) and one.get("type") == "thinking")]
-        (message,) = _messages(entry | {"content": rest}, where)
+        (message,) = _messages(fields, entry | {"content": rest}, where)
         texts = ["".join(text for one in thought if isinstance(text := one.get(name), str)) for name in _THINKING]
         return [message | {"reasoning_content": texts[0], "turn": texts[1]}]
     kind = {"assistant": "tool_use", "user": "tool_result"}.get(role) if isinstance(role, str) else None
@@ -204,7 +204,7 @@ def _messages(entry: Message, where: str) -> list[Message]:
         return [message_of(entry, where, roles=_ROLES, parts=("text",))]
     text = text_of([one for one in blocks if one.get("type") != kind], f"{where}.content", ("text",))
     if role == "assistant":
-        calls = [call_of(one.get("name"), one.get("id"), one.get("input"), f"{where}.content") for one in tools]
+        calls = [call_of(fields, one.get("name"), one.get("id"), one.get("input"), f"{where}.content") for one in tools]
         return [assistant_message(text, calls)]
     results = [result_of(one.get("tool_use_id"), one.get("content"), f"{where}.content", ("text",)) for one in tools]
     return [*results, {"role": "user", "content": text}] if text else results

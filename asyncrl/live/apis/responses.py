@@ -58,7 +58,7 @@ class Responses:
             messages.append({"role": "user", "content": given})
         else:
             for number, entry in enumerate(fields.entries("input")):
-                _take(messages, entry, f"input[{number}]")
+                _take(fields, messages, entry, f"input[{number}]")
         messages = [_whole(message) for message in messages]
         included = given if isinstance(given := fields.get("include"), list) else []
         tools, forced = chosen(fields, declared(fields, keys="", hosted=HOSTED), words=WORDS)
@@ -246,7 +246,7 @@ def _previous(fields: Body) -> str:
     return given.removeprefix(_ID)
 
 
-def _take(messages: list[Message], entry: Message, where: str) -> None:
+def _take(fields: Body, messages: list[Message], entry: Message, where: str) -> None:
     """Add an item of the input to messages; replies come back as the items that the API gave.
 
     Raises:
@@ -256,7 +256,7 @@ def _take(messages: list[Message], entry: Message, where: str) -> None:
     if kind == "function_call_output":
         messages.append(result_of(entry.get("call_id"), entry.get("output"), where, parts))
     elif kind == "function_call":
-        call = call_of(entry.get("name"), entry.get("call_id"), entry.get("arguments"), where)
+        call = call_of(fields, entry.get("name"), entry.get("call_id"), entry.get("arguments"), where)
         if not messages or messages[-1]["role"] != "assistant":
             messages.append(assistant_message("", []))
         messages[-1].setdefault("tool_calls", []).extend(assistant_message("", [call])["tool_calls"])

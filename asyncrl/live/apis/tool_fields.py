@@ -84,10 +84,11 @@ def chosen(fields: Body, tools: list[Message], *, words: tuple[str, str], keys: 
     return Choice(tools, str(name))
 
 
-def call_of(name: Any, identity: Any, arguments: Any, where: str) -> Call:
+def call_of(fields: Body, name: Any, identity: Any, arguments: Any, where: str) -> Call:
     """Read a call that comes back.
 
     Args:
+        fields: of the body that it stands in.
         arguments: an object, or its JSON.
 
     Raises:
@@ -95,7 +96,7 @@ def call_of(name: Any, identity: Any, arguments: Any, where: str) -> Call:
     """
     if isinstance(arguments, str):
         try:
-            arguments = msgspec.json.decode(arguments or "{}")
+            arguments = fields.decode(arguments.encode() or b"{}")
         except (msgspec.DecodeError, RecursionError) as error:
             raise refusal(where, f"has arguments that are not JSON: {error}") from error
     if not (isinstance(name, str) and name and isinstance(identity, str) and isinstance(arguments, dict)):
