@@ -31,6 +31,7 @@ SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
 """Tokens 0, 1 and 2 of a made model: padding, begin and end; its alphabet follows."""
 
 _ALL_TURNS = Turns()
+_LONG = 4096  # characters that take some milliseconds to encode
 _KEPT_PROMPTS = 64  # whose tokens are remembered
 _Places: TypeAlias = npt.NDArray[np.int64]
 
@@ -236,7 +237,11 @@ class TaskTokenizer:
 
     def _encode(self, text: str, *, special: bool = False) -> Encoding:
         try:
-            return self._tokenizer.encode(text, add_special_tokens=special)
+            if len(text) < _LONG:
+                return self._tokenizer.encode(text, add_special_tokens=special)
+            # Unlike the call above, this one lets other threads of the process run meanwhile.
+            (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=special)
+            return encoding
         except Exception as error:  # the library raises nothing narrower for a word that its vocabulary lacks
             absent = [repr(one) for one in dict.fromkeys(text) if self._tokenizer.token_to_id(one) is None]
             reason = f"the vocabulary of its tokenizer has no {', '.join(absent)}" if absent else str(error)

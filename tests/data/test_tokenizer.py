@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -300,3 +302,20 @@ def test_neither_torch_nor_transformers_is_loaded():
     root = Path(__file__).parents[2]
 
     assert subprocess.check_output([sys.executable, "-c", code], cwd=root, text=True) == "set()\n"
+
+
+def test_while_a_long_text_is_encoded_other_threads_run(both):
+    """A gateway encodes in a thread what a client sends; streams and vital signs of the same process must go on."""
+    ours, theirs = both
+    text = "What is 1+1, ça va? " * 20_000
+    found: list[Any] = []
+    encoding = threading.Thread(target=lambda: found.append(ours.encode(text)))
+    turns = 0
+
+    encoding.start()
+    while encoding.is_alive():
+        time.sleep(0)
+        turns += 1
+
+    assert turns > 50  # else it had the interpreter for itself
+    assert found[0].tolist() == theirs.encode(text, add_special_tokens=False)
