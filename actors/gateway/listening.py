@@ -10,13 +10,14 @@ import resource
 import secrets
 from collections.abc import AsyncIterator
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
 
 from actors.gateway.reply import id_headers
 
+_READ_S = 30.0  # for a client to read anything of what waits to be sent
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _WAITING = 1024  # connections that the system holds until they are taken
 _FILES = 512  # that are open besides connections, those of files among them
@@ -65,9 +66,39 @@ def _quiet() -> logging.Logger:
 
 
 class _Connection(web.RequestHandler):
-    """Refuses what cannot be read as HTTP, in a shape that SDKs of both APIs read; the parser's own words quote it."""
+    """Refuses what cannot be read as HTTP, in a shape that SDKs of both APIs read; the parser's own words quote it.
+    Cuts off a client that reads nothing: to close its connection would wait for it without an end."""
 
-    __slots__ = ()
+    __slots__ = ("_look_again", "_out")
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._out = cast(asyncio.WriteTransport, transport)
+        self._out.set_write_buffer_limits(high=0)  # `pause_writing` comes with the first byte that waits
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().pause_writing()
+        self._look(-1)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        super().resume_writing()
+        self._look_again.cancel()
+
+    def _look(self, before: int) -> None:
+        """Cut the client off where as much waits as before; it looks again, unless everything is sent meanwhile."""
+        waits = self._out.get_write_buffer_size()
+        if waits == before:
+            self._out.abort()
+        self._look_again = self._loop.call_later(_READ_S, self._look, waits)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """See `asyncio.Protocol`."""
+        if self._paused:
+            self._look_again.cancel()
+        super().connection_lost(exc)
 
     def handle_error(
         self,

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from aiohttp import web
 
 from actors.gateway import actor, bodies
 from actors.gateway import reply as reply_of
-from actors.gateway.listening import listening
 from actors.gateway.reply import Answered
 from asyncrl.bus.connection import Bus
 from asyncrl.live.apis.table import APIS
@@ -84,65 +82,6 @@ async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPa
         error = await asyncio.wait_for(refused, LIMIT_S)
 
     assert error.fault == "invalid" and "not come within 0.2 s" in str(error)
-
-
-ASKED = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\n\r\n"
-
-
-@contextlib.asynccontextmanager
-async def port_of(answer: Answered, *, most: int, silent_s: float) -> AsyncIterator[int]:
-    """Serve one handler as a gateway does."""
-    app = web.Application()
-    app.add_routes([web.post("/", answer)])
-    async with listening(app, "127.0.0.1", port := free_port(), most=most, silent_s=silent_s):
-        yield port
-
-
-async def test_headers_that_do_not_come_end_their_connection_and_a_reply_under_way_does_not():
-    go_on = asyncio.Event()
-
-    async def answer(_http: web.Request) -> web.StreamResponse:
-        await go_on.wait()
-        return web.Response(text="whole")
-
-    async with port_of(answer, most=9, silent_s=0.3) as port, asyncio.timeout(LIMIT_S):
-        patient, waits = await asyncio.open_connection("127.0.0.1", port)
-        waits.write(ASKED)
-        for begun in (b"", ASKED[:-2]):  # nothing at all; headers without their end
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(begun)
-            assert await reader.read() == b""
-            writer.close()
-        go_on.set()
-        assert b"200 OK" in await patient.readuntil(b"whole")
-        waits.write(ASKED[:-2])  # of a second request
-        assert await patient.read() == b""
-        waits.close()
-
-
-async def test_a_connection_too_many_is_told_so_and_a_place_that_becomes_free_is_taken():
-    async def answer(_http: web.Request) -> web.StreamResponse:
-        return web.Response(text="whole")
-
-    async def first_line() -> tuple[bytes, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(ASKED)
-        return await reader.readline(), writer
-
-    async with port_of(answer, most=2, silent_s=60) as port, asyncio.timeout(LIMIT_S):
-        for _ in range(2):
-            line, held = await first_line()
-            assert line == b"HTTP/1.1 200 OK\r\n"
-        reader, _refused = await asyncio.open_connection("127.0.0.1", port)
-        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-        assert head.startswith(b"HTTP/1.1 503 ")
-        error = json.loads(body)
-        assert "too many connections" in error["error"]["message"]
-        ids = {f"{name}: {error['request_id']}" for name in ("request-id", "x-request-id")}
-        assert ids < set(head.decode().split("\r\n"))
-        held.close()
-        while (await first_line())[0] != b"HTTP/1.1 200 OK\r\n":  # its end has not come to the server yet
-            pass
 
 
 async def test_a_client_that_is_gone_before_its_request_is_whole_is_counted_and_is_no_fault(
