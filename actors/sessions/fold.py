@@ -244,7 +244,20 @@ class SessionsFold(Fold):
 
     def decide(self, now_s: float) -> list[Message]:
         """Return what is to be appended at this moment of the server's clock."""
-        return list(islice(self._decisions(int(now_s * 1e9)), _AT_ONCE))
+        now_ns = int(now_s * 1e9)
+        self._set_back(now_ns)
+        return list(islice(self._decisions(now_ns), _AT_ONCE))
+
+    def _set_back(self, now_ns: int) -> None:
+        """Take times behind this moment as this moment: the clock was ahead, and what is timed by them, and all that
+        came later, would wait until it is there again."""
+        state = self.state
+        if any(session.newest_ns > now_ns for session in islice(state.sessions.values(), 1)):
+            for session in state.sessions.values():
+                session.newest_ns = min(session.newest_ns, now_ns)
+        for times in (state.waiting, state.holding):
+            if any(at_ns > now_ns for at_ns in islice(times.values(), 1)):
+                times.update({name: min(at_ns, now_ns) for name, at_ns in times.items()})
 
     def next_deadline(self) -> float | None:
         """Return the moment of the server's clock, in seconds, at which time alone decides something."""
