@@ -128,13 +128,13 @@ class _Full(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
-        assert isinstance(transport, asyncio.WriteTransport)
+        out = cast(asyncio.WriteTransport, transport)  # that of uvloop is no instance
         headers, body = _refusal("server_error", "the gateway has too many connections; try again")
         content = json.dumps(body).encode()
         headers |= {"Retry-After": "1", "Connection": "close", "Content-Type": "application/json"}
         lines = [f"{name}: {value}\r\n" for name, value in {**headers, "Content-Length": len(content)}.items()]
-        transport.write("".join(["HTTP/1.1 503 Service Unavailable\r\n", *lines, "\r\n"]).encode() + content)
-        transport.close()
+        out.write("".join(["HTTP/1.1 503 Service Unavailable\r\n", *lines, "\r\n"]).encode() + content)
+        out.close()
 
 
 def _refusal(kind: str, words: str) -> tuple[dict[str, str], dict[str, Any]]:
