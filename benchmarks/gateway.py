@@ -68,7 +68,7 @@ def _config(model: Path) -> Config:
     return bench_config(
         "bench-gateway",
         model={"path": str(model)},
-        gateway={"count": 1, "port": 0, "stream_tokens": _STREAM_TOKENS},
+        gateway={"count": 1, "port": 0, "stream_tokens": _STREAM_TOKENS, "stream_s": 0.0},
         learner={"steps": 1_000_000},
         engine={"kind": "embedded"},
     )

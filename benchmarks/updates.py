@@ -106,7 +106,7 @@ class Served(NamedTuple):
         """Of its run."""
         environment = {"PYTHONPATH": self.pythonpath} if self.pythonpath else {}
         direct = self.way if self.direct else "never"
-        gateway = {"count": self.gateways, "port": 0, "stream_tokens": STREAM_TOKENS}
+        gateway = {"count": self.gateways, "port": 0, "stream_tokens": STREAM_TOKENS, "stream_s": 0.0}
         return bench_config(
             "bench-updates",
             model={"path": str(model)},

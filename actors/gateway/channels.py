@@ -12,7 +12,8 @@ from asyncrl.config.pools import Purpose
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.answer import Decode
-from asyncrl.engine.generator import Generator, Manner
+from asyncrl.engine.generator import Generator
+from asyncrl.engine.manner import Manner
 from asyncrl.live.trials import Arm, Trials
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
 from topics.topic import FLEET, Topic
@@ -45,6 +46,7 @@ class Channels:
         self._row_bytes = served.route_bytes if trains and context.config.learner.routing == "replay" else 0
         routed = self._row_bytes > 0
         manner = Manner(settings.stream_tokens, in_place, routed=routed, unrouted=True, priority=LIVE_FIRST)
+        manner = manner._replace(event_s=settings.stream_s)
         self._generator = Generator(self._fleet, served, decode, counts=context.vitals, manner=manner)
         self._listeners: list[Listener] = []
 

@@ -16,7 +16,8 @@ from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.tasks import turns_of
 from asyncrl.data.model_dir import model_info
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.engine.generator import Generator, Manner
+from asyncrl.engine.generator import Generator
+from asyncrl.engine.manner import Manner
 from asyncrl.functions import load_rollout
 from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader

@@ -18,7 +18,8 @@ from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable,
 
 MAX_BATCH = 64
 _AT_THE_END = 1_000_000_000
-"""The stream interval of members that want no chunks: no generation reaches it. SGLang sends the first token, too."""
+"""The stream interval of members that want no chunks: no generation reaches it. SGLang sends the first token, too, the
+embedded engine does not."""
 
 
 class Opener(Protocol):

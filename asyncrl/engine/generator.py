@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ from asyncrl.engine.answer import Decode, Likeliest, reach_of, stop_string
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet, Wanted
+from asyncrl.engine.manner import QUIET_TOKENS, Manner, Pace
 from asyncrl.engine.routing import keep_if_there, keep_routing, unrecorded
 from asyncrl.engine.tape import Tape
 from topics.actors import Waiting
@@ -28,8 +29,6 @@ TRIES = 4
 """Requests of one generation that may fail, one after another and without a token, before it has failed."""
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0  # after a request that brought no token
-_QUIET_TOKENS = 64  # longer generations are streamed, so that one sees them advance
-_STREAM_INTERVAL = 16
 _ANY = Wanted()
 
 log = structlog.get_logger()
@@ -61,17 +60,6 @@ class Watch:
         """The tokens so far are dropped: a request goes on from none."""
 
 
-class Manner(NamedTuple):
-    """Options of all requests to servers."""
-
-    portion: int = _QUIET_TOKENS  # greatest number of tokens between two calls of `Watch.on_tokens`
-    in_place: bool = False  # engines take new weights under requests that run
-    seeded: bool = False  # servers draw by the seed of each generation, not by one of their own
-    routed: bool = False  # servers tell the experts of each token
-    unrouted: bool = False  # an answer without them, or with others than they should be, is one, too
-    priority: int = 0  # of all requests, see `SamplingParams`
-
-
 class Generator:
     """Samples from whichever engine of a fleet is ready, until a generation has ended."""
 
@@ -84,11 +72,11 @@ class Generator:
         counts: dict[str, float],
         manner: Manner = Manner(),  # noqa: B008 # it cannot be changed
     ) -> None:
-        self._seeded, portion = manner.seeded, manner.portion
+        self._seeded = manner.seeded
         self._in_place, self._routed, self._priority = manner.in_place, manner.routed, manner.priority
         self._keep_routing = partial(keep_if_there, count=self._count) if manner.unrouted else keep_routing
-        self.quiet_tokens = min(_QUIET_TOKENS, portion)  # of a request that need not be streamed
-        self.chunk_tokens = min(_STREAM_INTERVAL, portion)  # of a streamed one come at a time
+        self.quiet_tokens = min(QUIET_TOKENS, manner.portion)  # of a request that need not be streamed
+        self.pace = Pace(manner)  # of a streamed one
         self._fleet, self._model = fleet, model
         self._decode = decode  # tokens to text, special tokens included
         self._counts = counts  # gets the counters of what went wrong
@@ -182,13 +170,14 @@ class Generator:
         # Without a stream an answer has one label, that of its end.
         streamed = self._in_place or sampling.max_new_tokens > self.quiet_tokens
         watch.requested(engine.engine_id)
+        began = time.monotonic()
         try:
             generation = await engine.client.generate(
                 np.concatenate([ids, answer.tokens]) if len(answer.tokens) else ids,
                 msgspec.structs.replace(sampling, adapter=engine.ready.adapter),
                 extra_key=engine.ready.cache_key,
                 on_tokens=intake.on_tokens if streamed else None,
-                stream_interval=self.chunk_tokens,
+                stream_interval=self.pace.tokens,
                 alone=faults.any,
             )
             if not streamed:
@@ -201,6 +190,8 @@ class Generator:
         except (EngineUnavailable, RequestFailed, EngineOverloaded) as error:
             self._failed(engine, error, faults, messages)
             return "abort"
+        if streamed:
+            self.pace.generated(len(generation.token_ids), time.monotonic() - began)
         if generation.passes:
             watch.on_verified(len(generation.token_ids), generation.passes)
         # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.

@@ -113,7 +113,7 @@ def stop_inside(text: str, length: int) -> tuple[str, int]:
 
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_stop_string_is_found_across_every_resumption(sampling: Sampling, streamed: bool):
-    sampling.generator.quiet_tokens, sampling.generator.chunk_tokens = (0, 5) if streamed else (1000, 16)
+    sampling.generator.quiet_tokens, sampling.generator.pace.tokens = (0, 5) if streamed else (1000, 16)
     free = await sampling.extend(Answer("generate", "", done=False))
     stop, end = stop_inside(sampling.tokenizer.decode_all(free.tokens.tolist()), 4)
     undisturbed = await sampling.extend(Answer("generate", "", done=False), stop=("never", stop))

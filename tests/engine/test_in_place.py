@@ -11,7 +11,8 @@ import pytest
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet
-from asyncrl.engine.generator import Generator, Manner, Watch
+from asyncrl.engine.generator import Generator, Watch
+from asyncrl.engine.manner import Manner
 from benchmarks.engine import served
 from harness.models import make_endless_model
 from harness.sglang_like import Asked, LikeSGLang, like_sglang

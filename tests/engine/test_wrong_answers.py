@@ -13,7 +13,8 @@ from asyncrl.engine.batching import _events
 from asyncrl.engine.client import EngineClient, SamplingParams, message_of
 from asyncrl.engine.errors import RequestFailed
 from asyncrl.engine.fleet import Fleet
-from asyncrl.engine.generator import Generator, Manner
+from asyncrl.engine.generator import Generator
+from asyncrl.engine.manner import Manner
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from topics.engines import EngineReady
 

@@ -22,7 +22,8 @@ from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.embedded.server import EngineServer
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Fleet
-from asyncrl.engine.generator import Generator, Manner, Watch
+from asyncrl.engine.generator import Generator, Watch
+from asyncrl.engine.manner import Manner
 from asyncrl.engine.routing import keep_routing, rows_of
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal

@@ -105,9 +105,8 @@ class Request:
         self.check_at = self.limit
         if self.sampling.stop:
             self.check_at = count + 1
-        elif self.streaming:
-            interval = self.sampling.stream_interval
-            self.check_at = min(self.limit, count - count % interval + interval)
+        elif self.streaming and (interval := self.sampling.stream_interval) < self.limit:
+            self.check_at = min(self.limit, count + interval - (count - 1) % interval)
 
     def close_span(self, version: str) -> None:
         """The tokens since the last span were sampled by `version`."""
@@ -118,8 +117,12 @@ class Request:
             self.spans.append(Span(version, start, len(self.tokens)))
 
     def wants_emission(self) -> bool:
-        """Return whether a streaming request has reached its interval."""
-        return self.streaming and len(self.tokens) % self.sampling.stream_interval == 0
+        """Return whether a streaming request has its first token, or an interval behind it, as SGLang counts.
+
+        With an interval that the request cannot reach its stream has the end alone; SGLang sends the first token, too.
+        """
+        interval = self.sampling.stream_interval
+        return self.streaming and interval < self.limit and (len(self.tokens) - 1) % interval == 0
 
     def emit(self) -> None:
         """Notify the listener."""

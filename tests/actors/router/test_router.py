@@ -19,7 +19,8 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Wanted
-from asyncrl.engine.generator import TRIES, Generator, Manner
+from asyncrl.engine.generator import TRIES, Generator
+from asyncrl.engine.manner import Manner
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating

@@ -341,14 +341,14 @@ async def test_weights_that_are_not_finite_are_refused(engine, versions, tmp_pat
         await engine.update_weights(tmp_path, "1", flush=True)
 
 
-def test_a_stream_gets_tokens_at_its_interval_and_at_the_end(engine):
+def test_a_stream_gets_the_first_token_at_once_then_those_of_its_interval_and_the_end(engine):
     seen = []
     finish(
         engine,
         ask(max_new_tokens=10, stream_interval=4, streaming=True, listener=lambda it: seen.append(len(it.tokens))),
     )
 
-    assert seen == [4, 8, 10]
+    assert seen == [1, 5, 9, 10]
 
 
 async def test_a_stream_gets_the_tokens_before_an_update_by_themselves(engine, versions):

@@ -90,10 +90,10 @@ async def test_an_answer_has_sglangs_fields_and_exact_version_spans(http):
     assert all(logprob < 0 and text is None for logprob, _, text in meta["output_token_logprobs"])
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("cumulative", [2, 4, 5]), ("incremental", [2, 2, 1])])
+@pytest.mark.parametrize(("kind", "expected"), [("cumulative", [1, 3, 5, 6]), ("incremental", [1, 2, 2, 1])])
 async def test_streams_are_cumulative_by_default_and_incremental_on_request(addresses, kind, expected):
     headers = {"Authorization": "Bearer secret"}
-    body = ask(stream=True, sampling_params={"max_new_tokens": 5, "stream_interval": 2})
+    body = ask(stream=True, sampling_params={"max_new_tokens": 6, "stream_interval": 2})
     async with (
         aiohttp.ClientSession(addresses[kind], headers=headers) as session,
         session.post("/generate", json=body) as response,
@@ -103,7 +103,7 @@ async def test_streams_are_cumulative_by_default_and_incremental_on_request(addr
     assert raw.endswith("data: [DONE]\n\n")
     assert [len(event["output_ids"]) for event in events(raw)] == expected
     assert [len(event["meta_info"]["output_token_logprobs"]) for event in events(raw)] == expected
-    assert [event["meta_info"]["completion_tokens"] for event in events(raw)] == [2, 4, 5]
+    assert [event["meta_info"]["completion_tokens"] for event in events(raw)] == [1, 3, 5, 6]
     assert events(raw)[0]["meta_info"]["finish_reason"] is None
 
 
@@ -234,7 +234,7 @@ async def test_chunks_add_up_to_the_generation_in_both_forms_of_streaming(any_cl
 
     generation = await any_client.generate([1, 2], SamplingParams(11), on_tokens=chunks.append, stream_interval=4)
 
-    assert [len(chunk.token_ids) for chunk in chunks] == [4, 4, 3]
+    assert [len(chunk.token_ids) for chunk in chunks] == [1, 4, 4, 2]
     assert np.concatenate([chunk.token_ids for chunk in chunks]).tolist() == generation.token_ids.tolist()
     assert np.concatenate([chunk.logprobs for chunk in chunks]).tolist() == generation.logprobs.tolist()
     assert {chunk.weight_version for chunk in chunks} == {"0"}

@@ -1,0 +1,44 @@
+"""Options of all requests to servers, and how many tokens of their streams come at a time."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+QUIET_TOKENS = 64  # longer generations are streamed, so that one sees them advance
+_STREAM_INTERVAL = 16
+_ENOUGH = 16  # tokens of a generation whose time shows the speed
+_MOST = 64  # that come at a time
+_NEWEST = 0.2  # weight of the newest generation in the mean
+
+
+class Manner(NamedTuple):
+    """Options of all requests to servers."""
+
+    portion: int = QUIET_TOKENS  # greatest number of tokens between two calls of `Watch.on_tokens`, but for `event_s`
+    in_place: bool = False  # engines take new weights under requests that run
+    seeded: bool = False  # servers draw by the seed of each generation, not by one of their own
+    routed: bool = False  # servers tell the experts of each token
+    unrouted: bool = False  # an answer without them, or with others than they should be, is one, too
+    priority: int = 0  # of all requests, see `SamplingParams`
+    event_s: float = 0.0  # of sampling between two such calls, where that is more, at the speed of generations before
+
+
+class Pace:
+    """Tokens between two events of a stream.
+
+    An event costs server and client the same with one token and with many. On cores that both use, each event also
+    wakes the client where the server would go on. So events of fast servers are further apart by tokens, not by time.
+    """
+
+    def __init__(self, manner: Manner) -> None:
+        self.tokens = self._least = min(_STREAM_INTERVAL, manner.portion)
+        self._event_s = manner.event_s
+        self._token_s = 0.0  # mean of the generations before
+
+    def generated(self, tokens: int, seconds: float) -> None:
+        """Take note of a generation."""
+        if tokens < _ENOUGH or not self._event_s:
+            return
+        found = seconds / tokens
+        self._token_s += (found - self._token_s) * (_NEWEST if self._token_s else 1.0)
+        self.tokens = max(self._least, min(int(self._event_s / max(self._token_s, 1e-6)), _MOST))
