@@ -4,12 +4,10 @@
 """
 
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from safetensors.torch import save_file
 
 from asyncrl.algorithms.balance import balanced
@@ -17,6 +15,7 @@ from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
+from tests.harness.groups import megatron_ranks
 from tests.harness.megatron_cases import EPS, gradient, objective, rows_of, weights, whole
 from tests.harness.mixtures import GROUPS, SMALL
 from tests.harness.training import save
@@ -89,23 +88,17 @@ def trained(folder, case, layout, rank, ranks):
     dist.barrier()
 
 
-def run(rank, ranks, folder):
-    store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=290))
-    for case, (count, layout) in CASES.items():
-        if count != ranks:
+def run(rank, folder):
+    for case, (ranks, layout) in CASES.items():
+        if rank >= ranks:
             continue
-        for name in FAMILIES if case in GRADIENTS else ():
-            found = compared(folder, name, layout)
-            if rank == 0:
-                save_file(found, folder / f"{name}-{case}.safetensors")
-        trained(folder, case, layout, rank, ranks)
-    dist.barrier()
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
+        with megatron_ranks(folder / f"store-{case}", rank, ranks, deadline_s=290):
+            for name in FAMILIES if case in GRADIENTS else ():
+                found = compared(folder, name, layout)
+                if rank == 0:
+                    save_file(found, folder / f"{name}-{case}.safetensors")
+            trained(folder, case, layout, rank, ranks)
 
 
 if __name__ == "__main__":
-    for ranks in (2, 1):
-        if int(sys.argv[1]) < ranks:
-            run(int(sys.argv[1]), ranks, Path(sys.argv[2]))
+    run(int(sys.argv[1]), Path(sys.argv[2]))

@@ -1,7 +1,7 @@
 """One of four processes that train the same batches in several layouts of megatron-core.
 
 `python -m tests.harness.megatron_cases RANK FOLDER`: FOLDER has a model for each family, and gets a file of each case.
-Groups of two, four and one ranks follow one another in the same processes.
+Groups of one, two and four ranks follow one another in the same processes.
 """
 
 import dataclasses
@@ -9,13 +9,11 @@ import faulthandler
 import itertools
 import json
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from megatron.core import parallel_state
 from safetensors.torch import save_file
 
 from asyncrl.algorithms.balance import balanced
@@ -31,6 +29,7 @@ from asyncrl.training.steps import WEIGHTS
 from asyncrl.weights.tensors import manifest_of_records, tensor_records
 from tests.harness import own_family
 from tests.harness.counted import counted_reads
+from tests.harness.groups import megatron_ranks
 from tests.harness.mixtures import SHAPE, SMALL, routed_rows
 from tests.harness.training import policy_rows, save
 from topics.batches import CriticStep, Distillation, Objective, Penalty
@@ -81,7 +80,7 @@ SOURCES = {
     "divided-experts": "tensor-experts",
     "data-experts": "divided-experts",
 }
-"""Whose checkpoint each goes on from."""
+"""Whose checkpoint each goes on from, in the order of their runs."""
 RECOMPUTED = ("virtual", "both", "tokens", "context-experts", "data-experts", "tokens-experts")
 """With layers that are computed again in the backward pass; in the others they are when a checkpoint goes on."""
 OF_FAMILIES = ("both", "one")
@@ -361,11 +360,12 @@ def resumed(folder, case, layout, rank, ranks):
     dist.barrier()
 
 
-def run(rank, ranks, folder):
-    store = dist.FileStore(str(folder / f"store{ranks}"), ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=1190))
-    for case, (count, layout) in CASES.items():
-        if count == ranks:
+def run(rank, folder):
+    for case in SOURCES:
+        ranks, layout = CASES[case]
+        if rank >= ranks:
+            continue
+        with megatron_ranks(folder / f"store-{case}", rank, ranks, deadline_s=1190):
             if case in OF_FAMILIES:
                 families(folder, case, rank)
             if case == OF_LATENT:
@@ -375,13 +375,8 @@ def run(rank, ranks, folder):
             resumed(folder, case, layout, rank, ranks)
             if case in WITH_ROLES:
                 roles(folder, case, layout, rank, ranks)
-    dist.barrier()
-    parallel_state.destroy_model_parallel()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     faulthandler.dump_traceback_later(1190)  # says where a rank hangs, before the test gives up
-    for ranks in (2, 4, 1):
-        if int(sys.argv[1]) < ranks:
-            run(int(sys.argv[1]), ranks, Path(sys.argv[2]))
+    run(int(sys.argv[1]), Path(sys.argv[2]))

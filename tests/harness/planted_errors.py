@@ -75,6 +75,17 @@ def experts_without_mark():
     return replaced(experts, set_tensor_model_parallel_attributes=lambda *_: None)
 
 
+def experts_as_other_weights():
+    """Gradients of experts are summed over the replicas of all other weights: not over those with the same experts."""
+    mark = experts.set_tensor_model_parallel_attributes
+
+    def marked(parameter, *given):
+        mark(parameter, *given)
+        parameter.allreduce = True
+
+    return replaced(experts, set_tensor_model_parallel_attributes=marked)
+
+
 def exchanges_of_one_chunk():
     """Stages that take several chunks in turn exchange them as stages of one do: gradients of chunks are mixed up.
 
@@ -127,6 +138,8 @@ def replay_of_the_newest():
 ERRORS = {
     "latents of each rank": ("deepseek-v3", Layout(tensor=2), latents_of_each_rank),
     "experts without a mark": ("qwen3-moe", Layout(tensor=2, expert=2), experts_without_mark),
+    "experts of others": ("qwen3-moe", Layout(context=2, expert=2), experts_as_other_weights),
+    "experts that are copied": ("qwen3-moe", Layout(tensor=2), experts_as_other_weights),
     "exchanges of one chunk": ("qwen2", Layout(pipeline=2, virtual=2), exchanges_of_one_chunk),
     "losses of two values": ("qwen3", Layout(context=2), losses_of_two_values),
     "replay of the newest": ("qwen3-moe", Layout(pipeline=2), replay_of_the_newest),
