@@ -35,7 +35,7 @@ class GatewaySettings(Settings):
     stream_tokens: Positive = 4  # Tokens that are streamed together, after the first.
     # Seconds of sampling that are streamed together where that is more than `stream_tokens`, at the speed of the
     # replies before: events of engines that are fast cost cores, and nobody sees them come. 0: always `stream_tokens`.
-    stream_s: NonNegative = 0.01
+    stream_s: NonNegative = 0.02
     alive_s: Seconds = 5.0  # Seconds without text after which a stream gets an event that keeps its client waiting.
     # Seconds that a reply may take in all, the wait for an engine included, before it fails as overloaded.
     deadline_s: Seconds = 600.0
