@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError, LineTooLong
+from aiohttp.http_exceptions import LineTooLong
 
 from actors.gateway.reply import id_headers
 
@@ -44,7 +44,9 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
     def connected() -> asyncio.Protocol:
         if len(server.connections) >= most:
             return _Full()
-        return _Connection(server, loop=loop, keepalive_timeout=silent_s, access_log=quiet, logger=quiet)
+        return _Connection(
+            server, loop=loop, keepalive_timeout=silent_s, access_log=quiet, logger=quiet, auto_decompress=False
+        )
 
     try:
         port_of = await loop.create_server(connected, host, port, reuse_port=True, backlog=_WAITING)
@@ -110,9 +112,7 @@ class _Connection(web.RequestHandler):
         """See `web.RequestHandler`."""
         super().handle_error(request, status, exc, message)  # raises where an answer has begun
         words = "the request cannot be read as HTTP/1.1: a line of its head is malformed, or it has too many headers"
-        if isinstance(exc, ContentEncodingError):
-            words = "the body has a Content-Encoding that is not known here; send it as it is, or with gzip"
-        elif isinstance(exc, LineTooLong):
+        if isinstance(exc, LineTooLong):
             words = "the first line or a header of the request is too long; send a shorter one"
         elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
             words = "the gateway failed at this request"
