@@ -347,7 +347,9 @@ class Gateway:
         return True
 
     async def _count(self, http: web.Request) -> web.StreamResponse:
-        _, _, prompt = await self._read(http, self._keys.tenant(http.headers), MESSAGES.parse_count)
+        key = self._keys.key(http.headers)
+        self._meter.begin(key, replies=False)
+        _, _, prompt = await self._read(http, key.tenant, MESSAGES.parse_count)
         return web.json_response({"input_tokens": len(prompt.ids)})
 
     async def _feedback(self, http: web.Request) -> web.StreamResponse:

@@ -47,9 +47,13 @@ async def test_limits_hold_over_a_restart_of_the_gateway(
                     await first.post("/feedback", cast_to=object, body={"turn": "a", "thumb": "up"})
                 with pytest.raises(openai.RateLimitError):
                     await first.delete("/sessions/s", cast_to=object)
+                with pytest.raises(openai.RateLimitError):
+                    count = {"model": "any", "messages": USER}
+                    await first.post("/messages/count_tokens", cast_to=object, body=count)
                 with pytest.raises(anthropic.RateLimitError, match="used 14 tokens today") as refused:
                     await second.messages.create(model="any", messages=USER, max_tokens=4)
                 assert 0 < int(refused.value.response.headers["retry-after"]) <= 86_400
+                assert (await second.messages.count_tokens(model="any", messages=USER)).input_tokens == 3
         await served.stop()
 
 
