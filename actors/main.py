@@ -19,7 +19,8 @@ from pathlib import Path
 
 import uvloop
 
-from actors.runtime.actor import Login, give_way, module_of, open_context, run_actor
+from actors.runtime.actor import Login, module_of, open_context, run_actor
+from actors.runtime.cores import give_way
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError

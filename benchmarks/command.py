@@ -90,7 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = ["still", "shared", "trained"]
     parsers["live"].add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of runs (default: all)")
     parsers["live"].add_argument("--nice", type=int, default=10, help="gateway.nice (default: 10)")
-    parsers["live"].add_argument("--idle-ranks", action="store_true", help="gateway.idle_ranks")
+    choices = ("none", "ranks", "all")
+    parsers["live"].add_argument("--idle", choices=choices, default="none", help="gateway.idle (default: none)")
     gap = "gateway.gap_s; 0: none (default: 0.25)"
     parsers["live"].add_argument("--gap", dest="gap_s", type=float, default=0.25, metavar="SECONDS", help=gap)
     ways = ("resume", "in_place")

@@ -43,7 +43,7 @@ async def bench_live(
     seconds: float,
     kinds: list[str],
     update: str = "resume",
-    **gateway: float,
+    **gateway: Any,
 ) -> dict[str, float]:
     """Measure runs under the same load, one after the other.
 

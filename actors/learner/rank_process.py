@@ -22,7 +22,8 @@ import uvloop
 
 from actors.learner.rank import Rank
 from actors.learner.rank_wire import BEAT_S, ERRORS, NO_CARD, NumberedCall, Reply
-from actors.runtime.actor import Context, Login, give_way, open_context
+from actors.runtime.actor import Context, Login, open_context
+from actors.runtime.cores import give_way, leave_cores
 from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames, write_heartbeats
@@ -73,18 +74,12 @@ async def run(login: Login, rank: int, ranks: int, folder: Path) -> None:
     set_role(login.role)
     context = await open_context(login, open_log(actor=login.actor_id))
     give_way(context.config, login.actor_id)  # more than the learner, which has started it
-    if context.config.gateway.count and context.config.gateway.idle_ranks:  # all but its heartbeat
+    if context.config.gateway.count and context.config.gateway.idle == "ranks":  # all but its heartbeat
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(initializer=leave_cores))
     reader, writer = await asyncio.open_unix_connection(folder / "socket")
     worker = Rank(context.bus, context.config, context.files, rank=rank, ranks=ranks, rendezvous=folder / "ranks")
     await RankServer(context, worker, rank, writer).serve(reader)
     os._exit(0)  # a thread may still compute
-
-
-def leave_cores() -> None:
-    """Let the kernel run this thread, and those that it starts, only on cores that nobody else wants."""
-    with contextlib.suppress(OSError, AttributeError):  # the kernel refuses it, or is another one
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def main() -> None:

@@ -28,7 +28,6 @@ from asyncrl.bus.listen import Listener, Take
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import EXPECT_SUBJECT, publish, read, send
 from asyncrl.bus.pull import Source
-from asyncrl.config.pools import serves_clients
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.ports import LOOPBACK
@@ -174,13 +173,6 @@ class Context:
     async def _keep_letter(self, letter: DeadLetter) -> None:
         with contextlib.suppress(WrongSequence):  # another listener, or an earlier start, has rejected it
             await publish(self.bus, letter, headers={EXPECT_SUBJECT: "0"})
-
-
-def give_way(config: Config, actor_id: str) -> None:
-    """Let the kernel schedule this process, and those that it starts, behind those that serve clients of a gateway."""
-    if config.gateway.count and not serves_clients(config, actor_id):
-        with contextlib.suppress(OSError):  # where the kernel refuses it, all are alike
-            os.nice(config.gateway.nice)
 
 
 class Login(NamedTuple):

@@ -50,9 +50,10 @@ class GatewaySettings(Settings):
     # to the learner's ranks, which compute most (19 at most). What serves comes first on cores that both use: gateways,
     # their engines and the router, the NATS server, the supervisor. 0: all processes are alike.
     nice: Annotated[int, Meta(ge=0, le=19)] = 10
-    # Whether the threads of the learner's ranks compute only while no other process of the run wants their core (Linux:
-    # SCHED_IDLE): one that serves has it at once. Where serving takes all cores all the time, training stands still.
-    idle_ranks: bool = False
+    # What computes only while no other process of the run wants its core (Linux: SCHED_IDLE): one that serves has it at
+    # once. `ranks`: the threads in which the learner's ranks compute. `all`: all processes that have the nice value;
+    # where serving takes all cores for seconds, the supervisor takes them for dead. Training stands still then.
+    idle: Literal["none", "ranks", "all"] = "none"
     connections: Positive = 2048  # Connections at once of each gateway; further ones are answered with a 503.
     # Seconds after which a connection without a whole request is closed: idle, or in the middle of its headers.
     connection_s: Seconds = 120.0
