@@ -56,5 +56,7 @@ def _unpacking(http: web.Request) -> Any:
     if encoding == "identity":
         return None
     if encoding not in _PACKED:
-        raise LiveError("invalid", f"the body has a Content-Encoding that is not known here; expected {_PACKED[0]}")
+        raise LiveError(
+            "invalid", f"the body has a Content-Encoding that is not known here; expected {' or '.join(_PACKED)}"
+        )
     return zlib.decompressobj(_ZLIB_OR_GZIP)

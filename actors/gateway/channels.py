@@ -45,8 +45,14 @@ class Channels:
         trains = context.config.live.share > 0
         self._row_bytes = served.route_bytes if trains and context.config.learner.routing == "replay" else 0
         routed = self._row_bytes > 0
-        manner = Manner(settings.stream_tokens, in_place, routed=routed, unrouted=True, priority=LIVE_FIRST)
-        manner = manner._replace(event_s=settings.stream_s)
+        manner = Manner(
+            settings.stream_tokens,
+            in_place,
+            routed=routed,
+            unrouted=True,
+            priority=LIVE_FIRST,
+            event_s=settings.stream_s,
+        )
         self._generator = Generator(self._fleet, served, decode, counts=context.vitals, manner=manner)
         self._listeners: list[Listener] = []
 

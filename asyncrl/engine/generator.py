@@ -177,7 +177,7 @@ class Generator:
                 msgspec.structs.replace(sampling, adapter=engine.ready.adapter),
                 extra_key=engine.ready.cache_key,
                 on_tokens=intake.on_tokens if streamed else None,
-                stream_interval=self.pace.tokens,
+                stream_interval=self.pace.tokens(sampling.max_new_tokens),
                 alone=faults.any,
             )
             if not streamed:

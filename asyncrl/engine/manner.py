@@ -31,9 +31,16 @@ class Pace:
     """
 
     def __init__(self, manner: Manner) -> None:
-        self.tokens = self._least = min(_STREAM_INTERVAL, manner.portion)
+        self._tokens = self._least = min(_STREAM_INTERVAL, manner.portion)
         self._event_s = manner.event_s
         self._token_s = 0.0  # mean of the generations before
+
+    def tokens(self, most: int) -> int:
+        """Return how many tokens of a stream of at most so many come at a time.
+
+        Where somebody reads it they are fewer than all: else its first token would come with the last.
+        """
+        return min(self._tokens, max(1, most - 1)) if self._event_s else self._tokens
 
     def generated(self, tokens: int, seconds: float) -> None:
         """Take note of a generation."""
@@ -41,4 +48,4 @@ class Pace:
             return
         found = seconds / tokens
         self._token_s += (found - self._token_s) * (_NEWEST if self._token_s else 1.0)
-        self.tokens = max(self._least, min(int(self._event_s / max(self._token_s, 1e-6)), _MOST))
+        self._tokens = max(self._least, min(int(self._event_s / max(self._token_s, 1e-6)), _MOST))
