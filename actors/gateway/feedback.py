@@ -50,19 +50,24 @@ class Opinions:
             raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
 
     async def _stored(self, tenant: str, opinion: Opinion) -> str:
-        """Store it now, or behind what waits; raises as `_store` where its turn is not known here."""
+        """Store it now, or behind what waits; raises as `_follow` where its turn is not known here."""
         if self._facts.has(opinion.turn) and (self._facts.waits or not self._bus.client.is_connected):
             return await self._wait(tenant, opinion)
         self._waiting.pop(opinion.turn, None)  # it is stored, and no more the newest
+        given = None
         try:
             async with asyncio.timeout(_LIMIT_S):
-                return await self._store(tenant, opinion)
+                before, given = await self._follow(tenant, opinion)
+                if given is not before:
+                    await publish(self._bus, given)
+                return given.feedback_id
         except (TimeoutError, BusGone):
             if not self._facts.has(opinion.turn):
                 raise
-        return await self._wait(tenant, opinion)
+        return await self._wait(tenant, opinion, given)
 
-    async def _store(self, tenant: str, opinion: Opinion) -> str:
+    async def _follow(self, tenant: str, opinion: Opinion) -> tuple[FeedbackGiven | None, FeedbackGiven]:
+        """Return the newest stored opinion of a turn and the one behind it, which is that one where it repeats it."""
         bus, waited = self._bus, self._facts.waits or self._facts.waits_elsewhere
         started = await read_last(bus, TURN_STARTED, opinion.turn)
         if started is None and waited:
@@ -73,14 +78,16 @@ class Opinions:
             raise _foreign(opinion)
         record = await read_last(bus, FEEDBACK_GIVEN, opinion.turn)
         before = None if record is None else await read(bus, FeedbackGiven, record)
-        given = _behind(before, tenant, opinion, started.headers.get(SEALED, ""))
-        if given is not before:
-            await publish(bus, given)
-        return given.feedback_id
+        return before, _behind(before, tenant, opinion, started.headers.get(SEALED, ""))
 
-    async def _wait(self, tenant: str, opinion: Opinion) -> str:
+    async def _wait(self, tenant: str, opinion: Opinion, given: FeedbackGiven | None = None) -> str:
         """Let an opinion wait to be stored behind what waits of its turn. What was said before the server was away is
-        not known: an opinion that repeats it is stored again, and changes nothing."""
+        not known: an opinion that repeats it is stored again, and changes nothing.
+
+        Args:
+            given: the opinion as it was sent, where the server may have stored it without an answer: its repeat has the
+                same id, by which the server knows it.
+        """
         secret, _, _older = self._facts.secrets_of(opinion.turn).partition(",")
         if not secret:
             raise LiveError("absent", f"there is no reply with the id {opinion.turn}", field="turn")
@@ -89,7 +96,7 @@ class Opinions:
         if not self._facts.waits:
             self._waiting.clear()
         before = self._waiting.get(opinion.turn)
-        given = _behind(before, tenant, opinion, secret)
+        given = given or _behind(before, tenant, opinion, secret)
         if given is not before:
             if not await self._facts.put(given, anyway=True):
                 raise LiveError("overloaded", "the feedback cannot be stored now; try again later")

@@ -11,6 +11,7 @@ from aiohttp import ClientSession
 
 from actors.gateway.facts import Facts
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusGone
 from asyncrl.bus.publish import Prepared, publish
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.live.keys import make_key
@@ -180,3 +181,23 @@ async def test_feedback_waits_while_the_nats_server_is_away_and_is_stored_once_b
         (before.removeprefix("chatcmpl-"), 1.0, ""),
         (during.removeprefix("msg_"), 1.0, ""),
     ]
+
+
+async def test_feedback_that_is_stored_without_an_answer_waits_under_the_same_id_and_is_stored_once(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def unanswered(bus: Bus, given: FeedbackGiven) -> int:
+        await publish(bus, given)
+        raise BusGone("the acknowledgement is lost")
+
+    async with like_sglang() as inference, gateway(bus, stage, tmp_path / "model", inference) as served:
+        chat, _, _ = await replies(served)
+        assert (await give(served, chat, thumb="up"))[0] == 200
+        with monkeypatch.context() as lost:
+            lost.setattr("actors.gateway.feedback.publish", unanswered)
+            status, answer = await give(served, chat, thumb="down")
+        assert status == 200
+        await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
+        assert await give(served, chat, thumb="down") == (200, answer)
+        found = await stored(bus)
+    assert [(one.feedback_id, one.score) for one in found][1:] == [(answer["id"].removeprefix("feedback_"), -1.0)]
