@@ -89,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["live"].add_argument("--seconds", type=float, default=60.0, help="length of each window (default: 60)")
     kinds = ["still", "shared", "trained"]
     parsers["live"].add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of runs (default: all)")
+    parsers["live"].add_argument("--rounds", type=int, default=1, help="runs of each kind, in turn (default: 1)")
     parsers["live"].add_argument("--nice", type=int, default=10, help="gateway.nice (default: 10)")
     choices = ("none", "ranks", "all")
     parsers["live"].add_argument("--idle", choices=choices, default="none", help="gateway.idle (default: none)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
@@ -30,6 +31,7 @@ _ASKED = 40  # characters of a message
 _BATCH = 48  # turns of an optimiser step
 _NEVER = 1_000_000
 _DEADLINE_S = 900.0
+_WORST = ("not_2xx", "broken_streams", "longest_silence_ms")  # the most of all rounds counts
 KINDS: dict[str, dict[str, Any]] = {
     "still": {"share": 0.0, "publish_every": 1},  # nothing is trained
     "shared": {"share": 1.0, "publish_every": _NEVER},  # the learner trains beside it, and no version is published
@@ -42,6 +44,7 @@ async def bench_live(
     rate: float,
     seconds: float,
     kinds: list[str],
+    rounds: int = 1,
     update: str = "resume",
     **gateway: Any,
 ) -> dict[str, float]:
@@ -54,35 +57,50 @@ async def bench_live(
         rate: requests per second.
         seconds: length of a window, after a time to warm up.
         kinds: of `KINDS`.
+        rounds: runs of each kind, in turn: a p99 of one window changes by a tenth from one to the next.
         update: `weights.update`.
         gateway: settings of it.
 
     Returns:
-        For each kind: requests, those that failed, milliseconds; with all of them, what cores that are shared with a
-        learner cost, and what updates cost beyond that.
+        For each kind: requests, those that failed, milliseconds, medians of the rounds, and the most of what must not
+        be; with all of them, what cores that are shared with a learner cost, and what updates cost beyond that.
 
     Raises:
         BenchError: an actor fell.
     """
-    figures: dict[str, float] = {}
+    found: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = talking_model(Path(scratch) / "model")
-        for kind in kinds:
-            config = _config(model, gateway, {"update": update}, **KINDS[kind])
-            found = await _measured(config, rate, seconds)
-            figures |= {f"{kind}_{name}": value for name, value in found.items()}
-            report(f"{kind}: {found}")
-    return figures | (_costs(figures) if set(kinds) == set(KINDS) else {})
+        for number in range(rounds):
+            figures: dict[str, float] = {}
+            for kind in kinds:
+                config = _config(model, gateway, {"update": update}, **KINDS[kind])
+                window = await _measured(config, rate, seconds)
+                figures |= {f"{kind}_{name}": value for name, value in window.items()}
+                report(f"{kind}, round {number + 1}: {window}")
+            found.append(figures | _costs(figures))
+    return together(found)
+
+
+def together(rounds: list[dict[str, float]]) -> dict[str, float]:
+    """Return the figures of several rounds: their medians, and the most of failures and silences."""
+    names = {name: None for figures in rounds for name in figures}
+    values = {name: [figures.get(name, 0.0) for figures in rounds] for name in names}
+    return {name: max(each) if name.endswith(_WORST) else statistics.median(each) for name, each in values.items()}
 
 
 def _costs(figures: dict[str, float]) -> dict[str, float]:
+    """Return what the kinds that were measured cost against each other."""
     found: dict[str, float] = {}
+    kinds = [kind for kind in KINDS if f"{kind}_updates" in figures]
     for name in ("first_token_p50_ms", "first_token_p99_ms", "whole_p99_ms", "longest_silence_ms"):
-        still, shared, trained = (figures[f"{kind}_{name}"] for kind in KINDS)
-        found[f"shared_cores_cost_{name}"] = shared - still
-        found[f"updates_cost_{name}"] = trained - shared
+        if kinds == list(KINDS):
+            still, shared, trained = (figures[f"{kind}_{name}"] for kind in KINDS)
+            found[f"shared_cores_cost_{name}"] = shared - still
+            found[f"updates_cost_{name}"] = trained - shared
     for name in ("first_token", "whole"):
-        found[f"{name}_p99_over_still"] = figures[f"trained_{name}_p99_ms"] / figures[f"still_{name}_p99_ms"]
+        if {"still", "trained"} <= set(kinds):
+            found[f"{name}_p99_over_still"] = figures[f"trained_{name}_p99_ms"] / figures[f"still_{name}_p99_ms"]
     return found
 
 

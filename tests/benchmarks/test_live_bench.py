@@ -5,7 +5,7 @@ import pytest
 from benchmarks import live as live_bench
 from benchmarks.gateway import bench_gateway
 from benchmarks.goals import goals_of
-from benchmarks.live import bench_live, summed
+from benchmarks.live import bench_live, summed, together
 from benchmarks.sessions import bench_sessions, silences
 from benchmarks.sessions import summed as summed_sessions
 from benchmarks.talks import Reply, percentile
@@ -74,6 +74,20 @@ def test_what_fails_is_counted_and_not_timed():
 
     assert (figures["requests_per_s"], figures["not_2xx"], figures["broken_streams"]) == (2.0, 1.0, 1.0)
     assert (figures["whole_p99_ms"], figures["longest_silence_ms"]) == (1000.0, pytest.approx(200.0))
+
+
+def test_rounds_count_by_their_medians_and_by_their_worst_failures():
+    rounds = [
+        {"still_whole_p99_ms": p99, "still_not_2xx": failed, "updates_cost_longest_silence_ms": 1.0} | cores
+        for p99, failed, cores in ((50.0, 0.0, {}), (90.0, 2.0, {"still_judge_cores": 0.02}), (60.0, 0.0, {}))
+    ]
+
+    assert together(rounds) == {
+        "still_whole_p99_ms": 60.0,
+        "still_not_2xx": 2.0,
+        "updates_cost_longest_silence_ms": 1.0,
+        "still_judge_cores": 0.0,
+    }
 
 
 def test_a_percentile_is_a_value_that_was_met():
