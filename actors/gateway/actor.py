@@ -39,19 +39,19 @@ from asyncrl.live.apis.words import Api, Ending, LiveError, Request
 from asyncrl.live.beginnings import begin_reply
 from asyncrl.live.conversation import Conversations, Prompt
 from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
-from asyncrl.live.keys import Keys
+from asyncrl.live.keys import PRIVATE_HEADER, Keys, is_private
 from asyncrl.live.owners import owner_of, user_of
 from asyncrl.live.redaction import Redactor
 from asyncrl.live.seams import open_seam
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.tools import Wording
 from asyncrl.live.turn_log import Asked, TurnLog, asked
-from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded
+from asyncrl.state.parts import LISTENS
+from topics.keys import KEY_ADDED, KEY_REVOKED
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.topic import ACTORS, TURNS, Topic
 from topics.turns import TURN_CLAIMED, TURN_FINISHED, TURN_STARTED, SessionLeft, TurnClaimed, TurnFinished, TurnStarted
 
-PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
 _TURN_TOPICS = (TURN_STARTED, TURN_FINISHED)
 _READ_BACK = 20_000  # messages of turns that a new gateway reads
 _SPOOL_S = 10.0  # for what a gateway before this one could not store
@@ -59,7 +59,6 @@ _CATCH_UP_S = 1.0  # for what other gateways have stored
 _LEAVE_S = 5.0  # for what waits to be stored when it is asked to stop
 _LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
 _LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
-_NOT_PRIVATE = ("", "0", "false", "no", "off")  # values of the header; any other one asks for privacy
 
 
 async def main(context: Context) -> None:
@@ -115,6 +114,7 @@ class Gateway:
         host, port, most, silent_s = settings.host, settings.port, settings.connections, settings.connection_s
         try:
             async with listening(self._application(), host, port, most=most, silent_s=silent_s):
+                self._context.vitals[LISTENS] = 1.0
                 self._context.log.info("gateway listens", host=host, port=port, renderer=seam.name, reason=seam.reason)
                 await self._context.stop.wait()
         except OSError as error:
@@ -190,7 +190,7 @@ class Gateway:
     def _answerer(self, name: str, api: Api) -> Answered:
         async def answer(http: web.Request) -> web.StreamResponse:
             key = self._keys.key(http.headers)
-            private = _is_private(key, http)
+            private = is_private(key, http.headers)
             begun_s = self._meter.begin(key)  # before anything that costs: it may be a flood
             request, user, prompt = await self._read(http, key.tenant, api.parse, private=private)
             owner = _owner(user, private=private)
@@ -356,7 +356,7 @@ class Gateway:
         """Take what a user says of a reply."""
         key = self._keys.key(http.headers)
         self._meter.begin(key, replies=False)
-        if _is_private(key, http):
+        if is_private(key, http.headers):
             words = "feedback is stored, and the key or the header of this request asks that nothing of it is"
             raise LiveError("forbidden", f"{words}: leave {PRIVATE_HEADER} out, and use a key that consents")
         opinion = parse_feedback(await read_body(http, _LONG))
@@ -378,7 +378,7 @@ class Gateway:
         key = self._keys.key(http.headers)
         self._meter.begin(key, replies=False)
         session = session_of(key.tenant, {SESSION_HEADER: http.match_info["name"]}, "", "")
-        if not _is_private(key, http):
+        if not is_private(key, http.headers):
             await self._facts.put(SessionLeft(session_id=session.id, tenant=key.tenant), anyway=True)
         return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
 
@@ -387,11 +387,6 @@ class Gateway:
 
     async def _health(self, _http: web.Request) -> web.StreamResponse:
         return web.json_response({"status": "ok"})
-
-
-def _is_private(key: KeyAdded, http: web.Request) -> bool:
-    """Return whether nothing of a request is to be stored but counts."""
-    return key.private or http.headers.get(PRIVATE_HEADER, "").strip().lower() not in _NOT_PRIVATE
 
 
 def _owner(user: str, *, private: bool) -> str:

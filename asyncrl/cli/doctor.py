@@ -32,12 +32,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if findings else 0
 
 
+def advice(finding: StallFound, run: str) -> str:
+    """Return what to do, with the run's name in the commands."""
+    return finding.advice.replace("--resume RUN", f"--resume {run}")
+
+
 def findings_text(run: str, line: str, findings: list[StallFound]) -> str:
     """Return the findings as text."""
     if not findings:
         return f"run {run}: {line}"
     texts = [
-        f"{finding.cause}: {finding.object}\n  seen:  {finding.evidence}\n  to do: {finding.advice}"
+        f"{finding.cause}: {finding.object}\n  seen:  {finding.evidence}\n  to do: {advice(finding, run)}"
         for finding in findings
     ]
     return "\n".join([f"run {run}: {counted(len(findings), 'finding')}", *texts])

@@ -163,10 +163,24 @@ async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
     if isinstance(newest, WeightsCanaried) and newest.key in published:
         compared = await _compared(bus, newest, trial)
         published[newest.key] |= {"canary": newest.share, "shadow": newest.shadow, "compared": compared}
-    rows = list(published.values())
-    rows = [row for row in rows[:-_NEWEST] if row["promoted"] or row["canary"] or row["rolled_back"]] + rows[-_NEWEST:]
+    rows = of_interest(list(published.values()))
     kept = [await _chunks(bus, row) if row["store"] == "stream" else _files(found, row) for row in rows]
     return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept or row["live"]]
+
+
+def of_interest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the newest versions, and those that were promoted or canaries. Of versions with the same bits, which are
+    one in the store, the first is there, and the newest: the others are soon forgotten."""
+    newest = {row["location"]: row for row in rows}
+    first: dict[str, int] = {}
+    found = []
+    for number, row in enumerate(rows):
+        row["same_as"] = first.get(row["location"])
+        first.setdefault(row["location"], row["version"])
+        fresh = number >= len(rows) - _NEWEST and (row["same_as"] is None or row is newest[row["location"]])
+        if fresh or row["promoted"] or row["live"] or row["canary"] or row["rolled_back"]:
+            found.append(row)
+    return found
 
 
 async def _compared(bus: Bus, message: WeightsCanaried, trial: int) -> dict[str, float]:
@@ -199,7 +213,9 @@ def _table(versions: list[dict[str, Any]]) -> str:
     for row in versions:
         trial = "shadow" if row["shadow"] else "canary"
         mark, digest = "live" if row["live"] else trial if row["canary"] else "", row["digest"][:12]
+        same = row["same_as"]
         place = f"{Path(row['location']).name}{' (difference)' if row['base'] else ''}"
+        place = place if same is None else f"the bits of version {same}"
         lines.append(
             f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<6}  {row['promoted']:<8}  {place}"
         )

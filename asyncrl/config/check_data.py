@@ -59,7 +59,10 @@ def _condition(config: Config, name: str) -> Iterator[Finding]:
         message = "the stage would begin by two conditions; set one of them, or leave both to two stages"
         yield Finding((f"{key}.at_step", f"{key}.at_accuracy"), message)
     if stage.at_step >= config.learner.steps > 0:
-        message = f"batch {stage.at_step} is not before the last of learner.steps = {config.learner.steps}; lower it"
+        message = (
+            f"{key}.at_step = {stage.at_step} is not before the last batch, learner.steps = {config.learner.steps}; "
+            "lower the one or raise the other"
+        )
         yield Finding((f"{key}.at_step", "learner.steps"), message)
     if stage.at_accuracy is None and "accuracy_groups" in changed_keys(stage):
         yield Finding((f"{key}.accuracy_groups", f"{key}.at_accuracy"), "has no effect without at_accuracy; set it")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
 from string import ascii_lowercase
 from typing import Annotated, Any, TypeVar
@@ -125,13 +127,22 @@ class ReasoningGymSource:
         return f"reasoning-gym {self._name}{options}"
 
 
+@contextmanager
+def no_syntax_warnings() -> Iterator[None]:
+    """Import reasoning-gym in the block: a package below it has such lines, of which Python warns as it compiles."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)
+        yield
+
+
 def make_dataset(name: str, options: dict[str, Any], seed: int) -> Any:
     """Create 500 rows of a dataset of the reasoning-gym package; `options` are fields of its configuration.
 
     Raises:
         DataError: unknown dataset, unknown option, or a value that the dataset refuses.
     """
-    from reasoning_gym.factory import DATASETS, create_dataset  # takes 0.6 s and 100 MB
+    with no_syntax_warnings():
+        from reasoning_gym.factory import DATASETS, create_dataset  # takes 0.6 s and 100 MB
 
     spec = f"reasoning-gym:{name}"
     if name not in DATASETS:

@@ -46,10 +46,10 @@ class TaskTokenizer:
     """The tokenizer and the chat template of a model directory."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, eos_ids: list[int], name: str) -> None:
+        self.name = name  # of the model directory
         self.eos_ids = eos_ids  # tokens that end a completion; the first is the one that supervised rows end with
         self._tokenizer = tokenizer
         self._template = template
-        self._name = name
         self._prompt_tokens = lru_cache(_KEPT_PROMPTS)(self._tokens_of)  # members of a group have one prompt
 
     @classmethod
@@ -103,6 +103,11 @@ class TaskTokenizer:
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
 
     @property
+    def has_template(self) -> bool:
+        """Return whether there is a chat template."""
+        return self._template is not None
+
+    @property
     def written(self) -> list[str]:
         """Those of the special texts that the chat template itself writes, or looks for."""
         source = self._template.source if self._template is not None else ""
@@ -152,9 +157,9 @@ class TaskTokenizer:
             TokenizerError: the row has no label, or the model no end-of-sequence token.
         """
         if row.label is None:
-            raise TokenizerError(f"prompt {_shown(row)} has no label; a supervised row needs one")
+            raise TokenizerError(f"prompt {shown(row)} has no label; a supervised row needs one")
         if not self.eos_ids:
-            raise TokenizerError(f"{self._name} names no eos_token; a supervised answer must end with one")
+            raise TokenizerError(f"{self.name} names no eos_token; a supervised answer must end with one")
         return np.append(self.encode(str(row.label)), np.int32(self.eos_ids[0]))
 
     def encode_supervised(
@@ -245,26 +250,26 @@ class TaskTokenizer:
         except Exception as error:  # the library raises nothing narrower for a word that its vocabulary lacks
             absent = [repr(one) for one in dict.fromkeys(text) if self._tokenizer.token_to_id(one) is None]
             reason = f"the vocabulary of its tokenizer has no {', '.join(absent)}" if absent else str(error)
-            raise TokenizerError(f"{self._name} cannot encode {text[:80]!r}: {reason}") from error
+            raise TokenizerError(f"{self.name} cannot encode {text[:80]!r}: {reason}") from error
 
     def _render(
         self, row: PromptRow, messages: list[dict[str, Any]], *, add_generation_prompt: bool
     ) -> tuple[str, list[Span]]:
         if self._template is None:
             raise TokenizerError(
-                f"prompt {_shown(row)} is a chat and {self._name} has no chat template; "
+                f"prompt {shown(row)} is a chat and {self.name} has no chat template; "
                 "put chat_template.jinja into the model directory, or give prompts as text"
             )
         problem = message_problem(messages)
         if problem:
-            raise TokenizerError(f"prompt {_shown(row)}: {problem}")
+            raise TokenizerError(f"prompt {shown(row)}: {problem}")
         try:
             plain = [{key: value for key, value in message.items() if key != TRAIN} for message in messages]
             return self._template.render(
                 plain, tools=row.metadata.get("tools"), add_generation_prompt=add_generation_prompt
             )
         except (TemplateError, TypeError, ValueError, LookupError) as error:
-            raise TokenizerError(f"prompt {_shown(row)}: the chat template of {self._name} fails: {error}") from error
+            raise TokenizerError(f"prompt {shown(row)}: the chat template of {self.name} fails: {error}") from error
 
     def _texts(self, row: PromptRow, messages: list[dict[str, Any]], turns: Turns) -> list[Text]:
         ends = [end for token in self.eos_ids if (end := self._tokenizer.id_to_token(token))]
@@ -273,7 +278,7 @@ class TaskTokenizer:
                 messages, turns, lambda some, answer: self._render(row, some, add_generation_prompt=answer), ends
             )
         except TurnError as error:
-            raise TokenizerError(f"prompt {_shown(row)} and the chat template of {self._name}: {error}") from error
+            raise TokenizerError(f"prompt {shown(row)} and the chat template of {self.name}: {error}") from error
 
     def _encode_spans(self, text: str, spans: list[Span]) -> tuple[Int32Array, UInt8Array]:
         """Tokens of text, and a mask of those in the spans."""
@@ -297,10 +302,10 @@ class TaskTokenizer:
     def _checked(self, tokens: Int32Array, max_tokens: int | None, what: str, row: PromptRow) -> Int32Array:
         count, most = len(tokens), max_tokens
         if count == 0:
-            raise TokenizerError(f"{what} {_shown(row)} has no token; at least one is needed to sample from")
+            raise TokenizerError(f"{what} {shown(row)} has no token; at least one is needed to sample from")
         if most is not None and count > most:
             found = f"has {count} tokens and at most {most} fit"
-            raise TokenizerError(f"{what} {_shown(row)} {found}; shorten or remove it")
+            raise TokenizerError(f"{what} {shown(row)} {found}; shorten or remove it")
         return tokens
 
 
@@ -308,7 +313,8 @@ def _array(ids: list[int]) -> Int32Array:
     return np.array(ids, np.int32)
 
 
-def _shown(row: PromptRow) -> str:
+def shown(row: PromptRow) -> str:
+    """Return a prompt, or the last message of one, as an error shows it: its first 60 characters."""
     last: Any = row.prompt if isinstance(row.prompt, str) or not row.prompt else row.prompt[-1]
     text = str(last.get("content") if isinstance(last, dict) else last)
     return repr(text if len(text) <= 60 else text[:60] + "...")

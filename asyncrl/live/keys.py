@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from asyncrl.live.apis.words import LiveError
 from topics.keys import KeyAdded, KeyRevoked
 
+PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts
+_NOT_PRIVATE = ("", "0", "false", "no", "off")  # values of the header; any other one asks for privacy
 _PREFIX = "sk-asyncrl-"
 
 
@@ -31,6 +33,11 @@ def make_key(
 def digest_of(key: str) -> str:
     """Return the SHA-256 of a key, which has 256 random bits: nothing slower is needed."""
     return hashlib.sha256(key.encode(errors="replace")).hexdigest()
+
+
+def is_private(key: KeyAdded, headers: Mapping[str, str]) -> bool:
+    """Return whether nothing of a request is to be stored but counts."""
+    return key.private or headers.get(PRIVATE_HEADER, "").strip().lower() not in _NOT_PRIVATE
 
 
 class Keys:

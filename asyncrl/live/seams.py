@@ -30,8 +30,13 @@ def open_seam(tokenizer: TaskTokenizer, wanted: str) -> Seam:
         wanted: as `gateway.renderer`: `auto`, `difference`, or a family of `renderers`.
 
     Raises:
-        TokenizerError: the chat template is unsafe; or the family is not to be had, or another one's.
+        TokenizerError: there is no chat template, or it is unsafe; or the family is not to be had, or another one's.
     """
+    if not tokenizer.has_template:
+        raise TokenizerError(
+            f"a gateway serves chats, and {tokenizer.name} has no chat template; "
+            "put chat_template.jinja into the model directory"
+        )
     if wanted == DIFFERENCE:
         return Seam(tokenizer, "gateway.renderer asks for it")
     if find_spec("renderers") is None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.data.procedural import make_dataset
+from asyncrl.data.procedural import make_dataset, no_syntax_warnings
 
 
 def make_math() -> Callable[..., float]:
@@ -48,7 +48,8 @@ def make_reasoning_gym(dataset: str | None) -> Callable[..., float]:
     Raises:
         DataError: when there is no such dataset.
     """
-    from reasoning_gym.utils import extract_answer
+    with no_syntax_warnings():
+        from reasoning_gym.utils import extract_answer
 
     @lru_cache(maxsize=64)
     def scorer(name: str, options: bytes) -> Any:

@@ -18,7 +18,7 @@ from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import Opened, RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
-from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError, shown
 from asyncrl.training.create import write_tokenizer
 from topics.prompts import PromptRow
 
@@ -139,14 +139,14 @@ def _rows_for_made_model(config: Config, _base: Path, rows: list[PromptRow], wha
         label = str(row.label) if what.supervised and row.label is not None else ""
         unknown = "".join(sorted(set(row.prompt + label) - alphabet))
         if unknown:
-            message = f'{key} has the prompt "{row.prompt}", but model.create.alphabet lacks "{unknown}"; add it'
+            message = f'{key} has the prompt {shown(row)}, but model.create.alphabet lacks "{unknown[:80]}"; add it'
             yield Finding((key, "model.create.alphabet", "model.path"), message)
             return
         sampled = config.rollout.max_new_tokens if what.answered else 0
         tokens = len(row.prompt) + max(sampled, len(label) + 1 if label else 0)
         if tokens > context:
             message = (
-                f'{key} has the prompt "{row.prompt}", which takes {tokens} tokens with its answer, but '
+                f"{key} has the prompt {shown(row)}, which takes {tokens:,} tokens with its answer, but "
                 f"model.create.context = {context}; raise it"
             )
             yield Finding((key, "model.create.context", "rollout.max_new_tokens", "model.path"), message)

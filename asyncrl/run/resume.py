@@ -11,6 +11,7 @@ from asyncrl.bus.publish import publish, read
 from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.load import with_overrides
+from asyncrl.config.reference import known_settings
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.tasks import tasks_of
@@ -64,6 +65,8 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key not in MAY_CHANGE and not key.startswith(_OPTIONS):
+            if key not in known_settings():
+                with_overrides(config, [override], base=base)  # says which setting a mistyped one is near to
             raise LaunchError(
                 f"--set {override}: a run goes on with the settings it began with, but for its lengths "
                 f"({', '.join(_LENGTHS)}), its objective, how a step is computed and limits, which docs/operate.md "

@@ -56,7 +56,8 @@ async def _line(config: Config, base: Path, task: Task, rows: RowSetup) -> str:
     _, (row, *_) = await sample_rows(rows, 1, 0.0)
     label = row.label if isinstance(row.label, str | int | float) else ""
     request = GradeRequest(str(label), row.prompt, row.label, row.metadata, "p000000-0")
-    what = f"the reward {task.reward}, called with the label {str(label)[:40]!r} of the first row as completion"
+    shown = repr(str(label)[:40])
+    what = f"the reward {task.reward}, called with the label {shown} of the first row that is issued as completion"
     try:
         found = await _graded(config, base, task, request)
     except CallFailed as error:

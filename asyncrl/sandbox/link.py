@@ -69,13 +69,17 @@ class Link(NamedTuple):
         self.calls.transport.abort()
         self.answering.transport.abort()
 
-    def exit_text(self, setup: Setup) -> str:
-        """Return how the child ended."""
+    def exit_text(self, setup: Setup, *, ended: bool = False) -> str:
+        """Return how the child ended.
+
+        Args:
+            ended: by its pool, for a fault that is known.
+        """
         code = self.process.returncode
         if code is None or code >= 0:
             return f"exit code {code}"
         text = f"killed by {signal.Signals(-code).name}"
-        if -code == signal.SIGKILL:
+        if -code == signal.SIGKILL and not ended:
             return f"{text}, as the kernel does where the machine has no memory left"
         if -code == signal.SIGABRT and setup.memory_mb:
             return f"{text}, as native code ends that needs more than {setup.memory_text}"

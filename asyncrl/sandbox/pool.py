@@ -255,7 +255,7 @@ class Sandbox:
 
     def _discard(self, child: _Child) -> None:
         """Fail the call that ended its process, and give back those that did not."""
-        how = child.link.exit_text(self._setup)
+        how = child.link.exit_text(self._setup, ended=child.fault is not None)
         running = child.running
         reply = child.fault or Reply(0, reason="exited", detail=f"the function's process ended: {how}")
         log.warning("sandbox child ended", function=self._setup.spec, exit=how, fault=reply.reason)

@@ -367,8 +367,8 @@ def hanging_rewards(state: RunState, ill: set[str], *, held_s: float) -> Iterato
             if role == "groupreward" and any(task.tournament for task in tasks_of(state.config).values()):
                 limit = f"reward.tournament_limit_s is {limits.tournament_limit_s:g}"
             evidence = (
-                f"grades {work.id} for {work.held_s:.0f} s, {done:,} done before; {role} workers have "
-                f"{queue.get('under_way', 0):,}, {queue.get('waiting', 0):,} more wait; {limit}"
+                f"grades {work.id}, which it has had for {work.held_s:.0f} s, {done:,} done before; "
+                f"{role} workers have {queue.get('under_way', 0):,}, {queue.get('waiting', 0):,} more wait; {limit}"
             )
             yield finding("reward hanging", actor.actor_id, evidence)
 

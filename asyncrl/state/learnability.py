@@ -60,7 +60,7 @@ class Selection(NamedTuple):
 
     def __str__(self) -> str:
         measured = self.selected + self.hard + self.easy
-        left_out = f"{self.hard:,} too hard, {self.easy:,} too easy, {self.unmeasured:,} issued and not graded"
+        left_out = f"{self.hard:,} too hard, {self.easy:,} too easy, {self.unmeasured:,} issued and not measured"
         return f"{self.selected:,} of {measured:,} rows are in the band; {left_out}"
 
 

@@ -13,6 +13,7 @@ from topics.evals import EvalScored
 EventKind: TypeAlias = Literal["step", "news", "warning"]
 Process: TypeAlias = Literal["", "stopped", "gone"]  # "": lives, or is on another machine
 
+LISTENS = "listens"  # vital sign of a gateway that accepts requests
 SILENT_S = 6.0  # three vital signs
 FLAT_STEPS = 5  # in a row with equal rewards, before that is worth a remark
 _SOON_S = 60.0  # starts that count as one trouble lie within this

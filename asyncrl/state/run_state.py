@@ -12,6 +12,7 @@ from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.parts import (
+    LISTENS,
     Actor,
     Disk,
     Event,
@@ -58,6 +59,7 @@ class RunState(Roster):
         self.now_ns = 0  # server's clock when this was looked at; 0 while it is followed
         self.first_ns = self.last_ns = 0  # first and newest message
         self.opened_ns = 0  # when `up` began, or went on
+        self.serves_ns = 0  # when a gateway was first seen to accept requests
         self.stop_requested = False
         self.finished_at: int | None = None  # step at which training was reported finished
         self.steps: list[Step] = []  # the newest few, each once
@@ -304,6 +306,12 @@ class RunState(Roster):
             self.report("news", record.time_ns, f"over: {message.cause}: {message.object}")
 
     # -- actors
+
+    def _on_vitals(self, message: Vitals, record: Record) -> None:
+        super()._on_vitals(message, record)
+        if self.serves_ns < self.opened_ns <= record.time_ns and message.values.get(LISTENS):
+            self.serves_ns = record.time_ns
+            self.report("news", record.time_ns, "the gateway accepts requests")
 
     def _on_opened(self, message: RunOpened, record: Record) -> None:
         """A run begins or goes on: what was asked and how it ended before is past."""

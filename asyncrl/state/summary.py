@@ -15,7 +15,9 @@ from asyncrl.state.parts import FLAT_STEPS, counted
 
 def summary_text(summary: dict[str, Any]) -> str:
     """A run's figures for people, one a line."""
-    return "\n".join(f"{name:>16}  {value}" for name, value in summary_rows(summary))
+    rows = summary_rows(summary)
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:>{width}}  {value}" for name, value in rows)
 
 
 def summary_panel(summary: dict[str, Any]) -> RenderableType:

@@ -15,6 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.server import SERVERS, OwnServer, own_server
 from asyncrl.config.hints import hints
+from asyncrl.config.load import ConfigError
 from asyncrl.errors import AsyncRLError, LaunchError
 from asyncrl.ports import Listen, free_port, listen_problem, places_of
 from asyncrl.run.gateway_port import held_gateway
@@ -187,6 +188,8 @@ def test_a_run_that_goes_on_may_listen_elsewhere():
     assert (moved.nats.port, moved.nats.host, moved.learner.steps) == (4222, "0.0.0.0", 200)
     with pytest.raises(LaunchError, match=r"nats\.servers=3: a run goes on with the settings it began with"):
         longer(config, ["nats.servers=3"])
+    with pytest.raises(ConfigError, match=r"learner\.step: unknown setting; did you mean learner\.steps\?"):
+        longer(config, ["learner.step=3"])
 
 
 def test_an_address_that_this_machine_has_no_more_ends_the_search_for_a_port(tmp_path: Path):

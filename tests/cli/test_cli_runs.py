@@ -76,6 +76,7 @@ async def test_the_doctor_says_how_a_run_ended(tmp_path):
         (found,) = json.loads(output)["findings"]
         assert (code, found["cause"], found["object"], found["evidence"]) == (1, cause, name, evidence)
         assert "asyncrl up --resume RUN" in found["advice"]
+        assert f"`asyncrl up --resume {name}`" in (await command(tmp_path, "doctor", name))[1]
 
 
 async def test_a_live_run_and_one_that_was_killed_are_listed_with_their_newest_step(tmp_path):

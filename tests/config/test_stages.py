@@ -90,7 +90,11 @@ def test_a_stage_gives_all_tasks_its_group_size_and_temperature(written):
         ("[stages.a]\nfilters = ['zero_variance']\ngroup_size = 1", "stages.a.filters", "has no variance"),
         ("[stages.a]\nat_step = 3\nat_accuracy = 0.5", "stages.a.at_step", "two conditions"),
         ("[stages.a]\nat_step = 9\n[stages.b]\nat_step = 5", "stages.b.at_step", "stage a before it at batch 9"),
-        ("[stages.a]\nat_step = 100", "stages.a.at_step", "not before the last of learner.steps"),
+        (
+            "[stages.a]\nat_step = 100",
+            "stages.a.at_step",
+            "stages.a.at_step = 100 is not before the last batch",
+        ),
         ("[stages.a]\naccuracy_groups = 3", "stages.a.accuracy_groups", "no effect without at_accuracy"),
         ("[start]\nstages = { 4 = 'gone' }", "start.stages", "forked behind its stage gone; keep [stages.gone]"),
     ],

@@ -8,6 +8,7 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.conversation import Conversations, History, Prompt, Seam, history_key
+from asyncrl.live.seams import open_seam
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
 SYSTEM = {"role": "system", "content": "brief"}
@@ -168,8 +169,8 @@ def test_an_unsafe_seam_is_found_at_the_start(tmp_path: Path, fault: str):
 
 
 def test_a_model_without_a_template_serves_no_conversation(tmp_path: Path):
-    with pytest.raises(TokenizerError, match="has no chat template"):
-        Seam(TaskTokenizer.load(make_model(tmp_path, template=None)))
+    with pytest.raises(TokenizerError, match=r"a gateway serves chats, and .* has no chat template; put chat_template"):
+        open_seam(TaskTokenizer.load(make_model(tmp_path, template=None)), "auto")
 
 
 def test_a_message_that_holds_the_mark_is_refused(known: Conversations, tokenizer: TaskTokenizer):

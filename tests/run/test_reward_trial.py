@@ -43,7 +43,7 @@ def test_each_function_is_called_once_and_what_it_gives_is_told(tmp_path: Path):
     good, bad, whole = reward_lines(loaded.config, loaded.base)
 
     assert good.startswith("the reward own.py:exact, called with the label '")
-    assert good.endswith("' of the first row as completion, gives 1")
+    assert good.endswith("' of the first row that is issued as completion, gives 1")
     assert bad.startswith("hint: the reward own.py:raises")
     assert bad.endswith("gives none: ValueError: no such unit")
     assert whole.startswith("hint: the reward own.py:half")

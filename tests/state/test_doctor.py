@@ -268,7 +268,8 @@ def test_a_hanging_reward_is_found_and_not_the_groups_that_wait_for_it():
 
     assert case.found() == [("reward hanging", "reward-1")]
     assert case.evidence() == (
-        "grades p000007-0 for 60 s, 140 done before; reward workers have 9, 3 more wait; reward.time_limit_s is 30"
+        "grades p000007-0, which it has had for 60 s, 140 done before; "
+        "reward workers have 9, 3 more wait; reward.time_limit_s is 30"
     )
 
 

@@ -31,7 +31,8 @@ def test_a_group_that_is_graded_for_too_long_is_found_with_its_limit():
 
     assert case.found() == [("reward hanging", "groupreward-1")]
     assert case.evidence() == (
-        "grades p000007 for 60 s, 0 done before; groupreward workers have 2, 0 more wait; reward.time_limit_s is 30"
+        "grades p000007, which it has had for 60 s, 0 done before; "
+        "groupreward workers have 2, 0 more wait; reward.time_limit_s is 30"
     )
     case.state.config.reward.tournament = "swiss"
     assert "reward.tournament_limit_s is 300" in case.evidence()

@@ -130,7 +130,7 @@ async def test_the_command_writes_a_file_that_a_task_can_have(
 
     code, output = await command(tmp_path, *words, "--output", "band.jsonl")
     assert code == 0, output
-    assert "2 of 4 rows are in the band; 1 too hard, 1 too easy, 1 issued and not graded" in output
+    assert "2 of 4 rows are in the band; 1 too hard, 1 too easy, 1 issued and not measured" in output
     rows = [json.loads(line) for line in (tmp_path / "band.jsonl").read_text().splitlines()]
     assert rows[0] == {"prompt": "sometimes", "label": "SOMETIMES", "metadata": {"tools": []}}
     assert [row["prompt"] for row in rows] == ["sometimes", "changes"]

@@ -21,6 +21,16 @@ def test_the_summary_of_a_run_without_steps_says_so_and_has_no_empty_figures(war
     assert rows["steps"] == f"none of RL: {steps}"
 
 
+def test_the_figures_of_a_summary_stand_below_each_other_however_long_a_name_is():
+    reports = {"accuracy, arithmetic": "0.5"}
+    summary = RecorderFold().summary("demo", []) | {"metrics": "m", "reports": reports}
+
+    lines = summary_text(summary).splitlines()
+
+    assert {line[20:22] for line in lines} == {"  "} and len({line[:20] for line in lines}) == len(lines)
+    assert all(line[19] != " " and line[22] != " " for line in lines)
+
+
 def test_a_traceback_is_shown_by_its_last_line():
     text = (
         "p000237-5 reward: raised: Traceback (most recent call last):\n  File 'judge.py', line 3\nRuntimeError: no z\n"
