@@ -150,7 +150,7 @@ class MetricsFile:
         try:
             found = msgspec.json.decode(self._recorded.read_bytes(), type=Recorded)
             whole = found.format == format_of(RecorderState) and self.path.stat().st_size >= found.rows_bytes
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, ValueError):
             return None
         return found if whole else None
 
@@ -363,6 +363,6 @@ def _reports(folder: Path) -> dict[str, str]:
     for path in sorted(folder.glob("*.json")):
         try:
             found |= msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-        except (OSError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError) as error:
             found[path.stem] = f"not read: {error}"
     return found

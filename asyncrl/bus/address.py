@@ -73,7 +73,7 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except msgspec.MsgspecError as error:
+        except ValueError as error:
             raise DamagedFile(f"{path} holds no credentials: {error}") from error
 
     def login(self, speaks_tls: Callable[[], bool] = bool) -> dict[str, Any]:

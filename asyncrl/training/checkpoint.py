@@ -87,7 +87,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         checkpoint = msgspec.json.decode(path.read_bytes(), type=Checkpoint)
     except OSError as error:
         raise _incomplete(error) from error
-    except msgspec.MsgspecError as error:
+    except ValueError as error:  # what is no UTF-8 is no MsgspecError
         raise CheckpointError(f"{path}: {error}; this checkpoint is torn, use another") from error
     check_files(directory, checkpoint.files)
     if directory.name != checkpoint.name:

@@ -121,7 +121,7 @@ def load_dump(directory: str | Path) -> Dump:
         record = msgspec.json.decode((directory / _BATCH).read_bytes(), type=_Record)
         arrays = load_file(directory / _ROWS)
         rows = [_row(record.batch, one, arrays) for one in record.rows]
-    except (OSError, KeyError, SafetensorError, msgspec.MsgspecError) as error:
+    except (OSError, KeyError, SafetensorError, ValueError) as error:
         raise DumpError(f"{directory}: {error}; expected a folder that `asyncrl dump` wrote") from error
     return Dump(record.run, record.batch, record.trained, record.rows, rows)
 

@@ -79,7 +79,7 @@ def read_base(directory: Path) -> BaseModel:
     """Return what the adapter in a directory is added to.
 
     Raises:
-        OSError, msgspec.MsgspecError: there is none.
+        OSError, ValueError: there is none.
     """
     return msgspec.json.decode((directory / BASE_MODEL).read_bytes(), type=BaseModel)
 
@@ -88,7 +88,7 @@ def read_shape(directory: Path) -> AdapterShape:
     """Return the shape of the adapter in a directory.
 
     Raises:
-        OSError, msgspec.MsgspecError: there is none.
+        OSError, ValueError: there is none.
     """
     return msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes(), type=AdapterShape)
 
@@ -108,7 +108,7 @@ def check_shape(directory: Path, config: bytes | None) -> None:
         return
     try:
         found = read_shape(directory)
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{directory / ADAPTER_CONFIG}: {error}; this checkpoint is torn, use another") from error
     own = None if config is None else msgspec.json.decode(config, type=AdapterShape)
     if own != found:

@@ -132,7 +132,7 @@ def apply_delta(source: Path, base: Path, target: Path, *, expected: DeltaRecord
             [np.zeros(0, np.uint8), *(np.fromfile(source / Path(name).name, np.uint8) for name in record.files)]
         )
         manifest = (source / MANIFEST).read_bytes()
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, ValueError) as error:
         raise TornVersion(f"{source.name} is no difference: {error}") from error
     for name in ("run", "base", "key"):
         found, wanted = getattr(record, name), getattr(expected, name)

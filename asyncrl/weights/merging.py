@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -41,7 +40,7 @@ def merged(base: Mapping[str, torch.Tensor], directory: Path) -> dict[str, torch
     try:
         of, shape = read_base(directory), read_shape(directory)
         adapter = dict(_tensors(directory))
-    except (OSError, SafetensorError, msgspec.MsgspecError) as error:
+    except (OSError, SafetensorError, ValueError) as error:
         raise TornVersion(f"{directory.name}: its adapter cannot be read: {error}") from error
     dtype: torch.dtype = getattr(torch, of.dtype)
     found = {name: one if name in of.kept else one.to(dtype) for name, one in base.items()}

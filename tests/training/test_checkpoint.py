@@ -178,6 +178,17 @@ def test_a_torn_checkpoint_is_refused_and_names_the_file(tmp_path, file, spoil, 
         read_checkpoint(directory)
 
 
+def test_a_record_that_is_no_text_is_torn(tmp_path):
+    directory = write_checkpoint(tmp_path, CHECKPOINT, save)
+    written = (directory / "checkpoint.json").read_bytes()
+    for place in range(len(written)):  # with its highest bit a byte is no text
+        spoilt = bytearray(written)
+        spoilt[place] ^= 0x80
+        (directory / "checkpoint.json").write_bytes(spoilt)
+        with pytest.raises(CheckpointError, match=r"checkpoint.json: .* torn"):
+            read_checkpoint(directory)
+
+
 def test_a_torn_checkpoint_is_written_anew_under_its_name(tmp_path):
     directory = write_checkpoint(tmp_path, CHECKPOINT, save)
     os.truncate(directory / "a.safetensors", 699)

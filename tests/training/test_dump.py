@@ -110,3 +110,8 @@ def test_nothing_is_overwritten_and_a_folder_that_is_no_dump_is_named(tmp_path):
     (tmp_path / "dump" / "rows.safetensors").write_bytes(b"torn")
     with pytest.raises(DumpError, match="expected a folder"):
         load_dump(tmp_path / "dump")
+    write_dump(tmp_path / "other", "demo", (PACKED, None), GROUPS, [])
+    batch = tmp_path / "other" / "batch.json"
+    batch.write_bytes(batch.read_bytes().replace(b"demo", b"dem\xff"))
+    with pytest.raises(DumpError, match=r"utf-8.*expected a folder"):
+        load_dump(tmp_path / "other")
