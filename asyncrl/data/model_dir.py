@@ -50,6 +50,13 @@ class ModelInfo(NamedTuple):
         return self.layers * self.chosen * (1 if self.experts <= 256 else 2)
 
 
+class OnDisk(NamedTuple):
+    """A tensor in a file, as its header has it."""
+
+    shape: tuple[int, ...]
+    dtype: str  # as safetensors names it: "F8_E4M3"
+
+
 def check_model_directory(path: Path) -> ModelInfo:
     """Read config and weight headers of a model directory.
 
@@ -100,12 +107,12 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         ModelError: a file is missing or cut short.
     """
-    return logical_shapes(stored_shapes(path))
+    return logical_shapes({name: found.shape for name, found in stored_tensors(path).items()})
 
 
-def stored_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+def stored_tensors(path: Path) -> dict[str, OnDisk]:
     """As `tensor_shapes`, as they lie on disk."""
-    return {name: shape for file in _weight_files(path) for name, shape in _check_weights(file).items()}
+    return {name: found for file in _weight_files(path) for name, found in _check_weights(file).items()}
 
 
 def logical_shapes(stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -140,11 +147,12 @@ def _weight_files(path: Path) -> Iterator[Path]:
         yield path / name
 
 
-def _check_weights(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shapes in a file; refuse one whose header is broken, or promises another number of bytes."""
+def _check_weights(file: Path) -> dict[str, OnDisk]:
+    """Return the tensors of a file; refuse one whose header is broken, or promises another number of bytes."""
     try:
         with safe_open(file, framework="np") as weights:
-            return {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
+            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+            return {name: OnDisk(tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} holds no whole weights as safetensors ({error}); fetch it again") from error
 

@@ -13,7 +13,18 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from asyncrl.data.model_dir import INVERSE, PACKED, WEIGHT, ModelError, read_json, stored_shapes, tensor_shapes
+from asyncrl.data.model_dir import (
+    INVERSE,
+    PACKED,
+    PACKED_COLUMNS,
+    SCALE,
+    WEIGHT,
+    ModelError,
+    OnDisk,
+    read_json,
+    stored_tensors,
+    tensor_shapes,
+)
 
 Form: TypeAlias = Literal["fp8-blocks", "int4-groups"]
 Shapes: TypeAlias = Mapping[str, tuple[int, ...]]
@@ -50,9 +61,35 @@ def read_quantisation(directory: Path) -> Quantisation | None:
         )
     form: Form = "fp8-blocks" if config["quant_method"] == "fp8" else "int4-groups"
     ending = INVERSE if form == "fp8-blocks" else PACKED
-    stored = stored_shapes(directory)
+    stored = stored_tensors(directory)
+    if problem := _apart(form, stored):
+        raise ModelError(f"{directory}: {problem}; its files are of several models, or torn: fetch it again")
     names = frozenset(name.removesuffix(ending) + WEIGHT for name in stored if name.endswith(ending))
     return Quantisation(form, names, config)
+
+
+def _apart(form: Form, stored: Mapping[str, OnDisk]) -> str:
+    """Return which matrix lacks its scales or has others, and so would be read as other numbers; empty where none."""
+    eights = form == "fp8-blocks"
+    of_values, of_scales = (WEIGHT, INVERSE) if eights else (PACKED, SCALE)
+    modules = {name.removesuffix(of_scales) for name in stored if name.endswith(of_scales)}
+    modules |= {
+        name.removesuffix(of_values)
+        for name, found in stored.items()
+        if name.endswith(of_values) and (not eights or found.dtype == "F8_E4M3")
+    }
+    for module in sorted(modules):
+        values, scales = stored.get(module + of_values), stored.get(module + of_scales)
+        if values is None or scales is None:
+            there, missing = (of_scales, of_values) if values is None else (of_values, of_scales)
+            return f"found {module + there}, and no {module + missing}"
+        if len(values.shape) != 2:
+            return f"{module + of_values} has shape {values.shape}, which is no matrix"
+        rows, columns = values.shape
+        wanted = (-(-rows // BLOCK), -(-columns // BLOCK)) if eights else (rows, columns * PACKED_COLUMNS // GROUP)
+        if scales.shape != wanted:
+            return f"{module + of_scales} has shape {scales.shape}, that of {values.shape} values is {wanted}"
+    return ""
 
 
 def _unknown(config: Any) -> str:

@@ -182,6 +182,38 @@ def test_weights_that_are_not_finite_are_not_hidden_by_a_form(mixture, tmp_path,
         publisher.publish(lineage=0, version=0)
 
 
+def spoilt(directory: Path, target: Path, change) -> Path:
+    """A model whose tensors of one matrix are others."""
+    target.mkdir()
+    for path in directory.iterdir():
+        (target / path.name).write_bytes(path.read_bytes())
+    tensors = load_file(target / "model.safetensors")
+    change(tensors, "model.layers.1.mlp.experts.2.up_proj")
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_matrix_without_its_scales_or_with_others_is_refused(mixture, tmp_path, form):
+    values, scales = (".weight", ".weight_scale_inv") if form == FORMS[0] else (".weight_packed", ".weight_scale")
+    place = Path(publisher_of(opened(mixture, form), tmp_path).publish(lineage=0, version=0).location)
+
+    changes = {
+        f"found .*up_proj{values}, and no .*up_proj{scales}": lambda tensors, module: tensors.pop(module + scales),
+        f"found .*up_proj{scales}, and no .*up_proj{values}": lambda tensors, module: tensors.pop(module + values),
+        rf"up_proj{scales} has shape \(3, 3\), that of .* values is": (
+            lambda tensors, module: tensors.update({module + scales: torch.ones(3, 3)})
+        ),
+        rf"up_proj{values} has shape \(8,\), which is no matrix": (
+            lambda tensors, module: tensors.update({module + values: tensors[module + values].flatten()[:8]})
+        ),
+    }
+    for number, (words, change) in enumerate(changes.items()):
+        torn = spoilt(place, tmp_path / str(number), change)
+        with pytest.raises(ModelError, match=rf"{words}.*fetch it again"):
+            read_quantisation(torn)
+
+
 @pytest.mark.parametrize(
     ("config", "words"),
     [
