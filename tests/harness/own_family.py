@@ -28,6 +28,7 @@ FAMILY = Family(
     read=FAMILIES["Glm4ForCausalLM"].read,
     options={"rotary_interleaved": True},
     adapt=_adapt,
+    rotates_part=True,
 )
 
 _NAMES = {"post_self_attn_layernorm": "attention_out_norm", "post_mlp_layernorm": "ffn_out_norm", ".mlp.": ".ffn."}

@@ -129,6 +129,10 @@ def read_config(directory: Path) -> ModelConfig:
         raise EngineError(
             f"model {directory}: rope type {config.rope.kind!r}; the embedded engine serves {' and '.join(ROPES)}"
         )
+    if config.rope.share != 1.0:  # transformers passes over the field in these families
+        raise EngineError(
+            f"model {directory}: partial_rotary_factor is {config.rope.share:g}; the embedded engine serves only 1"
+        )
     return config
 
 
@@ -198,9 +202,18 @@ def _read_latent(raw: Mapping[str, Any]) -> LatentConfig | None:
     )
 
 
+def rope_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a `config.json` says of its rotary embedding.
+
+    Newer files keep everything in `rope_parameters`; older ones have `rope_theta` and `rope_scaling`. Where somebody
+    added `rope_scaling` to a newer one, as pages of models tell to for longer texts, transformers goes by that.
+    """
+    found: Mapping[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    return found
+
+
 def _read_rope(raw: Mapping[str, Any]) -> RopeConfig:
-    """Newer files keep everything in `rope_parameters`; older ones have `rope_theta` and `rope_scaling`."""
-    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    rope = rope_of(raw)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     theta = float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
     share = rope.get("partial_rotary_factor") or raw.get("partial_rotary_factor")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.engine.embedded.config import ModelConfig, rope_of
 
 if TYPE_CHECKING:
     import torch  # which callers that only look a family up need not load
@@ -206,7 +206,7 @@ def corrected(_raw: Mapping[str, Any], shape: ModelConfig) -> ModelConfig:
 
 def half_rotated(raw: Mapping[str, Any], shape: ModelConfig) -> ModelConfig:
     """Return the shape of a model that rotates half of each head where `config.json` does not say how much."""
-    if "partial_rotary_factor" in {**raw, **(raw.get("rope_parameters") or {})}:
+    if "partial_rotary_factor" in {**raw, **rope_of(raw)}:
         return shape
     return msgspec.structs.replace(shape, rope=msgspec.structs.replace(shape.rope, share=0.5))
 
@@ -223,6 +223,7 @@ class Family:
     adapt: Callable[[Any, Any], None] = lambda _layer, _config: None
     """Change the library's ModuleSpec of a layer, made for a TransformerConfig, where the family has other modules."""
     ropes: tuple[str, ...] = ("default",)  # types of rotary embedding
+    rotates_part: bool = False  # of a head, where `config.json` says so
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Fields of `config.json` that this family can have with one value alone, which they also have where left out."""
 

@@ -201,6 +201,8 @@ def edit(directory: Path, **changes):
         ({"architectures": ["MambaForCausalLM"]}, "architecture MambaForCausalLM"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope type 'yarn'"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope type 'linear'"),  # beside rope_parameters
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor is 0.5"),
         ({"num_hidden_layers": 3}, "model.layers.2.* is missing"),
         ({"num_hidden_layers": 1}, "beyond the 1 layers"),
         ({"vocab_size": 98}, r"model.embed_tokens.weight has shape \[97, 64\], the served model has \[98, 64\]"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from asyncrl.data.model_dir import ModelError, read_json, tensor_shapes
-from asyncrl.engine.embedded.config import ModelConfig, read_shape
+from asyncrl.engine.embedded.config import ModelConfig, read_shape, rope_of
 from asyncrl.training.megatron.families import deepseek_v3, glm4, glm4_moe, llama, qwen2, qwen3, qwen3_moe
 from asyncrl.training.megatron.table import Family
 
@@ -56,7 +58,7 @@ def read_family(directory: Path) -> tuple[Family, ModelConfig]:
             raise ModelError(
                 f'{directory}: found {key} = {raw[key]!r}, expected {value!r}; set learner.trainer = "torch"'
             )
-    if problem := _grouping(shape):
+    if problem := _rotation(family, shape, rope_of(raw)) or _grouping(shape):
         raise ModelError(f'{directory}: {problem}; set learner.trainer = "torch"')
     return family, shape
 
@@ -68,6 +70,18 @@ def ahead_problem(directory: Path, shape: ModelConfig) -> str:
         return f"config.json has {shape.further_layers} layers that predict ahead, one is known here"
     if not shape.further_layers or name not in tensor_shapes(directory):
         return f"there is no layer that predicts ahead: num_nextn_predict_layers in config.json, and {name}"
+    return ""
+
+
+def _rotation(family: Family, shape: ModelConfig, rope: Mapping[str, Any]) -> str:
+    """Return why heads cannot be rotated as transformers rotates them; empty where they can."""
+    if shape.rope.share != 1.0 and not family.rotates_part:
+        return f"found partial_rotary_factor = {shape.rope.share:g}, expected 1"
+    if shape.rope.kind == "yarn" and rope.get("attention_factor") is not None:
+        return f"found attention_factor = {rope['attention_factor']} of yarn, expected mscale and mscale_all_dim"
+    given = [key for key in ("mscale", "mscale_all_dim") if rope.get(key)]
+    if shape.rope.kind == "yarn" and len(given) == 1:
+        return f"found {given[0]} of yarn alone, expected mscale and mscale_all_dim, or none"
     return ""
 
 

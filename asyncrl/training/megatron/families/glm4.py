@@ -33,6 +33,7 @@ FAMILY = Family(
     "Glm4ForCausalLM",
     layer=lambda shape, _: {**_LAYER, **attention(shape)},
     read=_read,
+    rotates_part=True,
     options={"rotary_interleaved": True},
     adapt=_adapt,
     fixed={"hidden_act": "silu"},

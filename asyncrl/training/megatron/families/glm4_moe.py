@@ -23,5 +23,6 @@ FAMILY = Family(
     "Glm4MoeForCausalLM",
     layer=lambda shape, number: {**NORMS, **attention(shape), **mixture(shape, number)},
     read=_read,
+    rotates_part=True,
     fixed={"hidden_act": "silu", "norm_topk_prob": True},
 )

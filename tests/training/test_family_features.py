@@ -1,0 +1,48 @@
+"""Features of a model that its family does not have, and that would be computed otherwise than by transformers."""
+
+import json
+
+import pytest
+
+from asyncrl.data.model_dir import ModelError
+from asyncrl.training.megatron.families import read_family
+from harness.published import PUBLISHED
+
+
+def changed(folder, name, changes):
+    """A published `config.json` with other fields; what is None is left out."""
+    config = {**PUBLISHED[name][0], **changes}
+    (folder / "config.json").write_text(json.dumps({key: one for key, one in config.items() if one is not None}))
+    return folder
+
+
+def yarn(**further):
+    return {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096, **further}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "words"),
+    [
+        ("Qwen3-4B", {"partial_rotary_factor": 0.5}, "found partial_rotary_factor = 0.5, expected 1"),
+        (
+            "Llama-3.1-8B",
+            {"rope_scaling": None, "rope_parameters": {"partial_rotary_factor": 0.5}},
+            "found partial_rotary_factor = 0.5",
+        ),
+        ("Qwen2.5-7B", {"rope_parameters": {"rope_theta": 1e6}, "rope_scaling": yarn()}, "found rope type 'yarn'"),
+        ("Kimi-K2", {"rope_scaling": yarn(attention_factor=1.2)}, "found attention_factor = 1.2 of yarn"),
+        ("Kimi-K2", {"rope_scaling": yarn(mscale=0.7)}, "found mscale of yarn alone"),
+        ("Kimi-K2", {"rope_scaling": yarn(mscale_all_dim=1.0)}, "found mscale_all_dim of yarn alone"),
+    ],
+)
+def test_a_rotation_that_would_be_another_is_refused(tmp_path, name, changes, words):
+    with pytest.raises(ModelError, match=rf"{words}.*set learner.trainer = "):
+        read_family(changed(tmp_path, name, changes))
+
+
+def test_a_part_of_a_head_is_rotated_where_the_family_does(tmp_path):
+    assert read_family(changed(tmp_path, "GLM-4-9B-0414", {"partial_rotary_factor": 0.25}))[1].rope.share == 0.25
+
+
+def test_yarn_without_mscale_has_that_of_its_factor(tmp_path):
+    assert read_family(changed(tmp_path, "Kimi-K2", {"rope_scaling": yarn()}))[1].rope.mscale == 1.0
