@@ -5,6 +5,7 @@ import json
 import pytest
 
 from asyncrl.data.model_dir import ModelError
+from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import read_family
 from harness.published import PUBLISHED
 
@@ -46,3 +47,19 @@ def test_a_part_of_a_head_is_rotated_where_the_family_does(tmp_path):
 
 def test_yarn_without_mscale_has_that_of_its_factor(tmp_path):
     assert read_family(changed(tmp_path, "Kimi-K2", {"rope_scaling": yarn()}))[1].rope.mscale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_experts_per_tok": 400}, "num_experts_per_tok = 400, expected 1 to 256"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok = 0, expected 1 to 256"),
+        ({"n_group": 3}, "found n_group = 3 and topk_group = 4 with 256 experts"),
+        ({"topk_group": 9, "num_experts_per_tok": 18}, "found n_group = 8 and topk_group = 9 with 256 experts"),
+        ({"routed_scaling_factor": None}, "config.json of a DeepseekV3ForCausalLM lacks 'routed_scaling_factor'"),
+        ({"n_shared_experts": None}, "config.json of a DeepseekV3ForCausalLM lacks 'n_shared_experts'"),
+    ],
+)
+def test_experts_that_no_router_can_choose_and_fields_that_are_left_out_are_refused(tmp_path, changes, words):
+    with pytest.raises((ModelError, EngineError), match=words):
+        read_family(changed(tmp_path, "DeepSeek-V3", changes))

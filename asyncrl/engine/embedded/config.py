@@ -176,10 +176,12 @@ def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig | None:
     count = expert_count(raw)
     if not count:
         return None
-    channels = int(raw["moe_intermediate_size"])
+    channels, chosen = int(raw["moe_intermediate_size"]), int(raw["num_experts_per_tok"])
+    if not 1 <= chosen <= count:
+        raise ValueError(f"num_experts_per_tok = {chosen}, expected 1 to {count}, the number of experts")
     return ExpertsConfig(
         count=count,
-        chosen=int(raw["num_experts_per_tok"]),
+        chosen=chosen,
         intermediate=channels,
         normalised=bool(raw.get("norm_topk_prob", False)),
         dense_first=int(raw.get("first_k_dense_replace") or 0),

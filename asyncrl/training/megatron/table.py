@@ -226,6 +226,8 @@ class Family:
     rotates_part: bool = False  # of a head, where `config.json` says so
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Fields of `config.json` that this family can have with one value alone, which they also have where left out."""
+    needed: tuple[str, ...] = ()
+    """Fields of `config.json` beside those of every model, for which transformers has the value of a published one."""
 
     def rows(self, shape: ModelConfig) -> Iterator[Row]:
         """Yield every tensor of a model; those of one kind follow one another, expert by expert."""

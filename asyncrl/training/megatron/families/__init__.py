@@ -28,7 +28,7 @@ def family_of(directory: Path) -> tuple[Family, ModelConfig]:
     """Family and shape of a model directory, whatever its features are.
 
     Raises:
-        ModelError: the family is not known here.
+        ModelError: the family is not known here, or `config.json` lacks a field of it.
         EngineError: `config.json` is torn, or lacks a field.
     """
     raw, shape = read_json(directory / "config.json"), read_shape(directory)
@@ -36,6 +36,8 @@ def family_of(directory: Path) -> tuple[Family, ModelConfig]:
     if family is None:
         known = ", ".join(FAMILIES)
         raise ModelError(f'{directory}: the trainer "megatron" has no family {shape.architecture}; it has {known}')
+    if missing := [key for key in family.needed if key not in raw]:
+        raise ModelError(f"{directory}: config.json of a {family.architecture} lacks {missing[0]!r}; fetch it again")
     return family, family.read(raw, shape)
 
 
@@ -88,7 +90,14 @@ def _rotation(family: Family, shape: ModelConfig, rope: Mapping[str, Any]) -> st
 def _grouping(shape: ModelConfig) -> str:
     """Return why experts cannot be chosen by groups as the library does; empty where they can."""
     experts = shape.experts
-    if experts is None or experts.groups == 1 or experts.chosen == 2 * experts.groups_chosen:
+    if experts is None or experts.groups == 1:
+        return ""
+    if experts.count % experts.groups or experts.groups_chosen > experts.groups:
+        return (
+            f"found n_group = {experts.groups} and topk_group = {experts.groups_chosen} with {experts.count} experts, "
+            "expected groups of as many, of which some are taken"
+        )
+    if experts.chosen == 2 * experts.groups_chosen:
         return ""
     return (
         f"found num_experts_per_tok = {experts.chosen} in topk_group = {experts.groups_chosen} groups of experts, "

@@ -60,6 +60,7 @@ FAMILY = Family(
     layer=_layer,
     read=corrected,
     ropes=("default", "yarn"),
+    needed=("first_k_dense_replace", "n_group", "n_shared_experts", "routed_scaling_factor", "topk_group"),
     fixed={
         "hidden_act": "silu",
         "attention_bias": False,

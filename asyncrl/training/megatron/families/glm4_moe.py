@@ -24,5 +24,6 @@ FAMILY = Family(
     layer=lambda shape, number: {**NORMS, **attention(shape), **mixture(shape, number)},
     read=_read,
     rotates_part=True,
+    needed=("first_k_dense_replace", "n_shared_experts"),
     fixed={"hidden_act": "silu", "norm_topk_prob": True},
 )
