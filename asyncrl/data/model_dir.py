@@ -64,7 +64,7 @@ def check_model_directory(path: Path) -> ModelInfo:
         ModelError: when a file is missing or cut short, or the architecture is not supported.
     """
     info = model_info(path)
-    for file in _weight_files(path):
+    for file in weight_files(path):
         _check_weights(file)
     return info
 
@@ -112,7 +112,7 @@ def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 def stored_tensors(path: Path) -> dict[str, OnDisk]:
     """As `tensor_shapes`, as they lie on disk."""
-    return {name: found for file in _weight_files(path) for name, found in _check_weights(file).items()}
+    return {name: found for file in weight_files(path) for name, found in _check_weights(file).items()}
 
 
 def logical_shapes(stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
@@ -135,7 +135,8 @@ def count_parameters(path: Path) -> int:
     return sum(math.prod(shape) for shape in tensor_shapes(path).values())
 
 
-def _weight_files(path: Path) -> Iterator[Path]:
+def weight_files(path: Path) -> Iterator[Path]:
+    """Yield the files of a model's weights, as its index names them where there are several."""
     index = path / "model.safetensors.index.json"
     if not index.is_file():
         yield path / "model.safetensors"

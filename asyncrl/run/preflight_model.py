@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.filters import FILTERS
@@ -22,7 +23,7 @@ from asyncrl.config.own_algorithms import Named, named_algorithms
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.staged import as_in
-from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes
+from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes, weight_files
 from asyncrl.data.quantisation import read_quantisation
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
@@ -30,11 +31,15 @@ from asyncrl.engine.errors import EngineError
 from asyncrl.live.seams import AUTO, DIFFERENCE, open_seam
 from asyncrl.process import python
 from asyncrl.training.megatron.families import family_of
+from asyncrl.training.megatron.table import EMBEDDING
+from asyncrl.weights.tensors import tensors_in
 from topics.batches import BatchMember
 from topics.trajectories import Reference
 
 _ASK_LIMIT_S = 300
 _HEAD = "lm_head.weight"  # a critic has another one
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_COMPUTED = "rotary_emb.inv_freq"  # older files have it
 _ROUTED = ".experts."  # in names of tensors of experts, which transformers has in one tensor for all
 # In processes of their own: torch takes seconds and 200 MB, and an engine may have packages of its own.
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
@@ -51,7 +56,7 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
         if "embedded" in config.engine.kinds:
             read_config(path)
         family, shape = family_of(path)
-        _compare_weights(path, family.tensors(shape), shape.layers + shape.further_layers)
+        _compare_weights(path, family.tensors(shape), shape)
         _compare_tokenizer(path, shape)
     except (ModelError, EngineError, TokenizerError) as error:
         yield Finding(("model.path",), str(error))
@@ -115,7 +120,7 @@ def _differs(path: Path, policy: dict[int, str], replaced: str) -> str:
         found = check_model_directory(path)
         family, shape = family_of(path)
         read = {name: size for name, size in family.tensors(shape).items() if name != replaced}
-        _compare_weights(path, read, shape.layers + shape.further_layers)
+        _compare_weights(path, read, shape)
         known = TaskTokenizer.load(path).vocabulary
     except (ModelError, EngineError, TokenizerError) as error:
         return str(error)
@@ -150,8 +155,8 @@ def _policy_vocabulary(model: ModelSettings, base: Path) -> dict[int, str]:
     return dict(enumerate([*SPECIAL_TOKENS, *model.create.alphabet]))
 
 
-def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], layers: int) -> None:
-    there = tensor_shapes(path)
+def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], shape: ModelConfig) -> None:
+    there, layers = tensor_shapes(path), shape.layers + shape.further_layers
     for name, size in implied.items():
         if there.get(name) != size:
             found = f"it is {list(there[name])}" if name in there else "it is missing"
@@ -161,6 +166,24 @@ def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], layers:
     beyond = next((name for name in there if name.startswith(f"model.layers.{layers}.")), None)
     if beyond:
         raise ModelError(f"{path}: the weights hold {beyond}, but by config.json there are {layers} layers")
+    trunk = (name for name in there if (of := _LAYER.match(name)) and int(of[1]) < shape.layers)
+    if unread := [name for name in trunk if name not in implied and not name.endswith(_COMPUTED)]:
+        raise ModelError(
+            f"{path}: the weights hold {unread[0]}, but by config.json the layers have no such tensor; they are of "
+            "different models"
+        )
+    if shape.tied and not _is_tied(path):
+        raise ModelError(
+            f"{path}: by config.json {_HEAD} is tied to the embedding, in the weights it is another one; set "
+            "tie_word_embeddings = false there"
+        )
+
+
+def _is_tied(path: Path) -> bool:
+    """Return whether the head is not among the weights, or is the embedding once more."""
+    held = (tensor for file in weight_files(path) for tensor in tensors_in(file))
+    found = {tensor.name: tensor for tensor in held if tensor.name in (_HEAD, EMBEDDING)}
+    return len(found) < 2 or np.array_equal(found[_HEAD].content, found[EMBEDDING].content)
 
 
 def _compare_tokenizer(path: Path, shape: ModelConfig) -> None:

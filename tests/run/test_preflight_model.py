@@ -182,6 +182,31 @@ def test_a_model_that_cannot_be_served_or_is_not_its_config_is_refused(rows, wri
     assert message in problem.message
 
 
+@pytest.mark.parametrize(
+    ("tied", "further", "message"),
+    [
+        (False, "model.layers.1.self_attn.q_proj.bias", "by config.json the layers have no such tensor"),
+        (
+            True,
+            "lm_head.weight",
+            "by config.json lm_head.weight is tied to the embedding, in the weights it is another",
+        ),
+    ],
+)
+def test_tensors_that_the_config_leaves_no_place_for_are_refused(rows, written, tmp_path, tied, further, message):
+    made_model(tmp_path, tie_word_embeddings=tied)
+    file, harmless = tmp_path / "model.safetensors", "model.layers.1.self_attn.rotary_emb.inv_freq"
+    held = load_file(file)
+    held |= {harmless: held["model.norm.weight"]} | (
+        {"lm_head.weight": held["model.embed_tokens.weight"]} if tied else {}
+    )
+    save_file(held, file)
+    assert load_config(written(OWN), further=check_surroundings).base == tmp_path
+    save_file(held | {further: held["model.embed_tokens.weight"] + 1.0}, file)
+
+    assert message in the_problem(written(OWN), files=True).message
+
+
 def test_what_the_embedded_engine_does_not_serve_is_left_to_another(rows, written, tmp_path):
     made_model(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0}, attention_bias=True)
     other = "engine = { kind = 'external', addresses = ['http://there:1'] }\n"

@@ -223,7 +223,7 @@ def _read_rope(raw: Mapping[str, Any]) -> RopeConfig:
     if kind not in ("llama3", "yarn"):
         return plain
     given = {"factor": 1.0, "original_max_position_embeddings": raw.get("max_position_embeddings")}
-    known = rope if kind == "llama3" else given | rope
+    known = rope if kind == "llama3" else {**given, **rope}
     stretched = msgspec.structs.replace(
         plain, factor=float(known["factor"]), original_positions=int(known["original_max_position_embeddings"])
     )
