@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from asyncrl.algorithms.rows import TrainRow
@@ -90,14 +92,38 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
             "engines serve another model than is trained: start them anew with model.path"
         )
     chosen = numbers.reshape(len(row.tokens), mixture.layers, -1)[:, list(mixture.routed)]
-    routed = (chosen != chosen[..., :1]).any(-1)  # [tokens, layers]
     own = np.zeros(len(row.tokens), np.bool_)
     for part in mixture.tokens(len(row.tokens)):
         own[part.start : part.stop] = True
-    if (torn := own & row.routed & ~routed.all(1)).any():
+    _check_tokens(row, chosen, own & row.routed, mixture)
+
+
+def _check_tokens(
+    row: TrainRow, chosen: npt.NDArray[np.generic], known: npt.NDArray[np.bool_], mixture: Mixture
+) -> None:
+    """Refuse tokens that do not name different experts in every layer.
+
+    Args:
+        chosen: [tokens, layers, experts of each].
+        known: [tokens] whose experts are recorded.
+    """
+    planes = np.ascontiguousarray(np.moveaxis(chosen, -1, 0))  # whose comparisons are many times as fast
+    routed = (planes != planes[0]).any(0)  # [tokens, layers]
+    if (torn := known & ~routed.all(1)).any():
         token = int(torn.argmax())
         layer = mixture.routed[int(routed[token].argmin())]
         raise RowError(
             f"trajectory {row.trajectory_id}: token {token} names no experts of layer {layer}, and those of others; "
             "an engine records every layer that has experts, or none: start it anew, or serve the model that is trained"
+        )
+    twice = np.zeros_like(routed)
+    for one, other in combinations(planes, 2):
+        twice |= one == other
+    if (torn := known & twice.any(1)).any():
+        token = int(torn.argmax())
+        place = int(twice[token].argmax())
+        raise RowError(
+            f"trajectory {row.trajectory_id}: token {token} names experts {chosen[token, place].tolist()} of layer "
+            f"{mixture.routed[place]}, expected {mixture.chosen} different ones; the engine records what is no choice: "
+            "start it anew with model.path"
         )

@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import re
 from contextlib import asynccontextmanager
 
 import msgspec
@@ -29,6 +30,7 @@ from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal
 from asyncrl.training import replay_router
 from asyncrl.training.protocol import RowError
+from asyncrl.training.routing import Mixture, check_routing
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.mixtures import MIXTURE, routed_rows, write_transformers_model
 from harness.planted_errors import apart, unsteady
@@ -206,6 +208,25 @@ def test_a_token_whose_experts_of_one_layer_are_missing_is_refused(model):
 
     with pytest.raises(RowError, match=f"token {token} names no experts of layer 2, and those of others"):
         TorchTrainer(model, TorchSettings(replays=True)).step([row], policy())
+
+
+@pytest.mark.parametrize("experts", [4, 257])  # one byte each, and two
+def test_a_token_that_names_an_expert_twice_is_refused(experts):
+    [row] = routed_rows(policy_rows(np.random.default_rng(1), 2)[1:], 0, experts, 3)
+    if experts > 256:
+        row = dataclasses.replace(row, routing=row.routing.astype(np.uint16).view(np.uint8))
+    mixture = Mixture(4, 3, experts, (0, 1, 2, 3))
+    check_routing(row, mixture)
+
+    token = int(row.routed.nonzero()[0][1])
+    named = row.routing.view(np.uint8 if experts <= 256 else np.uint16).reshape(len(row.tokens), 4, 3)
+    named[token, 1, 2] = named[token, 1, 0]
+
+    words = f"token {token} names experts {named[token, 1].tolist()} of layer 1, expected 3 different ones"
+    with pytest.raises(RowError, match=re.escape(words)):
+        check_routing(row, mixture)
+    check_routing(row, mixture._replace(routed=(0, 2, 3)))  # of another stage
+    check_routing(row, mixture._replace(tokens=lambda length: [range(token), range(token + 1, length)]))
 
 
 def test_experts_of_other_layers_than_the_trained_model_has_are_refused():
