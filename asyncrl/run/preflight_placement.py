@@ -74,6 +74,7 @@ def _settings(config: Config) -> Iterator[Finding]:
     """Settings that need one machine."""
     placement = config.placement
     engines = "engine" in placement.roles
+    yield from _names(config)
     if placement.shared:
         if "learner" in placement.roles and config.weights.direct != "never":
             yield Finding(("weights.direct", "placement.roles"), "needs learner and engines on one host")
@@ -97,6 +98,23 @@ def _settings(config: Config) -> Iterator[Finding]:
         if group.gpus and engines:
             message = "numbers GPUs of this machine; leave it out: an engine has the GPUs of its bundle"
             yield Finding((f"{table}.gpus", "placement.bundles"), message)
+
+
+def _names(config: Config) -> Iterator[Finding]:
+    """Find what is named in a form, or by a name, that nothing has."""
+    placement = config.placement
+    host, _, port = placement.address.rpartition(":")
+    is_place = host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
+    if not is_place and placement.address not in ("", "auto"):
+        message = (
+            f'found "{placement.address}", expected HOST:PORT of the head, or nothing for the cluster of this machine'
+        )
+        yield Finding(("placement.address",), message)
+    known = [*placement.roles, *(config.engine.pools if "engine" in placement.roles else ())]
+    for name in placement.bundles:
+        if name not in known:
+            message = f"nothing of this name is placed on hosts; expected one of {', '.join(dict.fromkeys(known))}"
+            yield Finding((f"placement.bundles.{name}", "placement.roles"), message)
 
 
 def _files(config: Config, base: Path) -> Iterator[Finding]:

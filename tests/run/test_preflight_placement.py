@@ -38,6 +38,12 @@ RAY = ("placement.kind=ray", 'weights.store="stream"')
         (('placement.roles=["learner"]',), "holds learner, whose checkpoints would lie only on its host"),
         (("weights.direct=gloo",), "needs learner and engines on one host"),
         (('placement.files=["nowhere.py"]',), "nowhere.py is not there"),
+        (("placement.address=head:x",), 'found "head:x", expected HOST:PORT of the head'),
+        (("placement.address=head",), 'found "head", expected HOST:PORT of the head'),
+        (("placement.address=ray://head:10001",), 'found "ray://head:10001", expected HOST:PORT of the head'),
+        (("placement.address=local",), 'found "local", expected HOST:PORT of the head'),  # Ray would start one
+        (("placement.bundles.rolout.CPU=2",), "expected one of engine, rollout, reward, groupreward"),
+        (("placement.bundles.learner.GPU=2",), "nothing of this name is placed on hosts; expected one of engine"),
         (
             ("placement.kind=local", "directory=/ray/runtime_resources/working_dir_files/pkg/runs"),
             "pkg/runs lies in the working folder of a submitted job, which Ray replaces at the next submission",
