@@ -91,8 +91,14 @@ def model_info(path: Path) -> ModelInfo:
         )
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json; copy the model's tokenizer files there")
-    layers, chosen = config.get("num_hidden_layers", 1), config.get("num_experts_per_tok", 0)
-    return ModelInfo(architectures[0], vocab_size, context, expert_count(config), layers, chosen)
+    try:
+        experts, chosen = expert_count(config), int(config.get("num_experts_per_tok") or 0)
+        layers = int(config.get("num_hidden_layers", 1))
+    except (ValueError, TypeError) as error:
+        raise ModelError(
+            f"{path / 'config.json'} has no number of layers or experts ({error}); fetch it again"
+        ) from error
+    return ModelInfo(architectures[0], vocab_size, context, experts, layers, chosen)
 
 
 def expert_count(config: Mapping[str, Any]) -> int:

@@ -77,6 +77,11 @@ def test_an_alphabet_names_each_character_once(tmp_path):
         ("config.json", b"[]", "config.json is not a JSON object .*got `array`"),
         ("config.json", b'{"architectures": ["MambaForCausalLM"]}', "MambaForCausalLM is not supported"),
         ("config.json", b'{"architectures": ["Qwen3ForCausalLM"], "vocab_size": 3}', "max_position_embeddings None"),
+        (
+            "config.json",
+            b'{"architectures":["Qwen3ForCausalLM"],"vocab_size":3,"max_position_embeddings":9,"num_experts":"x"}',
+            r"config.json has no number of layers or experts \(invalid literal .*fetch it again",
+        ),
         ("tokenizer.json", None, "no tokenizer.json"),
         ("model.safetensors", None, "model.safetensors holds no whole weights .*No such file"),
         ("model.safetensors", b"", "model.safetensors holds no whole weights .*too small"),
