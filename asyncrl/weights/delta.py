@@ -7,6 +7,7 @@ the base's directory, never to the base itself: a process that dies meanwhile le
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -150,7 +151,10 @@ def apply_delta(source: Path, base: Path, target: Path, *, expected: DeltaRecord
 
 
 def _apply(records: Sequence[TensorDelta], content: Bytes, target: Path) -> None:
-    held = {tensor.name: tensor for path in target.glob("*.safetensors") for tensor in tensors_in(path, "r+")}
+    try:
+        held = {tensor.name: tensor for path in target.glob("*.safetensors") for tensor in tensors_in(path, "r+")}
+    except ValueError as error:
+        raise TornVersion(f"the base cannot be read: {error}") from error
     work: list[tuple[TensorDelta, HostTensor, Bytes]] = []
     end = 0
     for record in records:
@@ -206,9 +210,15 @@ def _change(work: tuple[TensorDelta, HostTensor, Bytes]) -> None:
 
 
 def _elements(tensor: HostTensor) -> npt.NDArray[np.unsignedinteger]:
-    """Return a tensor's elements as whole numbers of their size."""
-    count = int(np.prod(tensor.shape, dtype=np.int64))
-    size = tensor.content.nbytes // count if count else 1
+    """Return a tensor's elements as whole numbers of their size.
+
+    Raises:
+        TornVersion: its bytes are not those of its shape.
+    """
+    count, held = math.prod(tensor.shape), tensor.content.nbytes
+    size, rest = divmod(held, count) if count else (1, held)
+    if rest or size not in (1, 2, 4, 8):
+        raise TornVersion(f"{tensor.name} has {held} bytes, which are not those of {count} elements")
     found: npt.NDArray[np.unsignedinteger] = tensor.content.view(f"<u{size}")
     return found
 
