@@ -67,15 +67,32 @@ async def post(session: aiohttp.ClientSession, url: str, body: bytes, most: int)
         Refused: any other status that is no success.
     """
     async with session.post(url, data=body, allow_redirects=False) as response:
-        text = b""
-        while len(text) <= most and (part := await response.content.readany()):
-            text += part
+        text = await _read_beginning(response, most)
         if response.status == 429 or response.status >= 500:
             raise aiohttp.ClientError(f"status {response.status}: {beginning(text)}")
         if response.status >= 300:
             to = f" and names {response.headers['Location']}" if "Location" in response.headers else ""
             raise Refused(f"{url} answered status {response.status}{to}: {beginning(text)}")
     return text
+
+
+async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        aiohttp.ClientPayloadError: it has more than `most` bytes.
+    """
+    if len(body := await _read_beginning(response, most)) > most:
+        raise aiohttp.ClientPayloadError(f"more than {most} bytes came")
+    return body
+
+
+async def _read_beginning(response: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the body of an answer, or more than `most` bytes of it where it is longer."""
+    body = bytearray()
+    while len(body) <= most and (part := await response.content.readany()):
+        body += part
+    return bytes(body)
 
 
 def beginning(text: bytes) -> str:

@@ -9,9 +9,9 @@ import time
 from actors.runtime.actor import VITALS_S, ActorFault, Context
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import read
-from asyncrl.engine.client import EngineLoad
 from asyncrl.engine.control import EngineControl
 from asyncrl.engine.errors import EngineError
+from asyncrl.engine.loads import EngineLoad
 from topics.engines import ANNOUNCED, ENGINE_ANNOUNCED, EngineAnnounced
 
 

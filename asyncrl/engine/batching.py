@@ -15,8 +15,10 @@ import msgspec
 from asyncrl.background import BackgroundTasks
 from asyncrl.engine.answer import Generation, Member, decode_answer
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable, RequestFailed
+from asyncrl.http_calls import read_body
 
 MAX_BATCH = 64
+_MOST = 1 << 30  # bytes of an answer or event: with the experts of all of its tokens it may have hundreds of megabytes
 _AT_THE_END = 1_000_000_000
 """The stream interval of members that want no chunks: no generation reaches it. SGLang sends the first token, too, the
 embedded engine does not."""
@@ -193,7 +195,7 @@ def _recording(members: list[Member]) -> dict[str, Any]:
 async def _events(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncIterator[bytes]:
     """The JSON of each server-sent event, up to `[DONE]`, or of the whole answer."""
     if not streamed:
-        yield await response.read()
+        yield await read_body(response, _MOST)
         return
     rest = bytearray()  # of an event, which may have megabytes: it is looked through once
     async for data in response.content.iter_any():
@@ -202,6 +204,8 @@ async def _events(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncI
             seam = rest[-1:] + data
             rest += data
             if b"\n\n" not in seam:
+                if len(rest) > _MOST:
+                    raise aiohttp.ClientPayloadError(f"more than {_MOST} bytes came without the end of an event")
                 continue
             whole, rest = bytes(rest), bytearray()
         *events, begun = whole.split(b"\n\n")
@@ -209,7 +213,8 @@ async def _events(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncI
         for event in events:
             payload = event.strip().removeprefix(b"data:").strip()
             if payload == b"[DONE]":
-                await response.read()  # lets the connection be used again
+                async for _ in response.content.iter_any():
+                    break  # nothing should come: at its end the connection can be used again
                 return
             if payload:
                 yield payload

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, TypeVar
 
 import aiohttp
 import msgspec
@@ -26,13 +26,14 @@ from asyncrl.engine.errors import (
     fault_of,
     message_of,
 )
+from asyncrl.engine.loads import EngineLoad, ServerLoads
+from asyncrl.http_calls import read_body
 from asyncrl.weights.described import Described, GroupPlace
 from topics.wire import Int32Array
 
 __all__ = [
     "Chunk",
     "EngineClient",
-    "EngineLoad",
     "EngineRefused",
     "EngineUnavailable",
     "Generation",
@@ -43,6 +44,7 @@ __all__ = [
 _ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
 _POLL_S = 0.005
 _LAST_STEPS = 3  # of a scheduler that overlaps them, until what was aborted has ended
+_MOST = 16 << 20  # bytes of an answer that brings no tokens
 _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
 T = TypeVar("T")
@@ -92,13 +94,6 @@ class SamplingParams(msgspec.Struct, frozen=True):
 
 
 _DEFAULTS = [(name, getattr(SamplingParams(0), name)) for name in _AS_THEY_ARE]
-
-
-class EngineLoad(NamedTuple):
-    """The load of a server; `tokens` grows while anything runs."""
-
-    requests: int  # running and waiting
-    tokens: int  # in the caches of running requests
 
 
 class EngineClient:
@@ -315,11 +310,7 @@ class EngineClient:
 
     async def _load(self, query: str, extra_s: float = 0.0) -> EngineLoad:
         raw = await self._call("GET", f"/v1/loads{query}", extra_s=extra_s)
-        loads = self._decode(raw, _Loads).loads
-        return EngineLoad(
-            sum(load.num_running_reqs + load.num_waiting_reqs for load in loads),
-            sum(load.num_used_tokens for load in loads),
-        )
+        return self._decode(raw, ServerLoads).sum
 
     async def model_info(self) -> dict[str, Any]:
         """Return the served model; `weight_version` among its fields."""
@@ -347,7 +338,7 @@ class EngineClient:
     async def _call(self, method: str, path: str, body: dict[str, Any] | None = None, extra_s: float = 0.0) -> bytes:
         raw = None if body is None else msgspec.json.encode(body)
         async with self._open(method, path, raw, self._control_timeout_s + extra_s) as response:
-            return await response.read()
+            return await read_body(response, _MOST)
 
     @asynccontextmanager
     async def _open(
@@ -368,7 +359,7 @@ class EngineClient:
             request = self._session.request(method, self.address + path, data=body, headers=headers, timeout=timeout)
             async with request as response:
                 if response.status not in (200, 499):
-                    raise self._fault(response.status, await response.read())
+                    raise self._fault(response.status, await read_body(response, _MOST))
                 yield response
         except TimeoutError as fault:
             waited_s = timeout_s or self._generate_timeout_s
@@ -387,13 +378,3 @@ class EngineClient:
             return msgspec.json.decode(raw, type=kind)
         except UNREADABLE as fault:
             raise RequestFailed(f"unreadable answer: {fault}") from fault
-
-
-class _Load(msgspec.Struct):
-    num_running_reqs: int = 0
-    num_waiting_reqs: int = 0
-    num_used_tokens: int = 0
-
-
-class _Loads(msgspec.Struct):
-    loads: list[_Load] = []

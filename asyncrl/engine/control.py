@@ -11,8 +11,9 @@ from typing import NamedTuple, Protocol
 
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.data.quantisation import served_otherwise
-from asyncrl.engine.client import EngineClient, EngineLoad
+from asyncrl.engine.client import EngineClient
 from asyncrl.engine.errors import EngineError, EngineRefused, RequestFailed
+from asyncrl.engine.loads import EngineLoad
 from asyncrl.engine.served import ServedAdapters, Shape
 from asyncrl.engine.staging import Staging
 from asyncrl.engine.starting import end_of, name_of_gpu, start_at_free_port
@@ -267,8 +268,7 @@ class OwnControl(ExternalControl):
         arguments = ["-m", self.module, "--model-path", str(home.model), "--host", home.host]
         arguments += ["--port", str(self._port), "--weight-version", home.label]
         arguments += ["--max-running-requests", str(group.max_running), "--incremental-streaming-output"]
-        if home.settings.context:
-            arguments += ["--context-length", str(home.settings.context)]
+        arguments += ["--context-length", str(home.settings.context)] if home.settings.context else ()
         if home.key_file is not None:
             arguments += self.key_arguments(home.key_file)
         arguments += self.behind_a_router if home.settings.router.count else ()
