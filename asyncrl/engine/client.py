@@ -344,7 +344,10 @@ class EngineClient:
     async def _open(
         self, method: str, path: str, body: bytes | None, timeout_s: float | None = None, group: str = ""
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A response with status 200 or 499; every other outcome, also while it is read, is one of our errors."""
+        """A response with status 200 or 499; every other outcome, also while it is read, is one of our errors.
+
+        A redirection is not followed: requests go to the engine that was named, and to no other server.
+        """
         if self._session is None:
             connector = aiohttp.TCPConnector(limit=self._connections)
             self._session = aiohttp.ClientSession(
@@ -356,10 +359,14 @@ class EngineClient:
             timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
         try:
             headers = {_ROUTING_KEY: group} if group else {}
-            request = self._session.request(method, self.address + path, data=body, headers=headers, timeout=timeout)
+            request = self._session.request(
+                method, self.address + path, data=body, headers=headers, timeout=timeout, allow_redirects=False
+            )
             async with request as response:
                 if response.status not in (200, 499):
-                    raise self._fault(response.status, await read_body(response, _MOST))
+                    place = response.headers.get("Location")
+                    words = f"it refers to {place}".encode() if place else await read_body(response, _MOST)
+                    raise self._fault(response.status, words)
                 yield response
         except TimeoutError as fault:
             waited_s = timeout_s or self._generate_timeout_s

@@ -1,4 +1,4 @@
-"""Addresses behind which there is no engine: what never ends its answer, and pages."""
+"""Addresses behind which there is no engine: what refers to another server, and what never ends its answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -10,8 +10,9 @@ from aiohttp.web_request import BaseRequest
 
 from asyncrl.engine import batching, client
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.errors import EngineError, EngineUnavailable
+from asyncrl.engine.errors import EngineError, EngineUnavailable, RequestFailed
 from asyncrl.ports import free_port
+from harness.sglang_like import like_sglang
 from harness.stage import DEADLINE_S
 
 Handler = Callable[[BaseRequest], Awaitable[web.StreamResponse]]
@@ -39,6 +40,23 @@ async def answering(handler: Handler) -> AsyncIterator[EngineClient]:
     finally:
         await engine.close()
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_request_goes_to_no_server_that_another_one_names(call: str, status: int):
+    async with like_sglang() as other:
+
+        async def refer(request: BaseRequest) -> web.StreamResponse:
+            await request.read()
+            return web.Response(status=status, headers={"Location": f"{other.address}{request.path}"})
+
+        async with answering(refer) as engine:
+            with pytest.raises(RequestFailed, match=f"HTTP {status}: it refers to {other.address}/"):
+                await CALLS[call](engine)
+            assert not await engine.health()
+
+    assert (other.asked, other.paused, other.loads, other.health_asked) == ([], False, [], 0)
 
 
 @pytest.mark.parametrize("status", [200, 500])
