@@ -75,7 +75,7 @@ class StoredChunks:
         newest = await read_newest_chunk(self._bus, WEIGHTS_STORED, location)
         try:
             index = msgspec.msgpack.decode(newest or b"", type=StreamIndex)
-        except msgspec.MsgspecError as error:
+        except (ValueError, msgspec.MsgspecError) as error:  # ValueError: the name of a file is no text
             raise TornVersion(f"version {location} is not, or not wholly, in the stream: {error}") from error
         assembly = Assembly(into, index)
 

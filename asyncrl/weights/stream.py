@@ -20,6 +20,7 @@ from asyncrl.weights.verify import TornVersion
 
 FILE, OFFSET = "file", "offset"  # headers of a chunk
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}\Z", re.ASCII)
+_OFFSET = re.compile(r"\d{1,18}\Z", re.ASCII)
 
 
 class Chunks(Protocol):
@@ -166,7 +167,7 @@ class Assembly:
         """Write a chunk to its place; the same one may come twice."""
         name, offset = headers.get(FILE, ""), headers.get(OFFSET, "")
         size = self._index.files.get(name)
-        if size is None or not offset.isdecimal() or int(offset) + len(body) > size:
+        if size is None or not _OFFSET.match(offset) or int(offset) + len(body) > size:
             raise TornVersion(f"a chunk of {len(body)} bytes at {offset[:20]!r} of file {name[:80]!r} has no place")
         mode = "r+b" if any(file == name for file, _ in self._chunks) else "wb"
         with (self._directory / name).open(mode) as file:  # buffered: without, a disk that is nearly full takes a part
