@@ -42,17 +42,23 @@ def is_ip(host: str) -> bool:
     return True
 
 
-def places_of(url: str) -> set[tuple[str, int, str]]:
+def places_of(url: str, *, look_up: bool = True) -> set[tuple[str, int, str]]:
     """Return IP addresses, those of this machine as one, port and path of a URL: the same for each way to write it.
 
     A name that cannot be resolved here stands for itself, and so does one of another machine behind https: a proxy
     has one address for many servers, which it tells apart by the name in the certificate.
+
+    Args:
+        url: whose host is an IP address, or a name.
+        look_up: whether names are resolved; else all but `localhost` stand for themselves.
     """
     parts = urlsplit(url)
     host, path = (parts.hostname or "").rstrip("."), parts.path.rstrip("/")
     port = parts.port or (443 if parts.scheme == "https" else 80)
+    if not look_up and not is_ip(host) and host != "localhost":
+        return {(host, port, path)}
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        found = {_plain(str(info[4][0])) for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError:
         return {(host, port, path)}
     own = {one.address for interface in psutil.net_if_addrs().values() for one in interface}
@@ -60,6 +66,12 @@ def places_of(url: str) -> set[tuple[str, int, str]]:
         return {(host, port, path)}
     here = {one for one in found if one in own or is_loopback(one) or ipaddress.ip_address(one).is_unspecified}
     return {(LOOPBACK if one in here else one, port, path) for one in found}
+
+
+def _plain(address: str) -> str:
+    """Return the IPv4 address that an IPv6 address maps: `::ffff:10.0.0.5` reaches the server at `10.0.0.5`."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    return str(ip.ipv4_mapped) if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped else address
 
 
 def url_host(host: str) -> str:

@@ -14,7 +14,9 @@ from topics.wire import Count, Id, Message, Seconds, Version
 
 _KEY = re.compile(r"(\d{1,9}):(\d{1,9}):", re.ASCII)
 ANNOUNCED = "engine-at-"  # begins the name of a server that was announced while the run goes on
-_ADDRESS = re.compile(r"^https?://([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(:\d{1,5})?(/[\w./-]*)?\Z", re.ASCII)
+_HOST = r"(?:[A-Za-z0-9_-]{1,63}\.){0,63}[A-Za-z0-9_-]{1,63}\.?|\[[0-9A-Fa-f:.]{2,45}\]"
+_PATH = r"(?:/(?!\.{1,2}(?:/|\Z))[\w.-]*)*"  # clients leave out /./ and /../: one server would have many addresses
+_ADDRESS = re.compile(rf"^https?://(?:{_HOST})(?::\d{{1,5}})?{_PATH}\Z", re.ASCII)
 
 
 def check_address(address: str) -> None:
@@ -23,7 +25,11 @@ def check_address(address: str) -> None:
     Raises:
         ValueError: it is none.
     """
-    if not _ADDRESS.match(address):
+    try:
+        well = bool(_ADDRESS.match(address)) and urlsplit(address).port != 0
+    except ValueError:  # a port above the last one, or brackets around what is no IP address
+        well = False
+    if not well:
         raise ValueError(f"{address!r} is no address of an engine; expected http://host:port")
 
 

@@ -308,11 +308,6 @@ def _engine(engine: EngineSettings) -> Iterator[Finding]:
             yield Finding((f"engine.{key}", "engine.groups"), message)
     for table, group in engine.tables.items():
         yield from _engine_group(table, group)
-    addresses = Counter(address.rstrip("/") for group in engine.tables.values() for address in group.addresses)
-    repeated = [address for address, count in addresses.items() if count > 1]
-    if repeated:
-        keys = tuple(f"{table}.addresses" for table in engine.tables)
-        yield Finding(keys, f"{_quoted(repeated)} found more than once, expected each server once")
     if len({group.kind == "scripted" for group in engine.tables.values()}) > 1:
         message = "scripted engines make tokens up, and cannot be mixed with servers of a model"
         yield Finding(tuple(f"{table}.kind" for table in engine.tables), message)
@@ -349,9 +344,6 @@ def _engine_group(table: str, group: EngineGroup) -> Iterator[Finding]:
         if any(argument.split("=")[0] == option for argument in group.arguments):
             message = f"holds {option}, which a server started here is given by the run; use {instead}"
             yield Finding((f"{table}.arguments",), message)
-    for address in group.addresses:
-        if not is_address(address, "http", "https"):
-            yield Finding((f"{table}.addresses",), f'found "{address}", expected http://host:port')
 
 
 def _seeded(config: Config) -> Iterator[Finding]:

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from asyncrl.config.check import Finding, not_a_function, unused
-from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.host import VISIBLE_GPUS
-from asyncrl.ports import is_ip
+from asyncrl.ports import is_ip, places_of
+from topics.engines import check_address
 from topics.roles import role_of
 
 _SERVED: dict[Purpose, tuple[str, str]] = {
@@ -63,6 +64,7 @@ def _canary_contradictions(config: Config) -> Iterator[Finding]:
 
 def server_contradictions(config: Config) -> Iterator[Finding]:
     """Find settings with which servers do not start, or answer with weights without a known name."""
+    yield from _addresses(config.engine)
     groups = {table: group for table, group in config.engine.tables.items() if group.kind == "sglang"}
     for table, group in groups.items():
         yield from _gpus(table, group)
@@ -72,6 +74,27 @@ def server_contradictions(config: Config) -> Iterator[Finding]:
         message = "tokens name the weights of a decode server, and a prefill server may have newer ones under requests "
         keys = tuple(f"{table}.arguments" for table in prefill)
         yield Finding((*keys, "weights.update"), message + 'that stay; set weights.update = "resume"')
+
+
+def _addresses(engine: EngineSettings) -> Iterator[Finding]:
+    """Find what is no address of an engine, and servers that are named twice: two actors would load weights by turns.
+
+    No name is looked up: this machine may not know it.
+    """
+    first: dict[tuple[str, int, str], str] = {}
+    for table, group in engine.tables.items():
+        for address in group.addresses:
+            try:
+                check_address(address)
+            except ValueError:
+                yield Finding((f"{table}.addresses",), f'found "{address}", expected http://host:port')
+                continue
+            for place in places_of(address, look_up=False):
+                if (other := first.setdefault(place, address)) is not address:
+                    same = f'"{address}"' if address == other else f'"{other}" and "{address}", which is the same,'
+                    keys = tuple(f"{table}.addresses" for table in engine.tables)
+                    yield Finding(keys, f"{same} found more than once, expected each server once")
+                    break
 
 
 def _gpus(table: str, group: EngineGroup) -> Iterator[Finding]:
