@@ -148,14 +148,17 @@ class Fetcher:
 
     def _sweep(self) -> None:
         """Remove what engines left that died, to make room; the caller has the lock, so no other is making anything."""
-        for left in [*self._folder.glob(".read-*"), *self._folder.glob(".*.partial")]:
-            shutil.rmtree(left, ignore_errors=True)
+        for kind in (".read-*", ".*.partial", ".*.old"):
+            for left in self._folder.glob(kind):
+                shutil.rmtree(left, ignore_errors=True)
         self._remove_unused()
 
     def _remove_unused(self) -> None:
         for path in self._folder.glob("lineage*"):
             with _opened(path) as handle:
-                if path not in self._held and handle is not None and try_lock(handle):
+                if path in self._held or handle is None or not try_lock(handle):
+                    continue
+                if _is_at(handle, path):  # else another engine has removed it meanwhile, or made it anew
                     remove_directory(path)
 
     async def _hold_whole(self, target: Path, digest: str = "") -> bool:
