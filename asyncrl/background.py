@@ -50,6 +50,18 @@ async def first_of(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any], ti
                 future.cancel()
 
 
+async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> None:
+    """Await work, and cancel it when an event is set; what it raises is raised."""
+    task = asyncio.ensure_future(work)
+    try:
+        await first_of(task, event.wait())
+    finally:
+        task.cancel()
+        await asyncio.wait({task})
+    if not task.cancelled():
+        task.result()
+
+
 async def all_of(*works: Coroutine[Any, Any, T]) -> list[T]:
     """Await several and return what they come to; where one fails, the others end, and its error is raised."""
     if len(works) == 1:  # in this task: on a busy loop each task more waits for its turn, at its begin and at its end

@@ -19,7 +19,7 @@ from actors.engine.home import home_of
 from actors.engine.pointed import Announced, Versions, versions_of
 from actors.engine.watching import announced, watch_load
 from actors.runtime.actor import VITALS_S, ActorDown, Context
-from asyncrl.background import first_of
+from asyncrl.background import first_of, unless
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.publish import publish, read
@@ -106,7 +106,7 @@ class EngineActor:
                     await self._pass_card(self._card)
                     continue
                 if target is not None and self._wants(target):
-                    await self._bring(target)
+                    await (self._bring(target) if self._server.own else unless(self.context.stop, self._bring(target)))
                     continue
                 await first_of(self._news.wait(), self.context.stop.wait())
         except (EngineFailed, EngineError) as error:
