@@ -17,6 +17,22 @@ def write_private(path: Path, content: bytes) -> None:
     os.replace(aside, path)
 
 
+def secret_fault(path: Path, *, header: bool = True) -> str:
+    """Return what a file holds in place of a secret, or why it cannot be read; "" where it holds one.
+
+    Args:
+        path: of the file.
+        header: whether a header of HTTP is to carry it, which takes one line.
+    """
+    try:
+        secret = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        return getattr(error, "strerror", "") or str(error)
+    if header and not secret.isprintable():
+        return "several lines, or control characters"
+    return "" if secret else "nothing"
+
+
 def append_private(path: Path, content: bytes) -> None:
     """Add to a file that only this user can read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb") as file:

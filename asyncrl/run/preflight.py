@@ -19,6 +19,7 @@ from asyncrl.config.check import Finding
 from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError
+from asyncrl.files import secret_fault
 from asyncrl.judges.rule import judge_setup
 from asyncrl.live.redaction import redaction_setup
 from asyncrl.ports import is_ip, listen_problem
@@ -111,11 +112,7 @@ def _secrets(config: Config, base: Path) -> Iterator[Finding]:
         if not name:
             continue
         path = base / name
-        try:
-            found = "nothing" if not path.read_text(encoding="utf-8").strip() else ""
-        except (OSError, UnicodeDecodeError) as error:
-            found = getattr(error, "strerror", "") or str(error)
-        if found:
+        if found := secret_fault(path, header=key != "nats.password_file"):
             yield Finding((key,), f"{path}: found {found.lower()}, expected a readable file that holds the secret")
             continue
         if key in of_servers and path.read_text(encoding="utf-8").strip().startswith("-"):
