@@ -204,7 +204,7 @@ class EngineActor:
         if loaded and found != weights and (self._loaded, self._weights) == (loaded, weights) and not self._updating:
             label, path = found
             self.context.count("relabelled")
-            self.context.log.warning("server has other weights", found=found, expected=weights)
+            self.context.log.warning("server has other weights", found=(label[:80], path[:1024]), expected=weights)
             self._loaded, self._found = "", label if label != loaded else f"{label} from {path}"
             self._news.set()
 
@@ -327,7 +327,7 @@ class EngineActor:
             words = f"version {target.version} was not loaded within engine.update_deadline_s = {deadline:g} s"
             raise EngineFailed(words) from None
         if (confirmed := self._weights[0]) != target.key:
-            raise EngineFailed(f"the server reports weights {confirmed!r}, expected {target.key!r}")
+            raise EngineFailed(f"the server reports weights {confirmed[:80]!r}, expected {target.key!r}")
         crash_point("engine.swapped")
         self._loaded, self._found, self._overtaken = target.key, "", 0
         way = self._direct.kind if directory is None and self._direct is not None else ""

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, cast
 import msgspec
 import numpy as np
 
-from asyncrl.engine.errors import EngineError, EngineRefused, RequestFailed, fault_of
+from asyncrl.engine.errors import EngineError, RequestFailed, fault_of
 from topics.wire import Float32Array, Int32Array
 
 FinishType = Literal["stop", "length", "abort"]
@@ -88,7 +88,7 @@ class _Fault(msgspec.Struct, frozen=True):
 
     def error(self) -> EngineError:
         """Classify an error; SGLang gives no code where it refuses an input."""
-        return fault_of(self.code, self.message) if isinstance(self.code, int) else EngineRefused(self.message)
+        return fault_of(self.code if isinstance(self.code, int) else 400, self.message)
 
 
 class Answer(msgspec.Struct, frozen=True):

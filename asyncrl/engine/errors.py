@@ -9,6 +9,8 @@ import msgspec
 
 from asyncrl.errors import AsyncRLError
 
+_WORDS = 500  # characters of what a server says
+
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Errors of an answer that is no JSON as it should be."""
 
@@ -43,7 +45,11 @@ class EngineUnavailable(EngineError):
 
 
 def fault_of(status: int, words: str) -> EngineError:
-    """The error that an HTTP status means, also where it is the code of an event inside a stream."""
+    """The error that an HTTP status means, also where it is the code of an event inside a stream.
+
+    Of its words the beginning counts: they go into logs, vital signs and errors.
+    """
+    words = words[:_WORDS]
     if status == 400:
         return EngineRefused(words)
     kind = EngineOverloaded if status in (429, 503) else RequestFailed
@@ -64,4 +70,4 @@ def message_of(raw: bytes) -> str:
         refusal = msgspec.json.decode(raw, type=_Refusal)
         error = refusal.error
         words = (error.get("message", error) if isinstance(error, dict) else refusal.message or error) or words
-    return " ".join(str(words).split())[:500]
+    return " ".join(str(words).split())[:_WORDS]

@@ -201,7 +201,7 @@ class Generator:
         if labels.wrong:
             self._count("mislabelled_tokens", intake.refused)
             if engine.messages == messages:  # else the request was merely late for an update
-                words = f"{engine.engine_id} sampled with weights {labels.wrong!r}, expected {key!r}"
+                words = f"{engine.engine_id} sampled with weights {labels.wrong[:80]!r}, expected {key!r}"
                 faults.add(words, engine, its=True, messages=messages)
                 self._fleet.suspect(engine, mislabelled=True)
         if labels.wrong and not intake.stopped:
