@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from topics import (
     turns,
     weights,
 )
-from topics.roles import ROLE_NAMES, ROLES, Role, add_role
+from topics.roles import ROLES, Role, add_role
 from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
 from topics.wire import Headers, Message
 
@@ -132,48 +131,19 @@ def subscribers_of(topic: Topic[Any]) -> Sequence[str]:
 
 
 def register(role: Role, topics: Sequence[Topic[Any]]) -> None:
-    """Add a user's actor: its row and those of its topics, from which streams, queues, permissions and docs follow.
+    """Add a user's actor: its row and those of its topics, from which streams, permissions and docs follow.
 
-    Raises:
-        ValueError: what is wrong with the rows.
+    `topics.own_rows` has checked them; `register_queues` follows, once the topics of all actors are there.
     """
-    if role in ROLES:
-        return
     streams = [stream for stream in dict.fromkeys(topic.stream for topic in topics) if stream not in STREAMS]
     added = [*topics, *(topic for stream in streams for topic in actors.keeper_topics(stream))]
-    names = {topic.name for topic in added}
-    problem = _problem(role, streams, added) or next(
-        (
-            f"{role.name} subscribes to {name}, which is no topic"
-            for name in (*role.subscribes, *filter(None, [role.queue]))
-            if name not in BY_NAME and name not in names
-        ),
-        "",
-    )
-    if problem:
-        raise ValueError(problem)
     add_role(role)
     STREAMS.extend(streams)
     TOPICS.extend(added)
     BY_NAME.update((topic.name, topic) for topic in added)
-    QUEUES.update(_queues(role))
     _BY_TYPE.update(_by_type(topics))
 
 
-def _problem(role: Role, streams: Sequence[Stream], added: Sequence[Topic[Any]]) -> str:
-    """Describe the fault in the rows of a user's actor; empty where there is none."""
-    if not re.fullmatch(r"[a-z]{1,32}", role.name) or role.name in ROLE_NAMES:
-        return (
-            f"{role.name!r} is no name for a role: it takes letters a to z, and is not one of {', '.join(ROLE_NAMES)}"
-        )
-    for stream in streams:
-        if not re.fullmatch(r"[A-Z_]{1,32}", stream.name) or stream.name in {known.name for known in STREAMS}:
-            return f"{stream.name!r} is no name for a stream: it takes letters A to Z and _, and is not there already"
-        if stream.keeper not in ("", role.name):
-            return f"stream {stream.name} is kept by {stream.keeper!r}, which is not this actor"
-    for topic in added:
-        if not re.fullmatch(r"[a-z]+\.[a-z]+", topic.name) or topic.name in BY_NAME:
-            return f"{topic.name!r} is no new NOUN.PARTICIPLE: give its message such a name, or set `name`"
-        if list(topic.publishers) != [role.name] or topic.stream.keeper not in ("", role.name):
-            return f"topic {topic.name} must be published by {role.name}, on a stream that it may write"
-    return ""
+def register_queues(role: Role) -> None:
+    """Add the work queue of a user's actor, whose topic may be another one's."""
+    QUEUES.update(_queues(role))

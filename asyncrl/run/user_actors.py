@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from asyncrl.errors import AsyncRLError, FunctionError
 from asyncrl.functions import load_module
+from topics.own_rows import Rows, problem
 from topics.roles import Role
-from topics.table import register
+from topics.table import register, register_queues
 
+_EXPECTED = "ROLE, TOPICS and async def main(context)"
 _MODULES: dict[str, ModuleType] = {}  # by role
 
 
@@ -27,19 +31,48 @@ def load_actors(modules: Iterable[str], base: Path) -> None:
         modules: `path/to/file.py` or `package.module`, each with `ROLE`, `TOPICS` and `async def main(context)`.
 
     Raises:
-        ActorsError: one of them is no such module, or its rows do not fit the tables.
+        ActorsError: one of them is no such module, or its rows do not fit the tables or those of the others.
     """
-    for spec in modules:
-        try:
-            module = load_module(spec, base=base)
-            missing = [name for name in ("ROLE", "TOPICS", "main") if not hasattr(module, name)]
-            if missing or not isinstance(module.ROLE, Role):
-                what = f"no {' and no '.join(missing)}" if missing else "a ROLE that is no asyncrl.Role"
-                raise ValueError(f"it has {what}; expected ROLE, TOPICS and async def main(context)")
-            register(module.ROLE, module.TOPICS)
-        except (FunctionError, ValueError) as error:
-            raise ActorsError(f"actors: {error}" if spec in str(error) else f"actors: {spec}: {error}") from error
-        _MODULES[module.ROLE.name] = module
+    loaded = {spec: _loaded(spec, base) for spec in modules}
+    added = {spec: module for spec, module in loaded.items() if _MODULES.get(module.ROLE.name) is not module}
+    rows = {spec: Rows(module.ROLE, module.TOPICS) for spec, module in added.items()}
+    for spec in rows:  # all before the first is added: each may read what another publishes
+        beside = [other for name, other in rows.items() if name != spec]
+        if found := problem(rows[spec], beside) or _program_problem(added[spec].main):
+            raise ActorsError(f"actors: {spec}: {found}")
+    for role, topics in rows.values():
+        register(role, topics)
+    for role, _ in rows.values():
+        register_queues(role)
+    _MODULES.update({module.ROLE.name: module for module in added.values()})
+
+
+def _loaded(spec: str, base: Path) -> ModuleType:
+    """Import one of them.
+
+    Raises:
+        ActorsError: it cannot be imported, or has no role.
+    """
+    try:
+        module = load_module(spec, base=base)
+    except FunctionError as error:
+        raise ActorsError(f"actors: {error}") from error
+    missing = [name for name in ("ROLE", "TOPICS", "main") if not hasattr(module, name)]
+    if missing or not isinstance(module.ROLE, Role):
+        what = f"no {' and no '.join(missing)}" if missing else "a ROLE that is no asyncrl.Role"
+        raise ActorsError(f"actors: {spec}: it has {what}; expected {_EXPECTED}")
+    return module
+
+
+def _program_problem(main: Any) -> str:
+    """Describe why a `main` cannot be run; empty where it can."""
+    if not inspect.iscoroutinefunction(main):
+        return f"its main is no async function; expected {_EXPECTED}"
+    try:
+        inspect.signature(main).bind("context")
+    except TypeError as error:
+        return f"its main is called with a context, and {error}; expected {_EXPECTED}"
+    return ""
 
 
 def user_module(role: str) -> ModuleType | None:

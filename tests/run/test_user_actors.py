@@ -10,6 +10,7 @@ import pytest
 from asyncrl.run.user_actors import ActorsError, load_actors
 from harness.runs import command, up
 from harness.stage import until
+from topics.roles import ROLE_NAMES
 
 CRITIC = '''
 """A critic: every grade gets a remark."""
@@ -38,6 +39,8 @@ async def main(context):
     await WorkerLoop(context, handle, slots=8).run()
 '''
 ROW = "from asyncrl import Role\nROLE = Role"
+NAMED = "['critic'], ['operator'], key='trajectory_id'"
+TOPIC = 'Topic(RemarkMade, REMARKS, ["critic"], ["operator"], key="trajectory_id")'
 QUICK = ["engine.kind=scripted", "learner.trainer=scripted", "warmup.steps=0", "learner.steps=100000", "eval.prompts=0"]
 QUICK += ["learner.scripted_step_s=0.3", "buffer.batch_groups=2", "rollout.group_size=2"]
 QUICK += ["workers.lease_s=1.0"]  # what a critic had when it was killed passes on before its stop
@@ -123,3 +126,108 @@ def test_rows_that_do_not_fit_are_refused_with_what_to_change(tmp_path: Path, te
 
     with pytest.raises(ActorsError, match=words):
         load_actors(["wrong.py"], tmp_path)
+
+
+def critic(before: str, after: str) -> str:
+    """The critic with one part of it replaced."""
+    assert before in CRITIC
+    return CRITIC.replace(before, after)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (critic('"critic", "worker"', '"operator", "worker"'), "'operator' is no name for a role"),
+        (critic('"critic", "worker"', '"monitor", "worker"'), "'monitor' is no name for a role"),
+        (
+            f"{ROW}('recorder', 'service', 5)\nTOPICS = []\nasync def main(context): ...",
+            "'recorder' is no name for a role",
+        ),
+        (critic('"worker"', '"werker"'), "kind is 'werker'; expected one of worker, keeper, service"),
+        (critic("stops=4", "stops=6"), "stops is 6; expected a phase, 1 to 5"),
+        (critic("stops=4", "stops='4'"), "stops is '4'; expected a phase, 1 to 5"),
+        (critic("scalable=True", "processes=-1"), "processes is -1; expected 0 to 1024"),
+        (critic(' queue="trajectory.graded",', ""), "a worker has a queue: the topic that its processes share"),
+        (critic("scalable=True", "subscribes='eval.scored'"), r"expected a tuple of topics: \('eval.scored',\)"),
+        (
+            critic('"worker"', '"keeper"'),
+            "the streams that it keeps are none; expected one Stream with Retention.LEDGER",
+        ),
+        (critic("LEDGER,", "LEDGER, keeper='critic',"), "REMARKS has a keeper, and role critic is a worker"),
+        (critic("[Topic(", "[RemarkMade, Topic("), "its TOPICS have RemarkMade; expected asyncrl.Topic"),
+        (critic(f"[{TOPIC}]", TOPIC), "its TOPICS are Topic"),
+        (critic("REMARKS, [", "'REMARKS', ["), "its stream is str 'REMARKS'; expected an asyncrl.Stream"),
+        (critic('["critic"]', '"critic"'), "its publishers are str 'critic'; expected a list or tuple of names"),
+        (critic('key="trajectory_id"', "key='trajectory'"), "no field 'trajectory' for its key or id; it has"),
+        (critic('key="trajectory_id"', "id=('attempt',)"), "no field 'attempt' for its key or id; it has"),
+        (critic('key="trajectory_id"', "id=('reward')"), "its id are str 'reward'; expected a list or tuple of names"),
+        (critic("[Topic(", f"[{TOPIC}, Topic("), "'remark.made' is no new NOUN.PARTICIPLE"),
+        (
+            critic("key=", "name='other.made', key=").replace("[Topic(", f"[{TOPIC}, Topic("),
+            "give it a type of its own",
+        ),
+        (critic("RemarkMade(Message)", "RemarkMade"), "its message is RemarkMade; expected a class derived from"),
+        (critic("reward: float", "reward: Nothing"), "cannot be read from the wire: name 'Nothing' is not defined"),
+        (
+            critic("async def main(context)", "async def main()"),
+            r"called with a context, and too many positional arguments; expected ROLE, TOPICS and",
+        ),
+        (
+            f"{critic('async def main', 'async def of')}\nmain = print",
+            "its main is no async function; expected ROLE, TOPICS",
+        ),
+    ],
+)
+def test_rows_from_which_no_actor_follows_are_refused_with_what_to_change(tmp_path: Path, text: str, words: str):
+    (tmp_path / "wrong.py").write_text(text)
+
+    with pytest.raises(ActorsError, match=words):
+        load_actors(["wrong.py"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("Taken = TrajectoryGraded", "its message TrajectoryGraded is that of trajectory.graded"),
+        ("class Taken(TrajectoryGraded): ...", "Taken has the GradeHeaders of another type"),
+    ],
+)
+def test_a_message_that_is_one_of_asyncrl_or_has_its_headers_is_refused(tmp_path: Path, kind: str, words: str):
+    topic = f"Topic(Taken, REMARKS, {NAMED}, name='remark.taken')"
+    graded = "from topics.trajectories import TrajectoryGraded"
+    (tmp_path / "wrong.py").write_text(f"{CRITIC}\n{graded}\n{kind}\nTOPICS = [{topic}]")
+
+    with pytest.raises(ActorsError, match=words):
+        load_actors(["wrong.py"], tmp_path)
+
+
+def test_of_two_actors_with_one_name_topic_or_stream_none_is_added(tmp_path: Path):
+    (tmp_path / "critic.py").write_text(CRITIC)
+    (tmp_path / "twin.py").write_text(CRITIC)  # equal rows, another program
+    other = CRITIC.replace('"critic"', '"other"')
+    (tmp_path / "topic.py").write_text(other.replace('"REMARKS"', '"OTHERS"'))
+    (tmp_path / "stream.py").write_text(other.replace("RemarkMade", "OtherMade"))
+
+    for twin, words in (
+        ("twin", "'critic' is no name"),
+        ("topic", "'remark.made' is no"),
+        ("stream", "'REMARKS' is no"),
+    ):
+        with pytest.raises(ActorsError, match=words):
+            load_actors(["critic.py", f"{twin}.py"], tmp_path)
+    assert "critic" not in ROLE_NAMES
+
+
+async def test_actors_may_read_what_each_other_publish_in_whatever_order_they_are_named(tmp_path: Path):
+    (tmp_path / "critic.py").write_text(CRITIC.replace("trajectory.graded", "reply.made"))
+    other = CRITIC.replace('"critic"', '"replier"').replace("REMARKS", "REPLIES").replace("RemarkMade", "ReplyMade")
+    (tmp_path / "replier.py").write_text(other.replace("trajectory.graded", "remark.made"))
+    for order in ("'critic.py', 'replier.py'", "'replier.py', 'critic.py'"):
+        (tmp_path / "mine.toml").write_text(f"actors = [{order}]\n")
+
+        code, text = await command(tmp_path, "topics", "--config", "mine.toml")
+
+        assert code == 0, text
+        found = {line.split()[0]: line for line in text.splitlines() if ".made" in line}
+        assert "replier" in found["remark.made"], text
+        assert "critic" in found["reply.made"], text
