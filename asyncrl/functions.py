@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -26,8 +27,8 @@ IMPORT_LIMIT_S = 60.0  # of a user's file, which may load PyTorch
 def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
     """Import the function that `spec` names.
 
-    A file is run once per process, however many functions are taken from it. Its folder joins the end of `sys.path`:
-    its sibling modules can be imported, but shadow none of Python or of a package.
+    A file is run once per process, however many functions are taken from it, also where another file imports it. Its
+    folder joins the end of `sys.path`: its sibling modules can be imported, but shadow none of Python or of a package.
 
     Args:
         spec: `path/to/file.py:function` or `package.module:function`.
@@ -148,19 +149,35 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     name = f"asyncrl_user_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())}"
     if name in sys.modules:
         return sys.modules[name]
+    if _is_file(getattr(sys.modules.get(path.stem), "__spec__", None), path):  # a file beside it has imported it
+        return sys.modules.setdefault(name, sys.modules[path.stem])
     loader = importlib.util.spec_from_file_location(name, path)
     if loader is None or loader.loader is None:
         raise FunctionError(f"{spec}: {path} is no Python file")
     module = sys.modules[name] = importlib.util.module_from_spec(loader)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
+    names = [name, path.stem] if _is_imported_as(path.stem, path) else [name]
+    sys.modules.update(dict.fromkeys(names, module))
     try:
         loader.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # anything may happen in a user's file
-        del sys.modules[name]
+        for known in names:
+            del sys.modules[known]
         hidden = _hidden_module(path.parent, str(error))
         raise FunctionError(f"{spec}: {path.name} does not import{_fault(error)}{hidden}") from error
     return module
+
+
+def _is_imported_as(name: str, path: Path) -> bool:
+    """Return whether `import name` would run a file again, and make its classes a second time."""
+    if not name.isidentifier() or name in sys.modules:
+        return False
+    return _is_file(importlib.util.find_spec(name), path)
+
+
+def _is_file(found: ModuleSpec | None, path: Path) -> bool:
+    return found is not None and found.origin is not None and Path(found.origin).resolve() == path
 
 
 def _fault(error: BaseException) -> str:

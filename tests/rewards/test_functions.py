@@ -37,6 +37,24 @@ def test_a_function_is_found_in_a_file(tmp_path):
     assert load_function(f"{tmp_path}/mine/rewards.py:double", base=Path("/"))(1) == 2
 
 
+@pytest.mark.parametrize("order", [("kinds.py", "user.py"), ("user.py", "kinds.py")])
+def test_a_file_that_another_imports_is_one_module_with_one_set_of_classes(tmp_path, order):
+    (tmp_path / "kinds.py").write_text("class Kind:\n    pass\n\ndef kind():\n    return Kind\n")
+    (tmp_path / "user.py").write_text("from kinds import Kind\n\ndef kind():\n    return Kind\n")
+
+    one, other = [load_function(f"{name}:kind", base=tmp_path)() for name in order]
+
+    assert one is other
+
+
+def test_a_file_that_is_named_as_a_module_of_python_stays_beside_it(tmp_path):
+    (tmp_path / "colorsys.py").write_text("def mine():\n    return 1\n")
+    (tmp_path / "user.py").write_text("import colorsys\n\ndef mine():\n    return hasattr(colorsys, 'mine')\n")
+
+    assert load_function("colorsys.py:mine", base=tmp_path)() == 1
+    assert load_function("user.py:mine", base=tmp_path)() is False
+
+
 def test_a_function_is_found_in_an_installed_module(tmp_path):
     assert load_function("math:sqrt", base=tmp_path)(9) == 3
 

@@ -1,8 +1,11 @@
 """An actor from a folder of the user's own, named in the config: everything else follows from its rows."""
 
+import asyncio
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from asyncrl.run.user_actors import ActorsError, load_actors
 from harness.runs import command, up
 from harness.stage import until
 from topics.roles import ROLE_NAMES
+from topics.table import topic_for
+from topics.wire import Message
 
 CRITIC = '''
 """A critic: every grade gets a remark."""
@@ -231,3 +236,29 @@ async def test_actors_may_read_what_each_other_publish_in_whatever_order_they_ar
         found = {line.split()[0]: line for line in text.splitlines() if ".made" in line}
         assert "replier" in found["remark.made"], text
         assert "critic" in found["reply.made"], text
+
+
+async def test_an_actor_imports_the_messages_of_a_file_beside_it(tmp_path: Path):
+    (tmp_path / "critic.py").write_text(CRITIC)
+    other = CRITIC.replace('"critic"', '"replier"').replace("REMARKS", "REPLIES").replace("RemarkMade", "ReplyMade")
+    imports = "from critic import RemarkMade\nfrom topics.table import topic_for\n"
+    ending = "\nprint('published as', topic_for(RemarkMade('p000001-1', 1.0)).name)\n"
+    (tmp_path / "replier.py").write_text(other.replace("from asyncrl", f"{imports}from asyncrl", 1))
+    (tmp_path / "program.py").write_text(
+        "from pathlib import Path\nfrom asyncrl.run.user_actors import load_actors\n"
+        f"load_actors(['replier.py', 'critic.py'], Path())\n{imports}{ending}"
+    )
+
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+
+    assert done.stdout == "published as remark.made\n", done.stderr
+
+
+def test_a_class_of_the_same_name_from_another_module_is_told_apart():
+    class TrajectoryGraded(Message):
+        """Another one."""
+
+    with pytest.raises(LookupError, match=r"that of topic trajectory.graded is of module topics.trajectories"):
+        topic_for(TrajectoryGraded())
