@@ -19,7 +19,7 @@ from actors.runtime.isolation import Isolation, WorkFailed
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.errors import BusError, Disconnected
 from asyncrl.bus.log import Record
-from asyncrl.bus.publish import Fenced, read
+from asyncrl.bus.publish import Fenced, Unpublishable, read
 from asyncrl.bus.pull import Puller, Source, position
 from asyncrl.bus.vault import SecretGone
 from asyncrl.crash import crash_point
@@ -191,6 +191,8 @@ class WorkerLoop(Generic[M]):
             if context.role in TRAJECTORY_FAILED.publishers:
                 await delivery.publish(purged_claim(delivery.record, delivery.at.num_delivered, str(error)))
             return True
+        except Unpublishable:  # a fault of the handler, and none of its work
+            raise
         except (WireError, BlobMissing) as error:
             await context.reject(delivery.record, str(error))
             return True

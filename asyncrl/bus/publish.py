@@ -16,6 +16,7 @@ from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_message, read_newest
 from asyncrl.bus.sealing import open_body, seal_body
 from topics.places import ROUTING
+from topics.roles import OWN
 from topics.table import BY_NAME, topic_for, topic_of
 from topics.topic import BLOBS, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
@@ -40,6 +41,10 @@ class Fenced(BusError):
 
 class TwoContents(BusError):
     """Two different contents were published under one message id."""
+
+
+class Unpublishable(WireError):
+    """A message that no reader could read, and so is not stored."""
 
 
 class Prepared(msgspec.Struct):
@@ -70,7 +75,8 @@ async def publish(
 
     Raises:
         SecretGone: it is to be sealed under a data key that is not there.
-        WireError: a field of an operator's request is out of its range.
+        Unpublishable: it cannot be encoded, or its key is no part of a subject, or a field of an operator's request, or
+            of a message of a user's actor, is not what its type says.
     """
     return await publish_prepared(bus, await prepare(bus, message, topic=topic, headers=headers))
 
@@ -80,9 +86,7 @@ async def prepare(
 ) -> Prepared:
     """Seal a message for `publish_prepared`; arguments and errors as of `publish`."""
     topic = topic or topic_for(message)
-    if "operator" in topic.publishers:
-        decode(type(message), encode(message))  # a number that was typed may be out of range: nobody would read it
-    body = await _sealed(bus, topic, message)
+    body = await _body(bus, topic, message)
     return Prepared(topic.name, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
 
 
@@ -109,9 +113,10 @@ async def publish_if_latest(bus: Bus, message: Message, expected: int, *, header
 
     Raises:
         Fenced: it is not; another worker went on with it.
+        Unpublishable: as of `publish`.
     """
     topic = topic_for(message)
-    body, key = await _sealed(bus, topic, message), topic.key_of(message)
+    body, key = await _body(bus, topic, message), topic.key_of(message)
     fence = topic.fence(bus.run, key)
     headers = _headers(topic, message, body) | (headers or {})
     headers |= {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
@@ -249,6 +254,24 @@ def attempt_of(record: Record) -> int | None:
     """The attempt in a record's header; None where that is no number."""
     text = record.headers.get("attempt", "")
     return int(text) if text.isdecimal() and len(text) < 11 else None
+
+
+async def _body(bus: Bus, topic: Topic[Any], message: Message) -> bytes:
+    """The body of a message that can be read again.
+
+    Raises:
+        Unpublishable, SecretGone: as of `publish`.
+    """
+    key = topic.key_of(message)
+    try:
+        if topic.key and not _pattern(topic).match(key):  # in a subject a dot or a space has another meaning
+            expected = "a name as p000042-3" if topic.key == "trajectory_id" else "1 to 128 letters, digits, - and _"
+            raise WireError(f"its {topic.key} is {key[:80]!r}; expected {expected}")
+        if "operator" in topic.publishers or topic.publishers[0] not in OWN:
+            decode(type(message), encode(message))  # what was typed, or a user's program has made, may be anything
+        return await _sealed(bus, topic, message)
+    except WireError as error:
+        raise Unpublishable(f"{topic.name} cannot be published: {error}") from error
 
 
 async def _sealed(bus: Bus, topic: Topic[Any], message: Message) -> bytes:

@@ -15,19 +15,29 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence
 from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each, read_message, read_newest
 from asyncrl.bus.provision import stream_states
-from asyncrl.bus.publish import EXPECT_LAST, Fenced, TwoContents, body_of, pack, publish, publish_if_latest, read
+from asyncrl.bus.publish import (
+    EXPECT_LAST,
+    Fenced,
+    TwoContents,
+    Unpublishable,
+    body_of,
+    pack,
+    publish,
+    publish_if_latest,
+    read,
+)
 from asyncrl.bus.server import EmbeddedServer
 from harness.examples import unsealed
 from harness.stage import DEADLINE_S, Connect, until
-from topics.actors import ACTOR_STOPPED, BLOB_KEPT, FLEET_SCALED, ActorStopped
-from topics.topic import ACTORS, FLEET, LEDGER_BLOBS, TRAJECTORIES
+from topics.actors import ACTOR_STOPPED, BLOB_KEPT, FLEET_SCALED, ActorStarted, ActorStopped
+from topics.topic import ACTORS, FLEET, GRADES, LEDGER_BLOBS, TRAJECTORIES, Topic
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
     TrajectoryGenerated,
     TrajectoryProgressed,
 )
-from topics.wire import INLINE_BYTES, WireError
+from topics.wire import INLINE_BYTES, Message, WireError
 
 
 def stopped(number: int) -> ActorStopped:
@@ -182,6 +192,31 @@ async def test_an_append_at_another_sequence_than_expected_is_refused(bus: Bus):
         with pytest.raises(WrongSequence, match="wrong last sequence: 1"):
             await bus.store(FLEET_SCALED.subject(bus.run), b"2", {EXPECT_LAST: expected})
     assert (await bus.store(FLEET_SCALED.subject(bus.run), b"2", {EXPECT_LAST: "1"})).seq == 2
+
+
+@pytest.mark.parametrize("key", ["", "a.b", "a b", "*", ">", "a\r\nPUB", "x" * 129])
+async def test_a_message_whose_key_is_no_part_of_a_subject_is_refused_at_once(bus: Bus, key: str):
+    with pytest.raises(Unpublishable) as refused:
+        await publish(bus, ActorStarted("rollout", key, "host", 1))
+
+    assert f"actor.started cannot be published: its actor_id is {key[:80]!r}; expected 1 to 128 letters" in str(
+        refused.value
+    )
+
+
+class RemarkMade(Message):
+    """A message of a user's actor."""
+
+    trajectory_id: str
+    reward: float
+
+
+@pytest.mark.parametrize("reward", ["seven", None, 1j, []])
+async def test_a_message_of_a_users_actor_that_nobody_could_read_is_refused_at_once(bus: Bus, reward: Any):
+    topic = Topic(RemarkMade, GRADES, ["critic"], ["operator"], key="trajectory_id")
+
+    with pytest.raises(Unpublishable, match=r"remark.made cannot be published: "):
+        await publish(bus, RemarkMade("p000001-1", reward), topic=topic)
 
 
 async def test_a_refusal_by_the_server_names_what_was_asked(bus: Bus):

@@ -15,7 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader, Record, read_message
 from asyncrl.bus.provision import make_queue, queue_states, stream_states
-from asyncrl.bus.publish import pack, publish, read
+from asyncrl.bus.publish import Unpublishable, pack, publish, read
 from harness.results import dead_letters, generated
 from harness.stage import DEADLINE_S, LEASE_S, Connect, Stage, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, ActorStopped
@@ -164,6 +164,22 @@ async def test_a_handler_that_raises_ends_its_worker_aloud_and_the_work_stays(bu
     assert [str(fault) for fault in context.faults] == ["no rows"]
     assert await queue(bus) == (0, 1)
     assert await dead_letters(bus) == []
+
+
+async def test_a_result_that_cannot_be_published_ends_its_worker_and_is_not_blamed_on_the_work(bus: Bus, work: Work):
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
+        return [msgspec.structs.replace(generated(0), trajectory_id="p000000 0")]
+
+    await issue(bus, 1)
+    context, task = work(handle)
+    await asyncio.wait_for(task, DEADLINE_S)
+
+    assert isinstance(context.faults[0], Unpublishable), context.faults
+    assert "trajectory.generated cannot be published: its trajectory_id is 'p000000 0'; expected" in str(
+        context.faults[0]
+    )
+    assert await dead_letters(bus) == []
+    assert sum(await queue(bus)) == 1
 
 
 async def test_a_worker_that_cannot_publish_gives_its_work_back_and_leaves(bus: Bus, work: Work):
