@@ -255,7 +255,7 @@ class Execution(Watch):
         token = self._progress.journal.begin()
         try:
             await function(rows[0], rollout)
-            outcome = rollout.outcome_given()
+            outcome, text = rollout.outcome_given(), rollout.sampled_text()
         except (Diverged, Fenced, EngineRefused, VersionAbsent, TokenizerError, BusError):
             raise
         except (Exception, SystemExit) as error:  # whatever a user's function raises is data, no fault of the worker
@@ -265,9 +265,8 @@ class Execution(Watch):
         segments, self._routing = rollout.segments(), rollout.routing()
         if not segments:
             raise WorkFailed("rollout", "the rollout function ended without a generate; there is nothing to train on")
-        return self._result(
-            rows, segments, rollout.sampled_text(), truncated=rollout.truncated, outcome=outcome, hybrid=rollout.hybrid
-        )
+        truncated, hybrid = rollout.truncated, rollout.hybrid
+        return self._result(rows, segments, text, truncated=truncated, outcome=outcome, hybrid=hybrid)
 
     @property
     def _is_live(self) -> bool:

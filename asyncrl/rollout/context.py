@@ -269,9 +269,18 @@ class RolloutContext:
         return rows
 
     def sampled_text(self) -> str:
-        """The text of everything the policy sampled, or what the function put in its place."""
-        if self.completion is not None:
-            return self.completion
+        """The text of everything the policy sampled, or what the function put in its place.
+
+        Raises:
+            TypeError, ValueError: that is no text, or none that a message can hold.
+        """
+        given: object = self.completion
+        if given is not None:
+            if not isinstance(given, str):
+                found = f"{type(given).__name__} {given!r}"[:120]
+                raise TypeError(f"context.completion is {found}; expected text, or None for all that was sampled")
+            given.encode()  # half of a surrogate pair is in no message
+            return given
         return "".join(call.generated.text for call in self._in_order())
 
     @property

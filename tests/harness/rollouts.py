@@ -82,3 +82,9 @@ async def scored(row, context):
     await context.tool("look", look, 1, row.metadata)
     await context.tool("look", look, 2, row.metadata)
     context.outcome(metrics={"runs at the end": runs})
+
+
+async def no_text(row, context):
+    """A rollout whose completion is what no message can hold."""
+    await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None), max_new_tokens=2)
+    context.completion = {"number": 5, "half": "\ud800"}[row.metadata["gives"]]

@@ -371,3 +371,16 @@ async def test_a_rollout_function_that_raises_is_data_not_a_crash(scene):
     assert scene.failures["p000001-0"].reason == "rollout"
     assert "no such letter" in scene.failures["p000001-0"].detail
     assert worker.returncode is None
+
+
+async def test_a_completion_that_is_no_text_fails_its_trajectory_and_is_not_stored(scene):
+    scene = await scene("no_text")
+    worker = await scene.stage.start("rollout", 1)
+    for name, gives in (("p000001-0", "number"), ("p000002-0", "half")):
+        await scene.issue(name, gives=gives)
+    await until(lambda: len(scene.failures) + len(scene.results) == 2, "the ends of both")
+
+    assert {failed.reason for failed in scene.failures.values()} == {"rollout"}, scene.results
+    assert "context.completion is int 5; expected text" in scene.failures["p000001-0"].detail
+    assert "surrogates not allowed" in scene.failures["p000002-0"].detail
+    assert worker.returncode is None
