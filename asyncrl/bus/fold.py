@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args, get_type_hints
 
@@ -55,7 +56,12 @@ class Fold:
 
 def _kind_of(method: Callable[..., None]) -> _Kind:
     """Return the type of a method's message; of a union, for readers of bodies or headers, the first."""
-    annotation = next(iter(get_type_hints(method).values()))
+    message = next(iter([*inspect.signature(method).parameters][1:]), "")  # behind `self`
+    annotation = get_type_hints(method).get(message)
+    if annotation is None:
+        raise TypeError(
+            f"{method.__qualname__} names no type of message; expected (self, message: TYPE, record: Record)"
+        )
     kind: _Kind = next(iter(get_args(annotation)), annotation)
     if not issubclass(kind, Message | Headers):
         raise TypeError(f"{method.__qualname__} takes {kind.__name__}, expected a type of messages or of their headers")

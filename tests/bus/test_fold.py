@@ -29,3 +29,11 @@ def test_a_method_that_takes_no_message_is_refused_with_its_name():
 
 
 def _on_any(self, message: Any, record: Record) -> None: ...
+
+
+@pytest.mark.parametrize("method", [lambda self, message, record: None, lambda self: None])
+def test_a_method_without_a_type_is_refused_with_what_to_write(method: Any):
+    method.__qualname__ = "Loose._on_any"
+
+    with pytest.raises(TypeError, match=r"Loose._on_any names no type of message; expected \(self, message: TYPE"):
+        type("Loose", (Fold,), {"_on_any": method})
