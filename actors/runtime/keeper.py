@@ -25,6 +25,7 @@ from asyncrl.bus.publish import BY, EXPECT_LAST, EXPECT_MESSAGE, TIME_TO_LIVE, p
 from asyncrl.bus.publish import WRITER as NONCE
 from asyncrl.crash import crash_point
 from topics.actors import Activity, KeeperClaimed, KeeperHeartbeat, KeeperSnapshot
+from topics.roles import OWN
 from topics.table import BY_NAME, topic_for
 from topics.topic import Retention, Stream, Topic
 from topics.wire import Headers, Message, prepare
@@ -37,10 +38,22 @@ _OWN_RECORDS: dict[type[Message], str] = {
 }
 
 
+def _is_log(stream: Stream) -> bool:
+    return stream.keep is Retention.LEDGER
+
+
 class Keeper:
     """Reads the ledger logs that a fold has methods for, and writes its own. Payload streams are trimmed: no log."""
 
     def __init__(self, context: Context, own: Stream, fold: Fold) -> None:
+        """
+        Raises:
+            ActorFault: the fold of a user's keeper reads what is no log; those of asyncrl read that in another way.
+        """
+        unread = [topic.name for stream, one in fold.inputs().items() if not _is_log(stream) for topic in one.topics]
+        if unread and context.role not in OWN:
+            words = f"the fold of {context.role} reads {', '.join(unread)}, which is purged once nothing needs it"
+            raise ActorFault(f"{words}; expected topics that are kept for the whole run: what is purged is for workers")
         self.context = context
         self.own = own
         self.nonce = secrets.token_hex(8)
@@ -58,7 +71,7 @@ class Keeper:
         inputs = {own: Input([], headers_only=False)} | fold.inputs()
         for topic in [topic for entry in inputs.values() for topic in entry.topics]:
             prepare(topic.message)
-        ledgers = {stream: entry for stream, entry in inputs.items() if stream.keep is Retention.LEDGER}
+        ledgers = {stream: entry for stream, entry in inputs.items() if _is_log(stream)}
         self._listeners = {stream: self._listener(stream, entry) for stream, entry in ledgers.items()}
         self._own_log = self._listeners[own]
 

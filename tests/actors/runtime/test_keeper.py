@@ -2,10 +2,15 @@
 
 import asyncio
 import re
+from typing import Any
 
-from actors.runtime.keeper import NONCE
+import pytest
+
+from actors.runtime.actor import ActorFault
+from actors.runtime.keeper import NONCE, Keeper
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import WrongSequence
+from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import EXPECT_LAST, publish
@@ -20,7 +25,8 @@ from topics.actors import (
     StopRequested,
 )
 from topics.table import topic_of
-from topics.topic import FLEET
+from topics.topic import FLEET, Retention, Stream
+from topics.trajectories import TrajectoryGenerated
 
 __all__ = ["opened"]  # a fixture
 
@@ -229,3 +235,16 @@ async def test_a_bug_in_a_fold_ends_the_keeper_aloud(opened: Open, bus: Bus):
 
     await asyncio.wait_for(one.context.stop.wait(), DEADLINE_S)
     assert "nothing_of_that_name" in str(one.context.faults[0])
+
+
+class Unkept(Fold):
+    """Reads results, which are purged."""
+
+    def _on_generated(self, generated: TrajectoryGenerated, record: Record) -> None: ...
+
+
+async def test_a_users_keeper_of_what_is_no_log_is_refused_instead_of_never_reading_it(bus: Bus, stage: Any):
+    context = stage().context("tally", bus)
+
+    with pytest.raises(ActorFault, match=r"the fold of tally reads trajectory.generated, which is purged once nothing"):
+        Keeper(context, Stream("TALLIES", Retention.LEDGER, keeper="tally"), Unkept())
