@@ -83,6 +83,10 @@ def _of_role(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
         yield f"role {role.name}: stops is {role.stops!r}; expected a phase, 1 to 5"
     if type(role.processes) is not int or not 0 <= role.processes <= MOST_PROCESSES:
         yield f"role {role.name}: processes is {role.processes!r}; expected 0 to {MOST_PROCESSES}"
+    if role.setting:
+        yield f"role {role.name}: setting is {role.setting!r}, and settings are of asyncrl's roles; give processes"
+    if role.scalable and role.kind == "keeper":
+        yield f"role {role.name}: a keeper is one process, with a spare; leave `scalable` out"
     if role.kind == "worker" and not role.queue:
         yield f"role {role.name}: a worker has a queue: the topic that its processes share, queue='trajectory.graded'"
     named: object = role.subscribes
@@ -132,6 +136,9 @@ def _of_topics(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
         if kind.HEADERS in headers:
             remedy = "derive it from asyncrl.Message"
             yield f"topic {topic.name}: {kind.__name__} has the {kind.HEADERS.__name__} of another type; {remedy}"
+        readers = [*ROLE_NAMES, *LOGINS, *(one.role.name for one in (rows, *beside))]
+        if strangers := [name for name in topic.subscribers if name not in readers]:
+            yield f"topic {topic.name}: its subscriber {strangers[0]!r} is no role; there are {', '.join(readers)}"
         missing = [name for name in (topic.key, *topic.id) if name and not hasattr(kind, name)]
         if missing:
             fields = ", ".join(kind.__struct_fields__)

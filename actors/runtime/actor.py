@@ -252,6 +252,9 @@ async def run_actor(context: Context, main: Any) -> int:
         await main(context)
         if context.faults:
             raise context.faults[0]
+        if context.role not in OWN and not context.stop.is_set():
+            words = "its main returned, and nothing had asked it to leave; expected it to run until context.stop is set"
+            raise ActorDown(words)
     except AsyncRLError as error:
         denied = isinstance(error, BusDenied)
         reason, code = str(error), FATAL if denied or error.fatal else 1

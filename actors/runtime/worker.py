@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -58,6 +59,8 @@ class WorkerLoop(Generic[M]):
     """
 
     def __init__(self, context: Context, handler: Handler[M], slots: int, *, counts_runs: bool = False) -> None:
+        if slots < 1:
+            raise ValueError(f"{context.role}: found slots = {slots}, expected 1 or more: pieces of work held at once")
         self.isolation = Isolation(context)
         self._counts_runs = counts_runs  # the handler calls `isolation.done_alone`; else each delivery counts as a run
         self._context = context
@@ -201,9 +204,25 @@ class WorkerLoop(Generic[M]):
         try:
             if not self._counts_runs and await self.isolation.done_alone(delivery, delivery.at.num_delivered - 1):
                 return None
-            return await self._handler(message, delivery)
+            return await self._asked(message, delivery)
         except WorkFailed as error:
             return self._failure(message, delivery, error)
+
+    async def _asked(self, message: M, delivery: Delivery[M]) -> Produced:
+        """Return what the handler produces.
+
+        Raises:
+            TypeError: that is no list of messages, or the handler no async function.
+        """
+        handling: object = self._handler(message, delivery)
+        if not inspect.isawaitable(handling):
+            raise TypeError(f"the handler of {self._context.role} is no async function: `async def handle(work, held)`")
+        produced: Produced = await handling
+        given: object = produced
+        if given is None or (isinstance(given, list | tuple) and all(isinstance(one, Message) for one in given)):
+            return produced
+        found = f"{type(given).__name__} {given!r}"[:120]
+        raise TypeError(f"the handler of {self._context.role} returned {found}; expected a list of messages, or None")
 
     def _failure(self, work: Message, delivery: Delivery[M], error: WorkFailed) -> Produced:
         """The claim that nothing will come of some work; what follows from it is the buffer's decision.

@@ -114,7 +114,14 @@ class RolloutContext:
         max_new_tokens: int | None = None,
         stop: Sequence[str] | None = None,
     ) -> Generated:
-        """Sample a continuation of `token_ids` ([T], prompt and everything published so far)."""
+        """Sample a continuation of `token_ids` ([T], prompt and everything published so far).
+
+        Raises:
+            TypeError: they are text.
+        """
+        given: object = token_ids
+        if isinstance(given, str):
+            raise TypeError(f"context.generate takes token ids, found the text {given[:60]!r}; encode it first")
         ids = np.ascontiguousarray(token_ids, dtype=np.int32)
         limits = Limits(
             max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)

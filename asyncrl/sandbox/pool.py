@@ -127,7 +127,7 @@ class _Child:
                 for frame in self._frames.feed(data):
                     self._settle(_replies.decode(frame))
                     settled()
-        except (FrameError, msgspec.MsgspecError, LookupError) as error:
+        except (FrameError, ValueError, LookupError) as error:  # ValueError: no MessagePack, or a text that is none
             detail = f"the function's process wrote into the pipe of its answers, and was killed: {error}"
             self.fault, self.retiring = Reply(0, reason="exited", detail=detail), True
 
@@ -327,7 +327,7 @@ async def _start(setup: Setup, stderr: int | None = None) -> _Child:
                     return child
             await link.process.wait()
             raise LoadEnded(f"{setup.spec}: its process ended at loading: {link.exit_text(setup)}")
-    except (FrameError, msgspec.MsgspecError) as error:
+    except (FrameError, ValueError) as error:
         raise FunctionError(
             f"{setup.spec}: its process wrote into the pipe of its answers at loading: {error}"
         ) from error

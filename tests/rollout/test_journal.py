@@ -102,6 +102,14 @@ async def test_a_task_keeps_its_branch_however_far_its_parent_has_gone():
     assert second.sampled == 0
 
 
+async def test_text_in_the_place_of_token_ids_is_told():
+    async def function(context):
+        await context.generate("ab=")
+
+    with pytest.raises(TypeError, match="takes token ids, found the text 'ab='; encode it first"):
+        await play(function, Journal())
+
+
 @pytest.mark.parametrize("turns", [(0, 5), (5, 0)])
 async def test_segments_come_in_the_order_of_calls_not_of_answers(turns):
     async def function(context):

@@ -94,6 +94,18 @@ async def test_a_users_actor_is_started_scaled_and_shown_and_loses_nothing_when_
     assert code == 0, text
 
 
+@pytest.mark.slow
+async def test_a_users_actor_whose_main_returns_is_started_again_and_ends_the_run_aloud(tmp_path: Path):
+    (tmp_path / "idle.py").write_text(
+        f"{ROW}('idle', 'service', 5)\nTOPICS = []\nasync def main(context): context.log.info('done')\n"
+    )
+    async with up(tmp_path, *QUICK, f'actors=["{tmp_path / "idle.py"}"]') as run:
+        assert await run.ended() == 1
+
+    assert "idle-1 started again" in run.story
+    assert "run short failed: idle-1: its main returned, and nothing had asked it to leave" in run.story
+
+
 async def test_topics_and_the_asyncapi_document_show_the_rows_of_a_users_actor(tmp_path: Path):
     (tmp_path / "mine.toml").write_text("actors = ['critic.py']\n")
     made(tmp_path)
@@ -151,11 +163,14 @@ def critic(before: str, after: str) -> str:
         (critic('"worker"', '"werker"'), "kind is 'werker'; expected one of worker, keeper, service"),
         (critic("stops=4", "stops=6"), "stops is 6; expected a phase, 1 to 5"),
         (critic("stops=4", "stops='4'"), "stops is '4'; expected a phase, 1 to 5"),
+        (critic("scalable=True", "setting='reward.workers'"), "settings are of asyncrl's roles; give processes"),
+        (critic('"worker"', '"keeper"'), "a keeper is one process, with a spare; leave `scalable` out"),
+        (critic('["operator"]', '["critics"]'), "its subscriber 'critics' is no role; there are "),
         (critic("scalable=True", "processes=-1"), "processes is -1; expected 0 to 1024"),
         (critic(' queue="trajectory.graded",', ""), "a worker has a queue: the topic that its processes share"),
         (critic("scalable=True", "subscribes='eval.scored'"), r"expected a tuple of topics: \('eval.scored',\)"),
         (
-            critic('"worker"', '"keeper"'),
+            critic('"worker"', '"keeper"').replace(", scalable=True", ""),
             "the streams that it keeps are none; expected one Stream with Retention.LEDGER",
         ),
         (critic("LEDGER,", "LEDGER, keeper='critic',"), "REMARKS has a keeper, and role critic is a worker"),

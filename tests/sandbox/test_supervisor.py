@@ -279,14 +279,20 @@ async def test_an_answer_without_end_fails_the_call(tmp_path: Path):
     assert "found 200000 metrics, expected at most 32" in failed.detail
 
 
-async def test_a_function_that_writes_into_the_pipe_of_the_answers_fails_alone(tmp_path: Path, traces: Traces):
-    source = """
+_REPLY_OF_NO_TEXT = b"\x06\x00\x00\x00\x94\x01\xc0\xc0\xa1\xff"  # a frame whose string is no UTF-8
+
+
+@pytest.mark.parametrize("written", [b"garbage" * 100, _REPLY_OF_NO_TEXT], ids=["garbage", "no text"])
+async def test_a_function_that_writes_into_the_pipe_of_the_answers_fails_alone(
+    tmp_path: Path, traces: Traces, written: bytes
+):
+    source = f"""
     import os, time
     def reward(completion):
         if completion == "write":
             for number in range(3, 64):
                 try:
-                    os.write(number, b"garbage" * 100)
+                    os.write(number, {written!r})
                 except OSError:
                     pass
             time.sleep(1000)

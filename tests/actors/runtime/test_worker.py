@@ -166,6 +166,49 @@ async def test_a_handler_that_raises_ends_its_worker_aloud_and_the_work_stays(bu
     assert await dead_letters(bus) == []
 
 
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (generated(0), "the handler of rollout returned TrajectoryGenerated "),
+        ([issued(0), "p000000-0"], "the handler of rollout returned list "),
+        (7, "the handler of rollout returned int 7; expected a list of messages, or None"),
+    ],
+)
+async def test_a_handler_that_returns_no_list_of_messages_ends_its_worker_aloud(
+    bus: Bus, work: Work, returned: object, words: str
+):
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
+        return returned
+
+    await issue(bus, 1)
+    context, task = work(handle)
+    await asyncio.wait_for(task, DEADLINE_S)
+
+    assert str(context.faults[0]).startswith(words)
+    assert await dead_letters(bus) == [] and sum(await queue(bus)) == 1
+
+
+async def test_a_handler_that_is_no_async_function_ends_its_worker_aloud(bus: Bus, work: Work):
+    def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
+        return []
+
+    await issue(bus, 1)
+    context, task = work(handle)
+    await asyncio.wait_for(task, DEADLINE_S)
+
+    assert [str(fault) for fault in context.faults] == [
+        "the handler of rollout is no async function: `async def handle(work, held)`"
+    ]
+
+
+async def test_a_worker_without_slots_is_refused(bus: Bus, stage: Callable[..., Stage]):
+    async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
+        return []
+
+    with pytest.raises(ValueError, match="found slots = 0, expected 1 or more"):
+        WorkerLoop(stage().context("rollout", bus), handle, 0)
+
+
 async def test_a_result_that_cannot_be_published_ends_its_worker_and_is_not_blamed_on_the_work(bus: Bus, work: Work):
     async def handle(message: PromptIssued, delivery: Delivery[PromptIssued]) -> Any:
         return [msgspec.structs.replace(generated(0), trajectory_id="p000000 0")]
