@@ -25,9 +25,17 @@ def secret_fault(path: Path, *, header: bool = True) -> str:
         header: whether a header of HTTP is to carry it, which takes one line.
     """
     try:
-        secret = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        return getattr(error, "strerror", "") or str(error)
+        return fault_of_secret(path.read_bytes(), header=header)
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def fault_of_secret(content: bytes, *, header: bool = True) -> str:
+    """Return what was read in place of a secret, as `secret_fault` does."""
+    try:
+        secret = content.decode().strip()
+    except UnicodeDecodeError as error:
+        return str(error)
     if header and not secret.isprintable():
         return "several lines, or control characters"
     return "" if secret else "nothing"

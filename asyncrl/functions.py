@@ -154,10 +154,10 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     loader = importlib.util.spec_from_file_location(name, path)
     if loader is None or loader.loader is None:
         raise FunctionError(f"{spec}: {path} is no Python file")
-    module = sys.modules[name] = importlib.util.module_from_spec(loader)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     names = [name, path.stem] if _is_imported_as(path.stem, path) else [name]
+    module = importlib.util.module_from_spec(loader)
     sys.modules.update(dict.fromkeys(names, module))
     try:
         loader.loader.exec_module(module)

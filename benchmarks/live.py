@@ -17,7 +17,7 @@ import aiohttp
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import read
 from asyncrl.config.settings import Config
-from benchmarks.stage import Stage, bench_config, report
+from benchmarks.stage import BenchError, Stage, bench_config, report
 from benchmarks.talks import APIS, Reply, Talk, gateway_key, percentile, talking_model
 from topics.batches import BATCH_TRAINED
 from topics.engines import ENGINE_READY, EngineReady
@@ -66,8 +66,10 @@ async def bench_live(
         be; with all of them, what cores that are shared with a learner cost, and what updates cost beyond that.
 
     Raises:
-        BenchError: an actor fell.
+        BenchError: an actor fell, or there is no round.
     """
+    if rounds < 1:
+        raise BenchError(f"found --rounds {rounds}, expected 1 or more")
     found: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = talking_model(Path(scratch) / "model")
@@ -84,8 +86,11 @@ async def bench_live(
 
 def together(rounds: list[dict[str, float]]) -> dict[str, float]:
     """Return the figures of several rounds: their medians, and the most of failures and silences."""
-    names = {name: None for figures in rounds for name in figures}
-    values = {name: [figures.get(name, 0.0) for figures in rounds] for name in names}
+    values: dict[str, list[float]] = {}
+    for name in {name: None for figures in rounds for name in figures}:
+        values[name] = [figures[name] for figures in rounds if name in figures]
+        if name.endswith(("_cores", "_waited")):  # left out where they are next to none
+            values[name] += [0.0] * (len(rounds) - len(values[name]))
     return {name: max(each) if name.endswith(_WORST) else statistics.median(each) for name, each in values.items()}
 
 

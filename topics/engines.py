@@ -15,7 +15,8 @@ from topics.wire import Count, Id, Message, Seconds, Version
 _KEY = re.compile(r"(\d{1,9}):(\d{1,9}):", re.ASCII)
 ANNOUNCED = "engine-at-"  # begins the name of a server that was announced while the run goes on
 _HOST = r"(?:[A-Za-z0-9_-]{1,63}\.){0,63}[A-Za-z0-9_-]{1,63}\.?|\[[0-9A-Fa-f:.]{2,45}\]"
-_PATH = r"(?:/(?!\.{1,2}(?:/|\Z))[\w.-]*)*"  # clients leave out /./ and /../: one server would have many addresses
+# Clients leave out /./ and /../: one server would have many addresses.
+_PATH = r"(?:/(?!\.{1,2}(?:/|\Z))[\w.~:@!$&'()*+,;=-]*)*"
 _ADDRESS = re.compile(rf"^https?://(?:{_HOST})(?::\d{{1,5}})?{_PATH}\Z", re.ASCII)
 
 

@@ -1,4 +1,4 @@
-"""Check the rows of users' actors against the tables, before anything follows from them."""
+"""Check the rows of users' actors against the tables and against each other, before they are added."""
 
 from __future__ import annotations
 
@@ -36,18 +36,24 @@ class Rows(NamedTuple):
         return [*self.topics, *chain.from_iterable(map(keeper_topics, self.streams))]
 
 
-def problem(rows: Rows, beside: Sequence[Rows]) -> str:
-    """Describe the first fault in the rows of an actor; empty where there is none.
-
-    Args:
-        beside: the rows of other actors that are added with it.
-    """
+def shape_problem(rows: Rows) -> str:
+    """Describe what is in the place of an actor's topics, or of their parts; empty where they are all there."""
     given: object = rows.topics
     if not isinstance(given, list | tuple):
         return f"its TOPICS are {_shown(given)}; expected a list of asyncrl.Topic"
     for topic in rows.topics:
         if found := _shape_of(topic):
             return found
+    return ""
+
+
+def problem(rows: Rows, beside: Sequence[Rows]) -> str:
+    """Describe the first fault in the rows of an actor; empty where there is none.
+
+    Args:
+        rows: without a `shape_problem`.
+        beside: the rows of other actors that are added with it, as whole.
+    """
     return next(chain(_of_role(rows, beside), _of_streams(rows, beside), _of_topics(rows, beside)), "")
 
 
@@ -103,6 +109,8 @@ def _of_streams(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
     all_streams = {id(stream): stream for stream in chain(STREAMS, *(one.streams for one in (rows, *beside)))}
     taken = Counter(stream.name for stream in all_streams.values())
     for stream in rows.streams:
+        if [own.name for own in rows.streams].count(stream.name) > 1:
+            yield f"stream {stream.name} is made twice; make it once, and give it to each of its topics"
         if not re.fullmatch(r"[A-Z_]{1,32}", stream.name) or taken[stream.name] > 1:
             yield f"{stream.name!r} is no name for a stream: it takes letters A to Z and _, and is not there already"
         if stream.keeper not in ("", role.name):

@@ -102,8 +102,8 @@ def topic_of_type(kind: type[msgspec.Struct]) -> Topic[Any]:
     for base in kind.__mro__:
         if base in _BY_TYPE:
             return _BY_TYPE[base]
-    twins = [topic for topic in TOPICS if topic.message.__name__ == kind.__name__ and topic.message is not kind]
-    for twin in twins:
+    named = [topic for topic in TOPICS if topic.message.__name__ == kind.__name__ and topic.message is not kind]
+    if twin := next(iter(named), None):
         words = f"{kind.__name__} of module {kind.__module__} is the message of no topic; that of topic {twin.name}"
         raise LookupError(f"{words} is of module {twin.message.__module__}: a file with two names is run twice")
     raise LookupError(f"{kind.__name__} is the message of no topic, or of several: name the topic")

@@ -57,11 +57,18 @@ class Prepared(msgspec.Struct):
 
 
 def pack(message: Message, topic: Topic[Any]) -> bytes:
-    """The body of a message."""
-    if topic.json:
-        message.v = message.V
-        return msgspec.json.encode(message)
-    return encode(message)
+    """The body of a message.
+
+    Raises:
+        WireError: it cannot be encoded.
+    """
+    try:
+        if topic.json:
+            message.v = message.V
+            return msgspec.json.encode(message)
+        return encode(message)
+    except (TypeError, OverflowError, UnicodeEncodeError) as error:
+        raise WireError(f"its {type(message).__name__} cannot be encoded: {error}") from error
 
 
 async def publish(
@@ -267,16 +274,21 @@ async def _body(bus: Bus, topic: Topic[Any], message: Message) -> bytes:
         if topic.key and not _pattern(topic).match(key):  # in a subject a dot or a space has another meaning
             expected = "a name as p000042-3" if topic.key == "trajectory_id" else "1 to 128 letters, digits, - and _"
             raise WireError(f"its {topic.key} is {key[:80]!r}; expected {expected}")
+        body = pack(message, topic)
         if "operator" in topic.publishers or topic.publishers[0] not in OWN:
-            decode(type(message), encode(message))  # what was typed, or a user's program has made, may be anything
-        return await _sealed(bus, topic, message)
+            decode_body(topic, body)  # what was typed, or a user's program has made, may be anything
+        return await _under_keys(bus, topic, message, body)
     except WireError as error:
         raise Unpublishable(f"{topic.name} cannot be published: {error}") from error
 
 
 async def _sealed(bus: Bus, topic: Topic[Any], message: Message) -> bytes:
     """The body of a message as it is stored: encrypted, where it names data keys."""
-    body, secrets = pack(message, topic), getattr(message, SEALED, "")
+    return await _under_keys(bus, topic, message, pack(message, topic))
+
+
+async def _under_keys(bus: Bus, topic: Topic[Any], message: Message, body: bytes) -> bytes:
+    secrets = getattr(message, SEALED, "")
     return await seal_body(bus, topic, topic.key_of(message), secrets, body) if secrets else body
 
 

@@ -15,7 +15,7 @@ from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import action_of, add_action, add_wait, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.files import secret_fault, write_private
+from asyncrl.files import fault_of_secret, write_private
 from asyncrl.ports import places_of
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.parts import Engine
@@ -178,9 +178,14 @@ def _key(found: FoundRun, key_file: Path | None) -> bytes | None:
         return None
     if found.root is None:
         raise WrongUsage("--key-file puts the key into the directory of the run, which is not here: run this there")
-    if held := secret_fault(key_file):
+    try:
+        key = key_file.read_bytes()  # once: it may be a pipe
+        held = fault_of_secret(key)
+    except OSError as error:
+        held = error.strerror or str(error)
+    if held:
         raise WrongUsage(f"{key_file}: found {held.lower()}, expected a readable file that holds the key alone")
-    return key_file.read_bytes()
+    return key
 
 
 async def _remove(found: FoundRun, name: str, wait_s: float) -> str:

@@ -169,8 +169,11 @@ async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
 
 
 def of_interest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the newest versions, and those that were promoted or canaries. Of versions with the same bits, which are
-    one in the store, the first is there, and the newest: the others are soon forgotten."""
+    """Return the newest versions, and those that were promoted or canaries.
+
+    Of newer versions with the same bits, which are one in the store, the first and the newest are there: the others are
+    soon forgotten. Each gets a field `same_as`: the first version with its bits, None where it is that one.
+    """
     newest = {row["location"]: row for row in rows}
     first: dict[str, int] = {}
     found = []
@@ -213,9 +216,10 @@ def _table(versions: list[dict[str, Any]]) -> str:
     for row in versions:
         trial = "shadow" if row["shadow"] else "canary"
         mark, digest = "live" if row["live"] else trial if row["canary"] else "", row["digest"][:12]
-        same = row["same_as"]
-        place = f"{Path(row['location']).name}{' (difference)' if row['base'] else ''}"
-        place = place if same is None else f"the bits of version {same}"
+        if row["same_as"] is not None:
+            place = f"the bits of version {row['same_as']}"
+        else:
+            place = f"{Path(row['location']).name}{' (difference)' if row['base'] else ''}"
         lines.append(
             f"{row['version']:>8}  {row['lineage']:>7}  {digest:<12}  {mark:<6}  {row['promoted']:<8}  {place}"
         )

@@ -87,11 +87,11 @@ def _addresses(engine: EngineSettings) -> Iterator[Finding]:
             try:
                 check_address(address)
             except ValueError:
-                yield Finding((f"{table}.addresses",), f'found "{address}", expected http://host:port')
+                yield Finding((f"{table}.addresses",), f'found "{address}", expected http://host:port, without a login')
                 continue
             for place in places_of(address, look_up=False):
                 if (other := first.setdefault(place, address)) is not address:
-                    same = f'"{address}"' if address == other else f'"{other}" and "{address}", which is the same,'
+                    same = f'"{address}"' if address == other else f'one server, as "{other}" and "{address}",'
                     keys = tuple(f"{table}.addresses" for table in engine.tables)
                     yield Finding(keys, f"{same} found more than once, expected each server once")
                     break

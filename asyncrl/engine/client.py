@@ -364,7 +364,7 @@ class EngineClient:
             )
             async with request as response:
                 if response.status not in (200, 499):
-                    place = response.headers.get("Location")
+                    place = response.headers.get("Location") if response.status // 100 == 3 else ""
                     words = f"it refers to {place}".encode() if place else await read_body(response, _MOST)
                     raise self._fault(response.status, words)
                 yield response

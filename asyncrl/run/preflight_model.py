@@ -8,6 +8,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +24,7 @@ from asyncrl.config.own_algorithms import Named, named_algorithms
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.staged import as_in
-from asyncrl.data.model_dir import ModelError, check_model_directory, tensor_shapes, weight_files
+from asyncrl.data.model_dir import ModelError, check_model_directory, read_json, tensor_shapes, weight_files
 from asyncrl.data.quantisation import read_quantisation
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
@@ -39,7 +40,7 @@ from topics.trajectories import Reference
 _ASK_LIMIT_S = 300
 _HEAD = "lm_head.weight"  # a critic has another one
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
-_COMPUTED = "rotary_emb.inv_freq"  # older files have it
+_BIASES = ((".self_attn.", "attention_bias"), (".mlp.", "mlp_bias"))  # which config.json announces
 _ROUTED = ".experts."  # in names of tensors of experts, which transformers has in one tensor for all
 # In processes of their own: torch takes seconds and 200 MB, and an engine may have packages of its own.
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
@@ -167,7 +168,8 @@ def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], shape: 
     if beyond:
         raise ModelError(f"{path}: the weights hold {beyond}, but by config.json there are {layers} layers")
     trunk = (name for name in there if (of := _LAYER.match(name)) and int(of[1]) < shape.layers)
-    if unread := [name for name in trunk if name not in implied and not name.endswith(_COMPUTED)]:
+    raw = read_json(path / "config.json")
+    if unread := [name for name in trunk if name not in implied and _is_parameter(name, raw)]:
         raise ModelError(
             f"{path}: the weights hold {unread[0]}, but by config.json the layers have no such tensor; they are of "
             "different models"
@@ -179,9 +181,21 @@ def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], shape: 
         )
 
 
+def _is_parameter(name: str, raw: Mapping[str, Any]) -> bool:
+    """Return whether a tensor changes what a model computes, and `config.json` does not announce it.
+
+    Biases that it announces are refused where they cannot be computed with; scales of quantised weights, too.
+    """
+    announced = name.endswith(".bias") and any(part in name and raw.get(key) for part, key in _BIASES)
+    return name.endswith((".weight", ".bias")) and not announced
+
+
 def _is_tied(path: Path) -> bool:
     """Return whether the head is not among the weights, or is the embedding once more."""
-    held = (tensor for file in weight_files(path) for tensor in tensors_in(file))
+    try:
+        held = [tensor for file in weight_files(path) for tensor in tensors_in(file)]
+    except ValueError:  # numbers of a form that is refused by its name
+        return True
     found = {tensor.name: tensor for tensor in held if tensor.name in (_HEAD, EMBEDDING)}
     return len(found) < 2 or np.array_equal(found[_HEAD].content, found[EMBEDDING].content)
 

@@ -101,7 +101,7 @@ def _settings(config: Config) -> Iterator[Finding]:
 
 
 def _names(config: Config) -> Iterator[Finding]:
-    """Find what is named in a form, or by a name, that nothing has."""
+    """Find an address that is none, and bundles of what is not placed on hosts."""
     placement = config.placement
     host, _, port = placement.address.rpartition(":")
     is_place = host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16

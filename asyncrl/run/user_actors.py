@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from asyncrl.errors import AsyncRLError, FunctionError
-from asyncrl.functions import load_module
-from topics.own_rows import Rows, problem
+from asyncrl.functions import is_async, load_module
+from topics.own_rows import Rows, problem, shape_problem
 from topics.roles import Role
 from topics.table import register, register_queues
 
@@ -36,6 +36,9 @@ def load_actors(modules: Iterable[str], base: Path) -> None:
     loaded = {spec: _loaded(spec, base) for spec in modules}
     added = {spec: module for spec, module in loaded.items() if _MODULES.get(module.ROLE.name) is not module}
     rows = {spec: Rows(module.ROLE, module.TOPICS) for spec, module in added.items()}
+    for spec, own in rows.items():
+        if found := shape_problem(own):
+            raise ActorsError(f"actors: {spec}: {found}")
     for spec in rows:  # all before the first is added: each may read what another publishes
         beside = [other for name, other in rows.items() if name != spec]
         if found := problem(rows[spec], beside) or _program_problem(added[spec].main):
@@ -66,7 +69,7 @@ def _loaded(spec: str, base: Path) -> ModuleType:
 
 def _program_problem(main: Any) -> str:
     """Describe why a `main` cannot be run; empty where it can."""
-    if not inspect.iscoroutinefunction(main):
+    if not is_async(inspect.unwrap(main)):
         return f"its main is no async function; expected {_EXPECTED}"
     try:
         inspect.signature(main).bind("context")

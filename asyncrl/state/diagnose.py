@@ -117,7 +117,7 @@ def headline(state: RunState) -> str:
         return "starting: not opened yet"
     if not state.config.trains:
         ready = sum(engine.state == "ready" for name, engine in state.engines.items() if role_of(name) == "engine")
-        if state.config.gateway.count and state.serves_ns < state.opened_ns:
+        if "gateway" in state.config.only and state.serves_ns < state.opened_ns:
             return "starting: no gateway accepts requests yet"
         return f"serving: {ready} of {len(state.names_of('engine'))} engines take requests"
     if newest is None or newest.time_ns < state.opened_ns:

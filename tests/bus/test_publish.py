@@ -211,7 +211,7 @@ class RemarkMade(Message):
     reward: float
 
 
-@pytest.mark.parametrize("reward", ["seven", None, 1j, []])
+@pytest.mark.parametrize("reward", ["seven", None, 1j, [], "\ud800", 2**70])
 async def test_a_message_of_a_users_actor_that_nobody_could_read_is_refused_at_once(bus: Bus, reward: Any):
     topic = Topic(RemarkMade, GRADES, ["critic"], ["operator"], key="trajectory_id")
 

@@ -1,5 +1,7 @@
 """Addresses of engines: what no client could use is refused where it is written, and one server counts once."""
 
+import socket
+
 import pytest
 
 from asyncrl.engine.client import EngineClient
@@ -12,7 +14,8 @@ NONE = [
     *("http://[1.2]:1", "http://[::1:1", "http://user:pw@gpu:1", "http://gpu:1/?a=1", "HTTP://gpu:1", "http://ü:1"),
     *("http://gpu:1/..", "http://gpu:1/a/../b", "http://gpu:1/./", "http://gpu:1/a b", "gpu:1", "ftp://gpu:1", ""),
 ]
-SOME = ["http://gpu:1", "https://GPU.", "http://[::1]:65535", "http://10.0.0.5:8000/v1/", "http://a_b.c-d:1/.x/..y"]
+SOME = ["http://gpu:1", "https://GPU.", "http://[::1]:65535", "http://127.0.0.1:9/v1/", "http://a_b.c-d:1/.x/..y"]
+SOME += ["http://kube/api/services/http:sglang:30000/proxy", "http://hub/user/me@x.org/~/8000"]
 
 
 def external(*addresses: str) -> list[str]:
@@ -25,19 +28,23 @@ def test_what_is_no_address_of_an_engine_is_refused_by_check_and_when_it_is_anno
 
     assert ("engine.addresses" in problem.key, problem.message) == (
         True,
-        f'found "{address}", expected http://host:port',
+        f'found "{address}", expected http://host:port, without a login',
     )
     for refuse in (check_address, announced_name):
         with pytest.raises(ValueError, match="is no address of an engine; expected http://host:port"):
             refuse(address)
 
 
-async def test_whatever_is_an_address_of_an_engine_is_one_for_its_clients():
+async def test_whatever_is_an_address_of_an_engine_is_one_for_its_clients(monkeypatch: pytest.MonkeyPatch):
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror("no name is known here")
+
+    monkeypatch.setattr("socket.getaddrinfo", unknown)
     from_settings(*external(*SOME))
     for address in [*SOME, f"http://{'a.' * 60}b.invalid:1"]:
         check_address(address)
-        client = EngineClient(address, control_timeout_s=0.1)
-        await client.health()  # whether or not it can be reached
+        client = EngineClient(address)
+        assert not await client.health()
         await client.close()
 
 

@@ -1,5 +1,6 @@
 """Files with keys of servers: what no header can carry is refused before anything starts."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,6 +53,17 @@ def test_a_password_of_the_nats_server_travels_in_no_header(tmp_path: Path):
     path.write_bytes(b"a\tb")
     assert secret_fault(path)
     assert not secret_fault(path, header=False)
+
+
+def test_a_key_may_come_out_of_a_pipe(tmp_path: Path):
+    run: Any = SimpleNamespace(root=tmp_path)
+    reading, writing = os.pipe()
+    os.write(writing, b"secret\n")
+    os.close(writing)
+    try:
+        assert _key(run, Path(f"/dev/fd/{reading}")) == b"secret\n"
+    finally:
+        os.close(reading)
 
 
 def test_a_key_file_that_is_not_there_is_refused(tmp_path: Path):

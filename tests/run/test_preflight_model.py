@@ -208,7 +208,11 @@ def test_tensors_that_the_config_leaves_no_place_for_are_refused(rows, written, 
 
 
 def test_what_the_embedded_engine_does_not_serve_is_left_to_another(rows, written, tmp_path):
-    made_model(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0}, attention_bias=True)
+    made_model(tmp_path, rope_scaling={"rope_type": "yarn", "factor": 4.0}, attention_bias=True, mlp_bias=True)
+    held = load_file(file := tmp_path / "model.safetensors")
+    for name in ("self_attn.o_proj", "mlp.up_proj"):
+        held[f"model.layers.0.{name}.bias"] = held["model.norm.weight"] + 1.0
+    save_file(held, file)
     other = "engine = { kind = 'external', addresses = ['http://there:1'] }\n"
 
     assert load_config(written(OWN + other), further=check_surroundings).config.engine.kind == "external"

@@ -164,6 +164,12 @@ def critic(before: str, after: str) -> str:
         (critic("stops=4", "stops=6"), "stops is 6; expected a phase, 1 to 5"),
         (critic("stops=4", "stops='4'"), "stops is '4'; expected a phase, 1 to 5"),
         (critic("scalable=True", "setting='reward.workers'"), "settings are of asyncrl's roles; give processes"),
+        (
+            critic("[Topic(", "[Topic(OtherMade, Stream('REMARKS', Retention.LEDGER), ['critic'], []), Topic(").replace(
+                "ROLE =", "class OtherMade(Message): ...\nROLE ="
+            ),
+            "stream REMARKS is made twice; make it once, and give it to each of its topics",
+        ),
         (critic('"worker"', '"keeper"'), "a keeper is one process, with a spare; leave `scalable` out"),
         (critic('["operator"]', '["critics"]'), "its subscriber 'critics' is no role; there are "),
         (critic("scalable=True", "processes=-1"), "processes is -1; expected 0 to 1024"),
@@ -219,6 +225,18 @@ def test_a_message_that_is_one_of_asyncrl_or_has_its_headers_is_refused(tmp_path
 
     with pytest.raises(ActorsError, match=words):
         load_actors(["wrong.py"], tmp_path)
+
+
+@pytest.mark.parametrize("topics", ["None", "[int]", "[Topic(int, None, [], [])]"])
+def test_rows_that_are_none_are_told_whichever_actor_is_named_first(tmp_path: Path, topics: str):
+    (tmp_path / "good.py").write_text(CRITIC)
+    other = CRITIC.replace("critic", "other").replace("REMARKS", "OTHERS")
+    (tmp_path / "bad.py").write_text(f"{other}\nTOPICS = {topics}\n")
+
+    for names in (["good.py", "bad.py"], ["bad.py", "good.py"]):
+        with pytest.raises(ActorsError, match=r"actors: bad\.py: "):
+            load_actors(names, tmp_path)
+    assert "critic" not in ROLE_NAMES
 
 
 def test_of_two_actors_with_one_name_topic_or_stream_none_is_added(tmp_path: Path):

@@ -30,3 +30,12 @@ def test_that_requests_are_accepted_is_told_once_at_each_start_of_a_run():
         assert vitals(opened_s + 3, listens=1.0) == ["the gateway accepts requests"]
         assert vitals(opened_s + 4, listens=1.0) == []
         assert headline(state).startswith("serving: 0 of ")
+
+
+def test_a_run_without_its_gateway_is_not_waited_for():
+    state = RunState("demo", 0)
+    settings = msgspec.to_builtins(from_settings("gateway.count=1", 'only=["engine"]').config)
+    opened = RunOpened(0, 0, settings)
+    state.apply(topic_for(opened), opened, Record(topic_for(opened).stream, 1, "", {}, b"", int(1e9)))
+
+    assert headline(state).startswith("serving: 0 of ")

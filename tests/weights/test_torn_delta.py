@@ -91,4 +91,5 @@ def test_a_base_with_a_flipped_byte_or_a_missing_end_makes_the_difference_torn(p
         path.write_bytes(content)
         found.add(outcome(pair, tmp_path / f"made-{number}"))
 
-    assert found == {"torn", "right"}, "where it was flipped in a tensor that is overwritten there, or in a blank"
+    # Right where the byte lies in what the difference overwrites, or in a blank of the header.
+    assert found == {"torn", "right"}

@@ -129,7 +129,7 @@ def read_config(directory: Path) -> ModelConfig:
         raise EngineError(
             f"model {directory}: rope type {config.rope.kind!r}; the embedded engine serves {' and '.join(ROPES)}"
         )
-    if config.rope.share != 1.0:  # transformers passes over the field in these families
+    if config.rope.share != 1.0:
         raise EngineError(
             f"model {directory}: partial_rotary_factor is {config.rope.share:g}; the embedded engine serves only 1"
         )

@@ -95,7 +95,7 @@ def _grouping(shape: ModelConfig) -> str:
     if experts.count % experts.groups or experts.groups_chosen > experts.groups:
         return (
             f"found n_group = {experts.groups} and topk_group = {experts.groups_chosen} with {experts.count} experts, "
-            "expected groups of as many, of which some are taken"
+            "expected n_group to divide the experts, and topk_group of at most n_group"
         )
     if experts.chosen == 2 * experts.groups_chosen:
         return ""
