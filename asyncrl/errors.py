@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import traceback
 
+import msgspec
+
 from topics.errors import AsyncRLError as AsyncRLError
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""Errors of bytes that are no JSON or MessagePack as they should be."""
 
 _LINES = 8  # of a traceback
 

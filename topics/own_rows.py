@@ -9,12 +9,12 @@ from itertools import chain
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from topics.actors import MOST_PROCESSES, SHARED_TYPES, keeper_topics
-from topics.roles import ROLE_NAMES, Role
+from topics.roles import MONITOR, OPERATOR, ROLE_NAMES, Role
 from topics.table import BY_NAME, TOPICS
 from topics.topic import STREAMS, Retention, Stream, Topic
 from topics.wire import Headers, Message, prepare
 
-LOGINS = ("operator", "monitor")  # log in as roles do, and may do more than any of them
+_LOGINS = (OPERATOR, MONITOR)  # log in as roles do, and may do more than any of them
 _KINDS = get_args(get_type_hints(Role)["kind"])
 
 
@@ -80,7 +80,7 @@ def _shape_of(topic: object) -> str:
 
 def _of_role(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
     role = rows.role
-    taken = [*ROLE_NAMES, *LOGINS, *(other.role.name for other in beside)]
+    taken = [*ROLE_NAMES, *_LOGINS, *(other.role.name for other in beside)]
     if not re.fullmatch(r"[a-z]{1,32}", str(role.name)) or role.name in taken:
         yield f"{role.name!r} is no name for a role: it takes letters a to z, and is not one of {', '.join(taken)}"
     if role.kind not in _KINDS:
@@ -144,7 +144,7 @@ def _of_topics(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
         if kind.HEADERS in headers:
             remedy = "derive it from asyncrl.Message"
             yield f"topic {topic.name}: {kind.__name__} has the {kind.HEADERS.__name__} of another type; {remedy}"
-        readers = [*ROLE_NAMES, *LOGINS, *(one.role.name for one in (rows, *beside))]
+        readers = [*ROLE_NAMES, *_LOGINS, *(one.role.name for one in (rows, *beside))]
         if strangers := [name for name in topic.subscribers if name not in readers]:
             yield f"topic {topic.name}: its subscriber {strangers[0]!r} is no role; there are {', '.join(readers)}"
         missing = [name for name in (topic.key, *topic.id) if name and not hasattr(kind, name)]

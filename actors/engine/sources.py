@@ -13,6 +13,7 @@ import msgspec
 from asyncrl.bus.chunks import read_chunks, read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
+from asyncrl.errors import UNREADABLE
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.stream import FILE, Assembly, StreamIndex
 from asyncrl.weights.verify import TornVersion
@@ -75,7 +76,7 @@ class StoredChunks:
         newest = await read_newest_chunk(self._bus, WEIGHTS_STORED, location)
         try:
             index = msgspec.msgpack.decode(newest or b"", type=StreamIndex)
-        except (ValueError, msgspec.MsgspecError) as error:  # ValueError: the name of a file is no text
+        except UNREADABLE as error:
             raise TornVersion(f"version {location} is not, or not wholly, in the stream: {error}") from error
         assembly = Assembly(into, index)
 

@@ -23,7 +23,7 @@ from asyncrl.bus.log import Record, last_sequence, read_last_of_each, read_next,
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.bus.publish import read
 from asyncrl.bus.vault import SecretGone
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import UNREADABLE, AsyncRLError
 from asyncrl.files import write_json
 from asyncrl.state.facts import UNWRITTEN
 from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, seal_sample
@@ -150,7 +150,7 @@ class MetricsFile:
         try:
             found = msgspec.json.decode(self._recorded.read_bytes(), type=Recorded)
             whole = found.format == format_of(RecorderState) and self.path.stat().st_size >= found.rows_bytes
-        except (OSError, ValueError):
+        except (OSError, *UNREADABLE):
             return None
         return found if whole else None
 
@@ -363,6 +363,6 @@ def _reports(folder: Path) -> dict[str, str]:
     for path in sorted(folder.glob("*.json")):
         try:
             found |= msgspec.json.decode(path.read_bytes(), type=dict[str, str])
-        except (OSError, ValueError) as error:
+        except (OSError, *UNREADABLE) as error:
             found[path.stem] = f"not read: {error}"
     return found

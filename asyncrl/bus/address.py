@@ -15,7 +15,7 @@ import msgspec
 import nats.errors
 
 from asyncrl.bus.errors import BusUnreachable
-from asyncrl.errors import DamagedFile
+from asyncrl.errors import UNREADABLE, DamagedFile
 from asyncrl.files import write_private
 from asyncrl.ports import LOOPBACK, Listen, free_port, listen_problem, url_host
 
@@ -73,7 +73,7 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except ValueError as error:
+        except UNREADABLE as error:
             raise DamagedFile(f"{path} holds no credentials: {error}") from error
 
     def login(self, speaks_tls: Callable[[], bool] = bool) -> dict[str, Any]:

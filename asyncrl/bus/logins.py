@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.permissions import MONITOR, authorization, login_roles, permissions, user_of
+from asyncrl.bus.permissions import authorization, login_roles, permissions, user_of
 from asyncrl.config.process_settings import NatsSettings
 from asyncrl.files import write_private
+from topics.roles import MONITOR
 
 DEFAULT_URL = "tls://localhost:4222"
 

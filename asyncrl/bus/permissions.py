@@ -11,13 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
-from topics.roles import ROLE_NAMES
+from topics.roles import MONITOR, OPERATOR, ROLE_NAMES, SUPERVISOR
 from topics.table import QUEUES, TOPICS, WorkQueue, queues_of, subscribers_of
 from topics.topic import LEDGER_BLOBS, STREAMS, Retention, Stream, Topic
-
-OPERATOR = "operator"  # provisions the run and asks things of it
-MONITOR = "monitor"  # reads everything, with any NATS client, and publishes nothing
-SUPERVISOR = "supervisor"  # observes the whole run: reads everything, and trims what is no longer needed
 
 
 class Permissions(NamedTuple):
@@ -78,7 +74,7 @@ def _allowed(role: str, stream: Stream, run: str) -> list[str]:
         calls += _of_any_client(stream, run)
     elif _follows(role, stream):
         calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
-    if role == SUPERVISOR:
+    if role == SUPERVISOR:  # it trims what is no longer needed
         calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(stream)]
         calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Retention.PAYLOAD or stream is LEDGER_BLOBS else []
         calls += [f"$JS.API.STREAM.MSG.DELETE.{name}"] if stream.closed else []  # of data keys that are too old

@@ -18,7 +18,6 @@ import numpy as np
 from asyncrl.engine.answer import Chunk, Generation, Member, OnTokens, VersionSpan
 from asyncrl.engine.batching import Batcher
 from asyncrl.engine.errors import (
-    UNREADABLE,
     EngineError,
     EngineRefused,
     EngineUnavailable,
@@ -27,6 +26,7 @@ from asyncrl.engine.errors import (
     message_of,
 )
 from asyncrl.engine.loads import EngineLoad, ServerLoads
+from asyncrl.errors import UNREADABLE
 from asyncrl.http_calls import read_body
 from asyncrl.weights.described import Described, GroupPlace
 from topics.wire import Int32Array

@@ -7,12 +7,9 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import UNREADABLE, AsyncRLError
 
 _WORDS = 500  # characters of what a server says
-
-UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Errors of an answer that is no JSON as it should be."""
 
 
 class EngineError(AsyncRLError):

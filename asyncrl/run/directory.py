@@ -13,7 +13,7 @@ import msgspec
 
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.settings import Config, ModelSettings
-from asyncrl.errors import DamagedFile
+from asyncrl.errors import UNREADABLE, DamagedFile
 from asyncrl.files import write_private
 from asyncrl.locks import try_lock
 
@@ -102,7 +102,7 @@ class RunFiles:
         """Read what a run that came to an end wrote down; empty where there is nothing of it."""
         try:
             return msgspec.json.decode((self.root / "summary.json").read_bytes(), type=dict[str, Any])
-        except (OSError, ValueError):
+        except (OSError, *UNREADABLE):
             return {}
 
     def newest_steps(self) -> list[dict[str, Any]]:
@@ -115,7 +115,7 @@ class RunFiles:
         except OSError:
             return rows
         for line in lines:
-            with contextlib.suppress(ValueError):  # the first and the last may be a part of one
+            with contextlib.suppress(*UNREADABLE):  # the first and the last may be a part of one
                 rows.append(msgspec.json.decode(line, type=dict[str, Any]))
         return [row for row in rows if row.get("event") == "step"]
 
@@ -127,7 +127,7 @@ class RunFiles:
         """
         try:
             return msgspec.json.decode(self.config.read_bytes(), type=Config)
-        except ValueError as error:
+        except UNREADABLE as error:
             raise DamagedFile(f"{self.config} holds no settings of a run: {error}") from error
 
 

@@ -20,7 +20,6 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
 from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.logins import given_logins, numbered, save_logins
-from asyncrl.bus.permissions import OPERATOR
 from asyncrl.bus.provision import is_provisioned, provision
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer, OwnServer, own_server
@@ -42,6 +41,7 @@ from asyncrl.run.sizing import provision_sized
 from asyncrl.run.user_actors import load_actors
 from asyncrl.training.create import create_configured
 from topics.actors import RunOpened
+from topics.roles import OPERATOR
 
 _ENDED_S = 5.0  # after which the kernel has killed what an `up` that was killed had started
 _STOP_S = 90.0  # for the supervisor to stop all actors

@@ -14,7 +14,6 @@ import msgspec
 
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins, numbered
-from asyncrl.bus.permissions import OPERATOR
 from asyncrl.config.check import Finding
 from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.settings import Config
@@ -45,6 +44,7 @@ from asyncrl.run.user_actors import ActorsError, load_actors
 from asyncrl.sandbox.frames import Setup
 from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
+from topics.roles import OPERATOR
 
 ROLLOUTS = ("single_turn",)
 

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from asyncrl.errors import FunctionError
+from asyncrl.errors import UNREADABLE, FunctionError
 from asyncrl.framing import FrameError, Frames, pack
 from asyncrl.process import log_tail
 from asyncrl.sandbox.frames import Call, CallFailed, Ready, Reply, Setup
@@ -127,7 +127,7 @@ class _Child:
                 for frame in self._frames.feed(data):
                     self._settle(_replies.decode(frame))
                     settled()
-        except (FrameError, ValueError, LookupError) as error:  # ValueError: no MessagePack, or a text that is none
+        except (FrameError, LookupError, *UNREADABLE) as error:
             detail = f"the function's process wrote into the pipe of its answers, and was killed: {error}"
             self.fault, self.retiring = Reply(0, reason="exited", detail=detail), True
 
@@ -327,7 +327,7 @@ async def _start(setup: Setup, stderr: int | None = None) -> _Child:
                     return child
             await link.process.wait()
             raise LoadEnded(f"{setup.spec}: its process ended at loading: {link.exit_text(setup)}")
-    except (FrameError, ValueError) as error:
+    except (FrameError, *UNREADABLE) as error:
         raise FunctionError(
             f"{setup.spec}: its process wrote into the pipe of its answers at loading: {error}"
         ) from error

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.crash import crash_point
+from asyncrl.errors import UNREADABLE
 from asyncrl.files import write_json
 from asyncrl.weights.directories import CheckpointError as CheckpointError
 from asyncrl.weights.directories import OtherModel as OtherModel
@@ -87,7 +88,7 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         checkpoint = msgspec.json.decode(path.read_bytes(), type=Checkpoint)
     except OSError as error:
         raise _incomplete(error) from error
-    except ValueError as error:  # what is no UTF-8 is no MsgspecError
+    except UNREADABLE as error:
         raise CheckpointError(f"{path}: {error}; this checkpoint is torn, use another") from error
     check_files(directory, checkpoint.files)
     if directory.name != checkpoint.name:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from asyncrl.algorithms.batches import GradedGroup, build_rows
 from asyncrl.algorithms.rows import TrainRow
-from asyncrl.errors import AsyncRLError
+from asyncrl.errors import UNREADABLE, AsyncRLError
 from asyncrl.files import write_json
 from asyncrl.weights.directories import written_aside
 from topics.batches import BatchPacked, BatchTrained, Objective
@@ -121,7 +121,7 @@ def load_dump(directory: str | Path) -> Dump:
         record = msgspec.json.decode((directory / _BATCH).read_bytes(), type=_Record)
         arrays = load_file(directory / _ROWS)
         rows = [_row(record.batch, one, arrays) for one in record.rows]
-    except (OSError, KeyError, SafetensorError, ValueError) as error:
+    except (OSError, KeyError, SafetensorError, *UNREADABLE) as error:
         raise DumpError(f"{directory}: {error}; expected a folder that `asyncrl dump` wrote") from error
     return Dump(record.run, record.batch, record.trained, record.rows, rows)
 

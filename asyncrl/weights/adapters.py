@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.errors import UNREADABLE
 from asyncrl.weights.directories import CheckpointError, OtherModel
 from asyncrl.weights.folders import Folder
 from asyncrl.weights.tensors import TensorRecord, digest_of, file_line, read_manifest
@@ -79,7 +80,7 @@ def read_base(directory: Path) -> BaseModel:
     """Return what the adapter in a directory is added to.
 
     Raises:
-        OSError, ValueError: there is none.
+        OSError, or one of `UNREADABLE`: there is none.
     """
     return msgspec.json.decode((directory / BASE_MODEL).read_bytes(), type=BaseModel)
 
@@ -88,7 +89,7 @@ def read_shape(directory: Path) -> AdapterShape:
     """Return the shape of the adapter in a directory.
 
     Raises:
-        OSError, ValueError: there is none.
+        OSError, or one of `UNREADABLE`: there is none.
     """
     return msgspec.json.decode((directory / ADAPTER_CONFIG).read_bytes(), type=AdapterShape)
 
@@ -108,7 +109,7 @@ def check_shape(directory: Path, config: bytes | None) -> None:
         return
     try:
         found = read_shape(directory)
-    except (OSError, ValueError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise CheckpointError(f"{directory / ADAPTER_CONFIG}: {error}; this checkpoint is torn, use another") from error
     own = None if config is None else msgspec.json.decode(config, type=AdapterShape)
     if own != found:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
+from asyncrl.errors import UNREADABLE
 from asyncrl.weights.folders import Folder
 from asyncrl.weights.tensors import Files, HostTensor, TensorRecord, at_once, stem_of_share, tensor_records, tensors_in
 from asyncrl.weights.verify import MANIFEST, TornVersion, check_version
@@ -133,7 +134,7 @@ def apply_delta(source: Path, base: Path, target: Path, *, expected: DeltaRecord
             [np.zeros(0, np.uint8), *(np.fromfile(source / Path(name).name, np.uint8) for name in record.files)]
         )
         manifest = (source / MANIFEST).read_bytes()
-    except (OSError, ValueError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise TornVersion(f"{source.name} is no difference: {error}") from error
     for name in ("run", "base", "key"):
         found, wanted = getattr(record, name), getattr(expected, name)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
+from asyncrl.errors import UNREADABLE
 from asyncrl.weights.adapters import ADAPTER, PEFT_PREFIX, read_base, read_shape
 from asyncrl.weights.files import describe_model
 from asyncrl.weights.folders import DiskFolder
@@ -40,7 +41,7 @@ def merged(base: Mapping[str, torch.Tensor], directory: Path) -> dict[str, torch
     try:
         of, shape = read_base(directory), read_shape(directory)
         adapter = dict(_tensors(directory))
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, *UNREADABLE) as error:
         raise TornVersion(f"{directory.name}: its adapter cannot be read: {error}") from error
     dtype: torch.dtype = getattr(torch, of.dtype)
     found = {name: one if name in of.kept else one.to(dtype) for name, one in base.items()}
