@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from asyncrl.config.check import Finding, not_a_function, unused
-from asyncrl.config.engine_settings import EngineGroup, EngineSettings
+from asyncrl.config.engine_settings import FRONTS, EngineGroup, EngineSettings
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, LearnerSettings
@@ -68,6 +68,11 @@ def server_contradictions(config: Config) -> Iterator[Finding]:
     groups = {table: group for table, group in config.engine.tables.items() if group.kind == "sglang"}
     for table, group in groups.items():
         yield from _gpus(table, group)
+        if group.fronts > 1:
+            message = (
+                f"found {FRONTS} {group.fronts}: only one of so many processes learns the name of new weights, and "
+            )
+            yield Finding((f"{table}.arguments",), message + "the others answer under the old one; remove it")
     prefill = {table: group for table, group in groups.items() if group.role == "prefill"}
     yield from _bootstrap_ports(prefill)
     if prefill and config.weights.update == "in_place":

@@ -16,6 +16,8 @@ from topics.actors import MOST_PROCESSES
 from topics.engines import ANNOUNCED
 from topics.roles import pool_of
 
+FRONTS = "--tokenizer-worker-num"
+
 GroupName: TypeAlias = Annotated[
     str,
     Meta(
@@ -87,6 +89,11 @@ class EngineGroup(Settings):
     def ranks(self) -> int:
         """Processes among which one server divides its tensors."""
         return self._size("--tp-size", "--tp", "--tensor-parallel-size")
+
+    @property
+    def fronts(self) -> int:
+        """Processes of one server that take requests and hand out tokens."""
+        return self._size(FRONTS)
 
     @property
     def copies(self) -> int:

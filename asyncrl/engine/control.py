@@ -16,7 +16,7 @@ from asyncrl.engine.errors import EngineError, EngineRefused, RequestFailed
 from asyncrl.engine.loads import EngineLoad
 from asyncrl.engine.served import ServedAdapters, Shape
 from asyncrl.engine.staging import Staging
-from asyncrl.engine.starting import end_of, name_of_gpu, start_at_free_port
+from asyncrl.engine.starting import check_front, end_of, name_of_gpu, start_at_free_port
 from asyncrl.files import write_private
 from asyncrl.guard import guarded_python
 from asyncrl.host import VISIBLE_GPUS
@@ -145,6 +145,7 @@ class ExternalControl(EngineClient, EngineControl):
 
     async def start(self) -> None:
         """Find the server as its owner has started it."""
+        await check_front(self)
         if self._adapters is not None:
             await self._adapters.check()
 
@@ -271,8 +272,7 @@ class OwnControl(ExternalControl):
         arguments += ["--context-length", str(home.settings.context)] if home.settings.context else ()
         if home.key_file is not None:
             arguments += self.key_arguments(home.key_file)
-        arguments += self.behind_a_router if home.settings.router.count else ()
-        return [*arguments, *group.arguments]
+        return [*arguments, *(self.behind_a_router if home.settings.router.count else ()), *group.arguments]
 
     def key_arguments(self, key_file: Path) -> list[str]:
         """Return the arguments that give the server its key: by file, since every user may read a command line."""

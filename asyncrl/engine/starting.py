@@ -5,11 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
+from asyncrl.config.engine_settings import FRONTS
+from asyncrl.engine.errors import EngineError
 from asyncrl.errors import AsyncRLError
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import Listen, free_port, listen_problem
 from asyncrl.process import ChildProcess
+
+if TYPE_CHECKING:
+    from asyncrl.engine.client import EngineClient
 
 _TRIES = 5
 _TAKEN = "address already in use"  # in the output of a server, of whichever of its ports
@@ -82,6 +88,26 @@ async def wait_for_answer(
 async def _until(answers: Callable[[], Awaitable[bool]]) -> None:
     while not await answers():  # noqa: ASYNC110 - a server does not announce that it is up
         await asyncio.sleep(0.05)
+
+
+async def check_front(server: EngineClient) -> None:
+    """Check that one process alone of a server that its owner has started takes requests and hands out tokens.
+
+    SGLang tells the name of new weights only to that of them which took the call, and the others label their tokens
+    with the one before. A server that does not tell its arguments now is met by its labels later.
+
+    Raises:
+        EngineFailed: there are several.
+    """
+    try:
+        several = (await server.server_info()).get(FRONTS.strip("-").replace("-", "_"))
+    except EngineError:
+        return
+    if isinstance(several, int) and several > 1:
+        raise EngineFailed(
+            f"it has {FRONTS} {several}: only one of so many processes learns the name of new weights, and the others "
+            "answer under the old one; start it without, or several servers"
+        )
 
 
 def name_of_gpu(number: int) -> str:

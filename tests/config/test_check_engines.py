@@ -53,6 +53,7 @@ def test_the_gpus_of_a_server_follow_from_its_arguments(arguments: list[str], ra
         (sglang(gpus=[0, 1], arguments=["--tp-size", "4"]), "engine.gpus engine.count engine.arguments"),
         (sglang(gpus=[0, 1, 2, 3], count=2), "engine.gpus engine.count engine.arguments"),
         (sglang(gpus=[0], count=2), "engine.gpus engine.count"),
+        (sglang(arguments=["--tokenizer-worker-num", "2"]), "engine.arguments"),
         (sglang(gpus=[0], environment="{CUDA_VISIBLE_DEVICES='1'}"), "engine.environment engine.gpus"),
         (apart("weights.update=in_place", first=PREFILL), "engine.groups.first.arguments weights.update"),
         (

@@ -1,9 +1,12 @@
-"""A server of another owner that is left while it takes a version: it samples on, and nobody waits for its load."""
+"""A server of another owner: it is left as it was found, while it takes a version or where it cannot be used."""
 
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from actors.engine.actor import EngineActor
+from actors.runtime.actor import ActorDown
 from asyncrl.bus.connection import Bus
 from harness.sglang_like import like_sglang
 from harness.stage import DEADLINE_S, Stage, until
@@ -38,3 +41,16 @@ async def test_an_actor_that_is_asked_to_leave_does_not_wait_for_the_load_and_le
         assert not server.paused
         await until(lambda: any(isinstance(one, EngineGone) for one in answers.messages), "it says that it has left")
     assert answers.ready() == []
+
+
+async def test_a_server_of_which_several_processes_label_tokens_gets_no_weights(bus: Bus, stage: Callable[..., Stage]):
+    async with like_sglang() as server:
+        server.info = {"tokenizer_worker_num": 2}
+        context = stage(engine={"kind": "external", "addresses": [server.address]}).context("engine", bus)
+        learner = Versions(bus, context)
+        await learner.announce(await learner.publish())
+
+        with pytest.raises(ActorDown, match=r"it has --tokenizer-worker-num 2: .*start it without, or several servers"):
+            await asyncio.wait_for(EngineActor(context).run(), DEADLINE_S)
+        assert not server.loads
+        assert not server.paused
