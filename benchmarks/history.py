@@ -33,7 +33,7 @@ from asyncrl.training.objective import objective_of
 from benchmarks.stage import BenchError, bench_config, report
 from topics.actors import FLEET_SCALED, FleetScaled, KeeperClaimed
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained
-from topics.ids import TASK, prompt_name
+from topics.ids import TASK, prompt_name, trajectory_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.table import BY_NAME
 from topics.topic import BATCHES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, Topic
@@ -223,7 +223,7 @@ class History:
         )
 
     def _prompt(self, number: int, member: int) -> Fact:
-        name = f"{prompt_name(TASK, number)}-{member}"
+        name = trajectory_name(prompt_name(TASK, number), member)
         message = PromptIssued(
             prompt_id=prompt_name(TASK, number),
             member=member,
@@ -237,7 +237,7 @@ class History:
     def _grade(self, number: int, member: int) -> Fact:
         prompt_id = prompt_name(TASK, number)
         message = TrajectoryGraded(
-            trajectory_id=f"{prompt_id}-{member}",
+            trajectory_id=trajectory_name(prompt_id, member),
             prompt_id=prompt_id,
             member=member,
             group_size=self._size,
@@ -262,7 +262,7 @@ class History:
         name = prompt_name(TASK, number)
         for member in range(self._size):
             reference = self._reference(number, member)
-            yield BatchMember(f"{name}-{member}", 0, reference, float(member % 2), _TOKENS)
+            yield BatchMember(trajectory_name(name, member), 0, reference, float(member % 2), _TOKENS)
 
     async def _sequence(self, step: int) -> int:
         """Return the messages of a step's batch; a buffer that continues may have packed it."""

@@ -8,7 +8,7 @@ import xxhash
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
 from topics.batches import BatchGroup, BatchMember, BatchPacked, Objective
-from topics.ids import TASK, prompt_name
+from topics.ids import TASK, prompt_name, trajectory_name
 from topics.prompts import PromptRow
 from topics.trajectories import Reference, Segment, TrajectoryGenerated, count_versions
 from topics.wire import encode
@@ -30,7 +30,7 @@ async def store_batch(bus: Bus, *, rows: int, tokens: int, vocabulary: int, lr: 
         logprobs, versions = np.where(mask, -2.0, 0.0).astype(np.float32), np.where(mask, 0, -1).astype(np.int32)
         segment = Segment(drawn, mask, logprobs, versions)
         message = TrajectoryGenerated(
-            trajectory_id=f"{prompt_id}-{number}",
+            trajectory_id=trajectory_name(prompt_id, number),
             prompt_id=prompt_id,
             member=number,
             group_size=rows,

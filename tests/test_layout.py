@@ -260,6 +260,39 @@ def test_nothing_is_pickled_and_nothing_sleeps_on_a_thread():
     assert not wrong, "\n".join(wrong)
 
 
+ID = re.compile(r"(\w+\.)*\w*(prompt|trajectory|eval|group)_id")
+SPLITS = {"split", "rsplit", "partition", "rpartition", "startswith", "removeprefix"}
+
+
+def takes_an_id_apart(node: ast.AST) -> bool:
+    """Return whether it is `prompt_id[0]`, `prompt_id.split(...)`, or `f"{prompt_id}-{member}"`."""
+    if isinstance(node, ast.Subscript):
+        name = ast.unparse(node.value)  # rewards of groups are given a list of ids under the name of one
+        return ID.fullmatch(name) is not None and name != "trajectory_id"
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in SPLITS:
+        return ID.fullmatch(ast.unparse(node.func.value)) is not None
+    if isinstance(node, ast.JoinedStr):
+        parts = [
+            ID.fullmatch(ast.unparse(part.value)) for part in node.values[:1] if isinstance(part, ast.FormattedValue)
+        ]
+        return any(parts) and ast.unparse(node)[2:].partition("}")[2].startswith("-")
+    return False
+
+
+def test_one_file_alone_knows_how_ids_are_written():
+    wrong = [
+        f"{module}:{getattr(node, 'lineno', 0)}: {ast.unparse(node)}"
+        for module in FILES
+        if module != "topics.ids"
+        for node in nodes(FILES[module])
+        if takes_an_id_apart(node)
+    ]
+
+    assert not wrong, "\n".join(wrong)
+    planted = ast.parse("prompt_id[0]; row.prompt_id[1:]; trajectory_id.rsplit('-'); f'{one.prompt_id}-{member}'")
+    assert sum(map(takes_an_id_apart, ast.walk(planted))) == 4
+
+
 def test_every_actor_of_the_table_has_a_file():
     from topics.roles import ROLE_NAMES, ROLES
     from topics.table import TOPICS

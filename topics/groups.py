@@ -29,11 +29,6 @@ class GroupCompleted(Message):
     members: list[TrajectorySubmitted]  # by member number
 
 
-def group_of(group_id: str) -> str:
-    """The prompt, or the evaluation, of what one call grades."""
-    return group_id.partition("-")[0]
-
-
 class MemberGrade(msgspec.Struct, omit_defaults=True):
     """The score of one member of a group."""
 

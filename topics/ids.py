@@ -5,6 +5,7 @@ The sets stay small however many prompts there are: what has ended lies in few s
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from operator import itemgetter
@@ -20,6 +21,10 @@ REISSUE = "r"  # `r000003`: the fourth request to issue a prompt's row again
 LIVE = "l"  # `l000042`: the 43rd turn of live traffic that was admitted to training
 EVALUATION = "e"  # `e000003`: the fourth evaluation, whose members are held-out prompts
 
+LETTERS = WARMUP + TASK + REISSUE + LIVE + EVALUATION
+
+TRAJECTORY_ID = re.compile(r"[a-z]\d{1,12}-\d{1,5}\Z", re.ASCII)  # what a subject may name
+_PROMPT_ID = re.compile(r"[a-z]\d{6,12}\Z", re.ASCII)  # as `prompt_name` writes it
 _STAGES: dict[str, Stage] = {WARMUP: "warmup", EVALUATION: "eval"}
 _FIRST = itemgetter(0)
 
@@ -29,8 +34,23 @@ def prompt_name(letter: str, number: int) -> str:
     return f"{letter}{number:06d}"
 
 
+def trajectory_name(prompt_id: str, member: int) -> str:
+    """`p000042-3`."""
+    return f"{prompt_id}-{member}"
+
+
+def is_prompt_id(name: str, letters: str = LETTERS) -> bool:
+    """Return whether it is the name of a prompt with one of these letters."""
+    return name[:1] in letters and _PROMPT_ID.match(name) is not None
+
+
+def letter_of(name: str) -> str:
+    """`p` of `p000042` and of `p000042-3`."""
+    return name[:1]
+
+
 def prompt_of(trajectory_id: str) -> str:
-    """`p000042` of `p000042-3`."""
+    """`p000042` of `p000042-3`, and of itself."""
     return trajectory_id.rsplit("-", 1)[0]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from topics.ids import Stage, member_of
+from topics.ids import Stage, member_of, trajectory_name
 from topics.topic import PROMPTS, Topic
 from topics.wire import Headers, Id, MaybeId, Message, SecretIds, Version
 
@@ -73,7 +73,7 @@ class PromptIssued(Message):
     @property
     def trajectory_id(self) -> str:
         """`p000042-3`."""
-        return f"{self.prompt_id}-{self.member}"
+        return trajectory_name(self.prompt_id, self.member)
 
     @property
     def tenant(self) -> str:

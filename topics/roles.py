@@ -61,6 +61,11 @@ def pool_of(actor_id: str) -> str:
     return actor_id.rpartition("-")[0]
 
 
+def number_in_pool(actor_id: str) -> int:
+    """Return the number of an actor in its pool, from 1: 2 of `engine-large-2`."""
+    return int(actor_id.rpartition("-")[2])
+
+
 def role_of(name: str) -> str:
     """The role of an actor or of a pool of them: `engine` of `engine-2`, `engine-large-2` and `engine-large`."""
     return name.partition("-")[0]

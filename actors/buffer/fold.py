@@ -14,8 +14,8 @@ from asyncrl.config.held_out import set_of
 from topics.actors import RunOpened
 from topics.batches import BatchPacked, BatchTrained, Objective
 from topics.evals import EvalScored
-from topics.groups import GroupCompleted, GroupDropped, group_of
-from topics.ids import LIVE, WARMUP, Stage, member_of, prompt_name, prompt_of, stage_of
+from topics.groups import GroupCompleted, GroupDropped
+from topics.ids import LIVE, WARMUP, Stage, letter_of, member_of, prompt_name, prompt_of, stage_of
 from topics.prompts import ONLY_TASK, PromptIssuedHeaders
 from topics.secrets import PurgeRequested
 from topics.stages import StageBeganHeaders
@@ -43,7 +43,7 @@ class BufferFold(Fold):
         if submitted.prompt_id in self.state.closed:
             self.state.late += 1
             return
-        group = self._group_of(submitted)
+        group = self._prompt_of(submitted)
         if group.is_known(submitted.member):
             self.state.late += 1
             return
@@ -51,7 +51,7 @@ class BufferFold(Fold):
         groups.gather(self.state, self._plan, group, submitted.member)
 
     def _on_completed(self, completed: GroupCompleted, record: Record) -> None:
-        prompt_id = group_of(completed.group_id)
+        prompt_id = prompt_of(completed.group_id)
         if prompt_id not in self.state.closed:  # it may be read before the issue, which lies on another log
             group = self._group(prompt_id)
             group.completed[completed.group_id] = [member.member for member in completed.members]
@@ -87,7 +87,7 @@ class BufferFold(Fold):
         stage = stage_of(dropped.prompt_id)
         # What it is compared with lies on other logs, and may be read before. Of what waits for a learner that is away
         # everything becomes too old: that ends with its return.
-        counts = dropped.reason != LAG and stage != "eval" and not dropped.prompt_id.startswith(LIVE)
+        counts = dropped.reason != LAG and stage != "eval" and letter_of(dropped.prompt_id) != LIVE
         if counts and record.time_ns > max(self.state.opened_ns, self.state.kept_ns):
             self.state.dropped[dropped.reason] = self.state.dropped.get(dropped.reason, 0) + 1
         if dropped.reason == "failed":
@@ -175,7 +175,7 @@ class BufferFold(Fold):
         if prompt_id in self.state.closed:
             self.state.late += 1
             return
-        group, member = self._group_of(message), message.member
+        group, member = self._prompt_of(message), message.member
         known = group.graded.get(member) or group.failed.get(member)
         repeated = known is not None and known.attempt >= message.attempt
         if repeated or member in group.dropped or message.attempt < group.attempts.get(member, 0):
@@ -193,16 +193,16 @@ class BufferFold(Fold):
             self._settle(group, time_ns)
 
     def _on_dropped(self, message: TrajectoryDropped, record: Record) -> None:
-        prompt_id, member = message.trajectory_id.rsplit("-", 1)
+        prompt_id, member = prompt_of(message.trajectory_id), member_of(message.trajectory_id)
         if prompt_id in self.state.closed:
             return
         group = self._group(prompt_id)  # it may be read before the issue and the grades, which lie on other logs
         if message.again:
-            graded = group.graded.get(int(member))
+            graded = group.graded.get(member)
             if graded is not None and graded.attempt <= message.attempt:
-                del group.graded[int(member)]
+                del group.graded[member]
                 self.state.ready[group.stage].pop(prompt_id, None)
-            group.attempts[int(member)] = message.attempt + 1
+            group.attempts[member] = message.attempt + 1
         else:
             group.dropped.add(int(member))
             group.expired |= message.reason == "deadline"
@@ -217,7 +217,7 @@ class BufferFold(Fold):
             group = self.state.groups[prompt_id] = Group(prompt_id, 0, stage_of(prompt_id))
         return group
 
-    def _group_of(self, message: TrajectorySubmitted | TrajectoryGraded | TrajectoryFailed) -> Group:
+    def _prompt_of(self, message: TrajectorySubmitted | TrajectoryGraded | TrajectoryFailed) -> Group:
         """The open group of a member, whose size may be known by no issue yet."""
         group = self._group(message.prompt_id)
         if not group.size:
@@ -235,7 +235,7 @@ class BufferFold(Fold):
         else:
             self.state.waiting_drop.pop(group.prompt_id, None)
             self.state.ready[group.stage].setdefault(group.prompt_id)
-            if group.stage != "eval" and not group.prompt_id.startswith(LIVE):
+            if group.stage != "eval" and letter_of(group.prompt_id) != LIVE:
                 self._hope(time_ns)
 
     def _hope(self, time_ns: int) -> None:
@@ -266,8 +266,8 @@ class BufferFold(Fold):
         self.state.waiting_drop.pop(prompt_id, None)
         self.state.purging.pop(prompt_id, None)
         self.state.wanted.pop(prompt_id, None)
-        self.state.gathered = {name: at for name, at in self.state.gathered.items() if group_of(name) != prompt_id}
-        self.state.grading = {name: at for name, at in self.state.grading.items() if group_of(name) != prompt_id}
+        self.state.gathered = {name: at for name, at in self.state.gathered.items() if prompt_of(name) != prompt_id}
+        self.state.grading = {name: at for name, at in self.state.grading.items() if prompt_of(name) != prompt_id}
         group = self.state.groups.pop(prompt_id, None)
         if group is not None:
             self.state.ready[group.stage].pop(prompt_id, None)
@@ -340,7 +340,7 @@ class BufferFold(Fold):
                 continue
             old = [member for member in group.live() if stage == "rl" and self._too_old(member, min_version)]
             if old:
-                again = plan.reissue and not group.expired and not group.prompt_id.startswith(LIVE)
+                again = plan.reissue and not group.expired and letter_of(group.prompt_id) != LIVE
                 drops += groups.drop_old(group, old, step, again=again)
                 continue
             chosen.append(group)

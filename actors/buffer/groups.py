@@ -15,8 +15,8 @@ from asyncrl.algorithms.pass_at import pass_at
 from asyncrl.config.held_out import HeldOut, set_of
 from topics.batches import BatchGroup, BatchMember
 from topics.evals import EvalScored
-from topics.groups import GroupCompleted, GroupDropped, group_of
-from topics.ids import Stage, member_of, stage_of
+from topics.groups import GroupCompleted, GroupDropped
+from topics.ids import Stage, member_of, prompt_of, stage_of, trajectory_name
 from topics.prompts import ONLY_TASK
 from topics.trajectories import DropReason, TrajectoryDropped, TrajectoryFailed, TrajectoryGraded, tokens_sampled
 from topics.wire import Message
@@ -33,7 +33,7 @@ def gather(state: BufferState, plan: Plan, group: Group, member: int) -> None:
     if group.stage == "eval":
         samples = set_of(plan.held_out, group.task).samples
         first = member - member % samples
-        behind, group_id = first + samples, f"{group.prompt_id}-{first}"
+        behind, group_id = first + samples, trajectory_name(group.prompt_id, first)
     if group_id in group.completed:
         return
     members = range(first, behind)
@@ -81,7 +81,7 @@ def expired_grading(state: BufferState, plan: Plan, now_s: float) -> list[Messag
 
 
 def _group(state: BufferState, group_id: str) -> Group:
-    return state.groups[group_of(group_id)]
+    return state.groups[prompt_of(group_id)]
 
 
 def _waiting(state: BufferState, group_id: str) -> list[int]:
@@ -95,7 +95,7 @@ def drop(
 ) -> TrajectoryDropped:
     """The end of one member, of this attempt alone where it is to be issued `again`."""
     graded = group.graded.get(member)
-    name = f"{group.prompt_id}-{member}"
+    name = trajectory_name(group.prompt_id, member)
     failed = group.failed.get(member)
     claim = graded or failed or group.submitted.get(member)
     return TrajectoryDropped(

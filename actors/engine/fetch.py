@@ -24,7 +24,7 @@ from asyncrl.host import boot_id
 from asyncrl.locks import lock, try_lock
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.delta import DeltaRecord, apply_delta
-from asyncrl.weights.directories import CheckpointError, remove_directory, written_aside
+from asyncrl.weights.directories import CheckpointError, remove_directory, version_name, written_aside
 from asyncrl.weights.verify import TornVersion, check_version
 from topics.weights import WeightsPublished
 from topics.wire import WireError
@@ -100,7 +100,7 @@ class Fetcher:
             directory = Path(published.location)
             await asyncio.to_thread(check_version, directory, published.digest)
             return directory
-        target = self._folder / f"lineage{published.lineage}-v{published.version:06d}-{published.digest[:12]}"
+        target = self._folder / f"{version_name(published.lineage, published.version)}-{published.digest[:12]}"
         while not await self._hold_whole(target, published.digest):
             base = await self._base(published) if published.base else None
             await self._made_once(target, partial(self._make, published, base, target))

@@ -15,12 +15,13 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
 from asyncrl.errors import UNREADABLE
 from asyncrl.run.directory import RunFiles
+from asyncrl.weights.directories import VERSION_NAME
 from asyncrl.weights.stream import FILE, Assembly, StreamIndex
 from asyncrl.weights.verify import TornVersion
 from topics.weights import WEIGHTS_STORED
 from topics.wire import WireError
 
-_STREAM_NAME = re.compile(r"lineage\d{1,9}-v\d{6,10}-[0-9a-f]{16}\Z")
+_STREAM_NAME = re.compile(rf"{VERSION_NAME.pattern}[0-9a-f]{{16}}\Z", re.ASCII)
 
 
 class Source(Protocol):

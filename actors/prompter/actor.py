@@ -17,6 +17,7 @@ from asyncrl.config.held_out import held_out_sets
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
 from topics.actors import Activity
+from topics.ids import trajectory_name
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import PROMPTS
 from topics.wire import Message
@@ -141,7 +142,7 @@ class Prompter:
 
 def decide(wanted: Wanted, seed: int, rows: list[PromptRow]) -> PromptIssued:
     """The message that issues one trajectory: a pure function of its number, the seed and its rows."""
-    name = f"{wanted.prompt_id}-{wanted.member}"
+    name = trajectory_name(wanted.prompt_id, wanted.member)
     return PromptIssued(
         prompt_id=wanted.prompt_id,
         member=wanted.member,

@@ -22,7 +22,7 @@ from asyncrl.state.audit.groups import digest_of
 from asyncrl.state.audit.ledger import Ledger
 from topics.batches import BatchPacked
 from topics.groups import GroupDropped
-from topics.ids import EVALUATION, LIVE, TASK, WARMUP, number_of
+from topics.ids import EVALUATION, LIVE, TASK, WARMUP, letter_of, number_of, prompt_name, trajectory_name
 from topics.prompts import PromptIssued, PromptRow
 from topics.wire import Message
 
@@ -92,7 +92,7 @@ class DataOrder:
             expected = source.group(self._prompter.state, number).places.start  # a later rise leaves it as it is
             if level_of(first) != level_of(expected):
                 found, right = f"level {level_of(first)}", f"{level_of(expected)}, by the answers before it"
-                self._ledger.violations.add("wrong level", f"{TASK}{number:06d}", found, right)
+                self._ledger.violations.add("wrong level", prompt_name(TASK, number), found, right)
 
     def carried(self, data: str) -> Iterator[Carried]:
         """Return the notes of what one of the run's data has."""
@@ -101,11 +101,11 @@ class DataOrder:
             if key[0] != data:
                 continue
             for number, first, digest in zip(numbers, self._firsts[key], self._digests[key], strict=True):
-                yield Carried(f"{key[1]}{number:06d}", first, f"{digest:016x}", samples)
+                yield Carried(prompt_name(key[1], number), first, f"{digest:016x}", samples)
 
     def places(self, carried: Carried) -> range:
         """Return the places of its rows in the endless order of the data."""
-        count = self._config.warmup.rows_per_trajectory if carried.prompt_id.startswith("w") else 1
+        count = self._config.warmup.rows_per_trajectory if letter_of(carried.prompt_id) == WARMUP else 1
         first = carried.first // carried.samples
         return range(first, first + count)
 
@@ -113,8 +113,8 @@ class DataOrder:
         """Compare the rows of a group with those that the data has in its place."""
         if carried.digest != (expected := digest_of(rows)):
             found, expected = f"rows of digest {carried.digest}", f"{expected}, by the order of the data"
-            member = carried.first if carried.prompt_id.startswith(EVALUATION) else 0
-            self._ledger.violations.add("wrong row", f"{carried.prompt_id}-{member}", found, expected)
+            member = carried.first if letter_of(carried.prompt_id) == EVALUATION else 0
+            self._ledger.violations.add("wrong row", trajectory_name(carried.prompt_id, member), found, expected)
 
     def _count(self, message: Message) -> None:
         """Note how the answers to prompts were: the difficulty of later ones follows from it."""
@@ -142,7 +142,7 @@ class DataOrder:
             self._ledger.violations.add("wrong seed", name, f"seed {message.seed}", f"{seed}, by the seed of the run")
         if not rows:
             return
-        letter, number, data = message.prompt_id[0], int(message.prompt_id[1:]), TASK_ROWS
+        letter, number, data = letter_of(message.prompt_id), number_of(message.prompt_id), TASK_ROWS
         if letter == LIVE:
             return  # it is a row of no data: the audit compares it with the turn
         if letter == EVALUATION:

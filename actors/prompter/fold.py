@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -18,15 +17,26 @@ from topics.actors import ReissueRequested
 from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalRequested
 from topics.groups import GroupDropped
-from topics.ids import LIVE, REISSUE, TASK, Stage, prompt_name, prompt_of, stage_of
+from topics.ids import (
+    LIVE,
+    REISSUE,
+    TASK,
+    Stage,
+    is_prompt_id,
+    letter_of,
+    member_of,
+    number_of,
+    prompt_name,
+    prompt_of,
+    stage_of,
+    trajectory_name,
+)
 from topics.prompts import PromptIssuedHeaders
 from topics.stages import StageBegan, StageBeganHeaders, StageRequested
 from topics.streams import AdmissionPaused, AdmissionResumed
 from topics.trajectories import TrajectoryDropped
 from topics.turns import TurnAdmitted
 from topics.weights import TrainingFinished
-
-_PROMPT = re.compile(r"p\d{6,}")
 
 
 class Wanted(NamedTuple):
@@ -130,10 +140,10 @@ class PrompterFold(Fold):
         level, which follows from the log of batches alone.
         """
         self._schedule.count(self.state.ended_of_stages, prompt_id, scores)
-        if not self._curricula or prompt_id[0] != TASK:
+        if not self._curricula or letter_of(prompt_id) != TASK:
             return
         self.state.ended += 1
-        number = int(prompt_id[1:])
+        number = number_of(prompt_id)
         if task in self._curricula:
             climb = self.state.climbs.setdefault(task, Climb())
             most_issued = self._begin[TASK] + self.state.ended + (self._max_lag + 1) * self._plans["rl"].batch_groups
@@ -145,7 +155,7 @@ class PrompterFold(Fold):
             self.state.again[dropped.trajectory_id] = attempt
 
     def _on_eval_requested(self, request: EvalRequested, _record: Record) -> None:
-        number = int(request.eval_id[1:])
+        number = number_of(request.eval_id)
         if number > self.state.evaluated:  # else it was asked for before
             self.state.evaluated = number
             self.state.requests[number] = request
@@ -253,14 +263,13 @@ class PrompterFold(Fold):
         return sum(packed) + to_pack * self._plans[stage].batch_groups
 
     def _wanted_again(self, name: str, attempt: int) -> Wanted:
-        prompt_id, member = name.rsplit("-", 1)
-        group = self.sources[prompt_id[0]].group(self.state, int(prompt_id[1:]))
-        return Wanted(group, int(member), self._min_version, attempt)
+        group = self.sources[letter_of(name)].group(self.state, number_of(prompt_of(name)))
+        return Wanted(group, member_of(name), self._min_version, attempt)
 
     def _on_reissue(self, request: ReissueRequested, _record: Record) -> None:
         prompt_id = request.prompt_id
-        origin = self.state.origins[int(prompt_id[1:])] if prompt_id.startswith(REISSUE) else prompt_id
-        if not _PROMPT.fullmatch(origin):
+        origin = self.state.origins[number_of(prompt_id)] if letter_of(prompt_id) == REISSUE else prompt_id
+        if not is_prompt_id(origin, TASK):
             raise ValueError(f"{origin!r} is no prompt of RL: only those are issued again")
         self.state.origins.append(origin)
 
@@ -307,12 +316,13 @@ class PrompterFold(Fold):
         if count != headers.group_size:
             self.state.members[prompt_id] = count
         elif stage == "eval":
-            self.state.requests.pop(int(prompt_id[1:]), None)
-            self.state.evaluated = max(self.state.evaluated, int(prompt_id[1:]))
+            self.state.requests.pop(number_of(prompt_id), None)
+            self.state.evaluated = max(self.state.evaluated, number_of(prompt_id))
         else:
-            self.state.first_open[prompt_id[0]] = self.state.first(prompt_id[0]) + 1
-            if prompt_id[0] == LIVE:
-                self.state.live.pop(int(prompt_id[1:]), None)
+            letter = letter_of(prompt_id)
+            self.state.first_open[letter] = self.state.first(letter) + 1
+            if letter == LIVE:
+                self.state.live.pop(number_of(prompt_id), None)
         if prompt_id in self.state.closed_early:
             self.state.closed_early.discard(prompt_id)
         elif count == 1:
@@ -321,8 +331,9 @@ class PrompterFold(Fold):
     def _close(self, prompt_ids: list[str]) -> None:
         for prompt_id in prompt_ids:
             for member in range(self._size):
-                self.state.again.pop(f"{prompt_id}-{member}", None)
-                self.state.attempts.pop(f"{prompt_id}-{member}", None)
+                name = trajectory_name(prompt_id, member)
+                self.state.again.pop(name, None)
+                self.state.attempts.pop(name, None)
             open_groups = self.state.open[stage_of(prompt_id)]
             if prompt_id in open_groups:
                 open_groups.discard(prompt_id)

@@ -31,7 +31,7 @@ from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Diverged, branch_tasks
 from topics.actors import Waiting
 from topics.groups import GROUP_DROPPED, GroupDropped
-from topics.ids import LIVE, prompt_of
+from topics.ids import LIVE, letter_of, prompt_of
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import BATCHES, PROMPTS, Topic
 from topics.trajectories import (
@@ -271,7 +271,7 @@ class Execution(Watch):
     @property
     def _is_live(self) -> bool:
         """Return whether it is a turn of live traffic, which is sampled already."""
-        return self._issued.prompt_id.startswith(LIVE)
+        return letter_of(self._issued.prompt_id) == LIVE
 
     async def _of_turn(self, rows: list[PromptRow]) -> TrajectoryGenerated:
         """Return a stored turn as a trajectory, with the reward that it was admitted with."""

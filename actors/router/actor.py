@@ -18,7 +18,7 @@ from asyncrl.engine.fleet import EngineNews
 from asyncrl.engine.router import Member, Router, member_of
 from asyncrl.engine.starting import EngineFailed
 from topics.engines import EngineGone, EngineReady, EngineUpdating
-from topics.roles import role_of
+from topics.roles import number_in_pool, role_of
 
 _POLL_S, _SOON_S = 5.0, 0.05  # between two looks at the engines that the router has; until it has those wanted
 _OTHERS_S = 1.0  # from the first engine that answers the router until the others are not waited for
@@ -142,7 +142,7 @@ class RouterActor:
 
     def _member(self, engine_id: str, address: str) -> Member:
         key = read_key(self.context.files.engine_key_file(self._settings, engine_id))
-        number = int(engine_id.rpartition("-")[2]) - 1
+        number = number_in_pool(engine_id) - 1
         return member_of(self._settings.group_of(engine_id), number, address, key)
 
     async def _hold(self, coming: tuple[int, int] | None) -> None:

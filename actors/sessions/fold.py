@@ -18,7 +18,7 @@ from asyncrl.bus.log import Record
 from asyncrl.config.live_settings import LiveSettings
 from topics.batches import BatchPacked, BatchTrained
 from topics.groups import GroupDropped
-from topics.ids import LIVE, member_of, prompt_name
+from topics.ids import LIVE, letter_of, member_of, prompt_name
 from topics.secrets import PurgeRequested
 from topics.turns import (
     FeedbackGivenHeaders,
@@ -191,7 +191,7 @@ class SessionsFold(Fold):
         self._prompt_ended(dropped.prompt_id, {})
 
     def _prompt_ended(self, prompt_id: str, trained: Mapping[int, float]) -> None:
-        if prompt_id.startswith(LIVE) and not self.state.on_way.end(prompt_id, trained):
+        if letter_of(prompt_id) == LIVE and not self.state.on_way.end(prompt_id, trained):
             self.state.ended_prompts.add(prompt_id)
 
     def _on_skipped(self, skipped: TurnSkipped, _record: Record) -> None:

@@ -31,7 +31,7 @@ from asyncrl.run.placement import LOST, Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
 from topics.cards import CardLeft
 from topics.promotions import CanaryEnded, PromotionRefused, WeightsCanaried, WeightsPromoted
-from topics.roles import ROLES, SUPERVISOR, role_of
+from topics.roles import ROLES, SUPERVISOR, number_in_pool, role_of
 from topics.topic import FLEET
 
 _STOP_S = 10.0  # for an actor to leave by itself
@@ -57,10 +57,6 @@ def first_fleet(config: Config) -> dict[str, int]:
         else:
             fleet[role.name] = 1 + config.supervision.spares if role.kind == "keeper" else role.processes
     return fleet | dict.fromkeys(lent_pools(config), 0)
-
-
-def _number(actor_id: str) -> int:
-    return int(actor_id.rpartition("-")[2])
 
 
 class _Child:
@@ -211,7 +207,7 @@ class Supervisor:
     def _reconcile(self) -> None:
         """Start missing actors, and ask surplus ones to leave."""
         self._reconciled = self._names
-        for name in sorted(self._reconciled, key=_number):  # the first of each pool first, whatever their counts
+        for name in sorted(self._reconciled, key=number_in_pool):  # the first of each pool first, whatever their counts
             self._begin(name)
         for child in list(self._children.values()):
             if child.actor_id not in self._reconciled:

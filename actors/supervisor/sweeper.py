@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import time
 from collections import defaultdict
 from collections.abc import Container, Iterable
@@ -23,6 +22,7 @@ from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_message, retry_until_deadline, stream_info
 from asyncrl.bus.merged import Part, read_merged
+from asyncrl.weights.directories import VERSION_NAME
 from topics.topic import BLOBS, LEDGER_BLOBS, WEIGHTS, Stream, Topic
 from topics.weights import WEIGHTS_STORED
 from topics.wire import WireError
@@ -30,7 +30,6 @@ from topics.wire import WireError
 _EVERY_S = {BLOBS: 2.0, LEDGER_BLOBS: 30.0}  # between two listings of a blob stream
 _KEPT = 2  # snapshots of each keeper
 _AT_ONCE = 32  # purges under way
-_VERSION = re.compile(r"lineage(?P<lineage>\d+)-v(?P<number>\d+)-.*")
 
 
 class Sweeper:
@@ -155,8 +154,9 @@ async def purge_versions(bus: Bus, keep: Container[str], newest: tuple[int, int]
     info = await stream_info(bus, WEIGHTS, {"subjects_filter": WEIGHTS_STORED.pattern(bus.run)})
     old = []
     for subject in info["state"].get("subjects") or {}:
-        found = _VERSION.match(subject.rsplit(".", 1)[1])
-        if found and found[0] not in keep and (int(found["lineage"]), int(found["number"])) < newest:
+        name = subject.rsplit(".", 1)[1]
+        found = VERSION_NAME.match(name)
+        if found and name not in keep and (int(found["lineage"]), int(found["number"])) < newest:
             old.append({"filter": subject})
     await purge(bus, WEIGHTS, old)
     return len(old)

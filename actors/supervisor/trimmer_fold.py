@@ -20,7 +20,7 @@ from topics.batches import BatchPacked
 from topics.engines import EngineGone, EngineReady, EngineUpdating, version_of
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
-from topics.ids import PromptIdSet, member_of, prompt_of
+from topics.ids import PromptIdSet, member_of, prompt_of, trajectory_name
 from topics.streams import AdmissionPaused, AdmissionResumed
 from topics.trajectories import ProgressStoredHeaders, TrajectoryGeneratedHeaders, TrajectoryProgressedHeaders
 from topics.weights import WeightsPublished
@@ -77,7 +77,7 @@ class Batch(msgspec.Struct):
 
     def names(self) -> Iterator[str]:
         """Its trajectories."""
-        return (f"{prompt_id}-{member}" for prompt_id, members in self.members.items() for member in members)
+        return (trajectory_name(prompt_id, member) for prompt_id, members in self.members.items() for member in members)
 
 
 class RoomState(CheckpointState, msgspec.Struct):

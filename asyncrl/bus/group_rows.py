@@ -10,6 +10,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_next
 from asyncrl.bus.publish import read
 from asyncrl.errors import AsyncRLError
+from topics.ids import trajectory_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.topic import PROMPTS
 from topics.wire import WireError
@@ -69,7 +70,7 @@ async def read_rows(bus: Bus, prompt_id: str) -> list[PromptRow]:
         RowsUnreadable: it is missing, or cannot be read.
         BusError: the server does not answer.
     """
-    name = f"{prompt_id}-0"
+    name = trajectory_name(prompt_id, 0)
     record = await read_next(bus, PROMPTS, PROMPT_ISSUED.subject(bus.run, name), 1)
     if record is None:
         raise RowsUnreadable(f"the row of {prompt_id} is stored with {name}, which was never issued")

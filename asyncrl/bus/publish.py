@@ -15,6 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_message, read_newest
 from asyncrl.bus.sealing import open_body, seal_body
+from topics.ids import TRAJECTORY_ID, trajectory_name
 from topics.places import ROUTING
 from topics.roles import OWN
 from topics.table import BY_NAME, topic_for, topic_of
@@ -25,7 +26,6 @@ from topics.wire import ID_PATTERN, SEALED, Headers, Message, WireError, decode,
 M = TypeVar("M", bound=Message)
 
 _ID = re.compile(ID_PATTERN)
-_TRAJECTORY = re.compile(r"^[a-z]\d{1,12}-\d{1,5}\Z")
 EXPECT_LAST = "Nats-Expected-Last-Sequence"
 EXPECT_MESSAGE = "Nats-Expected-Last-Msg-Id"
 EXPECT_SUBJECT = "Nats-Expected-Last-Subject-Sequence"
@@ -243,7 +243,7 @@ def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
             raise WireError(f"{named[:80]!r} is no {topic.key}")
         # Of other keys than a trajectory's, `member` says whom the message is about.
         member = getattr(message, "member", None) if topic.key == "trajectory_id" else None
-        if member is not None and named != f"{getattr(message, 'prompt_id', '')}-{member}":
+        if member is not None and named != trajectory_name(getattr(message, "prompt_id", ""), member):
             raise WireError(f"{named!r} is not member {member} of its prompt {getattr(message, 'prompt_id', '')!r}")
         if member is not None and member >= (size := getattr(message, "group_size", member + 1)):
             raise WireError(f"{named!r} is no member of a group of {size}")
@@ -254,7 +254,7 @@ def _check_names(topic: Topic[Any], message: Message, record: Record) -> None:
 
 
 def _pattern(topic: Topic[Any]) -> re.Pattern[str]:
-    return _TRAJECTORY if topic.key == "trajectory_id" else _ID
+    return TRAJECTORY_ID if topic.key == "trajectory_id" else _ID
 
 
 def attempt_of(record: Record) -> int | None:

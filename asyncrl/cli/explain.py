@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 from rich.console import Console
 
@@ -14,8 +13,7 @@ from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.history import TrajectoryHistory, read_history
 from asyncrl.state.samples import Sample, SamplesFile, open_sample, sample_reader
-
-_ID = re.compile(r"([prwel]\d{6,})-\d+")
+from topics.ids import TRAJECTORY_ID, is_prompt_id, prompt_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read what was published about it, and print it in order of time."""
     name = arguments.trajectory
-    if _ID.fullmatch(name) is None:
+    if TRAJECTORY_ID.match(name) is None or not is_prompt_id(prompt_of(name)):
         raise WrongUsage(f"{name!r} is no trajectory; their ids look like p000042-3")
     found = any_run(arguments)
     history, sample = read_topics(found, "explain", lambda bus: _read(bus, found, name))

@@ -25,7 +25,7 @@ from asyncrl.process import python, with_parent
 from asyncrl.run.launch import Launch
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.weights.adapters import AdapterShape
-from topics.ids import TASK, number_of
+from topics.ids import TASK, letter_of, number_of
 from topics.stages import STAGE_BEGAN
 
 
@@ -84,7 +84,9 @@ def begins_after(log: TrainingLog, config: Config, step: int, stages: Sequence[B
             f"checkpoints are at {', '.join(kept) or 'none'}"
         )
     packed = [groups for number, (groups, _) in log.batches.items() if number <= step]
-    numbers = [number_of(group.prompt_id) for batch in packed for group in batch.groups if group.prompt_id[0] == TASK]
+    numbers = [
+        number_of(group.prompt_id) for batch in packed for group in batch.groups if letter_of(group.prompt_id) == TASK
+    ]
     prompt = max(numbers, default=config.start.prompt - 1) + 1
     begun = {str(first): name for first, name in [*first_stages(config), *stages] if first <= prompt}
     critic = config.critic_origin if has_critic(config) else -1

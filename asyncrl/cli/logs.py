@@ -17,7 +17,7 @@ from asyncrl.cli.target import add_run, any_run, tell_apart
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun
 from asyncrl.telemetry.logs import Line, LogFile
-from topics.roles import role_of
+from topics.roles import pool_of, role_of
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
 _POLL_S = 0.3
@@ -81,7 +81,7 @@ def line_text(line: Line) -> Text:
 def _open_new(logs: Path, actor: str, files: dict[Path, LogFile]) -> bool:
     for path in sorted(logs.glob("*.log")):
         name = path.name.split(".")[0]
-        if path not in files and (not actor or actor in (name, name.rpartition("-")[0], role_of(name))):
+        if path not in files and (not actor or actor in (name, pool_of(name), role_of(name))):
             files[path] = LogFile(path)
     return bool(files)
 

@@ -12,7 +12,7 @@ from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.task_settings import StageSettings
 from asyncrl.config.tasks import Begun
-from topics.ids import TASK, number_of
+from topics.ids import TASK, letter_of, number_of
 
 Table = TypeVar("Table", bound=msgspec.Struct)
 
@@ -95,7 +95,7 @@ class Schedule:
         Args:
             scores: rewards of its answers before shaping; none where it ended for another reason.
         """
-        if self._kept and scores and prompt_id.startswith(TASK):
+        if self._kept and scores and letter_of(prompt_id) == TASK:
             ended.rewards = [*ended.rewards, (number_of(prompt_id), fmean(scores))][-self._kept :]
 
     def due(self, ended: Ended, begun: Sequence[Begun]) -> str:

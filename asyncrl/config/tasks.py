@@ -15,7 +15,7 @@ from asyncrl.data.curriculum import Curriculum, Ladder
 from asyncrl.data.sources import RowSetup, RowsPart, label_reader
 from asyncrl.data.turns import Turns
 from asyncrl.rewards.built_in import reads_label
-from topics.ids import TASK, number_of
+from topics.ids import TASK, letter_of, number_of
 from topics.prompts import ONLY_TASK
 
 Begun: TypeAlias = tuple[int, str]  # number of the first prompt of a stage, and its name
@@ -171,7 +171,7 @@ def largest_group(config: Config) -> int:
 
 def group_size_of(config: Config, prompt_id: str, begun: Sequence[Begun] = ()) -> int:
     """Members of a prompt's group; of one that was issued again those of the largest."""
-    if prompt_id[0] != TASK:
+    if letter_of(prompt_id) != TASK:
         return largest_group(config)
     return Mixture(config).task(number_of(prompt_id), begun).group_size
 

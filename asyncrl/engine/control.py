@@ -22,6 +22,7 @@ from asyncrl.guard import guarded_python
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import LOOPBACK, Listen, free_port, url_host
 from asyncrl.process import ChildProcess, python
+from topics.roles import number_in_pool
 
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -60,7 +61,7 @@ class EngineHome(NamedTuple):
     @property
     def number(self) -> int:
         """Its number in its group, from 0."""
-        return int(self.name.rpartition("-")[2]) - 1
+        return number_in_pool(self.name) - 1
 
 
 def read_key(key_file: Path | None) -> str | None:
@@ -386,7 +387,6 @@ class ScriptedControl(EngineControl):
         return EngineLoad(0, 0)
 
     async def load_weights(self, directory: Path, key: str) -> None:
-        """Take the name."""
         self._label = key
 
 

@@ -20,6 +20,7 @@ from asyncrl.run.ray_cluster import Node
 from asyncrl.run.ray_host import installed
 from asyncrl.run.ray_placement import bundle_of, bundle_text, is_placed
 from asyncrl.run.sending import is_here, user_files
+from topics.roles import role_of
 
 _JOB_FOLDERS = "working_dir_files"  # where Ray keeps what `ray job submit --working-dir` sends
 _JOIN_S = 120.0  # to join a cluster, or to find none
@@ -50,7 +51,7 @@ def placed_actors(config: Config) -> list[str]:
     counts |= {"learner": 1 + config.supervision.spares}
     counts |= dict.fromkeys(lent_pools(config), 0)
     if config.only:
-        counts = {pool: count for pool, count in counts.items() if pool.partition("-")[0] in config.only}
+        counts = {pool: count for pool, count in counts.items() if role_of(pool) in config.only}
     names = [f"{pool}-{number}" for pool, count in counts.items() for number in range(1, count + 1)]
     return [name for name in names if is_placed(config, name)]
 

@@ -19,7 +19,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.state.format_message import FormattedMessage, as_json
 from topics.actors import DEAD_LETTER, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
-from topics.ids import REISSUE, TASK, prompt_of
+from topics.ids import REISSUE, TASK, is_prompt_id, prompt_of, trajectory_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import BATCHES, DEAD, STREAMS, Topic
 from topics.trajectories import TRAJECTORY_DROPPED
@@ -111,13 +111,13 @@ async def reissue(bus: Bus, name: str) -> str:
 
 async def _reissue_prompt(bus: Bus, name: str) -> str:
     prompt_id = prompt_of(name)
-    if prompt_id[:1] not in (TASK, REISSUE) or not prompt_id[1:].isdecimal():
+    if not is_prompt_id(prompt_id, TASK + REISSUE):
         raise AsyncRLError(f"{name!r} is no prompt of RL; their ids look like p000042")
-    issued = await read_last(bus, PROMPT_ISSUED, f"{prompt_id}-0")
+    issued = await read_last(bus, PROMPT_ISSUED, trajectory_name(prompt_id, 0))
     if issued is None:
         raise AsyncRLError(f"{prompt_id} was never issued")
     members = range(int(issued.headers["group-size"]))
-    ends = [TRAJECTORY_DROPPED.subject(bus.run, f"{prompt_id}-{member}") for member in members]
+    ends = [TRAJECTORY_DROPPED.subject(bus.run, trajectory_name(prompt_id, member)) for member in members]
     if not await read_last_of_each(bus, BATCHES, [GROUP_DROPPED.subject(bus.run, prompt_id), *ends]):
         raise AsyncRLError(f"{prompt_id} is not issued again: neither it nor one of its trajectories was dropped")
     await publish(bus, ReissueRequested(prompt_id))

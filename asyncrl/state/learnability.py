@@ -16,7 +16,7 @@ from asyncrl.state.samples import evaluation_of
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.evals import EvalScored
 from topics.groups import GROUP_DROPPED
-from topics.ids import stage_of
+from topics.ids import member_of, stage_of
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 
 _NONE = ""  # key of a message that carries no row of interest
@@ -112,7 +112,7 @@ async def _passes(bus: Bus, band: Band, which: Which) -> tuple[dict[str, Passes]
     scored = await evaluation_of(bus, which.version, which.dataset)
     found: dict[str, Passes] = {}
     for one in scored.members:
-        key = _eval_key(scored, int(one.trajectory_id.rsplit("-", 1)[1]))
+        key = _eval_key(scored, member_of(one.trajectory_id))
         before = found.get(key, Passes(0, 0))
         found[key] = Passes(before.passed + (one.score >= band.passing), before.graded + 1)
 

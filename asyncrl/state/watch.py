@@ -39,7 +39,7 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_ANNOUNCED, ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING, ENGINE_WITHDRAWN
 from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_DROPPED
-from topics.ids import prompt_of
+from topics.ids import prompt_of, trajectory_name
 from topics.stages import STAGE_BEGAN
 from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
@@ -127,7 +127,7 @@ class Watch:
         state = self.state
         state.now_ns = await self._count_messages(STREAMS)
         prompts = list(dict.fromkeys(prompt_of(work.id) for _, work in state.held("rollout")))[:_GROUPS]
-        names = [f"{prompt}-{member}" for prompt in prompts for member in range(largest_group(state.config))]
+        names = [trajectory_name(prompt, member) for prompt in prompts for member in range(largest_group(state.config))]
         claims = [
             topic.subject(self._bus.run, name) for name in names for topic in (TRAJECTORY_GRADED, TRAJECTORY_FAILED)
         ]

@@ -7,6 +7,7 @@ whole checkpoint. `checkpoint.json` names every file with its size and checksum;
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from asyncrl.weights.directories import prune_directories, remove_directory, wri
 from asyncrl.weights.tensors import FileRecord, at_once, file_record
 
 _RECORD = "checkpoint.json"
+_NAME = re.compile(r"step(?P<number>-?\d+)-lineage(?P<lineage>\d+)-")  # behind it: of its digest
 
 
 def _version() -> str:
@@ -124,4 +126,4 @@ def prune_checkpoints(root: Path, keep: Container[str], newest: tuple[int, int])
     Args:
         newest: lineage and step of the newest one published. A newer one may be about to be published.
     """
-    return prune_directories(root, r"step(?P<number>-?\d+)-lineage(?P<lineage>\d+)-", keep, newest)
+    return prune_directories(root, _NAME, keep, newest)

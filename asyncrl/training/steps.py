@@ -41,7 +41,7 @@ from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.vocabulary import Top
 from asyncrl.weights.adapters import ADAPTER_CONFIG, PublishedAdapter, check_shape
 from topics.batches import Anomaly, CriticStep, Objective
-from topics.ids import LIVE
+from topics.ids import LIVE, letter_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -228,7 +228,7 @@ class Steps:
     def _live_kl(self, rows: list[TrainRow]) -> dict[str, float]:
         """Measure how far live turns are from the reference, nats per token."""
         self._reference.begin()
-        live = self._filled([row for row in rows if row.trajectory_id.startswith(LIVE)], ("reference",))
+        live = self._filled([row for row in rows if letter_of(row.trajectory_id) == LIVE], ("reference",))
         sums = {name: torch.tensor(value, device=self.device) for name, value in live_kl_sums(live).items()}
         nats, tokens = (float(value) for value in self._passes.sums([sums]).values())
         return {"live_reference_kl": nats / tokens} if tokens else {}

@@ -17,6 +17,7 @@ from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 
 WRITE_FAULTS = (OSError, SafetensorError)  # safetensors reports a failed write as an error of its own
+VERSION_NAME = re.compile(r"lineage(?P<lineage>\d{1,9})-v(?P<number>\d{6,10})-", re.ASCII)  # behind it: its identity
 
 
 class CheckpointError(AsyncRLError):
@@ -27,6 +28,11 @@ class OtherModel(AsyncRLError):
     """A whole checkpoint of another model, or of other adapters, than are trained; those before it are, too."""
 
 
+def version_name(lineage: int, version: int) -> str:
+    """Name of a version in a store without its identity: `lineage0-v000007`."""
+    return f"lineage{lineage}-v{version:06d}"
+
+
 @dataclass
 class Aside:
     """A directory that is being filled."""
@@ -35,7 +41,7 @@ class Aside:
     target: Path  # its place when it is filled; may be set until then
 
 
-def prune_directories(root: Path, pattern: str, keep: Container[str], newest: tuple[int, int]) -> int:
+def prune_directories(root: Path, pattern: re.Pattern[str], keep: Container[str], newest: tuple[int, int]) -> int:
     """Remove directories of a numbered kind; returns how many.
 
     Args:
@@ -47,7 +53,7 @@ def prune_directories(root: Path, pattern: str, keep: Container[str], newest: tu
         shutil.rmtree(leftover, ignore_errors=True)
     old = []
     for directory in root.iterdir() if root.exists() else ():
-        found = re.match(pattern, directory.name)
+        found = pattern.match(directory.name)
         if found and directory.name not in keep and (int(found["lineage"]), int(found["number"])) < newest:
             old.append(directory)
     for directory in old:

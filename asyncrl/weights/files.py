@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from asyncrl.crash import crash_point
-from asyncrl.weights.directories import prune_directories, remove_directory, written_aside
+from asyncrl.weights.directories import VERSION_NAME, prune_directories, remove_directory, written_aside
 from asyncrl.weights.folders import DiskFolder, Folder
 from asyncrl.weights.shares import (
     Attempt,
@@ -61,7 +61,7 @@ class FileStore:
         Args:
             newest: lineage and version of the newest one published. It, or a newer one, may be about to be published.
         """
-        return prune_directories(self._root, r"lineage(?P<lineage>\d+)-v(?P<number>\d+)-", keep, newest)
+        return prune_directories(self._root, VERSION_NAME, keep, newest)
 
 
 def write_model(folder: Folder, tensors: Files, source: Path | None) -> None:

@@ -17,7 +17,14 @@ from typing import NamedTuple
 import msgspec
 
 from asyncrl.crash import crash_point
-from asyncrl.weights.directories import WRITE_FAULTS, CheckpointError, failed_write, remove_leftovers, sync
+from asyncrl.weights.directories import (
+    WRITE_FAULTS,
+    CheckpointError,
+    failed_write,
+    remove_leftovers,
+    sync,
+    version_name,
+)
 from asyncrl.weights.folders import DiskFolder, Folder
 
 
@@ -40,7 +47,7 @@ class Attempt(msgspec.Struct, frozen=True):
     @property
     def name(self) -> str:
         """Name of the version without its identity."""
-        return f"lineage{self.lineage}-v{self.version:06d}"
+        return version_name(self.lineage, self.version)
 
 
 class StoredFiles(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ from asyncrl.state.audit.violations import Violation
 from asyncrl.state.parts import reward_text
 from topics.batches import BatchMember
 from topics.evals import EvalScored
-from topics.ids import LIVE
+from topics.ids import LIVE, letter_of, trajectory_name
 from topics.trajectories import TrajectoryGraded, VersionCount
 
 _SKEW_S = 2.0  # between the clocks that a deadline is measured with
@@ -180,7 +180,7 @@ def _rows(group: Group, stored: Mapping[int, Stored]) -> Iterator[Violation]:
     issued = {key: issue.rows for key, issue in group.issues.items()}
     made = {stored[at].key: stored[at].rows for at in group.results}
     for key in group.issues:
-        carrier = key if group.stage == "eval" else Key(f"{group.prompt_id}-0", 0)
+        carrier = key if group.stage == "eval" else Key(trajectory_name(group.prompt_id, 0), 0)
         expected = issued.get(carrier)
         if not expected:
             if expected is not None and key == carrier:
@@ -239,7 +239,7 @@ def _missing_group_cause(group: Group, drop: Drop, config: Config) -> str:
         fresh = [grade for grade in live.values() if not _is_old(grade, drop, config.buffer)]
         return _OLD if len(fresh) >= least or len(fresh) == len(live) else ""
     if drop.reason == "tenant" and config.live.safety.tenant_share < 1:
-        return "" if group.prompt_id.startswith(LIVE) else "a live turn"
+        return "" if letter_of(group.prompt_id) == LIVE else "a live turn"
     named = [name for name in all_filters(config) if reason_of(name) == drop.reason]
     if not named:
         return "a reason that is known, or a filter of learner.filters"

@@ -32,8 +32,8 @@ from asyncrl.state.audit.training import Batch, Training
 from asyncrl.state.audit.violations import Kind, Violation, Violations, Writers
 from topics.batches import BatchMember, BatchPacked
 from topics.evals import EvalScored
-from topics.groups import GroupCompleted, GroupDropped, GroupGraded, group_of
-from topics.ids import REISSUE, PromptIdSet, number_of, stage_of
+from topics.groups import GroupCompleted, GroupDropped, GroupGraded
+from topics.ids import REISSUE, PromptIdSet, letter_of, number_of, prompt_of, stage_of
 from topics.prompts import PromptIssued, PromptIssuedHeaders, PromptRow
 from topics.trajectories import (
     Outcome,
@@ -113,7 +113,7 @@ class Groups(Fold):
 
     def _on_issued(self, message: PromptIssued | PromptIssuedHeaders, record: Record) -> None:
         key = Key(message.trajectory_id, message.attempt)
-        letter, number = key.prompt_id[0], number_of(key.prompt_id)
+        letter, number = letter_of(key.prompt_id), number_of(key.prompt_id)
         if self._writers.owns(record):  # records that other actors put on the log have no order
             self.newest_issued[letter] = max(number, self.newest_issued.get(letter, number))
         if key.prompt_id in self.closed:
@@ -161,7 +161,7 @@ class Groups(Fold):
         if group.stage == "eval" and group.prompt_id not in self._training.evaluations:
             self._violations.add("wrong origin", group.prompt_id, "issued", "a request for this evaluation")
         requests, number = self._training.opening.origins, group.number
-        asked = (requests[number] if number < len(requests) else None) if group.prompt_id.startswith(REISSUE) else ""
+        asked = (requests[number] if number < len(requests) else None) if letter_of(group.prompt_id) == REISSUE else ""
         if origin != asked:
             expected = "a request" if asked is None else repr(asked)
             self._violations.add("wrong origin", group.prompt_id, f"issued again for {origin!r}", expected)
@@ -191,7 +191,7 @@ class Groups(Fold):
 
     def _on_completed(self, message: GroupCompleted, record: Record) -> None:
         """One call is to grade some members: each once."""
-        name = group_of(message.group_id)
+        name = prompt_of(message.group_id)
         if name in self.closed:
             return
         group = self._group(name)
@@ -204,7 +204,7 @@ class Groups(Fold):
                 self._violations.add("completed twice", key, found, "one call for its group")
 
     def _on_group_graded(self, message: GroupGraded, record: Record) -> None:
-        name = group_of(message.group_id)
+        name = prompt_of(message.group_id)
         if name in self.closed:
             return
         scores = [grade.reward for grade in message.grades]

@@ -13,7 +13,7 @@ from asyncrl.live.rows import live_rows
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violations
 from topics.batches import BatchPacked
-from topics.ids import LIVE, number_of
+from topics.ids import LIVE, letter_of, number_of, trajectory_name
 from topics.prompts import PromptIssued, PromptIssuedHeaders
 from topics.trajectories import Segment, TrajectoryGenerated, TrajectoryGeneratedHeaders
 from topics.turns import (
@@ -121,7 +121,7 @@ class Live(Fold):
             self._violations.add("wrong rewards", message.prompt_id, found, expected)
         else:
             self._check_grade(message.turn_id, admitted.tenant, message.reward, record)
-        self._wanted.setdefault(f"{message.prompt_id}-{message.member}", []).append(message.reward)
+        self._wanted.setdefault(trajectory_name(message.prompt_id, message.member), []).append(message.reward)
 
     def _on_packed(self, message: BatchPacked, _record: Record) -> None:
         for group in message.groups:
@@ -132,7 +132,7 @@ class Live(Fold):
                     self._violations.add("wrong rewards", member.trajectory_id, f"{member.reward:g}", expected)
 
     def _on_issued(self, message: PromptIssued | PromptIssuedHeaders, _record: Record) -> None:
-        if not isinstance(message, PromptIssued) or not message.prompt_id.startswith(LIVE):
+        if not isinstance(message, PromptIssued) or letter_of(message.prompt_id) != LIVE:
             return
         admitted, _ = self._turn_of(message.prompt_id, message.member)
         rows = live_rows(admitted) if admitted is not None else []
@@ -143,7 +143,7 @@ class Live(Fold):
             self._violations.add("wrong row", message.trajectory_id, found, wanted)
 
     def _on_generated(self, message: TrajectoryGenerated | TrajectoryGeneratedHeaders, _record: Record) -> None:
-        if not isinstance(message, TrajectoryGenerated) or not message.prompt_id.startswith(LIVE):
+        if not isinstance(message, TrajectoryGenerated) or letter_of(message.prompt_id) != LIVE:
             return
         _, admitted = self._turn_of(message.prompt_id, message.member)
         turn = self._turns.get(admitted.turn_id) if admitted is not None else None

@@ -12,7 +12,7 @@ from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.violations import Violations
 from topics.actors import ReissueRequested, RunOpened
-from topics.ids import REISSUE, number_of
+from topics.ids import REISSUE, letter_of, number_of
 from topics.secrets import PurgeRequested
 
 # Settings that a run keeps for as long as it goes on, as far as its ledger follows from them.
@@ -92,7 +92,7 @@ class Opening(Fold):
             LookupError: there was no such request before.
         """
         name = message.prompt_id
-        self.origins.append(self.origins[number_of(name)] if name.startswith(REISSUE) else name)
+        self.origins.append(self.origins[number_of(name)] if letter_of(name) == REISSUE else name)
 
     def settings_at(self, time_ns: int) -> Config:
         """The settings that held at a time of the server's clock."""

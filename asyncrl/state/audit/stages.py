@@ -16,7 +16,7 @@ from asyncrl.state.audit.violations import Violations
 from asyncrl.training.objective import algorithms_of, objective_of
 from topics.batches import BatchPacked
 from topics.groups import GroupDropped
-from topics.ids import LIVE, REISSUE, TASK, number_of, prompt_name, prompt_of
+from topics.ids import LIVE, REISSUE, TASK, letter_of, number_of, prompt_name, prompt_of
 from topics.prompts import PromptIssuedHeaders
 from topics.stages import StageBeganHeaders, StageRequested
 
@@ -75,7 +75,7 @@ class Stages(Fold):
 
     def _on_issued(self, headers: PromptIssuedHeaders, _record: Record) -> None:
         prompt_id = prompt_of(headers.trajectory_id)
-        if prompt_id.startswith((REISSUE, LIVE)):
+        if letter_of(prompt_id) in (REISSUE, LIVE):
             self._again.setdefault(prompt_id, len(self.begun))
 
     def _on_dropped(self, message: GroupDropped, _record: Record) -> None:
@@ -128,4 +128,4 @@ class Stages(Fold):
         if prompt_id in self._again:
             return self._again[prompt_id]
         number = number_of(prompt_id)
-        return sum(first <= number for first, _ in self.begun) if prompt_id.startswith(TASK) else 0
+        return sum(first <= number for first, _ in self.begun) if letter_of(prompt_id) == TASK else 0
