@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from actors.buffer import groups
 from actors.buffer.state import LAG, BufferState, Group, Plan
 from asyncrl.algorithms.filters import filtered_by
-from asyncrl.algorithms.lag import fresh_share
+from asyncrl.algorithms.lag import fresh_share, open_groups
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.held_out import set_of
@@ -31,7 +31,7 @@ class BufferFold(Fold):
         self._plan = plan
         self.state = BufferState(plan.origin, plan.origin, stages=[name for _, name in plan.stages])
         # As many failures as groups may be open at once: a service that is back soon ends no run.
-        self._most_failed = {stage: (plan.max_lag + 1) * count for stage, count in plan.batch_groups.items()}
+        self._most_failed = {stage: open_groups(count, plan.max_lag) for stage, count in plan.batch_groups.items()}
 
     def _on_graded(self, graded: TrajectoryGraded, record: Record) -> None:
         self._claim(graded, record.time_ns)

@@ -140,7 +140,7 @@ class Plan(NamedTuple):
         learner = config.learner
         return cls(
             batch_groups={
-                "warmup": config.warmup.batch_rows // config.warmup.rows_per_trajectory,
+                "warmup": config.warmup.batch_groups,
                 "rl": config.buffer.batch_groups,
             },
             origin=config.origin,

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from actors.prompter.sources import SOURCES, Group, PrompterState, PromptSource, mixed
+from asyncrl.algorithms.lag import open_groups
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
@@ -78,7 +79,7 @@ class StagePlan(NamedTuple):
 def stage_plans(config: Config) -> dict[Stage, StagePlan]:
     """The stages of a run and their sizes."""
     return {
-        "warmup": StagePlan(config.warmup.batch_rows // config.warmup.rows_per_trajectory, config.warmup.steps),
+        "warmup": StagePlan(config.warmup.batch_groups, config.warmup.steps),
         "rl": StagePlan(config.buffer.batch_groups, config.learner.steps),
     }
 
@@ -146,7 +147,9 @@ class PrompterFold(Fold):
         number = number_of(prompt_id)
         if task in self._curricula:
             climb = self.state.climbs.setdefault(task, Climb())
-            most_issued = self._begin[TASK] + self.state.ended + (self._max_lag + 1) * self._plans["rl"].batch_groups
+            most_issued = (
+                self._begin[TASK] + self.state.ended + open_groups(self._plans["rl"].batch_groups, self._max_lag)
+            )
             self._curricula[task].record(climb, number, scores, rises_at=most_issued)
 
     def _on_dropped(self, dropped: TrajectoryDropped, _record: Record) -> None:
@@ -237,7 +240,7 @@ class PrompterFold(Fold):
         plan = self._plans[stage]
         # While admission is paused no more is open than the next batch takes: with less nothing would ever be trained,
         # and only what is trained makes room.
-        limit = plan.batch_groups if self.state.paused else (self._max_lag + 1) * plan.batch_groups
+        limit = plan.batch_groups if self.state.paused else open_groups(plan.batch_groups, self._max_lag)
         room = max(0, min(limit, self._still_needed(stage)) - len(self.state.open[stage]))
         if not (room or self.state.members):
             return []

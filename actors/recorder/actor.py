@@ -321,7 +321,7 @@ class Recorder:
         info = await stream_info(bus, PROMPTS)
         own = [f"asyncrl.{bus.run}.prompter.*"]
         keepers = len(await read_last_of_each(bus, PROMPTS, own))
-        warmup = config.warmup.steps * (config.warmup.batch_rows // config.warmup.rows_per_trajectory)
+        warmup = config.warmup.steps * config.warmup.batch_groups
         return max(0, int(info["state"].get("num_subjects", 0)) - keepers - warmup - self.fold.state.evaluated)
 
     def _take(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:

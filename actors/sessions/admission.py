@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from actors.sessions.state import OpenTurn, SessionsState
+from asyncrl.algorithms.lag import open_groups
 from asyncrl.config.live_settings import LiveSettings
 from asyncrl.config.settings import Config
 from topics.turns import Sibling, SkipReason, TurnAdmitted, TurnSkipped
@@ -22,7 +23,7 @@ class Room(NamedTuple):
         """Two batches are on their way, of which one may be packed while the other comes; as many wait as ever could
         be trained of one version."""
         groups, max_lag = config.buffer.batch_groups, config.buffer.max_lag
-        return cls(2 * groups, (max_lag + 1) * groups, max_lag)
+        return cls(2 * groups, open_groups(groups, max_lag), max_lag)
 
 
 class Admission:

@@ -18,6 +18,14 @@ SUPERVISED = -1
 """The version of a token that no policy sampled."""
 
 
+def open_groups(batch_groups: int, max_lag: int) -> int:
+    """Return how many groups may be open at once: issued, and neither in a trained batch nor dropped.
+
+    Those of the batch in training, and of `max_lag` more: the last of them is trained `max_lag` steps later.
+    """
+    return (max_lag + 1) * batch_groups
+
+
 def token_lags(versions: Int32Array, *, step: int | npt.NDArray[np.int_]) -> npt.NDArray[np.int32]:
     """Lag of every token in batch `step`.
 

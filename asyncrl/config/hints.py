@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
+from asyncrl.algorithms.lag import open_groups
 from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
@@ -41,11 +42,11 @@ _BUSY_ENOUGH = 0.95  # share of busy slots that needs no hint
 
 def _speed_hints(config: Config) -> Iterator[str]:
     rollout, lag, batch = config.rollout, config.buffer.max_lag, config.buffer.batch_groups
-    slots, open_groups = _slot_groups(config), (lag + 1) * batch
+    slots, opened = _slot_groups(config), open_groups(batch, lag)
     if busy_share(config) < _BUSY_ENOUGH:
         yield (
             f"at most {busy_share(config):.0%} of the rollout slots ({slots:g} groups) will be busy: "
-            f"(max_lag + 1) * batch_groups = {open_groups} groups may be open; "
+            f"(max_lag + 1) * batch_groups = {opened} groups may be open; "
             f"buffer.max_lag = {math.ceil(slots / batch) + 1} would keep all busy"
         )
     groups = [group for pool, group in config.engine.pools.items() if purpose_of(config, pool) == "training"]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from asyncrl.algorithms.lag import open_groups
 from asyncrl.algorithms.policy_sums import LAG_EDGES
 from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.engine_settings import EngineSettings
@@ -140,7 +141,7 @@ def payload_room(config: Config, row_bytes: float) -> Room:
 def _room(config: Config, trajectory: int, result: int) -> Room:
     """Return what trajectories take of so many bytes each, of which those of the result stay until they are trained."""
     members = config.buffer.batch_groups * largest_group(config)
-    open_work = ((config.buffer.max_lag + 1) * members + _answers(config)) * trajectory
+    open_work = (open_groups(members, config.buffer.max_lag) + _answers(config)) * trajectory
     batch, kept = members * result, config.learner.kept_steps
     return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
@@ -158,7 +159,7 @@ def needs(config: Config, row_bytes: float, parameters: int = 0, route_bytes: in
         route_bytes: of the experts of a token, where engines return them.
     """
     groups, warmup, learner = config.buffer.batch_groups, config.warmup, config.learner
-    members, rows = groups * largest_group(config), warmup.batch_rows // warmup.rows_per_trajectory
+    members, rows = groups * largest_group(config), warmup.batch_groups
     turns = _TURN * _USUAL_TURNS * any(task.advantage == "turns" for task in every_task(config))
     packed = _PACKED + members * (_MEMBER + turns)
     inside = packed <= INLINE_BYTES
@@ -300,10 +301,10 @@ def _ledger(config: Config, stream: Stream, step: float, warm: float) -> Need:
 def _snapshot_bytes(config: Config) -> dict[Stream, int]:
     """Of one snapshot of each keeper, by its log."""
     groups, kept = config.buffer.batch_groups, config.learner.kept_steps
-    open_groups, members = (config.buffer.max_lag + 1) * groups, groups * largest_group(config)
+    opened, members = open_groups(groups, config.buffer.max_lag), groups * largest_group(config)
     return {
-        PROMPTS: _STATE_BASE + open_groups * _OPEN_GROUP,
-        BATCHES: _STATE_BASE + open_groups * largest_group(config) * _OPEN_TRAJECTORY,
+        PROMPTS: _STATE_BASE + opened * _OPEN_GROUP,
+        BATCHES: _STATE_BASE + opened * largest_group(config) * _OPEN_TRAJECTORY,
         TRAINING: _STATE_BASE + kept * _KEPT_STEP,
         FLEET: _STATE_BASE + kept * (groups * _KEPT_GROUP + members * _KEPT_MEMBER),
     }

@@ -125,6 +125,11 @@ class WarmupSettings(Settings):
     lr: Rate = 4e-3  # Peak learning rate of the warm-up.
     lr_warmup_steps: Count = 20  # Steps over which the learning rate rises from 0.
 
+    @property
+    def batch_groups(self) -> int:
+        """Trajectories of one supervised step, each of which is a group."""
+        return self.batch_rows // self.rows_per_trajectory
+
 
 class BufferSettings(Settings):
     """The buffer: which tokens are trained on, and how old they may be."""

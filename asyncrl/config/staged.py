@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from asyncrl.algorithms.lag import open_groups
 from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.config.task_settings import StageSettings
@@ -86,7 +87,7 @@ class Schedule:
         }
         groups = [stage.accuracy_groups for stage in self._waiting.values() if stage.at_accuracy is not None]
         # Groups of the stage before may end among those of the running one: as many as may be open at once.
-        opened = (config.buffer.max_lag + 1) * config.buffer.batch_groups
+        opened = open_groups(config.buffer.batch_groups, config.buffer.max_lag)
         self._kept = max(groups) + opened if groups else 0
 
     def count(self, ended: Ended, prompt_id: str, scores: Sequence[float]) -> None:

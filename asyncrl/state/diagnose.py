@@ -310,7 +310,7 @@ def _group_size(state: RunState, trajectory_id: str) -> int:
 def _credit(state: RunState) -> Iterator[StallFound]:
     """Nothing is stuck: is there credit, are there prompts, is everything thrown away?"""
     config, warm = state.config, state.trained < 0
-    groups = config.warmup.batch_rows // config.warmup.rows_per_trajectory if warm else config.buffer.batch_groups
+    groups = config.warmup.batch_groups if warm else config.buffer.batch_groups
     limit = min(config.buffer.max_lag + 1, _left(state)) * groups
     open_groups = state.gauge("prompter", "open_groups")
     ready = int(state.gauge("buffer", "ready_groups") or 0)

@@ -200,9 +200,8 @@ class Batch:
             yield Violation("unpublished version", self.name, found, f"{self.step - 1} at most")
 
     def _setting_violations(self, config: Config, of_rl: int) -> Iterator[Violation]:
-        warmup, max_lag = config.warmup, config.buffer.max_lag
-        of_warmup = warmup.batch_rows // warmup.rows_per_trajectory
-        groups = of_rl if self.stage == "rl" else of_warmup
+        max_lag = config.buffer.max_lag
+        groups = of_rl if self.stage == "rl" else config.warmup.batch_groups
         if self.groups != groups:
             yield Violation("wrong size", self.name, f"{self.groups} groups", f"{groups}, as the run was opened")
         if self.min_version != (least := self.step - 1 - max_lag):
