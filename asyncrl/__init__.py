@@ -28,40 +28,57 @@ if TYPE_CHECKING:
     from asyncrl.rollout.context import ToolFailed as ToolFailed
     from asyncrl.training.dump import load_dump as load_dump
     from topics.actors import Waiting as Waiting
+    from topics.batches import BatchPacked as BatchPacked
+    from topics.batches import BatchTrained as BatchTrained
+    from topics.engines import EngineReady as EngineReady
+    from topics.evals import EvalScored as EvalScored
+    from topics.groups import GroupDropped as GroupDropped
+    from topics.prompts import PromptIssued as PromptIssued
     from topics.prompts import PromptRow as PromptRow
     from topics.roles import Role as Role
+    from topics.table import topic_of_type as topic_of_type
     from topics.topic import Retention as Retention
     from topics.topic import Stream as Stream
     from topics.topic import Topic as Topic
+    from topics.trajectories import Reference as Reference
+    from topics.trajectories import Segment as Segment
+    from topics.trajectories import TrajectoryDropped as TrajectoryDropped
+    from topics.trajectories import TrajectoryFailed as TrajectoryFailed
+    from topics.trajectories import TrajectoryGenerated as TrajectoryGenerated
+    from topics.trajectories import TrajectoryGraded as TrajectoryGraded
+    from topics.weights import WeightsPublished as WeightsPublished
     from topics.wire import Message as Message
 
-_MODULES = {
-    "AsyncRLError": "asyncrl.errors",
-    "Config": "asyncrl.config.settings",
-    "Context": "actors.runtime.actor",
-    "Delivery": "actors.runtime.delivery",
-    "Fold": "asyncrl.bus.fold",
-    "Generated": "asyncrl.rollout.context",
-    "GradeRequest": "asyncrl.rewards.score",
-    "Keeper": "actors.runtime.keeper",
-    "Loss": "asyncrl.algorithms.token_loss",
-    "Message": "topics.wire",
-    "PromptRow": "topics.prompts",
-    "Record": "asyncrl.bus.log",
-    "Retention": "topics.topic",
-    "Role": "topics.roles",
-    "RolloutContext": "asyncrl.rollout.context",
-    "Stream": "topics.topic",
-    "ToolFailed": "asyncrl.rollout.context",
-    "Tokens": "asyncrl.algorithms.token_loss",
-    "Topic": "topics.topic",
-    "TournamentReward": "asyncrl.rewards.tournaments",
-    "Waiting": "topics.actors",
-    "WorkerLoop": "actors.runtime.worker",
-    "load_config": "asyncrl.config.load",
-    "load_dump": "asyncrl.training.dump",
-    "publish": "asyncrl.bus.publish",
+_NAMES = {  # by the module that has them
+    "actors.runtime.actor": "Context",
+    "actors.runtime.delivery": "Delivery",
+    "actors.runtime.keeper": "Keeper",
+    "actors.runtime.worker": "WorkerLoop",
+    "asyncrl.algorithms.token_loss": "Loss Tokens",
+    "asyncrl.bus.fold": "Fold",
+    "asyncrl.bus.log": "Record",
+    "asyncrl.bus.publish": "publish",
+    "asyncrl.config.load": "load_config",
+    "asyncrl.config.settings": "Config",
+    "asyncrl.errors": "AsyncRLError",
+    "asyncrl.rewards.score": "GradeRequest",
+    "asyncrl.rewards.tournaments": "TournamentReward",
+    "asyncrl.rollout.context": "Generated RolloutContext ToolFailed",
+    "asyncrl.training.dump": "load_dump",
+    "topics.actors": "Waiting",
+    "topics.batches": "BatchPacked BatchTrained",
+    "topics.engines": "EngineReady",
+    "topics.evals": "EvalScored",
+    "topics.groups": "GroupDropped",
+    "topics.prompts": "PromptIssued PromptRow",
+    "topics.roles": "Role",
+    "topics.table": "topic_of_type",
+    "topics.topic": "Retention Stream Topic",
+    "topics.trajectories": "Reference Segment TrajectoryDropped TrajectoryFailed TrajectoryGenerated TrajectoryGraded",
+    "topics.weights": "WeightsPublished",
+    "topics.wire": "Message",
 }
+_MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = [*_MODULES]  # noqa: PLE0604 - each is a string
 
 

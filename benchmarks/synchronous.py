@@ -130,7 +130,7 @@ class Synchronous:
         with safe_open(checkpoint / "model.safetensors", "pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 # it is no dictionary
         with safe_open(checkpoint / "optimizer.safetensors", "pt") as file:
-            moments = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            moments = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 # as above
         own = dict(self._model.named_parameters())
         with torch.no_grad():
             for name, parameter in own.items():

@@ -158,7 +158,7 @@ def _check_weights(file: Path) -> dict[str, OnDisk]:
     """Return the tensors of a file; refuse one whose header is broken, or promises another number of bytes."""
     try:
         with safe_open(file, framework="np") as weights:
-            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118
+            slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 - no dict
             return {name: OnDisk(tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{file} holds no whole weights as safetensors ({error}); fetch it again") from error

@@ -25,9 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from asyncrl import Context, Role
-from asyncrl.run.directory import RunFiles
-from topics.engines import ENGINE_READY
+from asyncrl import Context, EngineReady, Role, topic_of_type
 
 ROLE = Role("users", "service", stops=1, subscribes=("engine.ready",))
 TOPICS: list[Any] = []
@@ -221,7 +219,7 @@ async def main(context: Context) -> None:
         turns = len(users.story.pleased)
         context.vitals.update(turns=turns, satisfaction=users.story.satisfaction(turns))
     talking.cancel()
-    write_report(users.story, context.files)
+    write_report(users.story, context.files.root)
 
 
 async def _stopped(context: Context, seconds: float) -> bool:
@@ -236,7 +234,8 @@ async def _stopped(context: Context, seconds: float) -> bool:
 async def _is_served(context: Context) -> bool:
     """Wait until an engine has the weights of the warm-up, and the gateway listens; False where the run ends before."""
     ready = asyncio.Event()
-    listener = context.listen(ENGINE_READY.stream, lambda *_: ready.set(), [ENGINE_READY])
+    topic = topic_of_type(EngineReady)
+    listener = context.listen(topic.stream, lambda *_: ready.set(), [topic])
     await listener.start()
     settings = context.config.gateway
     async with aiohttp.ClientSession() as http:
@@ -251,16 +250,16 @@ async def _is_served(context: Context) -> bool:
     return not context.stop.is_set()
 
 
-def write_report(story: Story, files: RunFiles) -> None:
+def write_report(story: Story, root: Path) -> None:
     """Write `satisfaction.json` (figures and replies), the rows of the summary, and `satisfaction.png`."""
-    root = files.root
     (root / "satisfaction.json").write_text(json.dumps(asdict(story)))
     found = story.rows()
     if story.pleased:
         draw_satisfaction(story, root / "satisfaction.png")
         found["satisfaction plot"] = str(root / "satisfaction.png")
-    files.reports.mkdir(exist_ok=True)
-    (files.reports / "users.json").write_text(json.dumps(found))
+    reports = root / "reports"
+    reports.mkdir(exist_ok=True)
+    (reports / "users.json").write_text(json.dumps(found))
 
 
 def draw_satisfaction(story: Story, path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from importlib.util import find_spec
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
@@ -48,7 +47,7 @@ def open_seam(tokenizer: TaskTokenizer, wanted: str) -> Seam:
         return Seam(tokenizer, "the package renderers is not installed")
     if wanted == AUTO and not set(_MARKS) & set(tokenizer.special):
         return Seam(tokenizer, "the package renderers knows no family with these tokens")
-    # Loading it takes 65 MB and a second or two.
-    rendered = import_module("asyncrl.live.rendered")
-    found: Seam | None = rendered.open_rendered(tokenizer, wanted)
+    from asyncrl.live.rendered import open_rendered  # takes 65 MB and a second or two
+
+    found = open_rendered(tokenizer, wanted)
     return found or Seam(tokenizer, "the chat template is that of no family that the package renderers knows")

@@ -17,7 +17,6 @@ from asyncrl.examples.live_users import (
     retry_after_s,
     write_report,
 )
-from asyncrl.run.directory import RunFiles
 from harness.runs import command
 from harness.stage import until
 
@@ -95,7 +94,7 @@ def test_a_story_tells_when_its_users_were_satisfied(tmp_path: Path):
     reached = story.reached()
     assert story.satisfaction(reached) >= GOAL > story.satisfaction(reached - 1)
 
-    write_report(story, RunFiles(tmp_path))
+    write_report(story, tmp_path)
     rows = json.loads((tmp_path / "reports" / "users.json").read_text())
     assert rows["satisfaction"].startswith("0.500 before → 1.000 after")
     assert rows[f"satisfied {GOAL}"] == f"after {reached} turns and {reached - 1} s"

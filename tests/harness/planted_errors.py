@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.checkpoint import CheckpointError, OtherModel

@@ -127,7 +127,7 @@ async def test_what_stalls_a_real_run_is_named_one_cause_after_another(tmp_path:
         ):
             (tmp_path / switch).touch()
             await named(tmp_path, cause, evidence)
-            await run.reaches(lambda: reported_by_supervisor(run, "found", cause), f"the supervisor finds {cause}")  # noqa: B023
+            await run.reaches(lambda: reported_by_supervisor(run, "found", cause), f"the supervisor finds {cause}")  # noqa: B023 - awaited in its turn
             (tmp_path / switch).unlink()
             await went_on(run, cause)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.megatron.products import Multiply, multiply_of

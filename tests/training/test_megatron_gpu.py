@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from asyncrl.training.attention import document_attention
 from asyncrl.training.megatron.around import around, join

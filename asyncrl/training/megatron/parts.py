@@ -109,15 +109,16 @@ class Parts:
         self.device = next(chunks[0].parameters()).device
 
     def _places(self, family: Family) -> Iterator[Place]:
-        for name, rule, size, layer, inside, ahead in family.rows(self._shape):
-            if self._values and name == HEAD:
-                rule, size = rule._replace(split=None), (1, self._shape.hidden)  # noqa: PLW2901
-            index, local = self._layout.place_of(layer, self._shape.layers)
-            if inside:
-                rule = rule._replace(parameter=f"decoder.layers.{local}.{rule.parameter}")  # noqa: PLW2901
+        for row in family.rows(self._shape):
+            rule, size = row.rule, row.size
+            if self._values and row.name == HEAD:
+                rule, size = rule._replace(split=None), (1, self._shape.hidden)
+            index, local = self._layout.place_of(row.layer, self._shape.layers)
+            if row.inside:
+                rule = rule._replace(parameter=f"decoder.layers.{local}.{rule.parameter}")
             chunk, stage = divmod(index, self._layout.pipeline)
             found = self._own[chunk][rule.parameter] if stage == self._stage else None
-            yield self._expert(Place(name, size, stage, rule, found, ahead=ahead))
+            yield self._expert(Place(row.name, size, stage, rule, found, ahead=row.ahead))
 
     def _expert(self, place: Place) -> Place:
         """Return the place of an expert's matrix on the rank that has it; any other as it is."""

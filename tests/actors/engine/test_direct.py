@@ -182,7 +182,7 @@ async def test_a_frozen_server_holds_the_learner_back_for_the_deadline_at_most_a
 ):
     weights = msgspec.structs.replace(context.config.weights, direct_deadline_s=2.0)
     context.config = msgspec.structs.replace(context.config, weights=weights)
-    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:  # noqa: SIM117
+    async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:  # noqa: SIM117 - servers of that memory
         async with playing(context) as first, playing(context, 2) as second:
             await asyncio.gather(senders_are_there(first), senders_are_there(second))
             await memory.publish()

@@ -142,7 +142,7 @@ async def test_no_turn_follows_one_that_is_about_to_be_redacted(
                         break
                 await until(lambda: len(list(tmp_path.glob("waits-*"))) == 1, "its end is looked at")
                 following = asyncio.create_task(follow())
-                looked = lambda: len(list(tmp_path.glob("waits-*"))) == 2  # noqa: E731
+                looked = lambda: len(list(tmp_path.glob("waits-*"))) == 2  # noqa: E731 - read twice, here alone
                 await until(lambda: looked() or len(inference.asked) == 2, "the next turn has begun")
                 (tmp_path / "go").touch()
                 await stream.get_final_message()
