@@ -177,7 +177,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def cpu_wait_s(pid: int) -> float:
-    """Return the seconds for which the main thread of a process was ready and had no CPU; 0 where nobody reports them.
+    """Return the seconds for which the main thread of a process was ready and had no CPU; 0 where that is unknown.
 
     It is the one that sends the vital signs: others that wait do not excuse it. While it waits now it is counted up to
     when it ran last. Nothing is added while it sleeps or is stopped.

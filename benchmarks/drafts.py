@@ -152,7 +152,7 @@ async def _sampled(client: EngineClient, key: str | None, prompts: int, tokens: 
 
 
 def accept_length(samples: list[Sample]) -> float:
-    """Return the tokens of one pass; not a number where the server tells of no pass."""
+    """Return the tokens of one pass; not a number where the server reports no pass."""
     passes = sum(one.passes for one in samples)
     return sum(len(one.tokens) for one in samples) / passes if passes else float("nan")
 

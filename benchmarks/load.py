@@ -39,7 +39,7 @@ from topics.wire import decode
 
 PROMPT = 128  # tokens of a prompt
 PROBES = 16  # requests whose every token is reported
-_PORTION = 16  # tokens that the others tell of at a time
+_PORTION = 16  # tokens that the others report at a time
 BEGAN = -1  # in place of a version: a request was sent, and has no token
 _WAITED_S = 1.0  # longer than a server needs for all prompts: whoever has no token then waits for room in its cache
 _NEWS = (ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE)
@@ -147,7 +147,7 @@ def transition(events: Events, update: Update, *, in_place: bool) -> dict[str, f
     """Seconds until most requests have a token again, and until they have one of the new version.
 
     Counted are those that had tokens when the update began, and went on behind it: neither one that waited for room in
-    the server's cache, nor one that ended meanwhile. A request that goes on where it was tells of 16 tokens at a time:
+    the server's cache, nor one that ended meanwhile. A request that goes on where it was reports 16 tokens at a time:
     there the probes alone say when it has one again.
 
     Args:

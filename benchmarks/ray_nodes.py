@@ -30,7 +30,7 @@ class Nodes:
         """
         Args:
             folder: for sockets and logs; removed by its owner.
-            mark: tells the processes of this cluster from all others.
+            mark: distinguishes the processes of this cluster from all others.
             dashboard_port: of the server that takes jobs, which needs `ray[default]`; 0 for none.
         """
         self._mark = mark

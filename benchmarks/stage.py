@@ -281,5 +281,5 @@ def _waited_s(process: psutil.Process) -> float:
     try:
         threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
-    except OSError:  # it has ended, or the kernel does not tell
+    except OSError:  # it has ended, or the kernel does not report it
         return 0.0

@@ -156,7 +156,7 @@ async def _turns(stage: Stage, used: _Samples, processes: _Samples) -> list[dict
 
 
 def _rows(log: Path, event: str) -> list[tuple[int, dict[str, Any]]]:
-    """Lines of an actor's log that tell of an event, with their times."""
+    """Lines of an actor's log about an event, with their times."""
     rows = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     return [(_nanoseconds(row["timestamp"]), row) for row in rows if row["event"] == event]
 
@@ -167,7 +167,7 @@ def _nanoseconds(timestamp: str) -> int:
 
 @asynccontextmanager
 async def _samples(device: str, query: str) -> AsyncIterator[_Samples]:
-    """Times and lines of what `nvidia-smi` tells of a GPU, for the length of the block; MiB of memory."""
+    """Times and lines of what `nvidia-smi` reports of a GPU, for the length of the block; MiB of memory."""
     found: _Samples = []
     if device == "cpu":
         yield found

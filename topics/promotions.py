@@ -21,7 +21,7 @@ class PromotionRequested(Message):
     share: Share = 0.0  # above 0: as a canary, for this share of the sessions
     owner: Owner = ""  # of those of a tenant or user alone, by `asyncrl.live.owners`; "": of all
     force: bool = False  # also beyond `live.safety.kl_bound`
-    shadow: bool = False  # that share is answered by it as well, and nobody gets these answers
+    shadow: bool = False  # that share is answered by it as well, and no client gets these answers
 
 
 class WeightsPromoted(OfVersion):
@@ -53,7 +53,7 @@ class WeightsCanaried(OfVersion):
     share: Share  # of the sessions, by a digest of their id
     owner: Owner = ""  # of a tenant or user alone; "": of all
     reason: str = ""
-    shadow: bool = False  # what is live answers them; this version does beside it, and nobody gets its answers
+    shadow: bool = False  # what is live answers them; this version does beside it, and no client gets its answers
 
 
 class CanaryEnded(Message):

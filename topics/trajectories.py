@@ -87,7 +87,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
     finish: str = ""  # "stop" or "length" once done
     start: Count = 0  # tokens published in the messages before; those here follow them
     hybrid: bool = False  # some tokens were sampled by newer weights than those that filled the cache before them
-    routing: Experts | None = None  # where engines told experts
+    routing: Experts | None = None  # where engines return experts
 
 
 METRICS = 32  # that a rollout function, or a reward, may give for one trajectory
@@ -220,7 +220,7 @@ class TrajectoryGenerated(_OfMember):
     outcome: Outcome | None = None  # where the rollout function gave one
     hybrid: bool = False  # of an answer of it; no version reproduces such log-probs (`weights.update = "in_place"`)
     secret: SecretIds = ""  # data keys under which this is sealed, of a turn of live traffic and those before it
-    routing: Routing | None = None  # where engines told experts
+    routing: Routing | None = None  # where engines return experts
 
     @property
     def by_version(self) -> str:

@@ -76,7 +76,7 @@ class TurnClaimed(Message):
     """
 
     claim_id: Id  # digest of owner and idempotency key, or the turn that the request goes on with once it is cut
-    turn_id: Id  # of its first new reply; what is claimed itself: nobody has it, or the client of that turn is there
+    turn_id: Id  # of its first new reply; what is claimed itself: it is free, or the client of that turn is there
 
 
 class SealedHeaders(Headers):
@@ -129,7 +129,7 @@ class TurnFinished(Message):
     trial: Count = 0  # sequence of the weights.canaried in whose comparison it counts; 0: in none
     canary: bool = False  # there: all its tokens are the canary's, and not those of the version that was live
     secret: SecretIds = ""  # of its turn
-    routing: Experts | None = None  # where engines told experts; from the last token of the turn before it on
+    routing: Experts | None = None  # where engines return experts; from the last token of the turn before it on
 
     @property
     def length(self) -> int:
@@ -148,7 +148,7 @@ class TurnFinished(Message):
 
 
 class TurnShadowed(Message):
-    """The reply of another version to the prompt of a turn that has ended: nobody gets it, and it is never trained."""
+    """The reply of another version to the prompt of a turn that has ended: no client gets it, and it is not trained."""
 
     HEADERS: ClassVar[type[Headers]] = SealedHeaders
 

@@ -60,7 +60,7 @@ class EngineActor:
         self._seen = 0  # sequence of the newest version that was there at the last look
         self._news = asyncio.Event()
         self._loaded = ""  # key of the weights the server has confirmed
-        self._weights = ("", "")  # name and path that it told then
+        self._weights = ("", "")  # name and path that it reported then
         self._highest = (-1, -1)  # lineage and version that it has had
         self._found = ""  # its own label for them, where another client had relabelled it
         self._answers = True

@@ -19,7 +19,7 @@ class Adapting:
         """
         self.merges = merges
         self._model = model
-        self._known: tuple[object, str] = (None, "")  # digest, behind what tells the files that had it
+        self._known: tuple[object, str] = (None, "")  # digest, behind what identifies the files that had it
 
     def check(self, digest: str) -> None:
         """Refuse an adapter of another model than lies here; it is read at the first time, and where it was written to.

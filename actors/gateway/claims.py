@@ -193,7 +193,7 @@ class Claims:
 
 
 def _free(name: str) -> str:
-    """Return the turn of a claim that nobody has."""
+    """Return the turn of a claim that is free."""
     return name.removeprefix(_AFTER)
 
 

@@ -90,7 +90,7 @@ class Facts:
 
     @property
     def departed(self) -> list[str]:
-        """Return the gateways that the run has no more, and whose turns nobody but this one ends."""
+        """Return the gateways that the run has no more, and whose turns only this one ends."""
         return [path.name for path in self._left]
 
     def forget_departed(self) -> None:
@@ -121,7 +121,7 @@ class Facts:
             several = topic_for(fact).repeats or isinstance(fact, FeedbackGiven)  # of one subject
             headers: dict[str, str] = {} if several else {EXPECT_SUBJECT: "0"}
             prepared = await prepare(self._context.bus, fact, headers=headers)
-        except SecretGone:  # purged meanwhile: nobody could read it
+        except SecretGone:  # purged meanwhile: no reader could open it
             self._context.count("facts_purged")
             return True
         if not len(self._spool) and self._context.bus.client.is_connected:
@@ -141,7 +141,7 @@ class Facts:
         return True
 
     async def _redacted(self, fact: TurnStarted | TurnFinished) -> TurnStarted | TurnFinished | None:
-        """Return a fact as it may be stored; None where that cannot be told."""
+        """Return a fact as it may be stored; None where that is unknown."""
         if self.redactor is None:
             return fact
         try:
@@ -223,15 +223,17 @@ class Facts:
         self._log.take(fact, self._context.bus.name, time.time(), owner=owner)
 
     async def progress(self, sampled: TurnSampled) -> None:
-        """Store tokens of a reply under way; nobody waits for it. While the server is away, or where the reply is to be
-        redacted, they are left out."""
+        """Store tokens of a reply under way; nothing waits for it.
+
+        While the server is away, or where the reply is to be redacted, they are left out.
+        """
         if not len(self._spool) and self.redactor is None:
             with contextlib.suppress(SecretGone):
                 await send(self._context.bus, sampled)
 
     async def recall(self, turn: str) -> None:
         """Fold in the stored tokens of a reply under way that another process began: only where that one is gone they
-        are of use, so nobody listens to them."""
+        are of use, so no reader follows them."""
         for sampled in await read_sampled(self._context.bus, turn):
             self._log.take(sampled, "", 0.0)
 

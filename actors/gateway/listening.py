@@ -59,7 +59,7 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
 
 
 def _quiet() -> logging.Logger:
-    """Return a log that nobody reads: aiohttp quotes what it cannot read, which may be what is said."""
+    """Return a log without readers: aiohttp quotes what it cannot read, which may be what is said."""
     quiet = logging.getLogger("asyncrl.gateway.http")
     quiet.propagate = False
     quiet.setLevel(logging.CRITICAL)
@@ -124,7 +124,7 @@ class _Connection(web.RequestHandler):
 
 
 class _Full(asyncio.Protocol):
-    """A connection too many: it is told so, and closed."""
+    """A connection too many: it gets an answer, and is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""

@@ -86,7 +86,7 @@ class Places:
             raise
 
     def _free(self, tenant: str) -> None:
-        """Count a place as free, and give it to whoever is next."""
+        """Count a place as free, and give it to the next one."""
         self._under_way -= Counter({tenant: 1})
         while waiting := [one for one, line in self._waiting.items() if line]:
             following = min(waiting, key=lambda one: self._under_way[one])

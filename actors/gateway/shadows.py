@@ -1,4 +1,4 @@
-"""Shadow answers: what another version would have said to a share of the turns; nobody gets them, none is trained."""
+"""Shadow answers: replies of another version to a share of the turns; no client gets them, none is trained."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Shadows:
             self._listener = await follow_fleet(self._context, self._fleet, "canary")
 
     def answer(self, turn: Shadowed | None) -> None:
-        """Have a turn answered, and return at once; None is answered by nobody."""
+        """Have a turn answered, and return at once; None is not answered."""
         if turn is None:
             return
         if self._under_way >= _AT_ONCE:

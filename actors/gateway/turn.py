@@ -146,7 +146,7 @@ class Turn(Watch):
         prompt, self._session, self._secret = self.prompt, session.id, secret
         self._skip = skip_of(self._sampling, side=session.side)
         older = [one for one in facts.secrets_of(prompt.parent).split(",") if one not in ("", secret)]
-        # Nobody could put it together, or name all that reading it takes.
+        # No reader could put it together, or name all that reading it takes.
         if prompt.parent and (not facts.has(prompt.parent) or len(older) > _MOST_KEYS):
             prompt, older = prompt._replace(parent="", known=0), []
         self._before, key = (prompt.parent, prompt.known), facts.data_key(secret)
@@ -182,7 +182,7 @@ class Turn(Watch):
         """
         finish: Finish = "failed"
         self._arm, (parent, known) = service.arm, self._before
-        if service.row_bytes and known:  # those of the tokens before are told in that turn, all but the last one's
+        if service.row_bytes and known:  # those of the tokens before are in that turn, all but the last one's
             self._answer.routing = Experts(service.row_bytes, follows=parent, first=known - 1)
         task = asyncio.create_task(self._sample(service.generator))
         task.add_done_callback(lambda _task: self._came.set())
@@ -359,7 +359,7 @@ class Turn(Watch):
         self._likeliest.clear()
 
     async def _end(self, task: asyncio.Task[None], facts: Facts, finish: Finish, safety: SafetySettings) -> None:
-        """Store how it ended; where its tokens have no room, that nobody has them."""
+        """Store how it ended; where its tokens have no room, that they are lost."""
         await self._cancel(task)
         if self.repeats:
             return

@@ -1,4 +1,4 @@
-"""Cores that serving and training share: what nobody waits for leaves them to what serves."""
+"""Cores that serving and training share: what no client waits for leaves them to what serves."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def give_way(config: Config, actor_id: str) -> None:
 
 
 def leave_cores() -> None:
-    """Let the kernel run this thread, and those that it starts, only on cores that nobody else wants."""
+    """Let the kernel run this thread, and those that it starts, only on cores that serving does not use."""
     with contextlib.suppress(OSError, AttributeError):  # the kernel refuses it, or is another one
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

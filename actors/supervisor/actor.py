@@ -327,7 +327,7 @@ class Supervisor:
             child.process.kill()
 
     def _waited_s(self, actor_id: str) -> float:
-        """Return for how long a process of this machine has waited for a CPU; of another host nobody tells."""
+        """Return for how long a process of this machine has waited for a CPU; 0 for one of another host."""
         process = self._children[actor_id].process if actor_id in self._children else None
         return cpu_wait_s(process.pid) if isinstance(process, ChildProcess) else 0.0
 

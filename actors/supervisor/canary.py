@@ -111,7 +111,7 @@ class Canary(msgspec.Struct):
         )
         if not canary.value >= others.value - settings.margin:
             return CanaryEnded(message.key, "reward", self.trial, words)
-        if message.shadow:  # nobody has seen it: a command promotes it
+        if message.shadow:  # no user has seen it: a command promotes it
             return None
         return WeightsPromoted(message.lineage, message.version, message.digest, "canary", self.trial, words)
 

@@ -151,7 +151,7 @@ class SupervisorFold(TrimmerFold):
     def _on_started(self, started: ActorStarted, _record: Record) -> None:
         self.state.pids[started.actor_id] = started.pid
         self.state.left.discard(started.actor_id)
-        self.state.reasons.pop(started.actor_id, None)  # it had told why it waited, or how the one before had ended
+        self.state.reasons.pop(started.actor_id, None)  # why it waited, or how the one before had ended
         self._announce_start(started.actor_id)
 
     def _on_stopped(self, stopped: ActorStopped, _record: Record) -> None:

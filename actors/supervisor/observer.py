@@ -44,7 +44,7 @@ async def follow_run(context: Context) -> Watch:
 
 
 async def publish_state(context: Context, watch: Watch, now: Callable[[], float]) -> None:
-    """Publish the state of the run until the actor is asked to stop, and tell whether other hosts are out of reach.
+    """Publish the state of the run until the actor is asked to stop, and return whether other hosts are out of reach.
 
     Args:
         now: the server's clock, seconds since the epoch.

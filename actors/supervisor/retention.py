@@ -37,8 +37,8 @@ class _Seen(msgspec.Struct):
 class Clock:
     """Time by which something can be erased for good: a jump forward of the clock is not believed at once.
 
-    The wall clock is compared with the server's and with one that nobody sets; the time that was believed last is in a
-    file, so that a process that is started again does not take the time behind a jump for its first one.
+    The wall clock is compared with the server's and with one that cannot be set; the time that was believed last is
+    in a file, so that a process that is started again does not take the time behind a jump for its first one.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Clock:
         self._path = path
         self.wall = wall  # seconds since 1970
         self._steady = steady  # of a clock that only counts, since the machine was started
-        self._boot = boot  # tells this start of the machine from others
+        self._boot = boot  # identifies this start of the machine
         self._believed: _Seen | None = None
         self._jumped: _Seen | None = None  # the first look behind a jump
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
@@ -74,7 +74,7 @@ class Clock:
 
 
 def _ahead_s(now: _Seen, then: _Seen) -> float:
-    """Return by how much more the clock went on than time did; after a start of the machine nothing tells that."""
+    """Return by how much more the clock went on than time did; after a start of the machine that is unknown."""
     passed_s = now.steady_s - then.steady_s if now.boot == then.boot else 0.0
     return now.wall_s - then.wall_s - passed_s
 

@@ -257,7 +257,7 @@ class Bus:
                     else:
                         reason = "no stream listens to this subject"
                 except (TimeoutError, Disconnected):
-                    reason = reason if timeout_s < REQUEST_S else ""  # cut short, it tells less than an answer before
+                    reason = reason if timeout_s < REQUEST_S else ""  # cut short, it says less than an answer before
                 except (nats.errors.ConnectionClosedError, nats.errors.ConnectionDrainingError) as error:
                     raise self.ended_by or BusGone(f"{subject}: the connection is closed") from error
                 if loop.time() + pause > deadline:

@@ -96,7 +96,7 @@ async def read_routing(bus: Bus, result: TrajectoryGenerated, part: Part) -> lis
     """Fetch the experts of a result's tokens that a reader has; of all others it is known whether they were recorded.
 
     Returns:
-        One for each segment; none where no engine told experts.
+        One for each segment; none where no engine returned experts.
 
     Raises:
         BlobMissing: a chunk is gone, or is not what was stored.

@@ -34,7 +34,7 @@ class GatewaySettings(Settings):
     max_new_tokens: Positive = 1024  # Tokens of a reply whose request names no limit.
     stream_tokens: Positive = 4  # Tokens that are streamed together, after the first.
     # Seconds of sampling that are streamed together where that is more than `stream_tokens`, at the speed of the
-    # replies before: events of engines that are fast cost cores, and nobody sees them come. 0: always `stream_tokens`.
+    # replies before: events of fast engines cost cores, and readers do not see them. 0: always `stream_tokens`.
     stream_s: NonNegative = 0.02
     alive_s: Seconds = 5.0  # Seconds without text after which a stream gets an event that keeps its client waiting.
     # Seconds that a reply may take in all, the wait for an engine included, before it fails as overloaded.
@@ -46,7 +46,7 @@ class GatewaySettings(Settings):
     # Requests at once of each gateway; as many more wait, and further ones are refused as overloaded. Free places go to
     # the tenants with the fewest.
     in_flight: Positive = 256
-    # Nice value that is added to all processes of the run that nobody waits for who talks to a gateway, and once more
+    # Nice value that is added to all processes of the run that no client of a gateway waits for, and once more
     # to the learner's ranks, which compute most (19 at most). What serves comes first on cores that both use: gateways,
     # their engines and the router, the NATS server, the supervisor. 0: all processes are alike.
     nice: Annotated[int, Meta(ge=0, le=19)] = 10

@@ -45,7 +45,7 @@ def texts_of(messages: list[dict[str, Any]], turns: Turns, render: Render, ends:
         ends: end-of-sequence tokens: the last of them in a message is the last token of it that is trained.
 
     Raises:
-        TurnError: nothing is trained; or it cannot be told what the template writes for a message.
+        TurnError: nothing is trained; or what the template writes for a message is ambiguous.
     """
     chosen = _chosen(messages, turns)
     if not chosen:

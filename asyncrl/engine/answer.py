@@ -52,7 +52,7 @@ class Generation(msgspec.Struct, frozen=True):
     logprobs: Float32Array  # [T] natural log, at the request's temperature, before top-p, top-k and min-p
     weight_versions: list[VersionSpan]  # exact where the engine reports it, else one span per streamed chunk
     finish_reason: FinishType
-    routed: Int32Array | None = None  # experts of tokens that were fed, layer by layer; None where none were told
+    routed: Int32Array | None = None  # experts of tokens that were fed, layer by layer; None where none were returned
     likeliest: list[Likeliest] = []  # in the place of each token, where that was asked for
     passes: int = 0  # in which the model checked tokens that were drafted; 0 where none were
     routed_from: int = 0  # first token of `routed`, as it was asked for
@@ -237,7 +237,7 @@ def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
 
 
 def _likeliest(meta: _Meta, fresh: int) -> list[Likeliest]:
-    """The likeliest tokens in the places of the newest ones; none in a place of which the engine told none."""
+    """The likeliest tokens in the places of the newest ones; none in a place of which the engine returned none."""
     places = (meta.output_top_logprobs or [])[-fresh:]
     known = [[(token, value) for value, token, _ in place or () if value is not None] for place in places]
     return [*[[]] * (fresh - len(known)), *known]

@@ -98,7 +98,7 @@ class EngineControl(Protocol):
         """Return whether it answers and is well."""
 
     async def weights(self) -> tuple[str, str]:
-        """Return the name of its weights, and the path from which it read some last; "" where it tells none."""
+        """Return the name of its weights, and the path from which it read some last; "" where it names none."""
 
     async def load(self) -> EngineLoad:
         """Return its load at this moment."""

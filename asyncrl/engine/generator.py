@@ -54,7 +54,7 @@ class Watch:
         """A request ended whose tokens were drafted: so many, in so many passes of the model."""
 
     def on_likeliest(self, likeliest: list[Likeliest]) -> None:
-        """The likeliest tokens in the places of tokens that `on_tokens` tells of next, where they were asked for."""
+        """The likeliest tokens in the places of tokens that `on_tokens` is given next, where they were asked for."""
 
     def again(self) -> None:
         """The tokens so far are dropped: a request goes on from none."""

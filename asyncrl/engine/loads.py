@@ -1,4 +1,4 @@
-"""The load of a server, as it tells it."""
+"""The load of a server, as it reports it."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Manner(NamedTuple):
     portion: int = QUIET_TOKENS  # greatest number of tokens between two calls of `Watch.on_tokens`, but for `event_s`
     in_place: bool = False  # engines take new weights under requests that run
     seeded: bool = False  # servers draw by the seed of each generation, not by one of their own
-    routed: bool = False  # servers tell the experts of each token
+    routed: bool = False  # servers return the experts of each token
     unrouted: bool = False  # an answer without them, or with others than they should be, is one, too
     priority: int = 0  # of all requests, see `SamplingParams`
     event_s: float = 0.0  # of sampling between two such calls, where that is more, at the speed of generations before
@@ -38,7 +38,7 @@ class Pace:
     def tokens(self, most: int) -> int:
         """Return how many tokens of a stream of at most so many come at a time.
 
-        Where somebody reads it they are fewer than all: else its first token would come with the last.
+        Where a client reads it they are fewer than all: else its first token would come with the last.
         """
         return min(self._tokens, max(1, most - 1)) if self._event_s else self._tokens
 

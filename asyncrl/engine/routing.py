@@ -23,14 +23,14 @@ log = structlog.get_logger()
 
 
 def unrecorded(answer: Answer, prompt: int) -> int:
-    """Return the first token of a request that has no row yet: engines tell those from there."""
+    """Return the first token of a request that has no row yet: engines return those from there."""
     return 0 if answer.routing is None else min(answer.routing.end, prompt - 1)
 
 
 def keep_routing(answer: Answer, generation: Generation, *, prompt: int, had: int, model: ModelInfo) -> None:
     """Take over the rows of a request that ended, those of tokens that have none yet.
 
-    Tokens that were known before it, and have no row, were sampled by a request that told none: its rows are lost, and
+    Tokens that were known before it, and have no row, were sampled by a request without rows: its rows are lost, and
     those of this one, which merely read the tokens, are not theirs.
 
     Args:
@@ -47,7 +47,7 @@ def keep_routing(answer: Answer, generation: Generation, *, prompt: int, had: in
     fed = prompt + had + len(generation.token_ids) - 1
     routed = np.empty(0, np.int32) if generation.routed is None else generation.routed
     if answer.routing is not None and len(routed) == fed * (each := answer.routing.width // kind.itemsize):
-        routed = routed[first * each :]  # some builds of SGLang tell all rows, wherever they were asked to begin
+        routed = routed[first * each :]  # some builds of SGLang return all rows, wherever they were asked to begin
     wanted = fed - first
     if wanted <= 0 or not len(routed) or len(routed) % wanted:
         raise EngineRefused(

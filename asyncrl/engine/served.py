@@ -37,7 +37,7 @@ class ServedAdapters:
 
         Raises:
             EngineFailed: it does not.
-            EngineError: it does not tell.
+            EngineError: it does not report that.
         """
         info = await self._client.server_info()
         rank, targets = info.get("max_lora_rank"), info.get("lora_target_modules") or []

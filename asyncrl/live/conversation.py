@@ -68,7 +68,7 @@ class Seam:
             reason: for which it was chosen.
 
         Raises:
-            TokenizerError: the text behind a reply cannot be told, or need not begin with a token.
+            TokenizerError: the text behind a reply is ambiguous, or need not begin with a token.
         """
         self.reason = reason
         self._tokenizer = tokenizer

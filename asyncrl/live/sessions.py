@@ -21,7 +21,7 @@ _DONE_HEADERS = ("x-asyncrl-session-done", "x-session-done")
 _TRUE = ("1", "true", "yes", "on")
 _MOST_CHARS = 256
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,96}")  # a name that a reply repeats as it is
-_MADE = re.compile(r"[0-9a-f]{24}|[0-9a-f]{32}")  # a turn's id, or a digest: it tells nothing
+_MADE = re.compile(r"[0-9a-f]{24}|[0-9a-f]{32}")  # a turn's id, or a digest: it reveals nothing
 
 
 class Session(NamedTuple):

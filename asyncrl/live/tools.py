@@ -71,7 +71,7 @@ def _beginning_of(tokenizer: TaskTokenizer, form: ToolFormat | None) -> Beginnin
     """Return what stands before the name and the arguments of a call; None where they come in another order."""
     if form is None:
         return None
-    # The first opener may stand in the words in which the template tells of tools.
+    # The first opener may stand in the words in which the template describes tools.
     *_, call = _written(tokenizer).split(form.opener)
     before, found, behind = call.partition('"find"')
     between, colon, _ = behind.partition(f'"{form.fields[1]}":')

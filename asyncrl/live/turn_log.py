@@ -59,7 +59,7 @@ class Stored(msgspec.Struct):
 
 
 def asked(owner: str, api: str, request: Request, headers: Mapping[str, str], *, messages: bytes) -> list[Asked]:
-    """Return what tells a request from others, for each of its choices.
+    """Return what distinguishes a request from others, for each of its choices.
 
     Some clients repeat a cut stream as a request for a whole reply.
 

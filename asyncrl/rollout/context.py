@@ -258,7 +258,7 @@ class RolloutContext:
         return [row.segment(rewarded=rewarded) for row in self._rows()]
 
     def routing(self) -> list[UInt8Array]:
-        """Experts of the tokens of each segment, [T, B]; none where no engine told any. See `Answer.routing`."""
+        """Experts of the tokens of each segment, [T, B]; none where no engine returned any. See `Answer.routing`."""
         answers = {path: call.answer for path, call in self._calls.items()}
         width = max((answer.routing.width for answer in answers.values() if answer.routing is not None), default=0)
         return [row.routing(width, answers) for row in self._rows()] if width else []

@@ -104,7 +104,7 @@ def find_run(name: str, folder: Path, *, live: bool) -> FoundRun:
             "mount it there"
         )
     if live and not is_locked(root):
-        words = f"`asyncrl status {root.name}` tells how it ended; its results are in {root}"
+        words = f"`asyncrl status {root.name}` shows how it ended; its results are in {root}"
         raise RunNotFound(f"run {root.name} is over; {words}")
     return FoundRun(root.name, root)
 

@@ -326,7 +326,7 @@ RETURN_EXPERTS = "--enable-return-routed-experts"
 
 
 def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
-    """Return whether the model has experts, and engines tell which each token went to."""
+    """Return whether the model has experts, and engines return which each token went to."""
     wanted = config.learner.routing
     if wanted == "own":
         return

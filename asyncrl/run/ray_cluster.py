@@ -24,7 +24,7 @@ from asyncrl.run.ray_host import Host, Installed
 _OPEN_S = 5.0  # for the head to take a connection
 _ASK_S = 60.0  # for nodes to start a worker and answer
 _ABSENT = "No module named 'asyncrl'"
-_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # where Ray tells a submitted job's programs its settings
+_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # where Ray passes its settings to a submitted job's programs
 _SLICE_S = 1.0  # of a wait in a thread, which the end of the program waits for
 
 
@@ -132,7 +132,9 @@ class RayCluster:
         try:
             _check_open(where)
             _leave_working_dir()
-            ray._private.worker._worker_logs_enabled = False  # else it prints deaths of nodes to stdout, which is ours
+            ray._private.worker._worker_logs_enabled = (
+                False  # else it prints failures of nodes to stdout, which is ours
+            )
             ray.init(where, logging_level=logging.ERROR, log_to_driver=False)
         except OSError as error:  # ConnectionError is one
             raise NoCluster(
@@ -264,7 +266,7 @@ def _check_open(where: str) -> None:
 def _leave_working_dir() -> None:
     """Forget the working folder of the submitted job that this program belongs to: hosts are sent what they need.
 
-    Each node that is told of it fetches it afresh, a second one of this machine over the one that `asyncrl up` is in.
+    Each node that gets its name fetches it afresh, a second one of this machine over the one that `asyncrl up` is in.
     """
     if job := os.environ.get(_JOB):
         settings = json.loads(job)

@@ -85,7 +85,7 @@ class Host:
                 if other.parent != self.home and _is_free(other):
                     shutil.rmtree(other.parent, ignore_errors=True)
             for other in (self._folder / "models").glob(".*.lock"):
-                if _is_free(other):  # whoever made the copy was killed
+                if _is_free(other):  # its maker was killed
                     self._remove_copy(other.name.removesuffix(".lock"))
         self._sent = {path.name: path.stat().st_size for path in self._logs()}
         return str(self.home), self._address, installed()
@@ -116,7 +116,7 @@ class Host:
         try:
             with path.open("ab") as out:
                 out.write(content)
-        except OSError:  # the disk is full: nobody goes on with this copy
+        except OSError:  # the disk is full: no process goes on with this copy
             os.close(self._copies.pop(copy))
             self._remove_copy(f".{copy}")
             raise
@@ -173,7 +173,7 @@ class Host:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other hosts of this machine from looking for what nobody uses."""
+        """Keep other hosts of this machine from looking for what is not used."""
         turn = lock(self._folder / "lock")
         try:
             yield

@@ -28,7 +28,7 @@ _ROOM_S = 5.0  # for a node to have room, before the process is reported as one 
 _START_S = 120.0  # for a host to start in its bundle, and for each thing that it is sent
 _HEAD_S = 1.0  # between two looks at the head of the cluster
 _KEPT_S = 5.0  # beyond the pause of its actor, for a bundle to be taken again
-_KILL_S = 5.0  # for a host to report the end of a process that it was told to kill
+_KILL_S = 5.0  # for a host to report the end of a process that it was asked to kill
 
 
 def bundle_of(config: Config, actor_id: str) -> dict[str, float]:

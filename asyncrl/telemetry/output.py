@@ -29,7 +29,7 @@ class _Lossy(io.RawIOBase):
         """Write, as far as there is room; returns the number of bytes given.
 
         Raises:
-            BrokenPipeError: nobody reads any more.
+            BrokenPipeError: the reader has gone.
         """
         rest = whole = bytes(words)  # type: ignore[call-overload]
         try:

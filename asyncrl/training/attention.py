@@ -21,7 +21,7 @@ DOCUMENTS = "asyncrl_documents"
 """Name of this attention among those of transformers."""
 
 GROUPED_HEADS = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
-"""Newer versions of torch have to be told that heads are grouped, older ones have no such argument."""
+"""Newer versions of torch need an argument where heads are grouped, older ones have no such argument."""
 
 
 class Documents(NamedTuple):

@@ -92,7 +92,7 @@ def joined_bits(rounded: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
 def split_bits(exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round bits of float32 to the nearest bfloat16; of two that are as near, away from zero.
 
-    To the even one, as is usual, 2^16 + 1 numbers would be rounded to one: 16 bits could not tell them. What is no
+    To the even one, as is usual, 2^16 + 1 numbers would be rounded to one: 16 bits do not hold both. What is no
     number stays none, with other bits.
 
     Returns:

@@ -18,7 +18,7 @@ Routed: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class ReplayRouter(Qwen3MoeTopKRouter):
-    """The router of transformers, which goes by what is told to it. A gradient reaches it through the shares."""
+    """The router of transformers, which goes by what is set in it. A gradient reaches it through the shares."""
 
     recorded: torch.Tensor | None = None
     taken: torch.Tensor | None = None  # [T, K] in the newest pass

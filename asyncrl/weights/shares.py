@@ -1,7 +1,7 @@
 """Shares of a version or checkpoint: the tensors that each rank of a trainer writes.
 
 Each rank writes its files aside. The first rank takes all of them over once they are durable, adds what describes them,
-and gives the whole its name: what a killed rank leaves has none, so nobody reads it.
+and gives the whole its name: what a killed rank leaves has none, so it is never read.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class WeightStore(Protocol):
     name: str  # in `STORES`
 
     def share(self, attempt: Attempt, rank: int) -> AbstractContextManager[Filling]:
-        """Give a rank a folder to fill with its tensors; behind the block they are durable, and nobody can read them.
+        """Give a rank a folder to fill with its tensors; behind the block they are durable, and not readable yet.
 
         Raises:
             CheckpointError: they cannot be stored; nothing is left behind.

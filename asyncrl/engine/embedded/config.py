@@ -207,8 +207,8 @@ def _read_latent(raw: Mapping[str, Any]) -> LatentConfig | None:
 def rope_of(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return what a `config.json` says of its rotary embedding.
 
-    Newer files keep everything in `rope_parameters`; older ones have `rope_theta` and `rope_scaling`. Where somebody
-    added `rope_scaling` to a newer one, as pages of models tell to for longer texts, transformers goes by that.
+    Newer files keep everything in `rope_parameters`; older ones have `rope_theta` and `rope_scaling`. Where a user
+    added `rope_scaling` to a newer one, as pages of models advise for longer texts, transformers goes by that.
     """
     found: Mapping[str, Any] = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
     return found

@@ -74,7 +74,7 @@ class Request:
     scores: PromptScores | None = None  # where those of the prompt are asked for
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    top: int = 0  # likeliest tokens in each place whose log-probs are told
+    top: int = 0  # likeliest tokens in each place whose log-probs are returned
     top_logprobs: list[list[tuple[float, int]]] = field(default_factory=list)  # log-prob and id, in falling order
     spans: list[Span] = field(default_factory=list)  # closed ones; the open one reaches from the last end to the end
     routed: npt.NDArray[np.int32] | None = None  # [T, layers, K] at the end, [0, 0, 0] before, if asked for

@@ -10,7 +10,7 @@ import msgspec
 from asyncrl.live.apis.body import Body, Message, refusal, shown, text_of
 from asyncrl.live.apis.words import Call
 
-HOSTED = ("web_search", "web_search_preview", "namespace")  # declared by agents, and run by nobody here: left out
+HOSTED = ("web_search", "web_search_preview", "namespace")  # declared by agents, and not run here: left out
 WORDS = ("required", "function")  # of OpenAI: see `chosen`
 _MOST_TOOLS = 512
 

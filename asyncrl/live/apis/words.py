@@ -89,13 +89,13 @@ class Request(msgspec.Struct, frozen=True):
     tools: list[dict[str, Any]] = []  # as chat templates take them
     previous: str = ""  # the turn that it follows, of which it gives no messages; "": it gives all
     parallel: bool = True  # the reply may have several calls
-    usage: bool = False  # the stream tells its tokens; only chat completions ask
+    usage: bool = False  # the stream reports its tokens; only chat completions ask
     user: str = ""  # of the client, who says so
     logprobs: bool = False  # of the tokens of the reply are wanted
     top_logprobs: int = 0  # of so many of the likeliest tokens in each place
     forced: str | None = None  # the tool that it must call; "": any; None: it may answer without
     schema: str = ""  # JSON schema of the reply, as JSON; "": any text
-    thoughts: Literal["", "text", "summary"] = ""  # how the reasoning before the reply is told; "": not at all
+    thoughts: Literal["", "text", "summary"] = ""  # how the reasoning before the reply is returned; "": not at all
     sealed_thoughts: bool = False  # with a reference to the turn, by which the client gives it back
     choices: int = 1  # replies to it
     repeated: dict[str, Any] = {}  # fields that a reply of its API repeats, as they came
@@ -131,7 +131,7 @@ class Ending(msgspec.Struct, frozen=True):
     finish: Literal["stop", "length"]
     stop: str | None = None  # the stop sequence that ended it
     calls: list[Call] = []  # of tools; not in the text
-    sampled: list[Sampled] | None = None  # all tokens but the end of the reply; None where nobody asked
+    sampled: list[Sampled] | None = None  # all tokens but the end of the reply; None where they were not asked for
     thoughts: str = ""  # reasoning before the text, which is not part of it
     thought_tokens: int = 0  # of `tokens`
 
