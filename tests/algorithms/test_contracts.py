@@ -258,7 +258,6 @@ def test_the_settings_of_each_objective_by_name_are_those_of_a_run():
 
     for [given] in rows:
         load_config("demo", overrides=[f"learner.{one}" for one in given.split()])  # refuses what has no effect
-    assert len(rows) == 23
     assert {one for [given] in rows for one in re.findall(r"\bloss=(\w+)", given)} == set(LOSSES)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.algorithms.losses import LOSSES
 from asyncrl.cli.main import run
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.hints import hints
@@ -137,12 +138,13 @@ def test_every_problem_is_in_one_error_in_the_order_of_lines(written):
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides=["buffer.max_lag=soon"])
 
+    losses = ", ".join(f'"{name}"' for name in sorted(LOSSES))
     assert str(caught.value).splitlines() == [
         f'{path}:1: run: found "My Run" (string), expected string matching ^[a-z0-9-]{{1,32}}\\Z',
         f"{path}:3: learner.lr: found -1 (integer), expected number > 0",
         f"{path}:4: learner.stepz: unknown setting; did you mean learner.steps?",
-        f'{path}:5: learner.loss: found "poo" (string), expected one of "cispo", "decoupled", "dppo", "gspo", "ppo", '
-        '"reinforce", "sft", "path/to/file.py:name"; did you mean "ppo"?',
+        f'{path}:5: learner.loss: found "poo" (string), expected one of {losses}, "path/to/file.py:name"; '
+        'did you mean "ppo"?',
         f"{path}:7: rollout.group_size: found 1.5 (number), expected integer >= 1",
         f"{path}:9: warmup.batch_rows: 32 rows do not divide warmup.batch_rows = 100; "
         "a batch is made of whole trajectories",
