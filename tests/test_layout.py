@@ -21,6 +21,10 @@ UNSAFE_CALLS = {"eval", "exec", "yaml.load", "torch.load", "np.load", "numpy.loa
 # Which are started with arguments of their own.
 PROCESSES = ("actors.main", "actors.learner.rank_process", "asyncrl.engine.embedded.__main__")
 OLD_WORDS = re.compile("say|says|hear|hears|heard|heed|bury|buried|warden|strike|strikes|struck|watchman|pulse|told")
+OF_ONE_KIND = {
+    "actors.prompter.sources.__init__",
+    *(f"asyncrl.run.preflight.{name}" for name in ("_actors", "_directory", "_start")),
+}
 QUESTIONS = ("It ", "Who ", "What ", "Whether ", "How ", "Somebody ", "Nobody ", "Whoever ")
 
 
@@ -241,6 +245,29 @@ def test_commands_alone_know_their_command_line():
         for module in FILES
         if not module.startswith(("asyncrl.cli", "benchmarks")) and module not in PROCESSES
         if any("argparse" in imports(node) for node in nodes(FILES[module]))
+    ]
+
+    assert not wrong, "\n".join(wrong)
+
+
+def tables_read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+    """Return the fields of its argument `config: Config` that a function reads, as far as it hands it on to none."""
+    given = [arg for arg in [*function.args.args, *function.args.kwonlyargs] if arg.annotation is not None]
+    names = {arg.arg for arg in given if ast.unparse(arg.annotation or arg) == "Config"}
+    inside = list(ast.walk(function))
+    fields = [node for node in inside if isinstance(node, ast.Attribute) and ast.unparse(node.value) in names]
+    used = [node for node in inside if isinstance(node, ast.Name) and node.id in names]
+    return {node.attr for node in fields} if len(used) == len(fields) else set()
+
+
+def test_a_function_that_reads_one_table_of_the_config_takes_that_table():
+    wrong = [
+        f"{module}.{node.name} reads {tables_read(node)}"
+        for module in FILES
+        for node in nodes(FILES[module])
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        # Those are called with others in one loop, or choose a part of a table by a name.
+        if len(tables_read(node)) == 1 and f"{module}.{node.name}" not in OF_ONE_KIND
     ]
 
     assert not wrong, "\n".join(wrong)

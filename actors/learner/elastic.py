@@ -55,7 +55,7 @@ class ElasticGroup:
         missing, began, reason = set[int](), time.monotonic(), ""
         while True:
             left = [card for card in range(learner.ranks) if card not in missing]
-            if not (cards := chosen_cards(left, layout_of(context.config))):
+            if not (cards := chosen_cards(left, layout_of(context.config.learner))):
                 found = f"cards {sorted(missing)} are missing, and the {len(left)} others hold no whole model"
                 raise GroupLost(f"{found}; the last reason: {reason}")
             self._group = RankProcesses(context, self._on_lost, cards)
@@ -85,7 +85,7 @@ class ElasticGroup:
         while not self._is_stopped():
             await self._pause(max(_PAUSE_S, self._context.config.learner.elastic_s))
             back = [card for card in sorted(missing) if await self._works(card)]
-            if len(chosen_cards(sorted([*left, *back]), layout_of(self._context.config))) > ranks:
+            if len(chosen_cards(sorted([*left, *back]), layout_of(self._context.config.learner))) > ranks:
                 self._context.log.info("cards are there again", cards=back)
                 self.can_grow = True
                 return

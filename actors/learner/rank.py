@@ -69,7 +69,7 @@ class Rank:
         self._place = StorePlace(files.weights, ChunkWriter(bus, WEIGHTS_STORED))
         self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous  # see `join_ranks`
         self.take_card = partial(take_card, config.learner.device, rank, ranks)
-        layout = layout_of(config)
+        layout = layout_of(config.learner)
         self._replica, self._replicas = layout.replica(rank, ranks), ranks // layout.model
         self._part = layout.place(rank, ranks) if config.learner.routing == "replay" else None
         self.counts = layout.is_first(rank, ranks)  # the rows of its replica

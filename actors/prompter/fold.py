@@ -100,7 +100,7 @@ class PrompterFold(Fold):
             first_open=dict(self._begin),
             done={"warmup": 0, "rl": config.start.step},
             trained=config.origin,
-            stages=first_stages(config),
+            stages=first_stages(config.start),
         )
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:

@@ -12,7 +12,7 @@ from topics.wire import Message
 
 async def main(context: Context) -> None:
     """Run the keeper of sessions until the run ends."""
-    fold = SessionsFold(context.config.live, Room.of(context.config))
+    fold = SessionsFold(context.config.live, Room.of(context.config.buffer))
     keeper = Keeper(context, SESSIONS, fold)
 
     def decide() -> list[Message]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from actors.sessions.state import OpenTurn, SessionsState
 from asyncrl.algorithms.lag import open_groups
 from asyncrl.config.live_settings import LiveSettings
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import BufferSettings
 from topics.turns import Sibling, SkipReason, TurnAdmitted, TurnSkipped
 
 
@@ -19,10 +19,10 @@ class Room(NamedTuple):
     max_lag: int  # of a token, in versions
 
     @classmethod
-    def of(cls, config: Config) -> Room:
+    def of(cls, buffer: BufferSettings) -> Room:
         """Two batches are on their way, of which one may be packed while the other comes; as many wait as ever could
         be trained of one version."""
-        groups, max_lag = config.buffer.batch_groups, config.buffer.max_lag
+        groups, max_lag = buffer.batch_groups, buffer.max_lag
         return cls(2 * groups, open_groups(groups, max_lag), max_lag)
 
 

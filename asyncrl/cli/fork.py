@@ -88,7 +88,7 @@ def begins_after(log: TrainingLog, config: Config, step: int, stages: Sequence[B
         number_of(group.prompt_id) for batch in packed for group in batch.groups if letter_of(group.prompt_id) == TASK
     ]
     prompt = max(numbers, default=config.start.prompt - 1) + 1
-    begun = {str(first): name for first, name in [*first_stages(config), *stages] if first <= prompt}
+    begun = {str(first): name for first, name in [*first_stages(config.start), *stages] if first <= prompt}
     critic = config.critic_origin if has_critic(config) else -1
     return StartSettings(checkpoint="start", step=step, prompt=prompt, stages=begun, critic=critic)
 

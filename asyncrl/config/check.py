@@ -187,7 +187,7 @@ def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
         yield Finding((*sizes, "rollout.slots", "rollout.workers"), message)
     if size == 1 and "zero_variance" in learner.filters:
         message = f"a group of {sizes[0]} = 1 has no variance, and zero_variance never drops it; remove it"
-        yield Finding((key_of_learner(config, task.stage, "filters"), *sizes), message)
+        yield Finding((key_of_learner(config.stages, task.stage, "filters"), *sizes), message)
     if task.temperature == 0 and learner.steps:
         message = (
             "found 0: a greedy policy gives each of its tokens the probability 1, so that no advantage has a gradient; "

@@ -100,7 +100,7 @@ def _filters(config: Config) -> Iterator[Finding]:
         if task.group_size == 1 and "pass_rate" in filters and (rate.above, rate.below) == (0.0, 1.0):
             sizes = task.keys("group_size")
             message = f"a group of {sizes[0]} = 1 passes or does not: pass_rate would drop all; remove it"
-            yield Finding((key_of_learner(config, task.stage, "filters"), *sizes), message)
+            yield Finding((key_of_learner(config.stages, task.stage, "filters"), *sizes), message)
 
 
 def _scope(config: Config) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ def role_contradictions(config: Config) -> Iterator[Finding]:
     for task in every_task(config):
         keys = task.keys("advantage")
         if task.advantage == "zero" and not (teacher.given and as_in(config, task.stage).learner.teacher.coef):
-            coef = key_of_learner(config, task.stage, "teacher.coef")
+            coef = key_of_learner(config.stages, task.stage, "teacher.coef")
             message = f'{keys[0]} = "zero" leaves advantages to a teacher; set learner.teacher.model, with {coef} > 0'
             yield Finding((*keys, "learner.teacher.model", coef), message)
 
@@ -172,9 +172,9 @@ def needed_columns(config: Config) -> Iterator[tuple[str, str]]:
         options = {name: value for name, value in learner.loss_options.items() if name in loss.__struct_fields__}
         chosen = loss(**options)
         for column in [name for name in chosen.needs if name not in chosen.of_batch]:
-            yield key_of_learner(config, stage, "loss"), column
+            yield key_of_learner(config.stages, stage, "loss"), column
         if learner.reference.kl_coef:
-            yield key_of_learner(config, stage, "reference.kl_coef"), "reference"
+            yield key_of_learner(config.stages, stage, "reference.kl_coef"), "reference"
     if config.live.method != "binary":
         yield "live.method", "reference"
     if config.live.share and config.live.safety.kl_bound:

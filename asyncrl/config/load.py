@@ -181,7 +181,7 @@ def _located(finding: Finding, lines: dict[str, int], overrides: Sequence[str]) 
 def _loss_options(config: Config, stage: str) -> list[Finding]:
     """Options that the loss of a stage does not have, or that contradict each other."""
     learner, findings = as_in(config, stage).learner, list[Finding]()
-    table, named = (key_of_learner(config, stage, field) for field in ("loss_options", "loss"))
+    table, named = (key_of_learner(config.stages, stage, field) for field in ("loss_options", "loss"))
     fields = LOSSES[learner.loss].__struct_fields__
     known = {name: value for name, value in learner.loss_options.items() if name in fields}
     loss = _convert(LOSSES[learner.loss], known, table, findings)

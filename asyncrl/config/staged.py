@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TypeVar
 
@@ -51,9 +51,9 @@ def of_learner(stage: StageSettings) -> dict[str, object]:
     return found
 
 
-def key_of_learner(config: Config, stage: str, field: str) -> str:
+def key_of_learner(stages: Mapping[str, StageSettings], stage: str, field: str) -> str:
     """Dotted key of the setting that a field of the learner comes from in a stage."""
-    return f"stages.{stage}.{field}" if stage and field in of_learner(config.stages[stage]) else f"learner.{field}"
+    return f"stages.{stage}.{field}" if stage and field in of_learner(stages[stage]) else f"learner.{field}"
 
 
 def all_learners(config: Config) -> dict[str, LearnerSettings]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from asyncrl.config.setting_types import given
-from asyncrl.config.settings import Config, WarmupSettings
-from asyncrl.config.task_settings import CurriculumSettings, RewardScope
+from asyncrl.config.settings import Config, StartSettings, WarmupSettings
+from asyncrl.config.task_settings import CurriculumSettings, RewardScope, TaskSettings
 from asyncrl.data.curriculum import Curriculum, Ladder
 from asyncrl.data.sources import RowSetup, RowsPart, label_reader
 from asyncrl.data.turns import Turns
@@ -159,9 +159,9 @@ def every_task(config: Config) -> list[Task]:
     return [*tasks_of(config).values(), *changing]
 
 
-def first_stages(config: Config) -> list[Begun]:
+def first_stages(start: StartSettings) -> list[Begun]:
     """The stages that the run was forked behind, in their order."""
-    return sorted((int(number), name) for number, name in config.start.stages.items())
+    return sorted((int(number), name) for number, name in start.stages.items())
 
 
 def largest_group(config: Config) -> int:
@@ -207,7 +207,7 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
         for task in tasks
     ]
     seed = config.seed + (_HELD_OUT if held_out else 0)
-    return RowSetup(parts, turns([task.share for task in tasks]), seed, str(base), *_limits(config))
+    return RowSetup(parts, turns([task.share for task in tasks]), seed, str(base), *_limits(config.task))
 
 
 def turns_of(warmup: WarmupSettings) -> Turns:
@@ -221,12 +221,12 @@ def warmup_rows(config: Config, base: Path) -> RowSetup | None:
     if not (warmup.source and warmup.steps):
         return None
     part = RowsPart(warmup.source, warmup.options, label_reader(graded=False, warmup_steps=warmup.steps))
-    return RowSetup([part], [0], config.seed, str(base), *_limits(config))
+    return RowSetup([part], [0], config.seed, str(base), *_limits(config.task))
 
 
-def _limits(config: Config) -> tuple[float, float]:
+def _limits(task: TaskSettings) -> tuple[float, float]:
     """Seconds that making one row, and opening the data, may take."""
-    return config.task.row_limit_s, config.task.open_limit_s
+    return task.row_limit_s, task.open_limit_s
 
 
 def _hardest(task: Task) -> Ladder | None:

@@ -236,7 +236,7 @@ class NodeKiller:
         if self._cluster is None:
             self._cluster = await asyncio.to_thread(RayCluster, config.placement.address)
         nodes = {node.id for node in await asyncio.to_thread(self._cluster.nodes) if not node.head}
-        hosts = await self._cluster.hosts(run_key(config, self._files))
+        hosts = await self._cluster.hosts(run_key(config.run, self._files))
         chosen = sorted(node for node in hosts if node in nodes)
         if len(nodes) < 2 or not chosen:
             return ""

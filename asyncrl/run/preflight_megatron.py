@@ -11,7 +11,7 @@ import msgspec
 from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.setting_types import changed_keys
-from asyncrl.config.settings import Config, CreateModelSettings
+from asyncrl.config.settings import Config, CreateModelSettings, LearnerSettings
 from asyncrl.data.model_dir import ModelError
 from asyncrl.data.tokenizer import SPECIAL_TOKENS
 from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
@@ -37,7 +37,7 @@ def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
     if learner.dtype == "fp8" and not _installed(FP8):
         message = f'found no package {FP8}, "fp8" needs it; pip install --no-build-isolation {FP8}[pytorch]'
         yield Finding(("learner.dtype",), f'{message}, or set "bfloat16"')
-    layout = layout_of(config)
+    layout = layout_of(config.learner)
     keys = tuple(f"learner.layout.{key}" for key in changed_keys(learner.layout)) or ("learner.layout.tensor",)
     given = {
         "model.path": config.model.path,
@@ -54,12 +54,12 @@ def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
         if problem:
             yield Finding((key, "learner.trainer", *keys), problem)
         elif key == "model.path" and path:
-            yield from _unlike(config, base / path)
+            yield from _unlike(config.learner, base / path)
 
 
-def _unlike(config: Config, path: Path) -> Iterator[Finding]:
+def _unlike(learner: LearnerSettings, path: Path) -> Iterator[Finding]:
     """Return whether the model has what is to be trained beside its layers."""
-    (_, shape), learner = read_family(path), config.learner
+    _, shape = read_family(path)
     if learner.mtp_weight and (problem := ahead_problem(path, shape)):
         yield Finding(("learner.mtp_weight", "model.path"), f"{path}: {problem}; set 0")
     if learner.router_bias_rate and not (shape.experts and shape.experts.corrected):
@@ -83,7 +83,7 @@ def memory_lines(config: Config, base: Path) -> Iterator[str]:
         recompute=learner.recompute,
         copies=int(learner.reference.kl_coef > 0),
     )
-    found = rank_memory(family, shape, layout_of(config), training)
+    found = rank_memory(family, shape, layout_of(config.learner), training)
     yield f"memory of the fullest rank of the learner, estimated: {found}"
     if learner.teacher.model or has_critic(config):
         yield "a teacher's weights and a critic's weights, gradients and optimiser come on top"

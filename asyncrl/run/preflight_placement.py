@@ -12,6 +12,7 @@ import msgspec
 from asyncrl.config.check import Finding
 from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.pools import lent_pools
+from asyncrl.config.process_settings import NatsSettings
 from asyncrl.config.settings import Config
 from asyncrl.ports import is_ip, is_loopback
 from asyncrl.process import python
@@ -28,7 +29,7 @@ _JOIN_S = 120.0  # to join a cluster, or to find none
 
 def check_placement(config: Config, base: Path) -> Iterator[Finding]:
     """Find what processes on other hosts would lack."""
-    yield from _job_folder(config)
+    yield from _job_folder(config.directory)
     kind = config.placement.kind
     if kind not in PLACEMENTS:
         yield Finding(("placement.kind",), f'found "{kind}", expected one of {", ".join(PLACEMENTS)}')
@@ -37,8 +38,8 @@ def check_placement(config: Config, base: Path) -> Iterator[Finding]:
         yield from found or _cluster(config)
 
 
-def _job_folder(config: Config) -> Iterator[Finding]:
-    wanted = Path(config.directory).resolve()
+def _job_folder(directory: str) -> Iterator[Finding]:
+    wanted = Path(directory).resolve()
     if _JOB_FOLDERS in wanted.parts:
         message = f"{wanted} lies in the working folder of a submitted job, which Ray replaces at the next submission"
         yield Finding(("directory",), f"{message}; name a folder that stays")
@@ -124,7 +125,7 @@ def _files(config: Config, base: Path) -> Iterator[Finding]:
     if placement.shared:
         return
     try:
-        sent = {path.resolve() for path in user_files(config, base)}
+        sent = {path.resolve() for path in user_files(config.placement.files, base)}
     except FileNotFoundError as error:
         yield Finding(("placement.files",), str(error))
         return
@@ -156,7 +157,7 @@ def _cluster(config: Config) -> Iterator[Finding]:
         yield Finding(("placement.address",), words[-1])
         return
     nodes = msgspec.json.decode(done.stdout.strip().splitlines()[-1], type=list[Node])
-    yield from address_problems(config, nodes)
+    yield from address_problems(config.nats, nodes)
     yield from install_problems(nodes)
     yield from room_problems(config, nodes)
 
@@ -185,12 +186,11 @@ def _counted(node: Node) -> dict[str, float]:
     return {key: value for key, value in node.resources.items() if "memory" not in key}
 
 
-def address_problems(config: Config, nodes: list[Node]) -> Iterator[Finding]:
+def address_problems(nats: NatsSettings, nodes: list[Node]) -> Iterator[Finding]:
     """Other machines must reach the topics, and by TLS."""
     far = sorted({node.address for node in nodes if not node.here})
     if not far:
         return
-    nats = config.nats
     if not nats.url:
         message = (
             f"the server of the run would be unencrypted, or on loopback: {far[0]} is another machine; run a NATS "

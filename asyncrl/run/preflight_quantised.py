@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from asyncrl.config.check import Finding
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, CreateModelSettings
 from asyncrl.data.model_dir import ModelError
 from asyncrl.data.quantisation import GROUP, quantised_as, read_quantisation
 
@@ -37,7 +37,7 @@ def check_quantised(config: Config, base: Path) -> Iterator[Finding]:
     if config.weights.direct != "never":
         message = f'versions in the form {form} go only through the store; set weights.direct = "never", or {plain}'
         yield Finding((*keys, "weights.direct"), message)
-    if form == "int4-groups" and not config.model.path and (columns := _uneven(config)):
+    if form == "int4-groups" and not config.model.path and (columns := _uneven(config.model.create)):
         message = f"a matrix of the made model has {columns} columns, which are no groups of {GROUP}"
         yield Finding(("weights.format", "model.create"), f"{message}; change its sizes, or {plain}")
     for table, group in config.engine.tables.items():
@@ -53,7 +53,6 @@ def _there(model: Path) -> bool:
     return (model / "config.json").is_file()  # else the checks of models report it
 
 
-def _uneven(config: Config) -> int:
-    create = config.model.create
+def _uneven(create: CreateModelSettings) -> int:
     sizes = (create.hidden, create.heads * create.head_dim, create.ffn)
     return next((size for size in sizes if size % GROUP), 0)

@@ -12,7 +12,7 @@ import msgspec
 
 from asyncrl.config.check import Finding
 from asyncrl.config.held_out import tasks_of_sets
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, WarmupSettings
 from asyncrl.config.tasks import Task, rows_of, tasks_of, turns_of, warmup_rows
 from asyncrl.data.model_dir import ModelError, check_model_directory
 from asyncrl.data.protocol import DataError
@@ -99,15 +99,15 @@ def _rows_for_model(config: Config, base: Path, rows: list[PromptRow], what: _Ch
     """Rows that the tokenizer of a model directory cannot read, or that leave no room for an answer."""
     path = base / config.model.path
     try:
-        yield from _rows_for_tokenizer(config, path, check_model_directory(path).context, rows, what)
+        yield from _rows_for_tokenizer(config.warmup, path, check_model_directory(path).context, rows, what)
     except ModelError:
         return  # reported where the model itself is checked
 
 
 def _rows_for_tokenizer(
-    config: Config, path: Path, context: int, rows: list[PromptRow], what: _Checked
+    warmup: WarmupSettings, path: Path, context: int, rows: list[PromptRow], what: _Checked
 ) -> Iterator[Finding]:
-    key, turns = what.keys[0], turns_of(config.warmup)
+    key, turns = what.keys[0], turns_of(warmup)
     try:
         tokenizer = TaskTokenizer.load(path)
         for row in rows:
@@ -126,7 +126,7 @@ def _rows_for_made_model(config: Config, _base: Path, rows: list[PromptRow], wha
     if create.template:
         with TemporaryDirectory() as folder:
             write_tokenizer(Path(folder), create.alphabet, context=context, template=create.template)
-            yield from _rows_for_tokenizer(config, Path(folder), context, rows, what)
+            yield from _rows_for_tokenizer(config.warmup, Path(folder), context, rows, what)
         return
     for row in rows:
         if not isinstance(row.prompt, str):

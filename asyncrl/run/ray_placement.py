@@ -44,9 +44,9 @@ def bundle_of(config: Config, actor_id: str) -> dict[str, float]:
     return {"CPU": 1.0, **({"GPU": float(gpus)} if gpus else {})}
 
 
-def run_key(config: Config, files: RunFiles) -> str:
+def run_key(run: str, files: RunFiles) -> str:
     """Return the name of a run among all whose processes may come to a host."""
-    return f"{config.run}-{xxhash.xxh3_64_hexdigest(os.fsencode(files.root.absolute()))[:8]}"
+    return f"{run}-{xxhash.xxh3_64_hexdigest(os.fsencode(files.root.absolute()))[:8]}"
 
 
 def is_placed(config: Config, actor_id: str) -> bool:
@@ -200,7 +200,7 @@ class RayPlacement:
 
     async def _reserved(self, cluster: RayCluster, actor_id: str) -> Seat:
         bundle, settings = bundle_of(self._config, actor_id), self._config.placement
-        run = run_key(self._config, self._files)
+        run = run_key(self._config.run, self._files)
         if self._away:
             await asyncio.sleep(_HEAD_S)  # a call of Ray would wait until Ray ends this process
             raise NoRoom(f"it waits for the head of the Ray cluster at {cluster.head}, which does not answer")

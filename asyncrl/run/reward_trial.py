@@ -9,6 +9,7 @@ from typing import Any
 
 from asyncrl.config.held_out import graded_tasks, tasks_of_sets
 from asyncrl.config.settings import Config
+from asyncrl.config.task_settings import RewardSettings
 from asyncrl.config.tasks import Task, rows_of, tasks_of
 from asyncrl.data.row_maker import sample_rows
 from asyncrl.data.sources import RowSetup
@@ -31,7 +32,7 @@ def reward_lines(config: Config, base: Path) -> Iterator[str]:
         is_function = ":" in task.reward and task.reward.partition(":")[0] not in ("http", "https", "reasoning-gym")
         if is_function and not task.tournament and (task.reward, task.reward_scope) not in tried:
             tried.add((task.reward, task.reward_scope))
-            yield asyncio.run(_line(config, base, task, rows_of(config, base, task, held_out=name in sets)))
+            yield asyncio.run(_line(config.reward, base, task, rows_of(config, base, task, held_out=name in sets)))
 
 
 def label_hints(config: Config, base: Path) -> Iterator[str]:
@@ -52,21 +53,21 @@ def label_hints(config: Config, base: Path) -> Iterator[str]:
             )
 
 
-async def _line(config: Config, base: Path, task: Task, rows: RowSetup) -> str:
+async def _line(reward: RewardSettings, base: Path, task: Task, rows: RowSetup) -> str:
     _, (row, *_) = await sample_rows(rows, 1, 0.0)
     label = row.label if isinstance(row.label, str | int | float) else ""
     request = GradeRequest(str(label), row.prompt, row.label, row.metadata, "p000000-0")
     shown = repr(str(label)[:40])
     what = f"the reward {task.reward}, called with the label {shown} of the first row that is issued as completion"
     try:
-        found = await _graded(config, base, task, request)
+        found = await _graded(reward, base, task, request)
     except CallFailed as error:
         found = str(error).splitlines()[-1]  # of a traceback what was raised
     return f"hint: {what}, gives none: {found}" if isinstance(found, str) else f"{what}, gives {found.reward:g}"
 
 
-async def _graded(config: Config, base: Path, task: Task, request: GradeRequest) -> GradeResult | str:
-    limits: dict[str, Any] = {"time_limit_s": config.reward.time_limit_s, "memory_mb": config.reward.memory_mb}
+async def _graded(reward: RewardSettings, base: Path, task: Task, request: GradeRequest) -> GradeResult | str:
+    limits: dict[str, Any] = {"time_limit_s": reward.time_limit_s, "memory_mb": reward.memory_mb}
     if task.reward_scope == "group":
         group = await GroupGrader.open(GroupReward(task.reward), base=base, workers=1, most=2, **limits)
         try:
@@ -74,7 +75,7 @@ async def _graded(config: Config, base: Path, task: Task, request: GradeRequest)
             return next((one for one in found if isinstance(one, str)), found[0])
         finally:
             await group.close()
-    grader = await open_grader(task.reward, base=base, batch=config.reward.batch, **limits)
+    grader = await open_grader(task.reward, base=base, batch=reward.batch, **limits)
     try:
         return await grader.grade(request)
     finally:

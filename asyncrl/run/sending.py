@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,7 +44,7 @@ class Parcel(NamedTuple):
             return found
         if role in USES_MODEL:
             found[self.run.own_engine_key.name] = self.run.own_engine_key.read_bytes()
-        for path in user_files(self.config, self.run.base):
+        for path in user_files(self.config.placement.files, self.run.base):
             found[f"base/{path.relative_to(self.run.base)}"] = path.read_bytes()
         return found
 
@@ -79,14 +79,14 @@ def is_here(host: str) -> bool:
         return False
 
 
-def user_files(config: Config, base: Path) -> list[Path]:
-    """Return the files that `placement.files` names, those of its folders with them.
+def user_files(names: Sequence[str], base: Path) -> list[Path]:
+    """Return the files of these names (`placement.files`), those of its folders with them.
 
     Raises:
         FileNotFoundError: one is not there.
     """
     found = []
-    for name in config.placement.files:
+    for name in names:
         path = base / name
         if not path.exists():
             raise FileNotFoundError(f"{path} is not there")

@@ -263,7 +263,7 @@ class RunState(Roster):
     @property
     def stages_begun(self) -> list[Begun]:
         """Its stages by number of their first prompt, those that it was forked behind first."""
-        return [*first_stages(self.config), *((began.prompt, began.name) for began in self.stages)]
+        return [*first_stages(self.config.start), *((began.prompt, began.name) for began in self.stages)]
 
     # -- faults, and room
 

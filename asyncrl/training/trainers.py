@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.check_learner import has_critic
-from asyncrl.config.settings import Config
+from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.data.model_dir import ModelError
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.imports import absent
@@ -60,7 +60,7 @@ def _megatron(config: Config, model: Path, base: Path) -> Trainer:
 
     own = MegatronSettings(
         **_common(config, model, base),
-        layout=layout_of(config),
+        layout=layout_of(config.learner),
         mtp_weight=config.learner.mtp_weight,
         router_bias_rate=config.learner.router_bias_rate,
     )
@@ -92,9 +92,9 @@ def _critic(config: Config, model: Path, base: Path) -> Path | None:
     return (base / given if given else model) if has_critic(config) else None
 
 
-def layout_of(config: Config) -> Layout:
+def layout_of(learner: LearnerSettings) -> Layout:
     """Return how the model lies over the ranks; one rank holds it whole, or FSDP2 divides it out of sight."""
-    return Layout(**msgspec.structs.asdict(config.learner.layout))
+    return Layout(**msgspec.structs.asdict(learner.layout))
 
 
 TRAINERS: dict[str, Callable[[Config, Path, Path], Trainer]] = {

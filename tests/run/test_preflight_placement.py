@@ -210,10 +210,10 @@ def test_nodes_and_clusters_of_other_versions_are_one_clear_error_each(tmp_path:
     ],
 )
 def test_another_machine_must_reach_the_topics_by_tls(nats: dict[str, str], message: str):
-    (found,) = address_problems(config(nats=nats), [node(here=False)])
+    (found,) = address_problems(config(nats=nats).nats, [node(here=False)])
     assert message in found.message
-    assert not list(address_problems(config(nats=nats), [node()]))  # simulated nodes of this machine
-    assert not list(address_problems(config(nats={"url": "tls://10.0.0.7:4222"}), [node(here=False)]))
+    assert not list(address_problems(config(nats=nats).nats, [node()]))  # simulated nodes of this machine
+    assert not list(address_problems(config(nats={"url": "tls://10.0.0.7:4222"}).nats, [node(here=False)]))
 
 
 def test_cards_and_packages_of_engines_are_not_looked_for_here_where_ray_chooses_their_hosts(

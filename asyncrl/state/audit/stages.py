@@ -38,7 +38,7 @@ class Stages(Fold):
     def begun(self) -> list[Begun]:
         """All that began, those that the run was forked behind first."""
         config = self._opening.config
-        return self._begun if config is None else [*first_stages(config), *self._begun]
+        return self._begun if config is None else [*first_stages(config.start), *self._begun]
 
     def _on_requested(self, message: StageRequested, record: Record) -> None:
         self._requests[record.sequence] = message.name
