@@ -14,6 +14,17 @@ def lock(path: Path, *, shared: bool = False) -> int:
     return handle
 
 
+def lock_folder(path: Path, *, shared: bool = False) -> int:
+    """Lock a folder as `lock` does a file.
+
+    Raises:
+        FileNotFoundError: it is not there.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+    return handle
+
+
 def take(path: Path) -> int | None:
     """Lock a file as `lock` does; None where another process has it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)

@@ -7,7 +7,6 @@ with its process; one that no process holds may be removed.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import tempfile
@@ -21,7 +20,7 @@ from actors.engine.adapting import Adapting
 from actors.engine.sources import SOURCES
 from asyncrl.bus.connection import Bus
 from asyncrl.host import boot_id
-from asyncrl.locks import lock, try_lock
+from asyncrl.locks import lock, lock_folder, try_lock
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.directories import CheckpointError, remove_directory, version_name, written_aside
@@ -187,10 +186,9 @@ class Fetcher:
     def _hold(self, target: Path) -> bool:
         """Lock a directory against its removal; False where it is not there."""
         try:
-            handle = os.open(target, os.O_RDONLY)
+            handle = lock_folder(target, shared=True)
         except FileNotFoundError:
             return False
-        fcntl.flock(handle, fcntl.LOCK_SH)
         if not _is_at(handle, target):
             os.close(handle)  # removed meanwhile
             return False

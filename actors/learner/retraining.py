@@ -75,7 +75,6 @@ class TrainingLog(Fold):
         self.results.add(record.sequence)
 
     def refuse(self, record: Record, error: Exception) -> None:
-        """Take note of a message that cannot be read."""
         self.unreadable += 1
 
     def batch(self, step: int) -> tuple[BatchPacked, int]:

@@ -120,7 +120,6 @@ class WarmupSource(PromptSource):
         return count(state.first(WARMUP))
 
     def group(self, state: PrompterState, number: int) -> Group:
-        """One trajectory."""
         places = range(number * self._rows, (number + 1) * self._rows)
         return Group(prompt_name(WARMUP, number), "warmup", [WARMUP_TASK], 1, places, data=self._data)
 
@@ -145,7 +144,6 @@ class TaskSource(PromptSource):
         return count(first) if self._end is None else range(first, self._end)
 
     def group(self, state: PrompterState, number: int) -> Group:
-        """All trajectories of one row."""
         return self._rules(prompt_name(TASK, number), number, state)
 
 
@@ -158,7 +156,6 @@ class ReissueSource(PromptSource):
         self._rules = _Rules(config)
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
-        """One for each request."""
         return range(state.first(REISSUE), len(state.origins))
 
     def group(self, state: PrompterState, number: int) -> Group:
@@ -215,7 +212,6 @@ class HeldOutSource(PromptSource):
         self._rows[data] = rows_per_epoch
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
-        """The evaluations that were asked for."""
         return sorted(state.requests)
 
     def group(self, state: PrompterState, number: int) -> Group:

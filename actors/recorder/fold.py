@@ -109,7 +109,6 @@ class RecorderFold(Fold):
         self.issued = 0  # RL trajectories; the recorder asks the server, instead of reading every one
 
     def apply(self, topic: Topic[Message], message: Message | Headers, record: Record) -> None:
-        """Fold one message in."""
         state, time_ns = self.state, record.time_ns
         if time_ns:
             if topic.message is RunOpened:

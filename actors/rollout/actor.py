@@ -213,7 +213,6 @@ class Execution(Watch):
         return self._delivery.waiting(waits_for)
 
     def requested(self, engine_id: str) -> None:
-        """A request is under way."""
         self._delivery.waits_for = Waiting("engine", engine_id)
         self._delivery.advanced()
 

@@ -170,7 +170,6 @@ class ExternalControl(EngineClient, EngineControl):
             await self.update_weights(directory, key, False)
 
     async def resume(self) -> None:
-        """Sample again."""
         await self.continue_generation()
 
     async def weights(self) -> tuple[str, str]:
@@ -219,17 +218,14 @@ class OwnControl(ExternalControl):
         return self._process
 
     async def ended(self) -> str:
-        """Return its exit code and last output."""
         assert self._process is not None
         return await end_of(self._process)
 
     @property
     def frozen(self) -> bool:
-        """Return whether a process of it is stopped (Linux)."""
         return self._process is not None and self._process.stopped
 
     def kill(self) -> None:
-        """Kill its process."""
         if self._process is not None:
             self._process.kill()
 
@@ -250,7 +246,6 @@ class OwnControl(ExternalControl):
         await super().load_weights(directory, key)
 
     async def close(self) -> None:
-        """End the server."""
         if self._staging is not None:
             self._staging.close()
         await super().close()
@@ -375,7 +370,6 @@ class ScriptedControl(EngineControl):
         self._label = home.label
 
     async def health(self) -> bool:
-        """Return True: there is no server that could be ill."""
         return True
 
     async def weights(self) -> tuple[str, str]:
@@ -383,7 +377,6 @@ class ScriptedControl(EngineControl):
         return self._label, ""
 
     async def load(self) -> EngineLoad:
-        """Return no load: it serves no requests itself."""
         return EngineLoad(0, 0)
 
     async def load_weights(self, directory: Path, key: str) -> None:

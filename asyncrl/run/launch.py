@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import shutil
 import signal
@@ -27,7 +26,7 @@ from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
 from asyncrl.errors import DamagedFile, LaunchError
 from asyncrl.files import write_json
-from asyncrl.locks import lock
+from asyncrl.locks import lock, lock_folder
 from asyncrl.ports import Listen
 from asyncrl.process import DENIED, FATAL, RestartPolicy, cpu_wait_s
 from asyncrl.run.connect import RECOVER_S, SUPERVISOR
@@ -105,8 +104,7 @@ class Launch:
         """
         folder = self.files.root.parent if self._resumes else Path(self.config.directory).absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        turn = os.open(folder, os.O_RDONLY)
-        fcntl.flock(turn, fcntl.LOCK_EX)  # two at once look one after the other
+        turn = lock_folder(folder)  # two at once look one after the other
         try:
             if not self._resumes:
                 self._take_directory(folder)

@@ -68,7 +68,6 @@ class TrajectoryHistory(Fold):
         return any(event.what == "graded" for event in self._events)
 
     def refuse(self, record: Record, error: Exception) -> None:
-        """Take note of a message that cannot be read."""
         self._add(record, str(error), "unreadable")
 
     def _add(self, record: Record, about: str, what: str = "") -> None:

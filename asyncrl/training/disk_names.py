@@ -95,9 +95,7 @@ class _Part:
         self.shape = tuple(torch.empty(tensor.shape[1:], device="meta")[tuple(rows)].shape)
 
     def numel(self) -> int:
-        """Return its number of elements."""
         return torch.Size(self.shape).numel()
 
     def whole(self, to: int) -> torch.Tensor | None:
-        """Return it on the rank that has it."""
         return self._tensor.to_local()[self._index] if dist.get_rank() == to else None

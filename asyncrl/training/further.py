@@ -99,10 +99,8 @@ class _OnDisk:
         self.shape = shape
 
     def numel(self) -> int:
-        """Return its number of elements."""
         return torch.Size(self.shape).numel()
 
     def whole(self, to: int) -> torch.Tensor | None:
-        """Read it on one rank."""
         alone = not dist.is_initialized() or dist.get_rank() == to
         return self._files[self._name] if alone else None

@@ -42,7 +42,6 @@ class ScriptedTrainer:
         return self
 
     def copy_state(self) -> ScriptedTrainer:
-        """No state."""
         return ScriptedTrainer(self._step_s)
 
     def files(self) -> Files:

@@ -142,7 +142,6 @@ class TorchTrainer(Steps):
         return [one for one in self._own.sources() if one.stem == ADAPTER]
 
     def load(self, directory: Path) -> None:
-        """See `Trainer.load`."""
         super().load(directory)
         if self.adapter is not None:
             assert self.source is not None

@@ -75,7 +75,6 @@ class Ledger(Fold):
             self.on_message(message)
 
     def refuse(self, record: Record, error: Exception) -> None:
-        """Take note of a message that cannot be read."""
         if isinstance(error, SecretGone):
             self._add_sealed(record)
             return

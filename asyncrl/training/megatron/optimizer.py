@@ -64,7 +64,6 @@ class MegatronOptimized:
             self._take_masters(policy.directory, WEIGHTS, wanted=bool if policy.has_vocabulary else is_no_head)
 
     def forget(self) -> None:
-        """Forget the gradient."""
         for chunk in self.replicated:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -91,7 +90,6 @@ class MegatronOptimized:
                 yield found[1]
 
     def update(self, update: Update, norm: float) -> None:
-        """Move the weights by the gradient, whose norm this is, and forget it."""
         for group in self._groups():
             group["lr"], group["betas"] = update.learning_rate, update.betas
             group["weight_decay"] = update.weight_decay
@@ -134,7 +132,6 @@ class MegatronOptimized:
         return [one.grad_data for one in buffers]
 
     def load(self, directory: Path) -> None:
-        """Continue from the files of a checkpoint: see `Optimized.load`."""
         with TensorFiles(directory, self._stems.state) as files:
             named = f"step.{self._parts.places[0].name}"
             step = files[named] if named in files.names else None

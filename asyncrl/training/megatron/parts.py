@@ -65,7 +65,6 @@ class Spread:
         self.shape, self.dtype, self.holders = place.shape, reading.dtype, parts.holders(place)
 
     def numel(self) -> int:
-        """Return the number of elements of the whole."""
         return torch.Size(self.shape).numel()
 
     def whole(self, to: int) -> torch.Tensor | None:
