@@ -12,11 +12,12 @@ import msgspec
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from actors.supervisor.autoscaler import autoscale
-from actors.supervisor.channel import Decision, Stored, absent
+from actors.supervisor.channel import Decision, absent
 from actors.supervisor.fold import SupervisorFold, SupervisorState
 from actors.supervisor.observer import follow_run, publish_state, watch_for_stalls
 from actors.supervisor.retention import retain
 from actors.supervisor.starts import Starts
+from actors.supervisor.stored_version import StoredVersion
 from actors.supervisor.sweeper import is_stored
 from actors.supervisor.trimmer import Trimmer
 from asyncrl.background import first_of
@@ -192,7 +193,7 @@ class Supervisor:
         by: Literal["command", "gate", "newest", "reward"] = "command" if decision.by == "rollback" else decision.by
         return PromotionRefused(by, decision.cause, why)
 
-    async def _is_there(self, version: Stored | WeightsPromoted | WeightsCanaried) -> bool:
+    async def _is_there(self, version: StoredVersion | WeightsPromoted | WeightsCanaried) -> bool:
         """Return whether the files of a version are in the store, with those that it is a difference to."""
         names = self.fold.names_of(version.lineage, version.version)
         return bool(names) and all(

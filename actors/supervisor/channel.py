@@ -14,6 +14,7 @@ import msgspec
 from actors.supervisor.canary import Canary, as_canary
 from actors.supervisor.divergence import Divergence
 from actors.supervisor.live_reward import LiveReward
+from actors.supervisor.stored_version import StoredVersion
 from asyncrl.config.settings import WeightsSettings
 from topics.engines import version_of
 from topics.evals import EvalScored
@@ -26,21 +27,7 @@ _REFUSALS = 64  # of engines that are remembered; each is of a version that was 
 _NAMED = 32  # versions in the store that a refusal names, the newest
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """A version in the store."""
-
-    lineage: int
-    version: int
-    digest: str
-    sequence: int  # of its weights.published
-
-    @property
-    def key(self) -> str:
-        """Its name on engines."""
-        return f"{self.lineage}:{self.version}:{self.digest}"
-
-
-def absent(version: int, stored: Iterable[Stored]) -> str:
+def absent(version: int, stored: Iterable[StoredVersion]) -> str:
     """Return why the channel does not move to a version that is not there, and where it may move to."""
     numbers = ", ".join(map(str, sorted({one.version for one in stored})[-_NAMED:]))
     return f"version {version} is not in the store (there: {numbers or 'none'}); the channel stays as it is"
@@ -137,7 +124,7 @@ class Channel(msgspec.Struct):
 
     def decide(
         self,
-        stored: Sequence[Stored],
+        stored: Sequence[StoredVersion],
         settings: WeightsSettings,
         *,
         serves: bool = False,
@@ -166,7 +153,7 @@ class Channel(msgspec.Struct):
         return PromotionRefused(by, decision.cause, why)
 
     def _decide(
-        self, stored: Sequence[Stored], settings: WeightsSettings, *, serves: bool, canaries: bool
+        self, stored: Sequence[StoredVersion], settings: WeightsSettings, *, serves: bool, canaries: bool
     ) -> Decision | None:
         if serves and not self.live and stored:
             first = stored[-1]
@@ -180,7 +167,7 @@ class Channel(msgspec.Struct):
             return self._scored(self._on_score(sequence, self.scores[sequence], stored, settings), settings)
         return self._of_canary(stored, settings)
 
-    def _of_canary(self, stored: Sequence[Stored], settings: WeightsSettings) -> Decision | None:
+    def _of_canary(self, stored: Sequence[StoredVersion], settings: WeightsSettings) -> Decision | None:
         """Return what becomes of the canary; where there is none, what live reward asks for, or the newest version as
         the next one."""
         if self.canary.open is not None:
@@ -222,7 +209,7 @@ class Channel(msgspec.Struct):
         return as_canary(decision, self.live[-1], share=settings.canary.share)
 
     def _on_command(
-        self, sequence: int, version: int | None, stored: Sequence[Stored]
+        self, sequence: int, version: int | None, stored: Sequence[StoredVersion]
     ) -> WeightsPromoted | CanaryEnded | PromotionRefused:
         if version is not None:
             return self._to(version, stored, "command", sequence)
@@ -235,7 +222,7 @@ class Channel(msgspec.Struct):
         return WeightsPromoted(lineage, number, digest, "rollback", sequence, f"from {self.live[-1]}")
 
     def _on_score(
-        self, sequence: int, score: Score, stored: Sequence[Stored], settings: WeightsSettings
+        self, sequence: int, score: Score, stored: Sequence[StoredVersion], settings: WeightsSettings
     ) -> WeightsPromoted | PromotionRefused:
         metric, least, version = settings.gate_metric, settings.gate_threshold, score.version
         if score.value is None:
@@ -252,7 +239,12 @@ class Channel(msgspec.Struct):
         return self._to(version, stored, "gate", sequence, words)
 
     def _to(
-        self, version: int, stored: Sequence[Stored], by: Literal["command", "gate"], cause: int, reason: str = ""
+        self,
+        version: int,
+        stored: Sequence[StoredVersion],
+        by: Literal["command", "gate"],
+        cause: int,
+        reason: str = "",
     ) -> WeightsPromoted | PromotionRefused:
         found = next((one for one in reversed(stored) if one.version == version), None)
         if found is None:

@@ -13,7 +13,7 @@ from topics.promotions import WeightsPromoted
 from topics.turns import Sibling, TurnSkipped
 
 if TYPE_CHECKING:
-    from actors.supervisor.channel import Stored
+    from actors.supervisor.stored_version import StoredVersion
     from asyncrl.config.live_settings import RewardGateSettings
 
 _KEPT = 1024  # rewards
@@ -38,7 +38,7 @@ class LiveReward(msgspec.Struct):
         self.before, self.moved = fmean(newest) if newest and len(newest) == turns else None, 0
 
     def decide(
-        self, live: Sequence[str], stored: Sequence[Stored], settings: RewardGateSettings
+        self, live: Sequence[str], stored: Sequence[StoredVersion], settings: RewardGateSettings
     ) -> WeightsPromoted | None:
         """Return the move that live reward asks for; None where it asks for none.
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from actors.runtime.checkpoints import CheckpointFold, CheckpointState
-from actors.supervisor.channel import Channel, Stored
+from actors.supervisor.channel import Channel
+from actors.supervisor.stored_version import StoredVersion
 from asyncrl.bus.blobs import Blob, blobs_of
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
@@ -211,9 +212,9 @@ class TrimmerFold(CheckpointFold):
         self._blobs = {at: named for at, named in self._blobs.items() if not named.goes(at, gone)}
 
     @property
-    def stored(self) -> list[Stored]:
+    def stored(self) -> list[StoredVersion]:
         """Versions that are in the store, in the order in which they were published."""
-        return [Stored(*version[:2], version.digest, version.sequence) for version in self.state.published]
+        return [StoredVersion(*version[:2], version.digest, version.sequence) for version in self.state.published]
 
     def names_of(self, lineage: int, version: int) -> list[str]:
         """Return the names of the files that a version is made of: its own, and those it is a difference to."""

@@ -14,7 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums
 from asyncrl.training.layouts import MicroBatch
-from asyncrl.training.megatron.ahead import AheadPass
+from asyncrl.training.megatron.ahead_pass import AheadPass
 from asyncrl.training.megatron.context import Share
 from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.optimizer import MegatronOptimized
