@@ -161,6 +161,17 @@ def test_files_of_tests_have_names_of_their_own():
     assert [name for name in set(names) if names.count(name) > 1] == [], "of two of one name pytest collects one"
 
 
+def test_what_tests_share_is_in_the_harness():
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {node.module}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for node in nodes(path)
+        if isinstance(node, ast.ImportFrom) and re.match(r"(test_|conftest|tests\.(?!harness))", node.module or "")
+    ]
+
+    assert not wrong, "\n".join(wrong)
+
+
 def test_functions_stay_small():
     wrong = []
     for module in FILES:

@@ -4,13 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-from test_generator import Servers
-from test_in_place import IDS, Counting, never
-
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet, Wanted
 from asyncrl.engine.generator import Generator
+from harness.counting import IDS, Counting
+from harness.scripted_servers import Servers, never
 from harness.sglang_like import Asked, like_sglang
 from harness.stage import DEADLINE_S
 from topics.engines import EngineGone, EngineReady

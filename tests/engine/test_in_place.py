@@ -11,37 +11,20 @@ import pytest
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet
-from asyncrl.engine.generator import Generator, Watch
+from asyncrl.engine.generator import Generator
 from asyncrl.engine.manner import Manner
 from benchmarks.engine import served
+from harness.counting import IDS, Counting
 from harness.models import make_endless_model
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from topics.engines import EngineReady, EngineUpdating
 from topics.trajectories import Answer
 
-IDS = np.arange(3, 8, dtype=np.int32)
 KEYS = ["0:0:made", "0:1:made", "0:2:made"]
 
 
 def never(error: BaseException) -> None:
     raise error
-
-
-class Counting(Watch):
-    """Calls a function once when so many tokens of a generation have come."""
-
-    def __init__(self, tokens: int = 0) -> None:
-        self.reached = asyncio.Event()
-        self.requests = 0
-        self._left = tokens
-
-    def requested(self, engine_id: str) -> None:
-        self.requests += 1
-
-    def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
-        self._left -= tokens
-        if self._left <= 0:
-            self.reached.set()
 
 
 def open_generator(address: str) -> tuple[Fleet, Generator]:

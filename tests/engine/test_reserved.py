@@ -1,10 +1,9 @@
 """Engines that answer those requests alone that ask for their weights."""
 
-from test_generator import Servers, failing, some
-
 from asyncrl.engine.answer import Generation
 from asyncrl.engine.errors import EngineUnavailable
 from asyncrl.engine.fleet import Wanted
+from harness.scripted_servers import Servers, failing, some
 from topics.engines import EngineUpdating
 
 

@@ -156,3 +156,26 @@ async def stored_turns(bus: Bus) -> list[TurnStarted | TurnSampled | TurnFinishe
 
     await read_merged(bus, [Part(TURNS)], lambda _topic, message, _record: found.append(message), refuse)
     return found
+
+
+async def turns_of(bus: Bus) -> tuple[dict[str, TurnStarted], dict[str, TurnFinished]]:
+    started, finished = {}, {}
+    for message in await stored_turns(bus):
+        if isinstance(message, TurnStarted | TurnFinished):
+            kind = started if isinstance(message, TurnStarted) else finished
+            assert message.turn_id not in kind
+            kind[message.turn_id] = message
+    return started, finished
+
+
+async def finished_turn(bus: Bus, turn_id: str) -> TurnFinished:
+    """Return a turn once it is stored: where the server is slow, the reply comes before."""
+    found: dict[str, TurnFinished] = {}
+
+    async def is_stored() -> bool:
+        nonlocal found
+        _, found = await turns_of(bus)
+        return turn_id in found
+
+    await until(is_stored, f"turn {turn_id} is stored")
+    return found[turn_id]

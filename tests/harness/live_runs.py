@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
 
@@ -72,3 +73,16 @@ async def new_key(folder: Path, address: str, tenant: str = "anna") -> str:
     key = output.strip()
     await until(lambda: answers(address, "/v1/models", key), "the gateway has read of the key")
     return key
+
+
+async def newest(folder: Path) -> int:
+    code, output = await command(folder, "weights", "list", "--json")
+    assert code == 0, output
+    return int(json.loads(output)[-1]["version"])
+
+
+async def moved(folder: Path, *words: str) -> int:
+    """Move the channel; returns the version that is live then."""
+    code, output = await command(folder, "weights", *words)
+    assert code == 0, output
+    return int(output.split("version ")[1].split()[0])

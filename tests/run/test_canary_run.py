@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_channels_run import moved, newest
-from test_gateway_run import finished_turn, turns_of
 
 from asyncrl.bus.connection import Bus
 from asyncrl.data.tokenizer import TaskTokenizer
 from harness.audited import messages_on
-from harness.live_runs import new_key, with_gateway
+from harness.gateways import finished_turn, turns_of
+from harness.live_runs import moved, new_key, newest, with_gateway
 from harness.runs import UNTRAINED, address_of, command, up
 from harness.sdks import openai, sdks
 from harness.stage import until

@@ -1,13 +1,12 @@
 """A whole run whose gateway answers from the channel `live` while training moves on."""
 
-import json
 from pathlib import Path
 
 import pytest
-from test_gateway_run import finished_turn
 
 from asyncrl.bus.connection import Bus
-from harness.live_runs import new_key, with_gateway
+from harness.gateways import finished_turn
+from harness.live_runs import moved, new_key, newest, with_gateway
 from harness.runs import PACED, address_of, command, up
 from harness.sdks import openai, sdks
 from harness.stage import until
@@ -35,19 +34,6 @@ class Client:
                 extra_headers=headers,
             )
         return {*(await finished_turn(self._bus, reply.headers["x-asyncrl-turn"])).versions.tolist()}
-
-
-async def newest(folder: Path) -> int:
-    code, output = await command(folder, "weights", "list", "--json")
-    assert code == 0, output
-    return int(json.loads(output)[-1]["version"])
-
-
-async def moved(folder: Path, *words: str) -> int:
-    """Move the channel; returns the version that is live then."""
-    code, output = await command(folder, "weights", *words)
-    assert code == 0, output
-    return int(output.split("version ")[1].split()[0])
 
 
 async def test_the_gateway_answers_from_the_channel_while_training_moves_on_and_goes_back_in_one_command(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from asyncrl.bus.connection import Bus
-from harness.gateways import stored_turns
+from harness.gateways import turns_of
 from harness.live_runs import answers, new_key, with_gateway
 from harness.runs import PACED, address_of, command, topics_left_in, two_steps_more, up
 from harness.sdks import anthropic, openai, sdks
@@ -53,29 +53,6 @@ class Talker:
 
     def stop(self) -> None:
         self._stop = True
-
-
-async def turns_of(bus: Bus) -> tuple[dict[str, TurnStarted], dict[str, TurnFinished]]:
-    started, finished = {}, {}
-    for message in await stored_turns(bus):
-        if isinstance(message, TurnStarted | TurnFinished):
-            kind = started if isinstance(message, TurnStarted) else finished
-            assert message.turn_id not in kind
-            kind[message.turn_id] = message
-    return started, finished
-
-
-async def finished_turn(bus: Bus, turn_id: str) -> TurnFinished:
-    """Return a turn once it is stored: where the server is slow, the reply comes before."""
-    found: dict[str, TurnFinished] = {}
-
-    async def is_stored() -> bool:
-        nonlocal found
-        _, found = await turns_of(bus)
-        return turn_id in found
-
-    await until(is_stored, f"turn {turn_id} is stored")
-    return found[turn_id]
 
 
 async def test_people_talk_to_the_policy_over_updates_and_deaths(tmp_path: Path):

@@ -1,6 +1,6 @@
 """A server's clock that was ahead and is set back delays no session, no judge and no sibling by the difference."""
 
-from tests.actors.sessions.test_sessions_fold import IDLE_S, JUDGE_S, SIBLINGS_S, Sessions, admitted, ready, skipped
+from harness.session_feed import IDLE_S, JUDGE_S, SIBLINGS_S, Sessions, admitted, ready, skipped
 from topics.turns import SessionClosed, TurnJudged
 
 DAY_S = 86_400.0

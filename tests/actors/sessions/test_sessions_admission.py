@@ -1,7 +1,9 @@
 """Graded turns: which are trained, alone or with their siblings, and which end."""
 
 import pytest
-from test_sessions_fold import (
+
+from actors.sessions.admission import Room
+from harness.session_feed import (
     IDLE_S,
     SIBLINGS_S,
     Sessions,
@@ -12,8 +14,6 @@ from test_sessions_fold import (
     skipped,
     trained,
 )
-
-from actors.sessions.admission import Room
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.groups import GroupDropped
 from topics.trajectories import Reference

@@ -1,86 +1,32 @@
 """The keeper of sessions: which turn is ready, with which evidence, and which session ends."""
 
-import numpy as np
 import pytest
 
 from actors.sessions.admission import Room
-from actors.sessions.fold import SessionsFold
-from asyncrl.config.live_settings import LiveSettings, SafetySettings
-from asyncrl.live.owners import tenant_digest
-from tests.harness.folds import Feed
-from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
-from topics.secrets import PurgeRequested
-from topics.trajectories import Reference
+from harness.session_feed import (
+    IDLE_S,
+    JUDGE_S,
+    Sessions,
+    admitted,
+    ended,
+    feedback,
+    finished,
+    grade,
+    judged,
+    packed,
+    purge,
+    ready,
+    skipped,
+    trained,
+)
 from topics.turns import (
     FeedbackGiven,
     SessionClosed,
     SessionLeft,
-    TurnAdmitted,
-    TurnFinished,
     TurnJudged,
     TurnOverruled,
-    TurnReady,
     TurnSkipped,
-    TurnStarted,
 )
-
-IDLE_S, JUDGE_S, SIBLINGS_S = 100.0, 10.0, 5.0
-ROOM = Room(under_way=64, waiting=64, max_lag=4)
-TOKENS = np.arange(3, dtype=np.int32)
-REALS = np.zeros(3, np.float32)
-
-
-class Sessions(Feed):
-    """A fold that is told of turns."""
-
-    def __init__(self, share=0.5, room=ROOM, allow=(), **safety):
-        settings = LiveSettings(
-            share=share,
-            allow=[*allow],
-            idle_s=IDLE_S,
-            judge_s=JUDGE_S,
-            siblings_s=SIBLINGS_S,
-            safety=SafetySettings(**safety),
-        )
-        super().__init__(SessionsFold(settings, room))
-        self.log = []
-
-    def started(self, turn, parent="", *, session="s", at_s=0.0, **more):
-        return self.publish(
-            TurnStarted(turn_id=turn, session=session, tenant="anna", api="chat", tokens=TOKENS, parent=parent, **more),
-            at_s=at_s,
-        )
-
-    def finished(self, turn, finish="stop", *, session="s", tokens=3, at_s=0.0):
-        ids, reals = TOKENS[:tokens], REALS[:tokens]
-        end = TurnFinished(turn_id=turn, session=session, finish=finish, tokens=ids, logprobs=reals, versions=ids)
-        return self.publish(end, at_s=at_s)
-
-    def served(self, turn, parent="", **more):
-        return self.started(turn, parent, **more).finished(turn, at_s=more.get("at_s", 0.0))
-
-    def decide(self, at_s=0.0):
-        """All decisions, each read back from the log before the next are made."""
-        made = []
-        while decisions := self.fold.decide(at_s):
-            made += self.read_back(decisions, at_s=at_s)
-        self.log += made
-        return made
-
-
-def ready(turn, *evidence, session="s"):
-    return TurnReady(turn_id=turn, session=session, tenant="anna", evidence=list(evidence))
-
-
-def admitted(turn, reward, by="judge", version=2):
-    return TurnAdmitted(
-        turn_id=turn, session="s", tenant="anna", reward=reward, by=by, temperature=1.0, version=version
-    )
-
-
-def skipped(turn, reason, reward=None, version=2):
-    known = {"reward": reward, "version": version} if reward is not None else {}
-    return TurnSkipped(turn_id=turn, session="s", reason=reason, **known)
 
 
 def test_a_turn_is_ready_once_another_continues_it():
@@ -189,19 +135,6 @@ def test_feedback_overrules_a_judge_until_the_turn_is_in_a_batch_and_is_counted_
     assert not state.on_way.groups and not state.on_way.places
 
 
-def grade(turn, reward=1.0):
-    return TurnJudged(turn_id=turn, reward=reward, judge="j")
-
-
-def feedback(turn, score):
-    return FeedbackGiven(feedback_id=f"f{turn}{score}", turn_id=turn, tenant="anna", score=score)
-
-
-def packed(step, *prompts, reward=1.0):
-    groups = [BatchGroup(name, [BatchMember(f"{name}-0", 0, Reference(1, "0" * 16, 1), reward, 2)]) for name in prompts]
-    return BatchPacked(step, "rl", groups, step - 5)
-
-
 def test_a_graded_turn_is_never_unjudged_and_its_session_closes():
     sessions = Sessions(room=Room(under_way=0, waiting=9, max_lag=4))
     sessions.served("a").started("b", "a").decide()
@@ -241,19 +174,6 @@ def test_logs_in_any_order_come_to_the_same():
     state = late.fold.state
     assert (state.turns, state.sessions, state.waiting) == ({}, {}, {})
     assert (state.ended_early, state.ready_early, state.closed_early) == (set(), {}, {})
-
-
-def trained(step):
-    return BatchTrained(step, 0, "rl", {}, {}, 0, [0.0, 0.0], 1, 1)
-
-
-def finished(turn, versions=(1, 1, 1), **more):
-    ids = np.array(versions, np.int32)
-    return TurnFinished(turn, "s", "stop", tokens=TOKENS, logprobs=REALS, versions=ids, **more)
-
-
-def judged(turn, reward):
-    return TurnJudged(turn, reward, "rule")
 
 
 def test_a_turn_of_weights_that_cannot_be_trained_any_more_is_not_admitted():
@@ -323,10 +243,6 @@ def test_a_user_who_speaks_before_the_judge_agrees_or_not_as_one_who_speaks_behi
     assert sessions.fold.state.watched.figures()["live_disagreement"] == 0.25
 
 
-def purge(*secrets):
-    return PurgeRequested("p", tenant_digest("anna"), "", "operator", [*secrets])
-
-
 def test_open_turns_whose_key_is_erased_end_as_purged_wherever_they_stand():
     fold = Sessions()
     fold.started("t1", secret="k1").served("t2", secret="k1").served("t3", secret="k2", older="k1")
@@ -366,7 +282,3 @@ def test_the_end_of_a_turn_says_what_a_canary_is_compared_by():
     untrained = Sessions(share=0.0)
     untrained.started("a").publish(ended("a", trial=7)).publish(TurnJudged("a", 1.0, "rule"))
     assert untrained.decide() == [TurnSkipped("a", "s", "off", trial=7, reward=1.0, version=2)]
-
-
-def ended(turn, **more):
-    return TurnFinished(turn, "s", "stop", tokens=TOKENS, logprobs=REALS, versions=TOKENS, **more)

@@ -6,11 +6,11 @@ import math
 
 import msgspec
 import pytest
-from test_channel import Supervised
 
 from actors.supervisor.divergence import Divergence
 from actors.supervisor.fold import SupervisorState
 from asyncrl.config.live_settings import RewardGateSettings
+from harness.channels import Supervised
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.promotions import (
     PROMOTION_REQUESTED,

@@ -10,23 +10,19 @@ import msgspec
 import pytest
 
 from actors.supervisor.actor import Supervisor
-from actors.supervisor.fold import SupervisorFold, SupervisorState
+from actors.supervisor.fold import SupervisorState
 from actors.supervisor.sweeper import purge
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import Record
-from asyncrl.config.settings import Config
+from harness.channels import Supervised
 from harness.stage import Stage
 from harness.versions import Versions
 from topics.evals import EVAL_REQUESTED, EVAL_SCORED, EvalRequested, EvalScored
 from topics.promotions import (
-    PROMOTION_REQUESTED,
     WEIGHTS_PROMOTED,
     PromotionRefused,
-    PromotionRequested,
     WeightsPromoted,
 )
-from topics.table import topic_for
-from topics.topic import WEIGHTS, Topic
+from topics.topic import WEIGHTS
 from topics.weights import (
     WEIGHTS_PUBLISHED,
     WEIGHTS_REFUSED,
@@ -34,51 +30,6 @@ from topics.weights import (
     WeightsPublished,
     WeightsRefused,
 )
-
-
-class Supervised:
-    """The fold of a supervisor, fed with messages."""
-
-    def __init__(self, engines: str = "", **weights: object) -> None:
-        tables = {"weights": weights, "learner": {"keep_versions": 4}, "eval": {"engines": engines}}
-        self.config = msgspec.convert(tables, Config)
-        self.fold = SupervisorFold(self.config)
-        self._sequence = 0
-
-    def add(self, topic: Topic, message: msgspec.Struct) -> int:
-        self._sequence += 1
-        record = Record(topic.stream, self._sequence, topic.name, {}, b"", self._sequence)
-        self.fold.apply(topic, message, record)
-        return self._sequence
-
-    def publish(self, *versions: int, lineage: int = 0) -> None:
-        for version in versions:
-            place = f"/w/lineage{lineage}-v{version:06d}-d"
-            self.add(WEIGHTS_PUBLISHED, WeightsPublished(lineage, version, f"d{version}", "files", place))
-
-    def ask(self, version: int | None) -> int:
-        return self.add(PROMOTION_REQUESTED, PromotionRequested(version))
-
-    def decide(self, *, serves: bool = False) -> WeightsPromoted | PromotionRefused | None:
-        return self.fold.state.channel.decide(self.fold.stored, self.config.weights, serves=serves)
-
-    def settle(self, *, serves: bool = False) -> WeightsPromoted | PromotionRefused:
-        """Decide, and read the decision back."""
-        decision = self.decide(serves=serves)
-        assert decision is not None
-        self.add(topic_for(decision), decision)
-        return decision
-
-    def kept(self) -> list[int]:
-        kept = self.fold.versions()
-        assert kept is not None
-        return sorted(int(name.split("-")[1][1:]) for name in kept.names)
-
-    def evaluate(self, number: int, asked: int, answered: dict[int, int], accuracy: float, **metrics: float) -> None:
-        eval_id = f"e{number:06d}"
-        self.add(EVAL_REQUESTED, EvalRequested(eval_id, asked, 8, 0.0))
-        scored = EvalScored(eval_id, asked, answered, accuracy, 8, 0, 1.0, metrics=metrics)
-        self.add(EVAL_SCORED, scored)
 
 
 def test_a_version_is_promoted_by_command_and_rolled_back_in_one():
