@@ -9,13 +9,13 @@ from asyncrl.live.apis.openai import openai_error, token_logprobs, top_of
 from asyncrl.live.apis.tool_fields import WORDS, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
-_READ = (
+READ = (
     *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed"),
     *("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "user", "safety_identifier"),
     *("logprobs", "top_logprobs", "n", "response_format", "frequency_penalty", "presence_penalty"),
 )
 IGNORED = (
-    *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+    *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("verbosity", "prediction", "reasoning_effort"),
 )
 MOST_CHOICES = 16
@@ -34,7 +34,7 @@ class ChatCompletions:
 
     def parse(self, body: bytes) -> Request:
         fields = Body(body)
-        fields.only(_READ, IGNORED, _NEUTRAL)
+        fields.only(READ, IGNORED, _NEUTRAL)
         messages = [_message(fields, entry, f"messages[{n}]") for n, entry in enumerate(fields.entries("messages"))]
         tools, forced = chosen(fields, declared(fields, keys="function"), words=WORDS, keys="function")
         most = [fields.count(name) for name in ("max_completion_tokens", "max_tokens")]

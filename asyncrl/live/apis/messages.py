@@ -13,10 +13,11 @@ from asyncrl.live.apis.words import Call, Ending, Events, Fault, LiveError, Open
 _THINKING = ("thinking", "signature")  # fields of a block
 COUNT_PATH = "/v1/messages/count_tokens"
 
-_COUNTED = ("model", "messages", "system", "tools", "tool_choice", "output_config", "metadata")
-_READ = (*_COUNTED, "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream")
+_COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "metadata")
+READ = (*_COUNTED, "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream")
 # A history is known without its reasoning, so `context_management` that leaves it out changes nothing.
-IGNORED = ("service_tier", "cache_control", "thinking", "context_management")
+IGNORED = ("service_tier", "speed", "cache_control", "diagnostics", "context_management")
+_THREAD = "thread_unsupported_request"  # to this the tool runner of the SDK sends all messages, with no thread
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system"}
 _STATUS: dict[Fault, tuple[int, str]] = {
     "invalid": (400, "invalid_request_error"),
@@ -37,7 +38,10 @@ class Messages:
 
     def parse(self, body: bytes) -> Request:
         fields = Body(body)
-        fields.only(_READ, IGNORED, {})
+        if fields.get("thread") is not None:
+            words = "thread is not supported by this gateway; send all messages"
+            raise LiveError("invalid", words, field="thread", code=_THREAD)
+        fields.only(READ, IGNORED, {})
         tools, forced = _tools(fields)
         most = fields.count("max_tokens")
         if most is None:
@@ -240,5 +244,7 @@ def _event(name: str, **data: Any) -> bytes:
 
 
 def _error_body(error: LiveError, turn: str) -> dict[str, Any]:
-    words = {"type": _STATUS[error.fault][1], "message": str(error)}
+    words: dict[str, Any] = {"type": _STATUS[error.fault][1], "message": str(error)}
+    if error.code == _THREAD:
+        words["details"] = {"error_code": _THREAD, "unsupported": [error.field]}
     return {"type": "error", "error": words, "request_id": f"req_{turn}"}

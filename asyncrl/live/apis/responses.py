@@ -9,13 +9,13 @@ from asyncrl.live.apis.openai import openai_error, token_logprobs, top_of
 from asyncrl.live.apis.tool_fields import HOSTED, WORDS, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
-_READ = (
+READ = (
     *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
     *("tools", "tool_choice", "parallel_tool_calls", "previous_response_id", "user", "safety_identifier"),
     *("include", "reasoning", "text", "top_logprobs"),
 )
 IGNORED = (
-    *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention"),
+    *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("max_tool_calls", "stream_options", "client_metadata"),
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled", "auto")}
@@ -50,7 +50,7 @@ class Responses:
 
     def parse(self, body: bytes) -> Request:
         fields = Body(body)
-        fields.only(_READ, IGNORED, _NEUTRAL)
+        fields.only(READ, IGNORED, _NEUTRAL)
         first = fields.get("instructions")
         messages: list[Message] = [{"role": "system", "content": fields.text("instructions")}] if first else []
         given = fields.get("input")

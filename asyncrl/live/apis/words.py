@@ -31,7 +31,7 @@ class LiveError(AsyncRLError):
         self.retry_s = retry_s  # seconds after which it may be tried again, where that is known
         self.fault = fault
         self.field = field  # of the body, where one is at fault
-        self.code = code  # of OpenAI's errors, by which agents know what to do; None: that of the fault
+        self.code = code  # in the words of its API, by which agents and SDKs know what to do; None: that of the fault
 
 
 class Call(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.data.tokenizer import TaskTokenizer
 from harness.gateways import gateway, stored_turns
-from harness.sdks import openai, sdks
+from harness.sdks import anthropic, openai, sdks
 from harness.sglang_like import Asked, LikeSGLang
 from harness.stage import Stage
 from topics.turns import TurnStarted
@@ -136,3 +136,28 @@ async def test_one_call_where_a_request_allows_no_second_and_a_refusal_where_the
         with pytest.raises(openai.BadRequestError, match="tools are not supported by the chat template") as refused:
             await first.chat.completions.create(**ask)
     assert refused.value.param == "tools"
+
+
+async def test_the_tool_runner_of_an_sdk_sends_all_messages_where_no_thread_is_kept(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    called: list[Any] = []
+
+    @anthropic.beta_async_tool
+    async def find(a: int = 0, b: str = "") -> str:
+        """finds"""
+        called.append(a or b)
+        return "found"
+
+    ask: dict[str, Any] = {"model": "any", "max_tokens": 300, "messages": USER, "tools": [find]}
+    async with gateway(bus, stage, tmp_path / "model", inference, tools=True) as served:
+        calling(inference, TaskTokenizer.load(tmp_path / "model"))
+        async with sdks(served.address, served.key) as (_, second):
+            done = await second.beta.messages.tool_runner(**ask).until_done()
+            alone = {"tool_choice": {"type": "auto", "disable_parallel_tool_use": True}}
+            one = await second.beta.messages.tool_runner(**ask, **alone).until_done()
+            with pytest.raises(anthropic.BadRequestError, match="send all messages"):
+                await second.beta.messages.thread(model="any", max_tokens=300).send(USER)
+    assert ([*done.content, *one.content][0].text, called) == ("done", [1, "c", 1])
+    turns = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert [(bool(turn.parent), turn.rewritten) for turn in turns] == [(False, 0), (True, 0)] * 2
