@@ -67,6 +67,7 @@ class TurnStarted(Message):
     secret: SecretIds = ""  # data key under which this is sealed, and what follows of the turn
     older: SecretIds = ""  # other data keys, of the turns before it, that reading its whole prompt takes
     siblings: ShortDigest = ""  # equal for turns of one session with the same prompt and temperature
+    tools: ShortDigest = ""  # of the tools that its prompt declares; "": not known
 
 
 class TurnClaimed(Message):

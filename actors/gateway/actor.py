@@ -325,7 +325,7 @@ class Gateway:
     async def _following(self, request: Request, owner: str, size: int) -> Prompt | None:
         """Return the prompt by what is known now; None where the turn before it is not."""
         if request.previous:
-            draft = self._log.following(request.previous, owner, request.messages)
+            draft = self._log.following(request.previous, owner, request.messages, request.tools)
         else:
             draft = self._known.draft(request.messages, owner, request.tools)
         if draft is None or size < _LONG:

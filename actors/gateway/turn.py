@@ -22,15 +22,7 @@ from asyncrl.engine.answer import Likeliest, stop_string
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.live.apis.words import (
-    Ending,
-    LiveError,
-    Opening,
-    Piece,
-    Request,
-    Sampled,
-    assistant_message,
-)
+from asyncrl.live.apis.words import Ending, LiveError, Opening, Piece, Request, Sampled, assistant_message
 from asyncrl.live.conversation import Prompt, history_key
 from asyncrl.live.marks import marks_of, same_of, siblings_of
 from asyncrl.live.parts import ReplyParts
@@ -167,6 +159,7 @@ class Turn(Watch):
             secret=secret,
             siblings=siblings_of(key, session.id, prompt.ids, self._sampling.temperature) if key else "",
             older=",".join(older),
+            tools=prompt.tools,
         )
 
     async def run(self, service: Service, facts: Facts, send: Send, safety: SafetySettings) -> Ending:

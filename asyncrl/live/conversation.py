@@ -52,6 +52,7 @@ class Prompt(NamedTuple):
     session: str = ""  # of that turn
     key: bytes = b""  # digest of all messages before the reply
     begun: str = ""  # text of the reply that the ids end with: of a call that is forced
+    tools: str = ""  # digest of the tools that it declares; "": not known
 
 
 Draft: TypeAlias = Callable[[], Prompt]  # may be called in a thread
@@ -147,6 +148,7 @@ class History(NamedTuple):
     ids: Int32Array  # [T] prompt and reply
     prompt: int  # how many of them are the prompt's
     session: str = ""  # of that turn
+    tools: str = ""  # digest of those that its prompt declares; "": not known
 
 
 class _End(NamedTuple):
@@ -223,7 +225,8 @@ class Conversations:
             found = self._newest(ends)
         whole = ends[-1].key
         if found is None:
-            return lambda: Prompt(self._seam.whole(messages, tools), rewritten=_replies(messages), key=whole)
+            rewritten, declared = _replies(messages), tools_key(tools)
+            return lambda: Prompt(self._seam.whole(messages, tools), rewritten=rewritten, key=whole, tools=declared)
         return self._behind(found[0], messages[found[1].messages :], whole)
 
     def _behind(self, history: History, messages: Sequence[Message], key: bytes) -> Draft:
@@ -231,7 +234,8 @@ class Conversations:
 
         def write() -> Prompt:
             ids = self._seam.after(history, messages)
-            return Prompt(ids, history.turn, len(history.ids), _replies(messages), history.session, key)
+            known, rewritten = len(history.ids), _replies(messages)
+            return Prompt(ids, history.turn, known, rewritten, history.session, key, tools=history.tools)
 
         return write
 
@@ -296,6 +300,11 @@ def root_of(owner: str = "", tools: Sequence[Message] = ()) -> bytes:
         tools: that its replies may call.
     """
     return _digest(_ENCODER.encode([owner, tools]))
+
+
+def tools_key(tools: Sequence[Message]) -> str:
+    """Return what tools of a request are known by; there may be none."""
+    return _digest(_ENCODER.encode(tools)).hex()
 
 
 def _replies(messages: Sequence[Message]) -> int:

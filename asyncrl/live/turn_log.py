@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.live.apis.words import LiveError, Request
-from asyncrl.live.conversation import Conversations, Draft, History, Message, Prompt
+from asyncrl.live.conversation import Conversations, Draft, History, Message, Prompt, tools_key
 from asyncrl.live.owners import owner_in
 from asyncrl.live.sessions import session_headers
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
@@ -147,7 +147,7 @@ class TurnLog:
             return
         ids, key = np.concatenate([before, started.tokens, turn.tokens]), bytes.fromhex(history)
         secrets = ",".join(filter(None, (started.secret, started.older)))
-        known = History(started.turn_id, ids, len(ids) - len(turn.tokens), started.session)
+        known = History(started.turn_id, ids, len(ids) - len(turn.tokens), started.session, started.tools)
         self._known[started.turn_id] = _Known(known, key, turn.owner, secrets)
         self._tokens += len(ids)
         while self._tokens > self._most and len(self._known) > 1:
@@ -172,12 +172,21 @@ class TurnLog:
         """Return whether no retry goes on with a turn any more: it need not hold its prompt."""
         return bool(turn.finish) and now_s - turn.at_s > self._retry_s
 
-    def following(self, turn: str, owner: str, messages: Sequence[Message]) -> Draft | None:
+    def following(
+        self, turn: str, owner: str, messages: Sequence[Message], tools: Sequence[Message] = ()
+    ) -> Draft | None:
         """Return what writes the prompt of messages that follow a turn's reply, as `Conversations.draft` does; None
-        where no such turn of this owner is known."""
+        where no such turn of this owner is known.
+
+        Raises:
+            LiveError: there are tools, and others than that turn's prompt declares: nothing would tell them.
+        """
         known = self._known.get(turn)
         if known is None or known.owner != owner:
             return None
+        if tools and known.history.tools not in ("", tools_key(tools)):
+            words = "are not those that the conversation behind previous_response_id began with; send all messages"
+            raise LiveError("invalid", f"tools {words}", field="tools")
         return self._conversations.following(known.history, known.key, messages)
 
     def open_of(self, *writers: str) -> list[Stored]:

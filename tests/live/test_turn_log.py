@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.words import LiveError, Request
-from asyncrl.live.conversation import Conversations, Seam, history_key
+from asyncrl.live.conversation import Conversations, Seam, history_key, tools_key
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from harness.tokenizers import make_model
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
@@ -145,6 +145,20 @@ def test_a_history_is_put_together_from_the_turns_that_it_has(turns: TurnLog, kn
     turns.take(ended, "gateway-1", 1.0)
     fourth = [*third, {"role": "assistant", "content": "f"}, {"role": "user", "content": "g"}]
     assert known.prompt(fourth, "anna").parent == "t2"
+
+
+def test_a_turn_is_followed_with_the_tools_that_it_declares_or_none(turns: TurnLog, known: Conversations):
+    first, find = [{"role": "user", "content": "a"}], {"type": "function", "function": {"name": "find"}}
+    for turn, tools in (("t1", tools_key([find])), ("t2", tools_key([])), ("t3", "")):  # t3: not told
+        turns.take(started(turn, tools=tools), "gateway-1", 1.0)
+        turns.take(finished(turn, "stop", ids(5, 2), key_of(known, first, turn)), "gateway-1", 1.0)
+
+    found = [turns.following(turn, "anna", first, tools) for turn in ("t1", "t3") for tools in ([find], [])]
+    assert all(draft is not None and draft().parent for draft in found)
+    for turn, tools in (("t1", [find, find]), ("t2", [find])):
+        with pytest.raises(LiveError, match="tools are not those"):
+            turns.following(turn, "anna", first, tools)
+    assert turns.following("t1", "ben", first, [find, find]) is None
 
 
 def ask(

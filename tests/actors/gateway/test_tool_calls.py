@@ -161,3 +161,28 @@ async def test_the_tool_runner_of_an_sdk_sends_all_messages_where_no_thread_is_k
     assert ([*done.content, *one.content][0].text, called) == ("done", [1, "c", 1])
     turns = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
     assert [(bool(turn.parent), turn.rewritten) for turn in turns] == [(False, 0), (True, 0)] * 2
+
+
+async def test_results_of_tools_follow_a_response_by_its_id_and_other_tools_are_refused(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    tools = [{"type": "function", **FUNCTION}]
+    async with gateway(bus, stage, tmp_path / "model", inference, tools=True) as served:
+        calling(inference, TaskTokenizer.load(tmp_path / "model"))
+        async with sdks(served.address, served.key) as (first, _):
+            asked = await first.responses.create(model="any", input=USER, tools=tools)
+            calls = [item.call_id for item in asked.output if item.type == "function_call"]
+            results = [{"type": "function_call_output", "call_id": call, "output": "found"} for call in calls]
+            ask: dict[str, Any] = {"model": "any", "input": results, "previous_response_id": asked.id}
+            done = await first.responses.create(**ask, tools=tools)
+            more = ask | {"input": "abc", "previous_response_id": done.id}
+            await first.responses.create(**more, tools=tools)
+            await first.responses.create(**more)
+            for other in ([*tools, tools[0] | {"name": "send"}], [tools[0] | {"description": "sends"}]):
+                with pytest.raises(openai.BadRequestError, match="are not those that the conversation") as refused:
+                    await first.responses.create(**more, tools=other)
+                assert refused.value.param == "tools"
+    assert done.output_text == "done"
+    turns = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
+    assert [turn.parent for turn in turns] == ["", turns[0].turn_id, *[turns[1].turn_id] * 2]
+    assert len({turn.tools for turn in turns}) == 1
