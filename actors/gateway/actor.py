@@ -349,7 +349,8 @@ class Gateway:
     async def _count(self, http: web.Request) -> web.StreamResponse:
         key = self._keys.key(http.headers)
         self._meter.begin(key, replies=False)
-        _, _, prompt = await self._read(http, key.tenant, MESSAGES.parse_count)
+        private = is_private(key, http.headers)
+        _, _, prompt = await self._read(http, key.tenant, MESSAGES.parse_count, private=private)
         return web.json_response({"input_tokens": len(prompt.ids)})
 
     async def _feedback(self, http: web.Request) -> web.StreamResponse:

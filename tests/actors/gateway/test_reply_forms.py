@@ -151,6 +151,22 @@ async def test_reasoning_is_told_apart_and_a_history_goes_on_with_its_ids_with_a
     assert all(fact.rewritten == 0 for fact in after)
 
 
+async def test_a_count_is_of_the_ids_that_the_next_prompt_has(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    said = [*USER, {"role": "assistant", "content": SAID}, *USER]
+    async with gateway(bus, stage, tmp_path / "model", inference, tools=True) as served:
+        tokenizer = TaskTokenizer.load(tmp_path / "model")
+        saying(inference, tokenizer, lambda _: f"<think> {THOUGHT} </think>  {SAID}")
+        async with sdks(served.address, served.key) as (_, second):
+            for headers in ({"X-Asyncrl-Private": "1"}, {"x-asyncrl-user": "eve"}, {}):
+                ask: dict[str, Any] = {"model": "any", "extra_headers": headers}
+                await second.messages.create(messages=USER, max_tokens=300, **ask)
+                counted = await second.messages.count_tokens(messages=said, **ask)
+                usage = (await second.messages.create(messages=said, max_tokens=300, **ask)).usage
+                assert counted.input_tokens == usage.input_tokens > len(THOUGHT)
+
+
 async def test_a_form_is_forced_by_the_engine_begun_anew_where_it_was_cut_and_not_trained(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
