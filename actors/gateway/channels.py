@@ -48,6 +48,7 @@ class Channels:
         manner = Manner(
             settings.stream_tokens,
             in_place,
+            seeded=True,  # where the client gives a seed
             routed=routed,
             unrouted=True,
             priority=LIVE_FIRST,

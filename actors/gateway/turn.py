@@ -326,7 +326,7 @@ class Turn(Watch):
             frequency_penalty=request.frequency_penalty,
             presence_penalty=request.presence_penalty,
             stop=[*request.stop, *self._last_call],
-            seed=request.seed,
+            seed=None if request.seed is None else request.seed ^ self._asked.choice,  # one of its own for each reply
             top=request.top_logprobs,
             schema=request.schema,
         )

@@ -30,6 +30,7 @@ class Asked(NamedTuple):
     key: str = ""  # digest of tenant and idempotency key; "": it has none
     again: bool = False  # the client says that it is a retry
     owner: str = ""  # whose histories and replies it may go on with
+    choice: int = 0  # number of the reply that is wanted
 
 
 class Stored(msgspec.Struct):
@@ -70,8 +71,8 @@ def asked(owner: str, api: str, request: Request, headers: Mapping[str, str], *,
     body, again = messages + msgspec.json.encode(rest), headers.get("x-stainless-retry-count", "0") not in ("", "0")
     key, session = headers.get("Idempotency-Key", ""), session_headers(headers)
     return [
-        Asked(_digest(owner, api, *session, body, number), key and _digest(owner, key, number), again, owner)
-        for number in ("", *map(str, range(1, request.choices)))
+        Asked(_digest(owner, api, *session, body, name), key and _digest(owner, key, name), again, owner, number)
+        for number, name in enumerate(("", *map(str, range(1, request.choices))))
     ]
 
 

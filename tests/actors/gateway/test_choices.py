@@ -54,3 +54,19 @@ async def test_choices_are_turns_of_one_prompt_and_any_of_them_is_continued(
     assert all(one.top_logprobs[0].logprob >= max(one.top_logprobs[1].logprob, one.logprob - 1e-4) for one in places)
     tops = [one.top_logprobs for response in responses for one in response.output[0].content[0].logprobs]
     assert {*map(len, tops)} == {3}
+
+
+async def test_a_seed_gives_the_same_replies_again_and_each_choice_its_own(
+    bus: Bus, stage: Callable[..., Stage], tmp_path: Path
+):
+    ask: dict[str, Any] = {"model": "any", "messages": USER, "max_tokens": 24, "n": 3}
+    async with (
+        gateway(bus, stage, tmp_path / "model", Embedded()) as served,
+        sdks(served.address, served.key) as (client, _),
+    ):
+        said = [
+            [choice.message.content for choice in (await client.chat.completions.create(**ask, **more)).choices]
+            for more in ({"seed": 7}, {"seed": 7}, {"seed": -(2**63)}, {"seed": 2**63 - 1}, {})
+        ]
+    assert said[0] == said[1]
+    assert len({text for texts in said[1:] for text in texts}) == 12
