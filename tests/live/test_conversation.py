@@ -139,6 +139,16 @@ def test_retries_and_branches_share_the_history(tokenizer: TaskTokenizer, known:
     assert [known.prompt([*before, user(text)]).parent for text in ("this", "that")] == ["t1", "t1"]
 
 
+def test_with_other_tools_a_conversation_is_written_anew_and_its_replies_counted(
+    tokenizer: TaskTokenizer, known: Conversations
+):
+    turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
+    messages = [user("What?"), reply("is"), user("this")]
+    find = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
+
+    assert [known.prompt(messages, tools=tools)[1:4:2] for tools in ([], [find])] == [("t1", 0), ("", 1)]
+
+
 def test_what_is_forgotten_is_written_anew(tokenizer: TaskTokenizer):
     known = Conversations(Seam(tokenizer), most_tokens=60)
     for number in range(5):

@@ -201,5 +201,7 @@ async def test_what_is_planted_stands_in_no_file_and_a_purge_leaves_nothing_that
     assert code == 0 and re.search(r"purged +[1-9]", output), output
     code, output = await command(tmp_path, "explain", f"{purged[-1]}-0")
     assert code == 0 and "nothing can be read" in output, output
+    code, output = await command(tmp_path, "replay", "short", limit_s=600)
+    assert code == 0 and re.search(r"[1-9]\d* trajectories were purged", output), output
     async with topics_left_in(run.root) as left:
         assert (await data_keys(left)).keys() == before.keys() - own.keys()
