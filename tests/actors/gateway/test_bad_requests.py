@@ -13,8 +13,10 @@ import pytest
 from aiohttp import ClientSession
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.publish import publish
 from asyncrl.live.conversation import Seam
-from harness.gateways import gateway, stored_turns
+from harness.gateways import Served, gateway, gateway_stage, ready, stored_turns
+from harness.live_runs import TEMPLATE
 from harness.sglang_like import LikeSGLang
 from harness.stage import Stage, until
 from topics.turns import TurnStarted
@@ -118,6 +120,29 @@ async def test_each_has_one_answer_in_the_shape_of_its_api(
             assert served.count("replies_rewritten") == 1
     (begun,) = [fact for fact in await stored_turns(bus) if isinstance(fact, TurnStarted)]
     assert (begun.parent, begun.rewritten) == ("", 1)
+
+
+async def test_messages_that_the_template_refuses_are_a_400_with_its_words(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
+):
+    made = gateway_stage(stage, tmp_path / "model", inference)
+    refuses = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}{% endif %}"
+    template = TEMPLATE.replace("{{ m.content }}", refuses + "{{ m.content }}")
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    served = Served(bus, made)
+    await served.start()
+    await publish(bus, ready(inference))
+    try:
+        async with ClientSession(served.address, headers={"x-api-key": served.key}) as http:
+            for path, body in BODIES.items():
+                field = "input" if path == "responses" else "messages"
+                system = {"role": "system", "content": "ab"}
+                for given, status in (([system, USER], 200), ([system, system, USER], 400), ([USER, system], 400)):
+                    answer = await http.post(f"/v1/{path}", json=body | {field: given})
+                    assert answer.status == status
+                    assert status == 200 or "system comes first" in (await answer.json())["error"]["message"]
+    finally:
+        await served.stop()
 
 
 async def test_few_large_bodies_are_in_memory_at_once_and_small_ones_pass(
