@@ -1,4 +1,4 @@
-"""The port of a gateway: so many connections at once, and none waits for ever for a request."""
+"""The port of a gateway: so many connections at once, none waits for ever, and silent ones keep out nobody."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import logging
 import resource
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from actors.gateway.reply import id_headers
 _READ_S = 30.0  # for a client to read anything of what waits to be sent
 _LEAVE_S = 5.0  # for replies under way when it is asked to stop
 _WAITING = 1024  # connections that the system holds until they are taken
+_ANSWERED = 3  # what is lost with a connection whose request is answered
 _FILES = 512  # that are open besides connections, those of files among them
 
 
@@ -42,7 +43,7 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
     assert server is not None
 
     def connected() -> asyncio.Protocol:
-        if len(server.connections) >= most:
+        if len(server.connections) >= most and not _make_room(cast(list[_Connection], server.connections)):
             return _Full()
         return _Connection(
             server, loop=loop, keepalive_timeout=silent_s, access_log=quiet, logger=quiet, auto_decompress=False
@@ -56,6 +57,22 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
             port_of.close()
     finally:
         await runner.cleanup()
+
+
+def _make_room(connections: Iterable[_Connection]) -> bool:
+    """Cut off the oldest of the connections with which the least is lost; False where requests of all are answered.
+
+    Whoever opens connections and says nothing, or sends a body a byte a second, would else keep all others out.
+    """
+    least: _Connection | None = None
+    for one in connections:
+        if not one.is_cut and one.loss < (_ANSWERED if least is None else least.loss):
+            least = one
+            if not least.loss:
+                break
+    if least is not None:
+        least.cut()
+    return least is not None
 
 
 def _quiet() -> logging.Logger:
@@ -72,6 +89,23 @@ class _Connection(web.RequestHandler):
     Cuts off a client that reads nothing: to close its connection would wait for it without an end."""
 
     __slots__ = ("_look_again", "_out")
+
+    @property
+    def is_cut(self) -> bool:
+        """Return whether it is closed, or about to be."""
+        return self._out.is_closing()
+
+    @property
+    def loss(self) -> int:
+        """Return how much is lost with it: nothing was asked, or nothing now; a body is not whole; `_ANSWERED`."""
+        if not self._request_in_progress:
+            return 1 if self._request_count else 0
+        reads = self._current_request is not None and not self._current_request.content.is_eof()
+        return 2 if reads else _ANSWERED
+
+    def cut(self) -> None:
+        """Close it at once."""
+        self._out.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""
@@ -93,7 +127,7 @@ class _Connection(web.RequestHandler):
         """Cut the client off where as much waits as before; it looks again, unless everything is sent meanwhile."""
         waits = self._out.get_write_buffer_size()
         if waits == before:
-            self._out.abort()
+            self.cut()
         self._look_again = self._loop.call_later(_READ_S, self._look, waits)
 
     def connection_lost(self, exc: BaseException | None) -> None:

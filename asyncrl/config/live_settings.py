@@ -54,7 +54,9 @@ class GatewaySettings(Settings):
     # once. `ranks`: the threads in which the learner's ranks compute. `all`: all processes that have the nice value;
     # where serving takes all cores for seconds, the supervisor takes them for dead. Training stands still then.
     idle: Literal["none", "ranks", "all"] = "none"
-    connections: Positive = 2048  # Connections at once of each gateway; further ones are answered with a 503.
+    # Connections at once of each gateway; a further one takes the place of one on which no request is answered, or gets
+    # a 503.
+    connections: Positive = 2048
     # Seconds after which a connection without a whole request is closed: idle, or in the middle of its headers.
     connection_s: Seconds = 120.0
     # Seconds for which an embedded engine that answers the gateway waits, before it takes a new version, for a moment

@@ -57,18 +57,18 @@ async def test_headers_that_do_not_come_end_their_connection_and_a_reply_under_w
 
 
 async def test_a_connection_too_many_is_told_so_and_a_place_that_becomes_free_is_taken():
+    go_on, answered = asyncio.Event(), asyncio.Semaphore(0)
+
     async def answer(_http: web.Request) -> web.StreamResponse:
+        answered.release()
+        await go_on.wait()
         return web.Response(text="whole")
 
-    async def first_line() -> tuple[bytes, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(ASKED)
-        return await reader.readline(), writer
-
     async with port_of(answer, most=2, silent_s=60) as port, asyncio.timeout(LIMIT_S):
-        for _ in range(2):
-            line, held = await first_line()
-            assert line == b"HTTP/1.1 200 OK\r\n"
+        clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        for _, writer in clients:
+            writer.write(ASKED)
+            await answered.acquire()
         reader, _refused = await asyncio.open_connection("127.0.0.1", port)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 503 ")
@@ -76,9 +76,51 @@ async def test_a_connection_too_many_is_told_so_and_a_place_that_becomes_free_is
         assert "too many connections" in error["error"]["message"]
         ids = {f"{name}: {error['request_id']}" for name in ("request-id", "x-request-id")}
         assert ids < set(head.decode().split("\r\n"))
-        held.close()
-        while (await first_line())[0] != b"HTTP/1.1 200 OK\r\n":  # its end has not come to the server yet
-            pass
+        go_on.set()
+        for reader, _ in clients:
+            assert b"200 OK" in await reader.readuntil(b"whole")
+        assert await first_line(port) == b"HTTP/1.1 200 OK\r\n"
+
+
+HALF = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nhalf"
+
+
+@pytest.mark.parametrize("begun", [b"", ASKED[:-2], HALF], ids=["nothing", "half a head", "half a body"])
+async def test_clients_that_are_silent_keep_out_nobody(begun: bytes):
+    read, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def answer(http: web.Request) -> web.StreamResponse:
+        read.release()
+        if await http.read():
+            await go_on.wait()
+        return web.Response(text="whole")
+
+    async with port_of(answer, most=2, silent_s=60) as port, asyncio.timeout(LIMIT_S):
+        patient, waits = await asyncio.open_connection("127.0.0.1", port)
+        waits.write(HALF + b"whole")
+        await read.acquire()
+        for _ in range(3):  # each of which has the one place that is left
+            silent, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begun)
+            if begun is HALF:
+                await read.acquire()
+            assert await first_line(port) == b"HTTP/1.1 200 OK\r\n"
+            with contextlib.suppress(ConnectionError):
+                assert await silent.read() == b""
+            writer.close()
+            await read.acquire()
+        go_on.set()
+        assert b"200 OK" in await patient.readuntil(b"whole")
+        waits.close()
+
+
+async def first_line(port: int) -> bytes:
+    """Ask, and return the first line of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(ASKED)
+    line = await reader.readline()
+    writer.close()
+    return line
 
 
 @pytest.mark.parametrize("size", [2**25, 0])
