@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 from aiohttp import web
 
-from actors.gateway.bodies import read_body, room_of
+from actors.gateway.bodies import read_body
 from actors.gateway.channels import Channels, has_grammars
 from actors.gateway.claims import Claims
 from actors.gateway.clients import Leaving, lost_of, outlasting
@@ -22,6 +21,7 @@ from actors.gateway.feedback import Opinions
 from actors.gateway.listening import listening
 from actors.gateway.meter import Meter
 from actors.gateway.places import Places
+from actors.gateway.prompts import Prompts
 from actors.gateway.reply import Answered, Reply, shape_errors
 from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
@@ -31,7 +31,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, last_sequence, read_last
 from asyncrl.bus.publish import BY
 from asyncrl.data.model_dir import check_model_directory
-from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
+from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.messages import COUNT_PATH
 from asyncrl.live.apis.models import MODELS_PATH, check_model, model_body, models_body
 from asyncrl.live.apis.table import APIS, MESSAGES
@@ -40,7 +40,6 @@ from asyncrl.live.beginnings import begin_reply
 from asyncrl.live.conversation import Conversations, Prompt
 from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
 from asyncrl.live.keys import PRIVATE_HEADER, Keys, is_private
-from asyncrl.live.owners import owner_of, user_of
 from asyncrl.live.redaction import Redactor
 from asyncrl.live.seams import open_seam
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
@@ -57,8 +56,7 @@ _READ_BACK = 20_000  # messages of turns that a new gateway reads
 _SPOOL_S = 10.0  # for what a gateway before this one could not store
 _CATCH_UP_S = 1.0  # for what other gateways have stored
 _LEAVE_S = 5.0  # for what waits to be stored when it is asked to stop
-_LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
-_LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
+_OPINION_BYTES = 16_384  # of the body of a feedback
 
 
 async def main(context: Context) -> None:
@@ -81,8 +79,8 @@ class Gateway:
         self._served = model._replace(context=config.engine.context or model.context)
         self._tokenizer = TaskTokenizer.load(directory)
         self._wording = Wording.of(self._tokenizer)
-        self._grammars = has_grammars(config)
-        self._seam = open_seam(self._tokenizer, self._settings.renderer)
+        most = self._served.context - 1
+        self._seam = open_seam(self._tokenizer, self._settings.renderer, most=most)
         self._known = Conversations(self._seam, most_tokens=self._settings.history_tokens)
         self._keys = Keys()
         self._channels = Channels(context, self._served, self._tokenizer.decode_all)
@@ -96,10 +94,10 @@ class Gateway:
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
         self._places = Places(self._settings.in_flight, self._settings.hold_s)
-        self._large = Places(_LARGE_AT_ONCE, self._settings.hold_s)  # of large bodies
         self._leaving = Leaving(self._settings.hold_s)
         self._claims = Claims(context, self._log, self._caught_up, self._facts, self._leaving.has_client)
-        self._writing = asyncio.Semaphore(1)
+        begin = partial(begin_reply, wording=self._wording, grammars=has_grammars(config))
+        self._prompts = Prompts(self._settings, self._log, self._facts, self._caught_up, begin=begin, most=most)
 
     async def run(self) -> None:
         """Serve until asked to stop."""
@@ -192,8 +190,7 @@ class Gateway:
             key = self._keys.key(http.headers)
             private = is_private(key, http.headers)
             begun_s = self._meter.begin(key)  # before anything that costs: it may be a flood
-            request, user, prompt = await self._read(http, key.tenant, api.parse, private=private)
-            owner = _owner(user, private=private)
+            request, user, owner, prompt = await self._prompts.read(http, key.tenant, api.parse, private=private)
             who = asked(owner, name, request, http.headers, messages=prompt.key)
             lost = lost_of(http)
             turns = await self._turns_of(request, prompt, who, lost, private=private)
@@ -276,63 +273,6 @@ class Gateway:
                     if session.done and not private:
                         await self._facts.put(SessionLeft(session_id=session.id, tenant=tenant), anyway=True)
 
-    async def _read(
-        self, http: web.Request, tenant: str, parse: Callable[[bytes], Request], *, private: bool = False
-    ) -> tuple[Request, str, Prompt]:
-        """Return a request, its user and its prompt. Of large bodies few are in memory at once."""
-        most = self._settings.body_kb * 1024
-        large = room_of(http, most) > _LARGE
-        async with self._large.hold(tenant, lost_of(http)) if large else contextlib.nullcontext():
-            raw = await read_body(http, most)
-            request = parse(raw)
-            user = owner_of(tenant, user_of(http.headers, request.user))
-            return request, user, await self._prompt(request, _owner(user, private=private), len(raw))
-
-    async def _prompt(self, request: Request, owner: str, size: int) -> Prompt:
-        """Return the tokens of a request's prompt.
-
-        Args:
-            owner: whose histories it may go on with.
-            size: of its body, bytes.
-
-        Raises:
-            LiveError: another model, messages that the template refuses, or too many tokens.
-        """
-        check_model(request.model, self._settings.models)
-        begun = begin_reply(request, self._wording, grammars=self._grammars)
-        waits = bool(request.previous) and self._facts.waits_elsewhere
-        try:
-            prompt = await self._following(request, owner, size)
-            if (prompt is None or prompt.rewritten) and self._settings.count > 1 and await self._caught_up():
-                prompt = await self._following(request, owner, size)
-        except TokenizerError as error:
-            raise LiveError("invalid", str(error), field="messages") from error
-        except RecursionError as error:
-            raise LiveError("invalid", "the body is nested too deeply; send one that is flatter") from error
-        if prompt is None:
-            words = f"no response {request.previous!r} of yours is known here{' yet' * waits}; send all messages"
-            raise LiveError("overloaded" if waits else "absent", words, field="previous_response_id")
-        if begun.ids.size:
-            prompt = prompt._replace(ids=np.concatenate([prompt.ids, begun.ids]), begun=begun.text)
-        if not len(prompt.ids):
-            raise LiveError("invalid", "the messages have no text; send some", field="messages")
-        most = self._served.context - 1
-        if len(prompt.ids) > most:
-            words = f"prompt is too long: {len(prompt.ids)} tokens; the model takes 1 to {most}: send fewer messages"
-            raise LiveError("invalid", words, field="messages", code="context_length_exceeded")
-        return prompt
-
-    async def _following(self, request: Request, owner: str, size: int) -> Prompt | None:
-        """Return the prompt by what is known now; None where the turn before it is not."""
-        if request.previous:
-            draft = self._log.following(request.previous, owner, request.messages, request.tools)
-        else:
-            draft = self._known.draft(request.messages, owner, request.tools)
-        if draft is None or size < _LONG:
-            return draft and draft()
-        async with self._writing:  # one at a time: long texts leave the cores to streams
-            return await asyncio.to_thread(draft)
-
     async def _caught_up(self) -> bool:
         """Wait a little for what other gateways have stored by now; returns whether it is all there."""
         try:
@@ -350,8 +290,8 @@ class Gateway:
         key = self._keys.key(http.headers)
         self._meter.begin(key, replies=False)
         private = is_private(key, http.headers)
-        _, _, prompt = await self._read(http, key.tenant, MESSAGES.parse_count, private=private)
-        return web.json_response({"input_tokens": len(prompt.ids)})
+        taken = await self._prompts.read(http, key.tenant, MESSAGES.parse_count, private=private)
+        return web.json_response({"input_tokens": len(taken.prompt.ids)})
 
     async def _feedback(self, http: web.Request) -> web.StreamResponse:
         """Take what a user says of a reply."""
@@ -360,7 +300,7 @@ class Gateway:
         if is_private(key, http.headers):
             words = "feedback is stored, and the key or the header of this request asks that nothing of it is"
             raise LiveError("forbidden", f"{words}: leave {PRIVATE_HEADER} out, and use a key that consents")
-        opinion = parse_feedback(await read_body(http, _LONG))
+        opinion = parse_feedback(await read_body(http, _OPINION_BYTES))
         identity = await self._opinions.give(key.tenant, opinion)
         self._context.count("feedback")
         return web.json_response(feedback_body(identity, opinion))
@@ -388,8 +328,3 @@ class Gateway:
 
     async def _health(self, _http: web.Request) -> web.StreamResponse:
         return web.json_response({"status": "ok"})
-
-
-def _owner(user: str, *, private: bool) -> str:
-    """Return whose histories a request may go on with: turns that are stored never go on from one that is not."""
-    return f"{user} private" if private else user

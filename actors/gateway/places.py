@@ -11,19 +11,23 @@ from asyncrl.live.apis.words import LiveError
 
 
 class Places:
-    """So many requests are under way at once, and as many wait.
+    """So many requests are under way at once, and so many wait.
 
     A place that becomes free goes to the tenant with the fewest under way, and of it to the request that has waited
     longest. Where too many wait, the tenant with the most waiting loses the newest of them.
     """
 
-    def __init__(self, most: int, hold_s: float) -> None:
+    def __init__(self, most: int, hold_s: float, *, waiting: int | None = None, of_one: int | None = None) -> None:
         """
         Args:
-            most: under way, and the same waiting.
+            most: under way.
             hold_s: seconds that one waits before it is refused.
+            waiting: at most; None: as many as under way.
+            of_one: most under way of one tenant; None: all.
         """
         self._most = most
+        self._most_waiting = most if waiting is None else waiting
+        self._of_one = most if of_one is None else of_one
         self._hold_s = hold_s
         self._under_way: Counter[str] = Counter()  # by tenant
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the oldest first
@@ -44,7 +48,7 @@ class Places:
             LiveError: none became free in time, or too many requests wait.
             ConnectionError: the client is gone.
         """
-        if self._under_way.total() < self._most:
+        if self._under_way.total() < self._most and self._may(tenant):
             self._under_way[tenant] += 1
         else:
             await self._wait(tenant, lost)
@@ -54,6 +58,10 @@ class Places:
             yield
         finally:
             self._free(tenant)
+
+    def _may(self, tenant: str) -> bool:
+        """Return whether a tenant may have one more."""
+        return self._under_way[tenant] < self._of_one
 
     async def _wait(self, tenant: str, lost: asyncio.Future[None] | None) -> None:
         """Wait until a place is given; it is counted already."""
@@ -66,11 +74,11 @@ class Places:
         if lost is not None:
             lost.add_done_callback(leave)
         self._waiting.setdefault(tenant, deque()).append(place)
-        if self.waiting > self._most:
+        if self.waiting > self._most_waiting:
             last = self._take(max(self._waiting, key=lambda one: len(self._waiting[one])), newest=True)
             if not last.done():  # else its client has just gone
-                words = f"{self._most} requests are under way and {self._most} wait; try again later"
-                last.set_exception(LiveError("overloaded", words))
+                words = f"{self._under_way.total()} requests are under way and {self._most_waiting} wait"
+                last.set_exception(LiveError("overloaded", f"{words}; try again later"))
         try:
             async with asyncio.timeout(self._hold_s):
                 await place
@@ -81,14 +89,14 @@ class Places:
             elif place.done() and not place.cancelled() and place.exception() is None:  # given in the same moment
                 self._free(tenant)
             if isinstance(error, TimeoutError):
-                words = f"{self._most} requests have been under way for {self._hold_s:g} s; try again later"
-                raise LiveError("overloaded", words) from error
+                words = f"{self._under_way.total()} requests have been under way for {self._hold_s:g} s"
+                raise LiveError("overloaded", f"{words}; try again later") from error
             raise
 
     def _free(self, tenant: str) -> None:
         """Count a place as free, and give it to the next one."""
         self._under_way -= Counter({tenant: 1})
-        while waiting := [one for one, line in self._waiting.items() if line]:
+        while waiting := [one for one, line in self._waiting.items() if line and self._may(one)]:
             following = min(waiting, key=lambda one: self._under_way[one])
             place = self._take(following)
             if not place.done():

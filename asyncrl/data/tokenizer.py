@@ -18,6 +18,7 @@ from jinja2 import TemplateError
 from tokenizers import Encoding, Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from asyncrl.data.least_tokens import LeastTokens
 from asyncrl.data.messages import TRAIN, has_answer, message_problem
 from asyncrl.data.model_dir import named_eos_ids, read_json
 from asyncrl.data.plain_text import Finder, finder, pieces
@@ -40,6 +41,18 @@ class TokenizerError(AsyncRLError):
     """A tokenizer that cannot be loaded, or a row that it cannot turn into tokens."""
 
     fatal = True
+
+
+class TooLong(TokenizerError):
+    """A text with more tokens than may be, which is known without encoding it."""
+
+    def __init__(self, least: int) -> None:
+        """
+        Args:
+            least: tokens that it has at least.
+        """
+        super().__init__(f"it has at least {least} tokens")
+        self.least = least
 
 
 class TaskTokenizer:
@@ -196,6 +209,15 @@ class TaskTokenizer:
         The text of a special token in it becomes that token, as markers of a chat shall.
         """
         return self._tokens_of(text)
+
+    def least(self, text: str) -> int:
+        """Return a number of tokens than which a text has no less, in a small part of the time of encoding it; 0 where
+        nothing is known."""
+        return 0 if self._least is None else self._least(text)
+
+    @cached_property
+    def _least(self) -> LeastTokens | None:
+        return LeastTokens.of(self._tokenizer)
 
     def encode_plain(self, text: str) -> Int32Array:
         """Return the tokens of text from elsewhere (a tool's answer): [T] int32.

@@ -63,17 +63,18 @@ class Seam:
 
     name = "difference"
 
-    def __init__(self, tokenizer: TaskTokenizer, reason: str = "") -> None:
+    def __init__(self, tokenizer: TaskTokenizer, reason: str = "", *, most: int | None = None) -> None:
         """
         Args:
             reason: for which it was chosen.
+            most: tokens of a prompt; None: any.
 
         Raises:
             TokenizerError: the text behind a reply is ambiguous, or need not begin with a token.
         """
         self.reason = reason
         self._tokenizer = tokenizer
-        self._quoted = Quoted(tokenizer)
+        self._quoted = Quoted(tokenizer, most=most)
         self._ends = {end: tokenizer.decode_all([end]) for end in tokenizer.eos_ids}
         self._base = next((base for base in _PROBES if self._takes(base)), _PROBES[0])
         text = self._behind(self._base, [_QUESTION])
@@ -93,7 +94,7 @@ class Seam:
         self._openers = firsts if len(firsts) > 1 else set[str]()  # ends that begin the message of one role (GLM)
 
     def whole(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Int32Array:
-        """Return the tokens of a conversation of which nothing is known: [P] int32."""
+        """Return the tokens of a conversation of which nothing is known: [P] int32; raises `TooLong` as `after`."""
         quoted = self._quoted
         return quoted.encode(self._tokenizer.chat_text(quoted.messages(messages), quoted.tools(tools)))
 
@@ -103,6 +104,9 @@ class Seam:
         Args:
             history: a reply that did not end by itself (its limit, a stop sequence) is closed here.
             messages: at least one.
+
+        Raises:
+            TooLong: they have certainly more tokens than a prompt may have.
         """
         text, ids = self._behind(self._base, messages), history.ids
         ended, written = self._ends.get(int(ids[-1]), ""), self._first(text)

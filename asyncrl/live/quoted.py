@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from asyncrl.data.plain_text import Finder, finder, pieces
-from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.data.tokenizer import TaskTokenizer, TooLong
 from topics.wire import Int32Array
 
 _CUT = "\ufdd3"
 # Unicode keeps these from ever standing for a character; templates are rendered with them as marks of our own.
 _MARKS = re.compile("[\ufdd0\ufdd1\ufdd3]")
+_COSTLY = 2**16  # characters; of fewer the number of tokens is known soon
 _UNTRUSTED = ("user", "tool")  # roles whose texts come from whoever talks to a client, or from anywhere
 
 Message = dict[str, Any]
@@ -27,8 +28,12 @@ Message = dict[str, Any]
 class Quoted:
     """Keeps texts of clients apart from what the chat template writes."""
 
-    def __init__(self, tokenizer: TaskTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TaskTokenizer, *, most: int | None = None) -> None:
+        """
+        Args:
+            most: tokens beyond which a text need not be encoded; None: any are taken.
+        """
+        self._tokenizer, self._most = tokenizer, most
         self._control = finder(tokenizer.control)
         # The assistant's own texts may have what templates write, and so may a system message that tells of it.
         self._any = finder(tokenizer.format)
@@ -42,7 +47,15 @@ class Quoted:
         return [_cut(tool, self._control) for tool in tools]
 
     def encode(self, text: str) -> Int32Array:
-        """Return the tokens of rendered text: [T], T may be 0."""
+        """Return the tokens of rendered text: [T], T may be 0.
+
+        Raises:
+            TooLong: it has certainly more than the most.
+        """
+        if self._most is not None and len(text) > max(self._most, _COSTLY):
+            least = sum(self._tokenizer.least(piece) for piece in text.split(_CUT))
+            if least > self._most:
+                raise TooLong(least)
         return np.concatenate([self._tokenizer.encode(piece) for piece in text.split(_CUT)])
 
 

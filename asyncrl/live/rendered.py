@@ -70,12 +70,12 @@ class _Tokens:
 class RenderedSeam(Seam):
     """Writes what follows a reply as a family's program does; by difference where that declines."""
 
-    def __init__(self, tokenizer: TaskTokenizer, family: str) -> None:
+    def __init__(self, tokenizer: TaskTokenizer, family: str, *, most: int | None = None) -> None:
         """
         Raises:
             TokenizerError: the family is unknown, or not that of the chat template; or as of `Seam`.
         """
-        super().__init__(tokenizer, "it writes as the chat template does")
+        super().__init__(tokenizer, "it writes as the chat template does", most=most)
         self.name = family
         try:
             # The history is taken as it was sampled, whatever of its reasoning the template would leave out.
@@ -112,17 +112,17 @@ class RenderedSeam(Seam):
         return bool(found == written.tolist())
 
 
-def open_rendered(tokenizer: TaskTokenizer, wanted: str) -> RenderedSeam | None:
+def open_rendered(tokenizer: TaskTokenizer, wanted: str, *, most: int | None) -> RenderedSeam | None:
     """Return what writes behind the replies of a model; None where `wanted` is no family, and none is the template's.
 
     Raises:
         TokenizerError: see `RenderedSeam`.
     """
     if wanted != "auto":
-        return RenderedSeam(tokenizer, wanted)
+        return RenderedSeam(tokenizer, wanted, most=most)
     for family in _FAMILIES:
         try:
-            return RenderedSeam(tokenizer, family)
+            return RenderedSeam(tokenizer, family, most=most)
         except TokenizerError:
             continue
     return None

@@ -22,11 +22,12 @@ _MARKS = (  # tokens of which every family that the package knows has one: witho
 )
 
 
-def open_seam(tokenizer: TaskTokenizer, wanted: str) -> Seam:
+def open_seam(tokenizer: TaskTokenizer, wanted: str, *, most: int | None = None) -> Seam:
     """Choose what writes behind the replies of a model.
 
     Args:
         wanted: as `gateway.renderer`: `auto`, `difference`, or a family of `renderers`.
+        most: tokens of a prompt; None: any.
 
     Raises:
         TokenizerError: there is no chat template, or it is unsafe; or the family is not to be had, or another one's.
@@ -37,17 +38,17 @@ def open_seam(tokenizer: TaskTokenizer, wanted: str) -> Seam:
             "put chat_template.jinja into the model directory"
         )
     if wanted == DIFFERENCE:
-        return Seam(tokenizer, "gateway.renderer asks for it")
+        return Seam(tokenizer, "gateway.renderer asks for it", most=most)
     if find_spec("renderers") is None:
         if wanted != AUTO:
             raise TokenizerError(
                 f"gateway.renderer is {wanted!r}, and the package renderers is not installed; "
                 'pip install "asyncrl[renderers]", or set "auto"'
             )
-        return Seam(tokenizer, "the package renderers is not installed")
+        return Seam(tokenizer, "the package renderers is not installed", most=most)
     if wanted == AUTO and not set(_MARKS) & set(tokenizer.special):
-        return Seam(tokenizer, "the package renderers knows no family with these tokens")
+        return Seam(tokenizer, "the package renderers knows no family with these tokens", most=most)
     from asyncrl.live.rendered import open_rendered  # takes 65 MB and a second or two
 
-    found = open_rendered(tokenizer, wanted)
-    return found or Seam(tokenizer, "the chat template is that of no family that the package renderers knows")
+    reason = "the chat template is that of no family that the package renderers knows"
+    return open_rendered(tokenizer, wanted, most=most) or Seam(tokenizer, reason, most=most)

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from asyncrl.live.apis.words import LiveError, Request
-from asyncrl.live.conversation import Conversations, Draft, History, Message, Prompt, tools_key
+from asyncrl.live.conversation import Conversations, Draft, History, Prompt, tools_key
 from asyncrl.live.owners import owner_in
 from asyncrl.live.sessions import session_headers
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
@@ -173,22 +173,22 @@ class TurnLog:
         """Return whether no retry goes on with a turn any more: it need not hold its prompt."""
         return bool(turn.finish) and now_s - turn.at_s > self._retry_s
 
-    def following(
-        self, turn: str, owner: str, messages: Sequence[Message], tools: Sequence[Message] = ()
-    ) -> Draft | None:
-        """Return what writes the prompt of messages that follow a turn's reply, as `Conversations.draft` does; None
-        where no such turn of this owner is known.
+    def draft(self, request: Request, owner: str) -> Draft | None:
+        """Return what writes the prompt of a request, as `Conversations.draft` does; None where it names the turn that
+        it follows, and no such turn of this owner is known.
 
         Raises:
-            LiveError: there are tools, and others than that turn's prompt declares: nothing would tell them.
+            LiveError: it has tools, and others than the prompt of that turn declares: nothing would tell them.
         """
-        known = self._known.get(turn)
+        if not request.previous:
+            return self._conversations.draft(request.messages, owner, request.tools)
+        known = self._known.get(request.previous)
         if known is None or known.owner != owner:
             return None
-        if tools and known.history.tools not in ("", tools_key(tools)):
+        if request.tools and known.history.tools not in ("", tools_key(request.tools)):
             words = "are not those that the conversation behind previous_response_id began with; send all messages"
             raise LiveError("invalid", f"tools {words}", field="tools")
-        return self._conversations.following(known.history, known.key, messages)
+        return self._conversations.following(known.history, known.key, request.messages)
 
     def open_of(self, *writers: str) -> list[Stored]:
         """Return the turns under way of these gateways."""

@@ -108,7 +108,7 @@ async def test_each_has_one_answer_in_the_shape_of_its_api(
             answer = await http.post(url, headers={"Authorization": "Bearer sk-none"}, json=body)
             assert answer.status == 401
             with monkeypatch.context() as patched:  # a fault of the gateway itself
-                patched.setattr("actors.gateway.actor.check_model", None)
+                patched.setattr("actors.gateway.prompts.check_model", None)
                 answer = await http.post(url, headers=login, json=body)
                 error = (await answer.json())["error"]
                 assert (answer.status, "the gateway failed" in error["message"]) == (500, True)
@@ -148,7 +148,7 @@ async def test_messages_that_the_template_refuses_are_a_400_with_its_words(
 async def test_few_large_bodies_are_in_memory_at_once_and_small_ones_pass(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("actors.gateway.actor._LARGE_AT_ONCE", 1)
+    monkeypatch.setattr("actors.gateway.prompts._LARGE_AT_ONCE", 1)
     rest = asyncio.Event()
 
     async def slowly() -> AsyncIterator[bytes]:
@@ -160,9 +160,9 @@ async def test_few_large_bodies_are_in_memory_at_once_and_small_ones_pass(
         gateway(bus, stage, tmp_path / "model", inference) as served,
         ClientSession(served.address, headers={"x-api-key": served.key}) as http,
     ):
-        served.gateway._large._hold_s = 0.01
+        served.gateway._prompts._large._hold_s = 0.01
         slow = asyncio.create_task(http.post("/v1/messages", data=slowly()))  # of a size that nobody knows
-        await until(lambda: served.gateway._large._under_way.total() == 1, "it has come")
+        await until(lambda: served.gateway._prompts._large._under_way.total() == 1, "it has come")
         large = json.dumps(with_content("messages", "a" * 2**19)).encode()
         packed = {"Content-Encoding": "gzip", "Content-Type": "application/json"}
         assert (await http.post("/v1/messages", data=large)).status == 529

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from actors.gateway import actor, bodies
+from actors.gateway import bodies, prompts
 from actors.gateway import reply as reply_of
 from actors.gateway.reply import Answered
 from asyncrl.bus.connection import Bus
@@ -87,12 +87,12 @@ async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPa
 async def test_a_client_that_is_gone_before_its_request_is_whole_is_counted_and_is_no_fault(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(actor, "_LARGE_AT_ONCE", 1)
+    monkeypatch.setattr(prompts, "_LARGE_AT_ONCE", 1)
     async with gateway(bus, stage, tmp_path / "model", inference, hold_s=600.0) as served:
         head = (
             f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-api-key: {served.key}\r\nContent-Length: {2**18 + 1}\r\n\r\n"
         )
-        writers, places = [], served.gateway._large
+        writers, places = [], served.gateway._prompts._large
         for there in (lambda: places._under_way.total() == 1, lambda: places.waiting == 1):
             _, writer = await asyncio.open_connection("127.0.0.1", int(served.address.rpartition(":")[2]))
             writers.append(writer)

@@ -1,0 +1,131 @@
+"""Requests as they come over HTTP, and the tokens of their prompts: few large bodies, and few long texts, at once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import numpy as np
+from aiohttp import web
+
+from actors.gateway.bodies import read_body, room_of
+from actors.gateway.clients import lost_of
+from actors.gateway.facts import Facts
+from actors.gateway.places import Places
+from asyncrl.config.live_settings import GatewaySettings
+from asyncrl.data.tokenizer import TokenizerError, TooLong
+from asyncrl.live.apis.models import check_model
+from asyncrl.live.apis.words import LiveError, Request
+from asyncrl.live.beginnings import Begun
+from asyncrl.live.conversation import Draft, Prompt
+from asyncrl.live.owners import owner_of, user_of
+from asyncrl.live.turn_log import TurnLog
+
+_LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
+_LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
+_LARGE_OF_ONE = 12  # of a tenant: one that sends its bodies slowly leaves room to others
+
+Parse = Callable[[bytes], Request]
+
+
+class Taken(NamedTuple):
+    """A request that was read."""
+
+    request: Request
+    user: str  # by `asyncrl.live.owners`
+    owner: str  # whose histories it may go on with
+    prompt: Prompt
+
+
+class Prompts:
+    """Reads requests, and writes and encodes their prompts."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        log: TurnLog,
+        facts: Facts,
+        caught_up: Callable[[], Awaitable[bool]],
+        *,
+        begin: Callable[[Request], Begun],
+        most: int,
+    ) -> None:
+        """
+        Args:
+            caught_up: waits for what other gateways have stored; returns whether it is all there.
+            begin: returns what the reply to a request begins with.
+            most: tokens of a prompt.
+        """
+        self._settings, self._log, self._facts = settings, log, facts
+        self._caught_up, self._begin, self._most = caught_up, begin, most
+        self._large = Places(_LARGE_AT_ONCE, settings.hold_s, of_one=_LARGE_OF_ONE)  # of large bodies
+        # Encoding, where that takes long: one at a time, so that it leaves cores to streams, and one beside it of those
+        # that take seconds.
+        self._long, self._longest = (Places(1, settings.hold_s, waiting=settings.in_flight) for _ in range(2))
+
+    async def read(self, http: web.Request, tenant: str, parse: Parse, *, private: bool = False) -> Taken:
+        """Return a request and its prompt. Of large bodies few are in memory at once.
+
+        Raises:
+            LiveError: it is malformed, for another model, too long, or there is no room for it in time.
+            ConnectionError: its client is gone.
+        """
+        most, lost = self._settings.body_kb * 1024, lost_of(http)
+        large = room_of(http, most) > _LARGE
+        async with self._large.hold(tenant, lost) if large else contextlib.nullcontext():
+            raw = await read_body(http, most)
+            request = parse(raw)
+            user = owner_of(tenant, user_of(http.headers, request.user))
+            # Turns that are stored never go on from one that is not.
+            owner = f"{user} private" if private else user
+
+            async def drafted(draft: Draft) -> Prompt:
+                if len(raw) < _LONG:
+                    return draft()
+                async with (self._longest if len(raw) > _LARGE else self._long).hold(tenant, lost):
+                    return await asyncio.to_thread(draft)
+
+            return Taken(request, user, owner, await self._prompt(request, owner, drafted))
+
+    async def _prompt(self, request: Request, owner: str, drafted: Callable[[Draft], Awaitable[Prompt]]) -> Prompt:
+        """Return the tokens of a request's prompt.
+
+        Raises:
+            LiveError: another model, messages that the template refuses, or too many tokens.
+        """
+        check_model(request.model, self._settings.models)
+        begun = self._begin(request)
+        waits = bool(request.previous) and self._facts.waits_elsewhere
+        try:
+            prompt = await self._following(request, owner, drafted)
+            if (prompt is None or prompt.rewritten) and self._settings.count > 1 and await self._caught_up():
+                prompt = await self._following(request, owner, drafted)
+        except TooLong as error:
+            raise self._too_long(f"at least {error.least}") from error
+        except TokenizerError as error:
+            raise LiveError("invalid", str(error), field="messages") from error
+        except RecursionError as error:
+            raise LiveError("invalid", "the body is nested too deeply; send one that is flatter") from error
+        if prompt is None:
+            words = f"no response {request.previous!r} of yours is known here{' yet' * waits}; send all messages"
+            raise LiveError("overloaded" if waits else "absent", words, field="previous_response_id")
+        if begun.ids.size:
+            prompt = prompt._replace(ids=np.concatenate([prompt.ids, begun.ids]), begun=begun.text)
+        if not len(prompt.ids):
+            raise LiveError("invalid", "the messages have no text; send some", field="messages")
+        if len(prompt.ids) > self._most:
+            raise self._too_long(f"{len(prompt.ids)}")
+        return prompt
+
+    def _too_long(self, tokens: str) -> LiveError:
+        words = f"prompt is too long: {tokens} tokens; the model takes 1 to {self._most}: send fewer messages"
+        return LiveError("invalid", words, field="messages", code="context_length_exceeded")
+
+    async def _following(
+        self, request: Request, owner: str, drafted: Callable[[Draft], Awaitable[Prompt]]
+    ) -> Prompt | None:
+        """Return the prompt by what is known now; None where the turn before it is not."""
+        draft = self._log.draft(request, owner)
+        return None if draft is None else await drafted(draft)
