@@ -193,6 +193,7 @@ class Gateway:
             request, user, owner, prompt = await self._prompts.read(http, key.tenant, api.parse, private=private)
             who = asked(owner, name, request, http.headers, messages=prompt.key)
             lost = lost_of(http)
+            request = request.without_prompt()
             turns = await self._turns_of(request, prompt, who, lost, private=private)
             session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
             reply, new = Reply(http, api, turns, session), [turn for turn in turns if not turn.repeats]

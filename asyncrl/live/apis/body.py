@@ -11,6 +11,7 @@ from asyncrl.live.apis.words import LiveError
 
 MOST_VALUES = 2**17  # of a body: reading more of them takes so long that streams would be silent
 MOST_MESSAGES, MOST_STOPS, MOST_STOP_CHARS = 4096, 16, 512
+MOST_SCHEMA_CHARS = 2**17  # an engine makes a grammar of it, and each request keeps it
 _SHOWN = 80  # characters of a wrong value that a refusal repeats
 _Value = TypeVar("_Value")
 
@@ -25,6 +26,7 @@ class Body:
         Raises:
             LiveError: it is no JSON object, or has too many values.
         """
+        self.size = len(raw)  # bytes
         self._values = MOST_VALUES  # that it may have
         try:
             fields = self.decode(raw)
@@ -231,4 +233,7 @@ def schema_of(given: Any, field: str, *, inside: str = "") -> str:
     schema = body.get("schema") if isinstance(body, dict) else None
     if kind != "json_schema" or not isinstance(schema, dict):
         raise refusal(field, f"is {shown(given)}; expected the type text, json_object, or json_schema with a schema")
-    return msgspec.json.encode(schema).decode()
+    text = msgspec.json.encode(schema).decode()
+    if len(text) > MOST_SCHEMA_CHARS:
+        raise refusal(field, f"has a schema of {len(text):,} characters; at most {MOST_SCHEMA_CHARS:,} are taken")
+    return text

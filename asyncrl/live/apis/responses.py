@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, schema_of, shown
 from asyncrl.live.apis.openai import openai_error, token_logprobs, top_of
+from asyncrl.live.apis.repeated import REPEATED, repeated_of
 from asyncrl.live.apis.tool_fields import HOSTED, WORDS, call_of, chosen, declared, result_of
 from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
@@ -19,24 +20,6 @@ IGNORED = (
     *("max_tool_calls", "stream_options", "client_metadata"),
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled", "auto")}
-# Fields that a response repeats, and their values where they are absent; those that are ignored are not repeated.
-_REPEATED: dict[str, Any] = {
-    "instructions": None,
-    "max_output_tokens": None,
-    "metadata": {},
-    "parallel_tool_calls": True,
-    "previous_response_id": None,
-    "reasoning": {"effort": None, "summary": None},
-    "safety_identifier": None,
-    "temperature": 1.0,
-    "text": {"format": {"type": "text"}},
-    "tool_choice": "auto",
-    "tools": [],
-    "top_logprobs": 0,
-    "top_p": 1.0,
-    "truncation": "disabled",
-    "user": None,
-}
 # Of `include`; the rest of it changes nothing here.
 _LOGPROBS, _SEALED = "message.output_text.logprobs", "reasoning.encrypted_content"
 # Begin the ids of a response and of its message; the rest is its turn's.
@@ -79,7 +62,7 @@ class Responses:
             schema=_schema(fields),
             thoughts=_thoughts(fields),
             sealed_thoughts=_SEALED in included,
-            repeated={name: given for name in _REPEATED if (given := fields.get(name)) is not None},
+            repeated=repeated_of(fields),
         )
 
     def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
@@ -316,7 +299,7 @@ def _response(opening: Opening, request: Request, ending: Ending | None = None) 
         "model": opening.model,
         "output": output,
         "usage": usage,
-        **_REPEATED,
+        **REPEATED,
         **request.repeated,
     }
 

@@ -100,6 +100,12 @@ class Request(msgspec.Struct, frozen=True):
     choices: int = 1  # replies to it
     repeated: dict[str, Any] = {}  # fields that a reply of its API repeats, as they came
 
+    def without_prompt(self) -> Request:
+        """Return what is needed of it once its prompt is written: the rest may be megabytes, and it may wait long."""
+        names = [tool.get("function", {}).get("name") for tool in self.tools]
+        tools: list[dict[str, Any]] = [{"function": {"name": name}} for name in names]
+        return msgspec.structs.replace(self, messages=[], tools=tools, user="")
+
     @property
     def penalised(self) -> bool:
         """Return whether tokens that came before are to be less likely, or more."""
