@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Middleware
 
@@ -106,15 +107,22 @@ class Reply:
 
     async def end(self, endings: list[Ending]) -> web.StreamResponse:
         """Send the last events, or the whole body."""
-        if not self._events:
-            body = self._api.whole(self._opening, self._request, endings)
-            return web.json_response(body, headers=self._headers)
+
+        def whole() -> bytes:
+            return msgspec.json.encode(self._api.whole(self._opening, self._request, endings))
 
         def last() -> bytes:
             ends = [events.end(ending) for events, ending in zip(self._events, endings, strict=True)]
             return b"".join(ends) + self._events[0].done(endings)
 
-        return await self._write(last, last=True)
+        if self._events:
+            await self._opened()
+        made = last if self._events else whole
+        # Log-probs of a long reply are megabytes, while other streams wait for the loop.
+        content = await asyncio.to_thread(made) if self._request.logprobs else made()
+        if self._events:
+            return await self._write(lambda: content, last=True)
+        return web.Response(body=content, content_type="application/json", charset="utf-8", headers=self._headers)
 
     async def fail(self, error: LiveError) -> web.StreamResponse:
         """Send the event of a failure; what fails before the first event is a refusal with its status."""

@@ -198,7 +198,7 @@ class Turn(Watch):
         finally:
             await to_its_end(self._end(task, facts, finish, safety))  # where another choice fails meanwhile, too
         parts, tokens = self._parts, self._answer.tokens
-        sampled = self._sampled_tokens if self.request.logprobs else None
+        sampled = await asyncio.to_thread(self._sampled_tokens) if self.request.logprobs else None
         ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled)
         if not self.request.thoughts:
             return ending
@@ -215,7 +215,6 @@ class Turn(Watch):
         self._left = True
         self._came.set()
 
-    @property
     def _sampled_tokens(self) -> list[Sampled]:
         """The tokens of the reply without its end, with their log-probs, and where they are known the likeliest."""
         answer, ends, text = self._answer, self._tokenizer.eos_ids, self._tokenizer.decode_all
