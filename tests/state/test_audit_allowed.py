@@ -12,6 +12,8 @@ from topics.promotions import (
     WeightsCanaried,
     WeightsPromoted,
 )
+from topics.prompts import PROMPT_ISSUED
+from topics.secrets import PurgeRequested
 from topics.streams import StreamTrimming
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
 from topics.weights import CHECKPOINT_SAVED, UNTRAINED, CheckpointSaved, WeightsPublished
@@ -48,6 +50,27 @@ def test_a_trajectory_issued_again_has_an_end_for_each_attempt():
     assert story.wrong() == []
     story.dropped("p000004-1", "deadline", attempt=2)
     assert story.wrong() == [("ended twice", "p000004-1 (attempt 2)")]
+
+
+def test_no_token_of_a_group_is_trained_that_was_purged_before_its_batch_was():
+    secret = "1_2_20261127_3"
+    story = ordinary_story()
+    for number, issued in enumerate(story.messages(PROMPT_ISSUED)):
+        if issued.prompt_id == "p000001":
+            story.alter(PROMPT_ISSUED, number, secrets=secret)
+    story.alter(BATCH_TRAINED, 2, lags={0: 1})
+    missing = [("fewer tokens than sampled", "batch 2")]
+    assert story.wrong() == missing * 2
+
+    story.publish(PurgeRequested("p", "1_2", "", "operator", [secret]))
+    story.times = {("purge.requested", 0): 5, ("batch.trained", 2): 6}
+    assert story.wrong() == []
+    story.alter(BATCH_TRAINED, 2, lags={0: 5})
+    assert story.wrong() == [("more tokens than sampled", "batch 2")]
+
+    story.alter(BATCH_TRAINED, 2, lags={0: 1})
+    story.times = {("purge.requested", 0): 6, ("batch.trained", 2): 5}  # it was trained before
+    assert story.wrong() == missing * 2
 
 
 def test_a_batch_is_passed_over_only_when_asked_and_its_members_are_dropped():

@@ -216,9 +216,9 @@ def _steps(ledger: Ledger) -> Iterator[Violation]:
     for batch in ledger.batches.values():
         groups = ledger.opening.settings_at(batch.time_ns).buffer.batch_groups
         yield from batch.own_violations(ledger.opening.config, groups=groups, one_lineage=not training.lineage)
-    for step in training.trained.values():
+    for place, step in training.trained.items():
         if (found_batch := ledger.batches.get(step.step)) is not None:
-            yield from found_batch.violations(step)
+            yield from found_batch.violations(step, found_batch.purged(ledger.opening, training.trained_ns[place]))
         else:
             yield from _wrong_batch(ledger, step, f"trained on lineage {step.lineage}")
     for saved, _ in training.checkpoints:

@@ -134,7 +134,8 @@ class Group:
         self.end: End | None = None  # of the group
         self.scored_ns = 0  # server's clock at the score of an evaluation
         self.packed: dict[Key, BatchMember] = {}
-        self.purged = False  # a data key of it was erased
+        self.secrets = ""  # its data keys
+        self.purged = False  # one of them was erased
 
     @property
     def stage(self) -> Stage:

@@ -125,7 +125,8 @@ class Groups(Fold):
             group.size = message.group_size
             group.rules = Rules(message.task, message.temperature, message.estimator)
             self._check_origin(group, message.origin)
-            group.purged = not self._training.opening.purged.isdisjoint(message.secrets.split(","))
+            group.secrets = message.secrets
+            group.purged = self._training.opening.is_purged(message.secrets)
         if group.stage == "eval" or not group.issues:
             group.issued_ns = record.time_ns
         if message.stage != group.stage:
@@ -325,7 +326,7 @@ class Groups(Fold):
             if grade is None:
                 self.batches[step].unknown = True
             else:
-                self.batches[step].count(grade)
+                self.batches[step].count(grade, group.secrets)
         for key in group.issues:
             end = group.end_of(key)
             if isinstance(end, int):

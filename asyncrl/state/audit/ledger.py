@@ -98,7 +98,7 @@ class Ledger(Fold):
 
     def _add_sealed(self, record: Record) -> None:
         """A message without a content: its headers are all that is compared."""
-        if self.opening.purged.isdisjoint(record.headers[SEALED].split(",")):
+        if not self.opening.is_purged(record.headers[SEALED]):
             self.sealed += 1
         else:
             self.purged += 1

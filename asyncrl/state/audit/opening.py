@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from operator import attrgetter
 
 import msgspec
@@ -45,14 +46,19 @@ class Opening(Fold):
         self.steps: int | None = None  # RL steps of the run, as it was opened last
         self.first_step: int | None = None
         self.origins: list[str] = []  # prompts whose rows were requested again, in the order of the requests
-        self.purged: set[str] = set()  # data keys that were erased
+        self.purged: dict[str, int] = {}  # data keys that were erased, and the server's clock when that was asked for
         self._settings: list[tuple[int, Config]] = []  # time of an opening, and the settings from there on
         self.opened_ns = 0  # server's clock when it was opened last
         self._sequence = 0
         self._violations = violations
 
-    def _on_purge(self, message: PurgeRequested, _record: Record) -> None:
-        self.purged.update(message.secrets)
+    def _on_purge(self, message: PurgeRequested, record: Record) -> None:
+        for secret in message.secrets:
+            self.purged.setdefault(secret, record.time_ns)
+
+    def is_purged(self, secrets: str, before_ns: float = math.inf) -> bool:
+        """Return whether one of some data keys, with commas between, was erased before a time of the server's clock."""
+        return any(self.purged.get(secret, math.inf) < before_ns for secret in secrets.split(","))
 
     def _on_opened(self, message: RunOpened, record: Record) -> None:
         """Fold one in; one that changes what the ledger rests on is named, and changes nothing."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ from topics.evals import EvalRequested
 from topics.trajectories import TrajectoryGraded
 from topics.weights import UNTRAINED, CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
 
+_STALE = -2  # in place of a lag
+
 
 class Saved(NamedTuple):
     """A checkpoint."""
@@ -34,6 +36,7 @@ class Training(Fold):
 
     def __init__(self, opening: Opening, violations: Violations) -> None:
         self.trained: dict[tuple[int, int], BatchTrained] = {}  # without metrics, by lineage and step
+        self.trained_ns: dict[tuple[int, int], int] = {}  # server's clock of each of them
         self.surviving: dict[int, BatchTrained] = {}  # by step, as it is in the newest weights
         self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
         self.evaluations: set[str] = set()  # that were asked for
@@ -71,6 +74,7 @@ class Training(Fold):
             found = f"passed over in message {record.sequence}"
             self._violations.add("unasked skip", f"batch {step}", found, "a request to skip it before that")
         self._newest = msgspec.structs.replace(message, metrics={})
+        self.trained_ns[lineage, step] = record.time_ns
         self.trained[lineage, step] = self.surviving[step] = self._newest
 
     def _on_finished(self, message: TrainingFinished, _: Record) -> None:
@@ -164,6 +168,7 @@ class Batch:
         self.rewards = [float(np.mean(rewards)), float(np.std(rewards))] if rewards else [0.0, 0.0]
         self.sampled: Counter[int] = Counter()  # tokens by lag that no member may keep back; -1 for supervised tokens
         self.stale = 0  # tokens older than `min_version`
+        self.sealed: defaultdict[str, Counter[int]] = defaultdict(Counter)  # of both, by data keys; `_STALE` for these
         self.newest = -1  # version
         self.unknown = False  # a member without the grade that the batch names: nothing can be counted
         self.ended = 0  # issued trajectories whose end it is
@@ -173,14 +178,23 @@ class Batch:
         """`batch 3`."""
         return f"batch {self.step}"
 
-    def count(self, grade: TrajectoryGraded) -> None:
-        """Add the tokens of a member."""
+    def count(self, grade: TrajectoryGraded, secrets: str = "") -> None:
+        """Add the tokens of a member, which are sealed under some data keys."""
         for count in grade.versions:
             self.newest = max(self.newest, count.version)
+            lag = -1 if count.version < 0 else max(0, self.step - 1 - count.version)
             if 0 <= count.version < self.min_version:
-                self.stale += count.tokens
+                self.stale, lag = self.stale + count.tokens, _STALE
             else:
-                self.sampled[-1 if count.version < 0 else max(0, self.step - 1 - count.version)] += count.tokens
+                self.sampled[lag] += count.tokens
+            if secrets:
+                self.sealed[secrets][lag] += count.tokens
+
+    def purged(self, opening: Opening, before_ns: int) -> Counter[int]:
+        """Return the tokens whose data keys were erased before a time of the server's clock, as in `sealed`: they may
+        be missing in a step that was trained then."""
+        found = [tokens for secrets, tokens in self.sealed.items() if opening.is_purged(secrets, before_ns)]
+        return sum(found, Counter[int]())
 
     def own_violations(self, config: Config | None, *, groups: int, one_lineage: bool) -> Iterator[Violation]:
         """Return what is wrong with the batch alone.
@@ -209,8 +223,8 @@ class Batch:
             found = f"min_version {self.min_version}, for a lag of at most {self.step - 1 - self.min_version}"
             yield Violation(kind, self.name, found, f"{least}, for {max_lag} as the run was opened")
 
-    def violations(self, trained: BatchTrained) -> Iterator[Violation]:
-        """Check that the packed tokens were trained: each sampled token once, unless masked for its age."""
+    def violations(self, trained: BatchTrained, purged: Counter[int]) -> Iterator[Violation]:
+        """Check that the packed tokens were trained: each sampled token once, unless masked for its age, or purged."""
         where = f"trained on lineage {trained.lineage} from message {trained.batch_sequence}"
         if trained.batch_sequence != self.sequence:
             yield Violation("wrong batch", self.name, where, f"message {self.sequence}")
@@ -225,12 +239,12 @@ class Batch:
             found = f"rewards with mean and deviation {trained.rewards}"
             yield Violation("wrong rewards", self.name, found, f"{self.rewards} of its members")
         if not trained.skipped:
-            yield from self._token_violations(trained)
+            yield from self._token_violations(trained, purged)
         elif tokens := sum(trained.lags.values()) + trained.masked:
             found = f"{tokens} tokens of a batch that was passed over"
             yield Violation("more tokens than sampled", self.name, found, "none")
 
-    def _token_violations(self, trained: BatchTrained) -> Iterator[Violation]:
+    def _token_violations(self, trained: BatchTrained, purged: Counter[int]) -> Iterator[Violation]:
         bound = self.step - 1 - self.min_version
         beyond = {lag: tokens for lag, tokens in trained.lags.items() if lag > bound and self.stage == "rl"}
         for lag, tokens in beyond.items():
@@ -239,8 +253,9 @@ class Batch:
         if beyond:
             return
         lags = sorted(trained.lags.keys() | self.sampled.keys())
-        compared = [(f"trained tokens of lag {lag}", trained.lags.get(lag, 0), self.sampled[lag]) for lag in lags]
-        for what, tokens, sampled in [*compared, ("tokens masked for their age", trained.masked, self.stale)]:
-            if tokens != sampled:
+        compared = [(f"trained tokens of lag {lag}", trained.lags.get(lag, 0), self.sampled[lag], lag) for lag in lags]
+        masked = ("tokens masked for their age", trained.masked, self.stale, _STALE)
+        for what, tokens, sampled, lag in [*compared, masked]:
+            if not sampled - purged[lag] <= tokens <= sampled:
                 kind: Kind = "more tokens than sampled" if tokens > sampled else "fewer tokens than sampled"
                 yield Violation(kind, self.name, f"{tokens} {what}", f"{sampled}, as its members sampled them")
