@@ -8,7 +8,7 @@ import errno
 import os
 import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +20,10 @@ from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each
 from asyncrl.bus.provision import is_provisioned, settled
 from asyncrl.bus.publish import read
-from asyncrl.bus.server import server_left_in
+from asyncrl.bus.server import OwnServer, server_left_in
 from asyncrl.errors import AsyncRLError
-from asyncrl.locks import take
-from asyncrl.run.directory import READING, RunFiles, is_locked, made_at
+from asyncrl.locks import take, try_lock
+from asyncrl.run.directory import JOINED, READING, RunFiles, is_locked, is_taken, made_at
 from asyncrl.run.user_actors import ActorsError, load_actors
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, RunOpened
 from topics.table import topic_of
@@ -139,6 +139,7 @@ def _directory(name: str, folder: Path, *, live: bool) -> Path:
 
 SUPERVISOR = "supervisor-1"
 RECOVER_S = 120.0  # for a server to read its store
+_POLL_S = 0.05  # between two looks at a lock
 _AWAY_S = 5.0  # a server that is away this long does not come back: its run has ended
 
 
@@ -241,22 +242,69 @@ async def opened(found: FoundRun, name: str) -> AsyncIterator[Bus]:
         RunNotFound: it cannot be reached, or its own server not started for want of room.
         BusUnreachable: its own server cannot be started again.
     """
-    with _writing(found):
-        lock = _lock(found.root) if found.root is not None else None
-    server = server_left_in(found.root) if found.root is not None and lock is not None else None
+    async with (
+        _served(found) if found.root is not None else nullcontext() as own,
+        connected(found, name, over_is_fine=True) as bus,
+    ):
+        if own and bus.clustered:
+            await settled(bus)
+        yield bus
+
+
+@asynccontextmanager
+async def _served(found: FoundRun) -> AsyncIterator[bool]:
+    """Have a server for the topics of a run on this machine; the value says whether this process has started it.
+
+    Whoever starts it stops it behind all that have joined meanwhile. To start and to stop it is to hold the lock
+    `JOINED` alone, to read through it is to share that.
+    """
+    root = found.files.root
+    while not is_locked(root):
+        with _writing(found):
+            joined = os.open(root / JOINED, os.O_RDWR | os.O_CREAT, 0o600)
+        with _closing(joined):
+            if try_lock(joined) and (lock := _lock(root)) is not None:
+                with _closing(lock):
+                    async with _started(found, joined) as server:
+                        yield server is not None
+                return
+            if try_lock(joined, shared=True) and is_taken(root / READING):
+                yield False
+                return
+        await asyncio.sleep(_POLL_S)  # it is being started, or stopped
+    yield False
+
+
+@asynccontextmanager
+async def _started(found: FoundRun, joined: int) -> AsyncIterator[OwnServer | None]:
+    """Start the server of a run that is over, where it had one, and let others join."""
+    server = server_left_in(found.files.root)
     try:
         if server is not None:
             with _writing(found):
                 await server.start(RECOVER_S)
-        async with connected(found, name, over_is_fine=True) as bus:
-            if server is not None and bus.clustered:
-                await settled(bus)
-            yield bus
+        try_lock(joined, shared=True)
+        yield server
     finally:
+        await _alone(joined)
         if server is not None:
             await server.stop()
-        if lock is not None:
-            os.close(lock)
+
+
+async def _alone(joined: int) -> None:
+    """Wait until nobody else shares a lock, and hold it."""
+    while True:
+        if try_lock(joined):
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+@contextmanager
+def _closing(handle: int) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager

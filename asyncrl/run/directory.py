@@ -19,6 +19,7 @@ from asyncrl.locks import try_lock
 
 _TAIL_BYTES = 256 * 1024  # of the metrics, in which the newest steps are looked for
 READING = "reading"  # file in a run directory that a reader of a run that is over locks
+JOINED = "joined"  # the same of those that read through its server
 
 
 class _Inside:
