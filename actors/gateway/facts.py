@@ -277,11 +277,13 @@ class Facts:
                 self._context.count("facts_purged")
             elif not await self._store(waiting.message):
                 self._note_lost(waiting.message.key)
-            self._spool.drop_first()
         except SpoolFault as fault:
             self._failed(fault)
             self._context.count("facts_lost")
+        try:
             self._spool.drop_first()
+        except SpoolFault as fault:
+            self._failed(fault)
         self._context.vitals["facts_waiting"] = len(self._spool)
 
     async def _read_purges(self) -> bool:

@@ -125,9 +125,16 @@ class Spool:
             raise SpoolFault(f"{self._path}, bytes {begin} to {end}: {error}") from error
 
     def drop_first(self) -> None:
-        """Forget the oldest message. Behind the last one the file is overwritten: it may have data keys."""
+        """Forget the oldest message. Behind the last one the file is overwritten: it may have data keys.
+
+        Raises:
+            SpoolFault: it cannot be; then it is behind the next message.
+        """
         self._waiting.popleft()
-        self._empty_if_done()
+        try:
+            self._empty_if_done()
+        except OSError as error:
+            raise SpoolFault(f"{self._path} cannot be emptied: {error}") from error
 
     def erase(self, chosen: Callable[[Waiting], bool]) -> int:
         """Overwrite those of the messages that are chosen, or cannot be read back; returns how many they were."""

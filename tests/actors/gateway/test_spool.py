@@ -1,5 +1,7 @@
 """What a gateway cannot store waits in a file: over its death, beside a purge, on a disk that is full."""
 
+import errno
+import os
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -167,6 +169,36 @@ def test_a_disk_that_is_full_takes_no_more_and_keeps_what_it_has(tmp_path: Path)
     spool.add(waiting(2))
     spool.drop_first()
     assert spool.first() == waiting(2)
+
+
+async def test_a_file_that_cannot_be_emptied_ends_no_gateway_and_is_emptied_later(
+    bus: Bus,
+    server: EmbeddedServer,
+    stage: Callable[..., Stage],
+    inference: LikeSGLang,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def said_while_away(served: Served) -> None:
+        async with sdks(served.address, served.key) as (_, second):
+            await server.stop()
+            await until(lambda: not bus.client.is_connected, "the gateway has noticed")
+            await second.messages.create(model="any", max_tokens=5, messages=said("abc"))
+            await server.start()
+            await until(lambda: served.count("facts_waiting") == 0, "all is stored")
+
+    def fails(_file: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async with gateway(bus, stage, tmp_path / "model", inference) as served:
+        spool = served.context.files.spool / "gateway-1"
+        with monkeypatch.context() as patched:
+            patched.setattr("asyncrl.live.spool.os.fdatasync", fails)
+            await said_while_away(served)
+        assert served.count("spool_failed") == 1 and spool.stat().st_size > 0
+        await said_while_away(served)
+        assert spool.stat().st_size == 0 and served.count("facts_lost") == 0
+    assert sum(isinstance(fact, TurnFinished) for fact in await stored_turns(bus)) == 2
 
 
 async def test_what_waits_for_a_gateway_that_the_run_has_no_more_is_stored_and_what_is_refused_holds_up_nothing(
