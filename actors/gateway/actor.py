@@ -21,7 +21,7 @@ from actors.gateway.feedback import Opinions
 from actors.gateway.listening import listening
 from actors.gateway.meter import Meter
 from actors.gateway.places import Places
-from actors.gateway.prompts import Prompts
+from actors.gateway.prompts import Bounds, Prompts
 from actors.gateway.reply import Answered, Reply, shape_errors
 from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
@@ -93,11 +93,12 @@ class Gateway:
         self._shadows = Shadows(context, self._served, self._tokenizer.decode_all, self._facts)
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
-        self._places = Places(self._settings.in_flight, self._settings.hold_s)
+        self._places = Places(self._settings.in_flight, self._settings.hold_s, shared=self._keys.are_of_several)
         self._leaving = Leaving(self._settings.hold_s)
         self._claims = Claims(context, self._log, self._caught_up, self._facts, self._leaving.has_client)
-        begin = partial(begin_reply, wording=self._wording, grammars=has_grammars(config))
-        self._prompts = Prompts(self._settings, self._log, self._facts, self._caught_up, begin=begin, most=most)
+        bounds = Bounds(partial(begin_reply, wording=self._wording, grammars=has_grammars(config)), most)
+        shared = self._keys.are_of_several
+        self._prompts = Prompts(self._settings, self._log, self._facts, self._caught_up, bounds=bounds, shared=shared)
 
     async def run(self) -> None:
         """Serve until asked to stop."""

@@ -5,29 +5,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from asyncrl.live.apis.words import LiveError
+
+_LEFT = 8  # one in so many places is left to others
 
 
 class Places:
     """So many requests are under way at once, and so many wait.
 
     A place that becomes free goes to the tenant with the fewest under way, and of it to the request that has waited
-    longest. Where too many wait, the tenant with the most waiting loses the newest of them.
+    longest. Where too many wait, the tenant with the most waiting loses the newest of them. Some places are left to
+    others by each tenant: its requests may take longer than one waits.
     """
 
-    def __init__(self, most: int, hold_s: float, *, waiting: int | None = None, of_one: int | None = None) -> None:
+    def __init__(
+        self, most: int, hold_s: float, *, waiting: int | None = None, shared: Callable[[], bool] = lambda: False
+    ) -> None:
         """
         Args:
             most: under way.
             hold_s: seconds that one waits before it is refused.
             waiting: at most; None: as many as under way.
-            of_one: most under way of one tenant; None: all.
+            shared: returns whether there are several tenants.
         """
         self._most = most
         self._most_waiting = most if waiting is None else waiting
-        self._of_one = most if of_one is None else of_one
+        self._left = max(most // _LEFT, most > 1)
+        self._shared = shared
         self._hold_s = hold_s
         self._under_way: Counter[str] = Counter()  # by tenant
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # by tenant, the oldest first
@@ -61,7 +67,7 @@ class Places:
 
     def _may(self, tenant: str) -> bool:
         """Return whether a tenant may have one more."""
-        return self._under_way[tenant] < self._of_one
+        return self._under_way[tenant] < self._most - (self._left if self._shared() else 0)
 
     async def _wait(self, tenant: str, lost: asyncio.Future[None] | None) -> None:
         """Wait until a place is given; it is counted already."""

@@ -25,7 +25,6 @@ from asyncrl.live.turn_log import TurnLog
 
 _LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
 _LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
-_LARGE_OF_ONE = 12  # of a tenant: one that sends its bodies slowly leaves room to others
 
 Parse = Callable[[bytes], Request]
 
@@ -39,6 +38,13 @@ class Taken(NamedTuple):
     prompt: Prompt
 
 
+class Bounds(NamedTuple):
+    """Bounds of a prompt by the model."""
+
+    begin: Callable[[Request], Begun]  # returns what the reply to a request begins with
+    most: int  # tokens
+
+
 class Prompts:
     """Reads requests, and writes and encodes their prompts."""
 
@@ -49,18 +55,17 @@ class Prompts:
         facts: Facts,
         caught_up: Callable[[], Awaitable[bool]],
         *,
-        begin: Callable[[Request], Begun],
-        most: int,
+        bounds: Bounds,
+        shared: Callable[[], bool],
     ) -> None:
         """
         Args:
             caught_up: waits for what other gateways have stored; returns whether it is all there.
-            begin: returns what the reply to a request begins with.
-            most: tokens of a prompt.
+            shared: returns whether there are several tenants.
         """
         self._settings, self._log, self._facts = settings, log, facts
-        self._caught_up, self._begin, self._most = caught_up, begin, most
-        self._large = Places(_LARGE_AT_ONCE, settings.hold_s, of_one=_LARGE_OF_ONE)  # of large bodies
+        self._caught_up, (self._begin, self._most) = caught_up, bounds
+        self._large = Places(_LARGE_AT_ONCE, settings.hold_s, shared=shared)  # of large bodies
         # Encoding, where that takes long: one at a time, so that it leaves cores to streams, and one beside it of those
         # that take seconds.
         self._long, self._longest = (Places(1, settings.hold_s, waiting=settings.in_flight) for _ in range(2))

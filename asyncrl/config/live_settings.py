@@ -44,7 +44,7 @@ class GatewaySettings(Settings):
     # Seconds for which the repeat of a request that was cut goes on with its reply.
     retry_s: Seconds = 300.0
     # Requests at once of each gateway; as many more wait, and further ones are refused as overloaded. Free places go to
-    # the tenants with the fewest.
+    # the tenants with the fewest; where there are several tenants, each leaves one in eight to others.
     in_flight: Positive = 256
     # Nice value that is added to all processes of the run that no client of a gateway waits for, and once more
     # to the learner's ranks, which compute most (19 at most). What serves comes first on cores that both use: gateways,

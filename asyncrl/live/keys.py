@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 
 from asyncrl.live.apis.words import LiveError
@@ -47,6 +48,7 @@ class Keys:
         self.valid: dict[str, KeyAdded] = {}  # by id
         self._revoked: set[str] = set()
         self._by_digest: dict[str, KeyAdded] = {}
+        self._tenants = Counter[str]()  # by the number of their valid keys
 
     def take(self, message: KeyAdded | KeyRevoked) -> None:
         """Fold in a key, or its end, which holds whatever comes first."""
@@ -55,8 +57,14 @@ class Keys:
             gone = self.valid.pop(message.key_id, None)
             if gone is not None:
                 self._by_digest.pop(gone.digest, None)
+                self._tenants -= Counter([gone.tenant])
         elif message.key_id not in self._revoked:
+            self._tenants[message.tenant] += message.key_id not in self.valid
             self.valid[message.key_id] = self._by_digest[message.digest] = message
+
+    def are_of_several(self) -> bool:
+        """Return whether several tenants have keys."""
+        return len(self._tenants) > 1
 
     def tenant(self, headers: Mapping[str, str]) -> str:
         """Return the tenant whose key a request carries; raises as `key`."""

@@ -22,6 +22,19 @@ def test_a_key_names_its_tenant_until_it_is_revoked(header: str):
     assert [one.tenant for one in keys.valid.values()] == ["berta"]
 
 
+def test_tenants_are_several_as_long_as_each_has_a_key():
+    keys, ((_, first), (_, second), (_, other)) = Keys(), (make_key("anna"), make_key("anna"), make_key("ben"))
+    for added in (first, second, first):
+        keys.take(added)
+        assert not keys.are_of_several()
+    keys.take(other)
+    assert keys.are_of_several()
+    keys.take(KeyRevoked(key_id=first.key_id))
+    assert keys.are_of_several()
+    keys.take(KeyRevoked(key_id=second.key_id))
+    assert not keys.are_of_several()
+
+
 def test_an_end_holds_though_it_comes_first():
     keys, (key, added) = Keys(), make_key("anna")
     keys.take(KeyRevoked(key_id=added.key_id))

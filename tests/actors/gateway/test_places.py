@@ -15,8 +15,8 @@ LONG_S = 60.0
 class Crowd:
     """Requests that hold a place until they are let go."""
 
-    def __init__(self, most: int, hold_s: float = LONG_S) -> None:
-        self.places = Places(most, hold_s)
+    def __init__(self, most: int, hold_s: float = LONG_S, *, shared: bool = False) -> None:
+        self.places = Places(most, hold_s, shared=lambda: shared)
         self.inside: list[str] = []
         self._go: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -64,8 +64,8 @@ async def settled() -> None:
 
 
 @contextlib.asynccontextmanager
-async def crowd(most: int, hold_s: float = LONG_S) -> AsyncIterator[Crowd]:
-    made = Crowd(most, hold_s)
+async def crowd(most: int, hold_s: float = LONG_S, *, shared: bool = False) -> AsyncIterator[Crowd]:
+    made = Crowd(most, hold_s, shared=shared)
     yield made
     made.end()
 
@@ -80,6 +80,18 @@ async def test_a_free_place_goes_to_the_tenant_with_the_fewest_and_then_to_who_h
         await made.leave("b1")
         assert made.inside[3:] == ["b2"]
         await made.leave("a2")
+        assert made.inside[4:] == ["a3"] and made.places.waiting == 0
+
+
+async def test_a_tenant_leaves_a_place_to_others_where_there_are_any():
+    async with crowd(3, shared=True) as made:
+        await made.ask("a1", "a2", "a3", "b1", "c1")
+        assert made.inside == ["a1", "a2", "b1"]
+        await made.leave("b1")
+        assert made.inside[3:] == ["c1"]
+        await made.leave("c1")
+        assert made.inside[4:] == [] and made.places.waiting == 1
+        await made.leave("a1")
         assert made.inside[4:] == ["a3"] and made.places.waiting == 0
 
 
