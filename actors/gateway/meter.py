@@ -11,7 +11,7 @@ from actors.gateway.facts import Facts
 from actors.runtime.actor import Context
 from asyncrl.bus.log import Record, first_since
 from asyncrl.bus.publish import BY
-from asyncrl.live.quotas import DAY_S, Usage
+from asyncrl.live.quotas import DAY_S, MINUTE_S, Usage
 from topics.keys import TURN_COUNTED, KeyAdded, TurnCounted
 from topics.topic import TURNS, Topic
 
@@ -27,10 +27,15 @@ class Meter:
         self._before = 0  # sequence of the last turn that was stored before it began
 
     async def start(self, before: int) -> None:
-        """Read the counts of the day; `before` is the sequence of the last turn that was stored before this process."""
+        """Read the counts of the day and of the last minute.
+
+        Args:
+            before: sequence of the last turn that was stored before this process.
+        """
         self._before = before
-        today = int(time.time() // DAY_S * DAY_S * 1e9)
-        await self._counts.start(await first_since(self._bus, TURNS, today) - 1)
+        now_s = time.time()
+        since_s = min(now_s // DAY_S * DAY_S, now_s - MINUTE_S)  # also a minute that began on the day before
+        await self._counts.start(await first_since(self._bus, TURNS, int(since_s * 1e9)) - 1)
         await self._counts.caught_up()
 
     async def close(self) -> None:

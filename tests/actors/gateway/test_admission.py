@@ -57,6 +57,29 @@ async def test_limits_hold_over_a_restart_of_the_gateway(
         await served.stop()
 
 
+async def test_a_minute_goes_on_over_midnight_and_a_restart(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    now = time.time()
+    monkeypatch.setattr("actors.gateway.meter.time", SimpleNamespace(time=lambda: now))
+    made = gateway_stage(stage, tmp_path / "model", inference)
+    key, added = make_key("anna", requests_per_minute=1)
+    for message in (added, ready(inference)):
+        await publish(bus, message)
+    for life in range(2):
+        served = Served(bus, made)
+        await served.start("someone")
+        async with sdks(served.address, key) as (client, _):
+            if not life:
+                await client.responses.create(model="any", input="abc", max_output_tokens=4)
+            else:
+                with pytest.raises(openai.RateLimitError, match="made 1 requests in the last minute"):
+                    await client.responses.create(model="any", input="abc", max_output_tokens=4)
+        await served.stop()
+        now = time.time() + 10.0
+        monkeypatch.setattr("actors.gateway.meter.DAY_S", now - 5.0)  # a day has begun since
+
+
 async def test_a_prompt_whose_client_goes_before_the_first_token_counts(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
