@@ -24,6 +24,7 @@ from topics.topic import (
     BLOBS,
     FLEET,
     LEDGER_BLOBS,
+    SECRETS,
     STREAMS,
     TRAINING,
     TRAJECTORIES,
@@ -254,12 +255,13 @@ class Samples:
 
 
 def missing(before: Stored, after: Stored, *, payload: bool) -> list[str]:
-    """Messages that were there once and are there no more, or are others.
+    """Messages that were there once and are there no more, or are others; data keys, which purges erase, aside: what
+    was sealed under one that is lost otherwise, the audit names.
 
     Args:
         payload: whether payload streams were kept whole as well.
     """
-    kept = {stream.name for stream in STREAMS if stream.keep is Retention.LEDGER or payload}
+    kept = {stream.name for stream in STREAMS if stream.keep is Retention.LEDGER or payload} - {SECRETS.name}
     return [
         f"{name} {sequence}: {message_id} was stored, now there is {after.get(name, {}).get(sequence, 'nothing')}"
         for name in sorted(kept & before.keys())

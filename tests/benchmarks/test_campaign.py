@@ -232,7 +232,7 @@ def test_an_attempt_that_was_issued_twice_is_duplicated():
 
 
 def test_a_stored_message_that_is_gone_or_another_is_named_unless_it_may_be_trimmed():
-    before = {"GRADES": {1: "a", 2: "b"}, "TRAJECTORIES": {1: "x"}}
+    before = {"GRADES": {1: "a", 2: "b"}, "TRAJECTORIES": {1: "x"}, "SECRETS": {1: "purged"}}
     after = {"GRADES": {1: "a", 2: "c"}}
 
     assert missing(before, after, payload=False) == ["GRADES 2: b was stored, now there is c"]
