@@ -1,13 +1,14 @@
 """Stored turns as a gateway knows them: a fold fed by hand."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.words import LiveError, Request
-from asyncrl.live.conversation import Conversations, Seam, history_key, tools_key
+from asyncrl.live.conversation import Conversations, Draft, Seam, history_key, tools_key
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from harness.tokenizers import make_model
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
@@ -153,12 +154,15 @@ def test_a_turn_is_followed_with_the_tools_that_it_declares_or_none(turns: TurnL
         turns.take(started(turn, tools=tools), "gateway-1", 1.0)
         turns.take(finished(turn, "stop", ids(5, 2), key_of(known, first, turn)), "gateway-1", 1.0)
 
-    found = [turns.following(turn, "anna", first, tools) for turn in ("t1", "t3") for tools in ([find], [])]
-    assert all(draft is not None and draft().parent for draft in found)
+    def draft(turn: str, tools: list[Any], owner: str = "anna") -> Draft | None:
+        return turns.draft(Request("policy", first, previous=turn, tools=tools), owner)
+
+    found = [draft(turn, tools) for turn in ("t1", "t3") for tools in ([find], [])]
+    assert all(one is not None and one().parent for one in found)
     for turn, tools in (("t1", [find, find]), ("t2", [find])):
         with pytest.raises(LiveError, match="tools are not those"):
-            turns.following(turn, "anna", first, tools)
-    assert turns.following("t1", "ben", first, [find, find]) is None
+            draft(turn, tools)
+    assert draft("t1", [find, find], "ben") is None
 
 
 def ask(
