@@ -111,20 +111,23 @@ async def send(bus: Bus, message: Message) -> None:
         await bus.send(topic.ingest(bus.run, topic.key_of(message)), body, headers or None)
 
 
-async def publish_if_latest(bus: Bus, message: Message, expected: int, *, headers: dict[str, str] | None = None) -> int:
-    """Publish into the fence of a key: only if its newest message is the one with sequence `expected`.
+async def publish_if_latest(
+    bus: Bus, message: Message, expected: int, *, fence: str = "", headers: dict[str, str] | None = None
+) -> int:
+    """Publish into a fence: only if its newest message is the one with sequence `expected`.
 
     Args:
         expected: 0 for none.
+        fence: subjects of its messages; "": of all about the message's key.
         headers: further headers.
 
     Raises:
-        Fenced: it is not; another worker went on with it.
+        Fenced: it is not; another one went on with it.
         Unpublishable: as of `publish`.
     """
     topic = topic_for(message)
     body, key = await _body(bus, topic, message), topic.key_of(message)
-    fence = topic.fence(bus.run, key)
+    fence = fence or topic.fence(bus.run, key)
     headers = _headers(topic, message, body) | (headers or {})
     headers |= {EXPECT_SUBJECT: str(expected), EXPECT_FILTER: fence}
     try:

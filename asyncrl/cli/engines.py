@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
-from asyncrl.bus.publish import publish
+from asyncrl.bus.log import read_newest
+from asyncrl.bus.publish import Fenced, publish, publish_if_latest
 from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import action_of, add_action, add_wait, live_run, watched
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import fault_of_secret, write_private
 from asyncrl.ports import places_of
-from asyncrl.run.connect import FoundRun
+from asyncrl.run.connect import FoundRun, connected
 from asyncrl.state.parts import Engine
 from asyncrl.state.run_state import RunState
-from topics.engines import EngineAnnounced, EngineWithdrawn, announced_name
+from topics.engines import ENGINE_ANNOUNCED, EngineAnnounced, EngineWithdrawn, announced_name
 from topics.roles import pool_of
+from topics.topic import ACTORS
 
 _CONNECT_S = 3.0
 _TAKES = {"list": "", "add": "URL", "remove": "NAME"}
@@ -98,6 +101,16 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
     except ValueError as error:
         raise WrongUsage(str(error)) from error
     key = _key(found, arguments.key_file)
+    while True:
+        with contextlib.suppress(Fenced):  # another server was announced meanwhile: it may be this one
+            return await _announce(found, EngineAnnounced(name, address, arguments.max_running), key, arguments.wait)
+
+
+async def _announce(found: FoundRun, server: EngineAnnounced, key: bytes | None, wait_s: float) -> str:
+    """Announce a server that the run has not; raises `Fenced` where another one is announced at the same time."""
+    name, address = server.engine_id, server.address
+    async with connected(found, "engines") as bus:  # whatever was announced so far is known below
+        newest = await read_newest(bus, ACTORS, ENGINE_ANNOUNCED.pattern(bus.run))
     async with watched(found, "engines") as (bus, state, until):
         await asyncio.to_thread(_refuse_known, known_servers(state), name, address)
         if "scripted" in state.config.engine.kinds:
@@ -107,7 +120,8 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
         if key is not None and found.root is not None:
             write_private(found.files.key_of(name), key)
         before = state.engines.get(name, Engine(name)).ready_ns
-        await publish(bus, EngineAnnounced(name, address, arguments.max_running))
+        at = newest.sequence if newest is not None else 0
+        await publish_if_latest(bus, server, at, fence=ENGINE_ANNOUNCED.pattern(bus.run))
 
         def done() -> bool:
             ready = state.engines.get(name, Engine(name)).ready_ns > before
@@ -115,10 +129,10 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
             awaited = state.version is None and state.config.trains  # no weights are published yet
             return ready or (awaited and actor is not None and actor.live)
 
-        if not await until(done, arguments.wait):
+        if not await until(done, wait_s):
             words = _reason(state, name)
             raise AsyncRLError(
-                f"{name} is announced and has not confirmed the weights within {arguments.wait:.0f} s"
+                f"{name} is announced and has not confirmed the weights within {wait_s:.0f} s"
                 f"{': ' + words if words else ''}; `asyncrl engines remove {name}` takes it back"
             )
         version = state.engines.get(name, Engine(name)).version

@@ -64,9 +64,11 @@ async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None
         for role in wanted:  # the connection has added the roles of the user's actors
             _check_scalable(role)
         _check_known(state, wanted)
-        await publish(bus, ScaleRequested(wanted))
-        if not await until(lambda: _reached(state, wanted), wait_s):
+        request = await publish(bus, ScaleRequested(wanted))
+        if not await until(lambda: _reached(state, wanted) or _differs(state, wanted, request), wait_s):
             raise AsyncRLError(_shortfall(state, wanted, wait_s))
+        if _differs(state, wanted, request):
+            raise AsyncRLError(_decision(state, wanted))
 
 
 def _check_known(state: RunState, wanted: dict[str, int]) -> None:
@@ -83,6 +85,19 @@ def _live(state: RunState, pool: str) -> int:
 
 def _reached(state: RunState, wanted: dict[str, int]) -> bool:
     return all(state.wanted.get(role) == count == _live(state, role) for role, count in wanted.items())
+
+
+def _differs(state: RunState, wanted: dict[str, int], request: int) -> bool:
+    """Return whether the request is answered, and the run wants other numbers: by a newer one, or for lack of GPUs."""
+    return state.scaled_for >= request and any(state.wanted.get(role) != count for role, count in wanted.items())
+
+
+def _decision(state: RunState, wanted: dict[str, int]) -> str:
+    found = [f"{role} {state.wanted.get(role, 0)} instead of {count}" for role, count in wanted.items()]
+    return (
+        f"the run has decided otherwise: {', '.join(found)}; it was asked for something else meanwhile, as `asyncrl "
+        "status` shows, or a group has GPUs for no more"
+    )
 
 
 def _shortfall(state: RunState, wanted: dict[str, int], wait_s: float) -> str:

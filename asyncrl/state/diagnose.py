@@ -163,7 +163,8 @@ def _starts(state: RunState) -> bool:
 def _servers_start(state: RunState) -> bool:
     """Return whether the inference servers of a run that was just opened may still take their time."""
     ready = any(engine.ready_ns > state.opened_ns for engine in state.engines.values())
-    return not ready and state.since_s(state.opened_ns) < state.config.engine.start_deadline_s
+    awaited = bool(state.names_of("engine")) and not ready  # a run that goes on may have been scaled to none
+    return awaited and state.since_s(state.opened_ns) < state.config.engine.start_deadline_s
 
 
 def _compiles(state: RunState) -> bool:

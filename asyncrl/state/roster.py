@@ -20,6 +20,7 @@ class Roster(Fold):
         self.actors: dict[str, Actor] = {}
         self.wanted: dict[str, int] = {}  # processes by pool: a role, or a group of engines
         self.scaled_ns = self.scaled_at = 0  # when that was decided, and the sequence of the decision
+        self.scaled_for = 0  # sequence of the newest request that is answered
         self.scalings: dict[str, Scaling] = {}  # the newest of each pool since the first start
         self.autoscale_fault = ""  # why the user's function does not answer
         self.announced: dict[str, str] = {}  # addresses of engines that were announced while the run went on
@@ -88,6 +89,7 @@ class Roster(Fold):
             self.scalings[pool] = Scaling(before, count, message.by, message.reason, record.time_ns)
         self.wanted.update(message.wanted)
         self.scaled_ns, self.scaled_at = record.time_ns, record.sequence
+        self.scaled_for = max(self.scaled_for, message.request)
 
     def _on_autoscale_failed(self, message: AutoscaleFailed, _record: Record) -> None:
         self.autoscale_fault = message.reason

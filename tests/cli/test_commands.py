@@ -1,5 +1,6 @@
 """Commands from another terminal, against a real server with hand-said messages."""
 
+import asyncio
 import io
 import json
 import os
@@ -11,9 +12,10 @@ from rich.console import Console
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import read_last
+from asyncrl.bus.log import read_last, read_last_of_each
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.cli.main import parser_for
+from asyncrl.cli.main import run as run_command
 from asyncrl.cli.target import action_of
 from asyncrl.config.settings import Config
 from asyncrl.errors import WrongUsage
@@ -39,7 +41,7 @@ from topics.engines import ENGINE_ANNOUNCED
 from topics.runs import StreamStatus
 from topics.stages import STAGE_REQUESTED, StageBegan, StageRequested
 from topics.stalls import StallFound
-from topics.topic import Topic
+from topics.topic import ACTORS, Topic
 from topics.wire import Message, decode
 
 WRITTEN = {WRITER: "a keeper"}  # on the log of one keeper
@@ -202,6 +204,31 @@ async def test_scale_reports_how_far_it_came(bus, terminal):
 
     assert code == 1
     assert "rollout 1 of 3" in message
+
+
+async def test_scale_ends_as_soon_as_the_run_wants_another_number(bus, terminal):
+    process = await terminal.start("scale", "rollout=3", "--wait", "3600")
+    await until(lambda: _is_published(bus, SCALE_REQUESTED), "the request to scale")
+    asked = await read_last(bus, SCALE_REQUESTED)
+    await publish(bus, FleetScaled({"rollout": 3}, request=asked.sequence), headers=WRITTEN)
+    await publish(bus, FleetScaled({"rollout": 0}, request=asked.sequence + 1), headers=WRITTEN)
+    _, message = await process.communicate()
+
+    assert (process.returncode, message.decode().partition(";")[0]) == (
+        1,
+        "the run has decided otherwise: rollout 0 instead of 3",
+    )
+
+
+async def test_a_server_that_is_added_by_several_commands_at_once_is_taken_once(bus, terminal):
+    with socket.create_server(("0.0.0.0", 0)) as server:
+        addresses = [f"http://127.0.0.{number}:{server.getsockname()[1]}" for number in range(1, 9)]
+        words = [("engines", bus.run, "add", address, "--wait", "0.1") for address in addresses]
+        folder = ("--directory", str(terminal.folder / "runs"))
+        codes = await asyncio.gather(*(asyncio.to_thread(run_command, [*typed, *folder]) for typed in words))
+
+    assert codes == [1] * 8  # nothing here starts the actor of the one that was taken
+    assert len(await read_last_of_each(bus, ACTORS, [ENGINE_ANNOUNCED.pattern(bus.run)])) == 1
 
 
 STAGED = {

@@ -137,6 +137,16 @@ def test_work_of_a_run_whose_engines_are_elsewhere_is_found():
     assert case.evidence() == "p000007-0 has waited 60 s for version 5 or newer; engine was scaled to 0"
 
 
+def test_a_run_that_goes_on_without_engines_does_not_wait_for_their_start():
+    case = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=5)))
+    case.publish(FleetScaled({"engine": 0}))
+    case.state.opened_ns = int((NOW_S - 40) * 1e9)  # resumed
+    case.state.engines.clear()
+    assert case.state.steps[-1].time_ns < case.state.opened_ns
+
+    assert case.found() == [("no worker", "engine")]
+
+
 def test_versions_that_an_engine_reads_from_the_store_though_they_should_come_directly_are_found():
     case = MadeState(last_step_s=NOW_S - 1)
     case.state.config.weights.direct = "nccl"
