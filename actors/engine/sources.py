@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -51,10 +50,11 @@ class SharedFolder:
     is_local = True
 
     def __init__(self, _bus: Bus, files: RunFiles) -> None:
-        self._folder = files.weights.absolute()
+        self._folder = files.weights.resolve()  # a run may be resumed by another of the paths that lead to it
 
     def check(self, location: str) -> None:
-        if not Path(os.path.abspath(location)).is_relative_to(self._folder):  # a link in there is the owner's own
+        place = Path(location)
+        if place.name == ".." or place.parent.resolve() != self._folder:  # a link in there is the owner's own
             raise WireError(f"its weights lie in {location[:200]!r}, not in this run's store {self._folder}")
 
     async def read(self, location: str, into: Path) -> Path:

@@ -1,0 +1,36 @@
+"""Where the weights of a run may lie: in its store, by whatever path that is reached."""
+
+from pathlib import Path
+
+import pytest
+
+from actors.engine.sources import SharedFolder
+from asyncrl.bus.connection import Bus
+from asyncrl.run.directory import RunFiles
+from harness.runs import WITHOUT_MODEL, up
+from topics.wire import WireError
+
+
+async def test_versions_are_found_by_every_path_that_leads_to_the_store(bus: Bus, tmp_path: Path):
+    store = tmp_path / "disk" / "runs" / "demo" / "weights"
+    store.mkdir(parents=True)
+    (tmp_path / "linked").symlink_to(tmp_path / "disk" / "runs")
+    (store / "lineage0-v000001-ab").symlink_to(tmp_path)  # the owner's own
+    paths = (store, tmp_path / "linked" / "demo" / "weights", tmp_path / "disk" / ".." / "linked" / "demo" / "weights")
+
+    for path in paths:
+        source = SharedFolder(bus, RunFiles(path.parent))
+        for named in paths:
+            source.check(str(named / "lineage0-v000001-ab"))
+        for wrong in (store / "..", store / ".." / "evil", store / "." / "a" / "b", tmp_path / "linked"):
+            with pytest.raises(WireError, match="not in this run's store"):
+                source.check(str(wrong))
+
+
+@pytest.mark.slow
+async def test_a_run_trains_in_a_folder_that_is_named_by_a_way_up(tmp_path: Path):
+    (tmp_path / "here").mkdir()
+    async with up(tmp_path, *WITHOUT_MODEL, "directory=here/../runs", "learner.steps=2") as run:
+        await run.reaches(run.steps, "the first step")
+        assert await run.ended() == 0, run.story
+        assert "rejected" not in run.out
