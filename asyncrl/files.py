@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+"""Faults of a disk that is full, or takes no files at all."""
 
 
 def write_private(path: Path, content: bytes) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 
 from asyncrl.errors import AsyncRLError
+from asyncrl.files import UNWRITABLE
 
 COMMANDS = {
     "up": "start or resume a run on this machine, and watch it",
@@ -87,6 +88,13 @@ def run(words: Sequence[str]) -> int:
         return 1
     except FileNotFoundError as error:
         print(f"{error.filename}: {error.strerror}; was it removed or moved?", file=sys.stderr)
+        return 1
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        print(
+            f"{error.filename or 'a file of the run'}: {error.strerror}; nothing can be written there", file=sys.stderr
+        )
         return 1
 
 

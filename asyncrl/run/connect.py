@@ -22,6 +22,7 @@ from asyncrl.bus.provision import is_provisioned, settled
 from asyncrl.bus.publish import read
 from asyncrl.bus.server import OwnServer, server_left_in
 from asyncrl.errors import AsyncRLError
+from asyncrl.files import UNWRITABLE
 from asyncrl.locks import take, try_lock
 from asyncrl.run.directory import JOINED, READING, RunFiles, is_locked, is_taken, made_at
 from asyncrl.run.user_actors import ActorsError, load_actors
@@ -309,15 +310,16 @@ def _closing(handle: int) -> Iterator[None]:
 
 @contextmanager
 def _writing(found: FoundRun) -> Iterator[None]:
-    """Name the run whose directory takes no file: on a full disk also its topics cannot be read."""
+    """Name the run whose directory takes no file: without one, its topics cannot be read either."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in UNWRITABLE:
             raise
+        remedy = "make it writable" if error.errno == errno.EROFS else "free some room there"
         raise RunNotFound(
             f"run {found.run}: its NATS server, which writes into {found.root}, cannot be started to read its topics: "
-            f"{error.strerror}; free some room there"
+            f"{error.strerror}; {remedy}"
         ) from error
 
 

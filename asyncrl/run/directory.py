@@ -152,7 +152,7 @@ def reader_of(directory: Path) -> str:
 def is_taken(path: Path) -> bool:
     """Return whether a living process has locked a file; False where there is none."""
     try:
-        handle = os.open(path, os.O_RDWR)
+        handle = os.open(path, os.O_RDONLY)  # also where nothing can be written
     except FileNotFoundError:
         return False
     try:

@@ -16,7 +16,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.cli.main import run as run_command
 from asyncrl.cli.runs import runs_in
 from asyncrl.run.directory import is_locked
-from harness.disks import leave_free, small_disk
+from harness.disks import leave_free, locked_disk, small_disk
 from harness.runs import SHORT, WITHOUT_MODEL, all_processes, command, kill, up
 from harness.stage import until
 from topics.actors import ActorStopped
@@ -191,6 +191,34 @@ async def test_topics_of_a_run_on_a_full_disk_cannot_be_read_and_the_error_says_
         assert code == 1
         assert output.startswith(f"run one: its NATS server, which writes into {root}, cannot be started"), output
         assert output.endswith("No space left on device; free some room there\n"), output
+
+
+async def test_a_run_on_a_disk_that_takes_no_files_is_looked_at_and_neither_resumed_nor_removed(tmp_path):
+    with small_disk(tmp_path / "runs", 1):
+        root = make(tmp_path, "one", summary='{"finished": false}')
+        (root / "base").write_text(str(tmp_path))
+        (root / "nats.json").write_text(json.dumps({"url": "nats://127.0.0.1:1"}))
+        (root / "nats").mkdir()
+        (root / "logs").mkdir()
+        (root / "logs" / "buffer-1.log").write_text('{"event": "here", "timestamp": "2026-01-01T00:00:00Z"}\n')
+        (root / "lock").touch()
+        with locked_disk(tmp_path / "runs"):
+            for words, said in (
+                (("runs",), "stopped"),
+                (("logs", "one"), "here"),
+            ):
+                code, output = await command(tmp_path, *words)
+                assert (code, said in output) == (0, True), output
+            for words, said in (
+                (
+                    ("audit", "one"),
+                    "cannot be started to read its topics: Read-only file system; make it writable",
+                ),
+                (("up", "--resume", "one"), "lock: Read-only file system; nothing can be written there\n"),
+                (("rm", "one"), ": Read-only file system; nothing can be written there\n"),
+            ):
+                code, output = await command(tmp_path, *words)
+                assert (code, said in output, output.count("\n")) == (1, True, 1), output
 
 
 def test_conditions_that_nothing_meets_are_refused_at_once(tmp_path, monkeypatch, capsys):

@@ -24,6 +24,16 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[None]:
         subprocess.run(["umount", "-l", folder], check=True)
 
 
+@contextmanager
+def locked_disk(folder: Path) -> Iterator[None]:
+    """Let a small disk take no files."""
+    subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["mount", "-o", "remount,rw", folder], check=True)
+
+
 def leave_free(folder: Path, megabytes: int) -> None:
     """Let a file take the room of a file system, but for so many MB."""
     filler = folder / "filler"
