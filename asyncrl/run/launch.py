@@ -33,6 +33,7 @@ from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.first_keys import add_first_keys
 from asyncrl.run.gateway_port import held_gateway
+from asyncrl.run.part_before import PartBefore
 from asyncrl.run.placement import Placed, actor_job
 from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.resume import longer, request_skip
@@ -67,6 +68,7 @@ class Launch:
         self._leaving = asyncio.Event()
         self._over: asyncio.Future[int] | None = None
         self._keeping = BackgroundTasks(self._on_fault)  # without them there is no run
+        self._before: PartBefore | None = None  # where its end was taken away
         self._lock = -1
         self._sizes: dict[str, int] = {}  # bytes that each stream may hold
 
@@ -176,8 +178,8 @@ class Launch:
                 await request_skip(bus, self.config.origin, self.skip_batch)
             # Settings that are refused leave a run that goes on as it was.
             self._write_config()
-            for of_part_before in (self.files.root / "summary.json", self.files.failure):
-                of_part_before.unlink(missing_ok=True)
+            self._before = PartBefore(self.files)
+            self._before.take_away()
             await publish(bus, run_opened(self.config, self.files))
             await add_first_keys(bus, self.config.gateway.tenants, self.files)
         finally:
@@ -226,6 +228,8 @@ class Launch:
         """Stop the actors that are still there, then the server."""
         if self._supervisor is not None:
             await self.dismiss()
+        if self._before is not None and (self._supervisor is None or self._supervisor.returncode == -signal.SIGTERM):
+            self._before.put_back()  # no actor was started
         self._keeping.cancel()
         if self._server is not None:
             await self._server.stop()

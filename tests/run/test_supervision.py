@@ -17,7 +17,7 @@ from asyncrl.config.settings import Config
 from asyncrl.errors import LaunchError
 from asyncrl.process import RestartPolicy
 from asyncrl.run.connect import FoundRun, opened
-from asyncrl.run.directory import is_locked
+from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.launch import Launch
 from asyncrl.state.run_state import RunState
 from harness.audited import assert_audited, assert_consistent, assert_within_lag, messages_on, topics_left_by
@@ -205,6 +205,21 @@ async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
     async with resume(tmp_path, "short") as closed:
         assert await closed.ended() == 0, closed.story
     await assert_whole(closed, 14)
+
+
+@SLOW
+async def test_a_run_that_is_stopped_while_it_is_resumed_has_the_end_that_it_had(tmp_path: Path):
+    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=2") as run:
+        assert await run.ended() == 0, run.story
+    steps = run.summary["steps"]
+    async with resume(tmp_path, "short", "--set", "learner.steps=100000") as again:
+        await again.reaches(lambda: not (run.root / "summary.json").exists(), "its end counts no more")
+        again.interrupt()
+        assert await again.ended() == 0, again.story
+
+    assert (RunFiles(run.root).end, run.summary["steps"] >= steps) == ("stopped", True)
+    assert "no summary" not in again.out
+    Launch.of(run.root, [])  # it can go on: it is longer than it was
 
 
 async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path):
