@@ -13,6 +13,7 @@ from topics.table import QUEUES, WorkQueue
 from topics.topic import DEAD, PROMPTS, STREAMS, Retention, Stream
 
 NO_STREAM = 10059
+_OTHER_CONSUMER = 10148  # one of this name is there, with other settings
 _NO_ROOM = (10002, 10005, 10047)  # of the account, of every server of a cluster, of this server
 _MB = 1_000_000
 _SETTLE_S = 60.0
@@ -60,6 +61,7 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copie
     """
     infos = {stream: await _info(bus, stream.full_name(bus.run)) for stream in STREAMS}
     found = {stream: info["config"] for stream, info in infos.items() if info is not None}
+    await _check_queues(bus, [stream for stream, info in infos.items() if info and info["state"]["consumer_count"]])
     done: list[Stream] = []
     # Those that shrink come first: their room may be what others need.
     for stream in sorted(STREAMS, key=lambda stream: sizes[stream.name] - found.get(stream, {}).get("max_bytes", 0)):
@@ -79,8 +81,13 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copie
 
 
 async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
-    """Make the durable consumer of a worker pool."""
+    """Make the durable consumer of a worker pool, or give one that is there its lease.
+
+    Raises:
+        ProvisionError: it cannot be made, or the one that is there hands out the messages of another topic.
+    """
     stream = queue.stream.full_name(bus.run)
+    pattern = queue.pattern(bus.run)
     config = {
         "durable_name": queue.name,
         "deliver_policy": "all",
@@ -89,16 +96,47 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
         "max_deliver": -1,
         "max_ack_pending": _OPEN_LIMIT,
         "max_waiting": 4096,
-        "filter_subject": queue.pattern(bus.run),
+        "filter_subject": pattern,
         "replay_policy": "instant",
     }
+    call = f"CONSUMER.CREATE.{stream}.{queue.name}"
     try:
-        await _ask(bus, f"CONSUMER.CREATE.{stream}.{queue.name}", {"stream_name": stream, "config": config})
+        try:
+            await _ask(bus, call, {"stream_name": stream, "config": config, "action": "create"})
+        except BusRefused as error:
+            if error.code != _OTHER_CONSUMER:
+                raise
+            found = (await queue_info(bus, queue))["config"].get("filter_subject", "")
+            if found != pattern:  # the server would hand out what comes from now on, and pass over what is there
+                raise _moved(queue.name, found, pattern) from error
+            await _ask(bus, call, {"stream_name": stream, "config": config})
     except BusRefused as error:
-        raise ProvisionError(
-            f"work queue {queue.name} on {stream} could not be made: {error.description}; "
-            "was the run provisioned with another workers.lease_s?"
-        ) from error
+        words = f"work queue {queue.name} on {stream} could not be made: {error.description}"
+        raise ProvisionError(f"{words}; has the server had a queue of this name with other settings?") from error
+
+
+async def _check_queues(bus: Bus, streams: Sequence[Stream]) -> None:
+    """Refuse a queue that another stream has from before: what it had to hand out would be left.
+
+    Args:
+        streams: those that have consumers.
+
+    Raises:
+        ProvisionError: there is one.
+    """
+    for stream in streams:
+        names = (await _ask(bus, f"CONSUMER.NAMES.{stream.full_name(bus.run)}")).get("consumers") or []
+        for queue in [QUEUES[name] for name in names if name in QUEUES]:
+            if queue.stream is not stream:
+                found = (await _ask(bus, f"CONSUMER.INFO.{stream.full_name(bus.run)}.{queue.name}"))["config"]
+                raise _moved(queue.name, found.get("filter_subject", ""), queue.pattern(bus.run))
+
+
+def _moved(name: str, found: str, expected: str) -> ProvisionError:
+    return ProvisionError(
+        f"work queue {name} of this run hands out {found}, and is to hand out {expected}: the row of its actor had "
+        "another queue when the run began; give it that one back, or begin another run"
+    )
 
 
 async def is_provisioned(bus: Bus) -> bool:

@@ -106,6 +106,19 @@ async def test_a_users_actor_whose_main_returns_is_started_again_and_ends_the_ru
     assert "run short failed: idle-1: its main returned, and nothing had asked it to leave" in run.story
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("other", ["trajectory.failed", "batch.packed"])  # on the same stream, and on another one
+async def test_a_run_whose_actor_reads_another_queue_now_is_not_resumed(tmp_path: Path, other: str):
+    async with up(tmp_path, *QUICK, made(tmp_path), "learner.steps=2") as run:
+        assert await run.ended() == 0, run.story
+    (tmp_path / "critic.py").write_text(CRITIC.replace("trajectory.graded", other))
+
+    code, output = await command(tmp_path, "up", "--resume", "short", "--set", "learner.steps=4")
+
+    words = f"hands out asyncrl.short.trajectory.graded.*, and is to hand out asyncrl.short.{other}"
+    assert (code, words in output, "critic" in output) == (1, True, True), output
+
+
 async def test_topics_and_the_asyncapi_document_show_the_rows_of_a_users_actor(tmp_path: Path):
     (tmp_path / "mine.toml").write_text("actors = ['critic.py']\n")
     made(tmp_path)
