@@ -22,6 +22,8 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.run.ray_host import Host, Installed
 
 _OPEN_S = 5.0  # for the head to take a connection
+_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first frame of both sides of HTTP/2, which gRPC is
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
 _ASK_S = 60.0  # for nodes to start a worker and answer
 _ABSENT = "No module named 'asyncrl'"
 _JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # where Ray passes its settings to a submitted job's programs
@@ -257,10 +259,19 @@ def _found() -> tuple[str, str]:
 
 
 def _check_open(where: str) -> None:
-    """Raise OSError where nothing listens: Ray itself would look for it for minutes."""
+    """Raise OSError where nothing listens, or what does is no server of Ray: Ray itself would wait for it longer."""
     host, _, port = where.rpartition(":")
-    if host and port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_OPEN_S).close()
+    if not (host and port.isdecimal()):
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=_OPEN_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") not in ("", "0"):
+            return
+        connection.sendall(_PREFACE)
+        answer = b""
+        with contextlib.suppress(TimeoutError):
+            answer = connection.recv(len(_SETTINGS))
+    if answer[3:4] != _SETTINGS[3:4]:  # the kind of a frame
+        raise ConnectionError(f"what listens there {'is no server of Ray' if answer else 'does not answer'}")
 
 
 def _leave_working_dir() -> None:

@@ -1,5 +1,6 @@
 """Checks of configs that place actors by Ray, and of the cluster, before a start."""
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,17 @@ def test_a_cluster_that_does_not_answer_is_named_with_what_to_do(tmp_path: Path)
 
     assert found.keys == ("placement.address",)
     assert f"no Ray cluster at {NO_CLUSTER} answers: [Errno 111] Connection refused; start it with" in found.message
+
+
+def test_what_listens_at_the_address_of_a_cluster_and_does_not_speak_as_ray_does_is_told_before_ray_gives_up(
+    tmp_path: Path,
+):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        placed = {"kind": "ray", "address": address}
+        (found,) = check_placement(config(placement=placed, weights={"store": "stream"}), tmp_path)
+
+    assert f"no Ray cluster at {address} answers: what listens there does not answer; start it with" in found.message
 
 
 def test_ray_that_is_not_installed_is_named_with_what_to_install():
