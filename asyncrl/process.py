@@ -38,7 +38,8 @@ def log_tail(log: Path, since: int = 0) -> str:
     """The last lines of a log, behind its first `since` bytes; the reason alone where an actor's last one gives it."""
     try:
         with log.open("rb") as file:
-            file.seek(max(since, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(since if since <= end else 0, end - _TAIL_BYTES))  # it may have been cut
             lines = file.read().decode(errors="replace").strip().splitlines()
     except OSError:
         lines = []

@@ -14,6 +14,7 @@ from actors.runtime.keeper import Keeper
 from actors.supervisor.autoscaler import autoscale
 from actors.supervisor.channel import Decision, absent
 from actors.supervisor.fold import SupervisorFold, SupervisorState
+from actors.supervisor.log_sizes import bound_logs
 from actors.supervisor.observer import follow_run, publish_state, watch_for_stalls
 from actors.supervisor.retention import retain
 from actors.supervisor.starts import Starts
@@ -113,6 +114,7 @@ class Supervisor:
         trimmer = Trimmer(self.context, self.keeper, self.fold)
         trimming = self.context.tasks.start(trimmer.run())
         retaining = self.context.tasks.start(retain(self.context))
+        self.context.tasks.start(bound_logs(self.context))
         first, wanted = first_fleet(self.context.config), self._state.wanted
         gateways = first.get("gateway", 0)
         if not wanted:

@@ -102,6 +102,8 @@ class SupervisionSettings(Settings):
     deaths: Positive = 8
     # Longest pause before a process is started again; the first is 0.2 s, and each further one twice as long.
     restart_pause_s: Seconds = 5.0
+    # MB of one file in `logs`; beyond them only its newest quarter is kept.
+    log_mb: Positive = 256
     # Seconds of life in which the run got something done (a step, a trajectory's tokens, a whole reply to a user), or
     # 15 times as many, after which its deaths count anew.
     healthy_s: Seconds = 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -52,6 +53,7 @@ class LogFile:
     def read(self) -> list[Line]:
         """The whole lines that came since the last call."""
         with self.path.open("rb") as file:
+            self._at = min(self._at, file.seek(0, os.SEEK_END))  # it may have been cut
             file.seek(self._at)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
