@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import xxhash
 
 from asyncrl.crash import crash_point
 from asyncrl.errors import UNREADABLE
@@ -43,6 +44,12 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asyncrl: str = msgspec.field(default_factory=_version)  # version of this program
     extra: dict[str, Any] = {}
     files: dict[str, FileRecord] = {}
+    xxh3: str = ""  # xxh3_64 of all of this but itself, hex; "": written by a version that had none
+
+    @property
+    def checksum(self) -> str:
+        """Checksum of all of it but `xxh3`, which is to be this."""
+        return xxhash.xxh3_64_hexdigest(msgspec.json.encode(msgspec.structs.replace(self, xxh3="")))
 
     @property
     def name(self) -> str:
@@ -55,7 +62,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], 
 
     Args:
         root: folder of the checkpoints, made where missing.
-        checkpoint: what it is; `files` is filled in here.
+        checkpoint: what it is; `files` and `xxh3` are filled in here.
         save: writes the files into the directory it is given, and returns their records.
 
     Returns:
@@ -74,7 +81,7 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], 
             remove_directory(target)
     with written_aside(target) as aside:
         record = msgspec.structs.replace(checkpoint, files=dict(save(aside.path)))
-        write_json(aside.path / _RECORD, record)
+        write_json(aside.path / _RECORD, msgspec.structs.replace(record, xxh3=record.checksum))
         crash_point("checkpoint.written")
     return target
 
@@ -92,6 +99,8 @@ def read_checkpoint(directory: Path) -> Checkpoint:
         raise _incomplete(error) from error
     except UNREADABLE as error:
         raise CheckpointError(f"{path}: {error}; this checkpoint is torn, use another") from error
+    if checkpoint.xxh3 not in ("", checkpoint.checksum):
+        raise CheckpointError(f"{path}: a value in it was changed; this checkpoint is torn, use another")
     check_files(directory, checkpoint.files)
     if directory.name != checkpoint.name:
         raise CheckpointError(f"{directory}: holds checkpoint {checkpoint.name}; give the directory its name back")

@@ -194,6 +194,27 @@ def test_a_record_that_is_no_text_is_torn(tmp_path):
             read_checkpoint(directory)
 
 
+def test_a_record_in_which_any_bit_is_flipped_is_torn(tmp_path):
+    directory = write_checkpoint(tmp_path, CHECKPOINT, save)
+    path = directory / "checkpoint.json"
+    written = path.read_bytes()
+    for place in range(len(written)):
+        spoilt = bytearray(written)
+        spoilt[place] ^= 1  # of a digit it makes another one: of `batch_sequence`, too
+        path.write_bytes(spoilt)
+        with pytest.raises(CheckpointError, match=r"checkpoint.json: .* torn"):
+            read_checkpoint(directory)
+
+
+def test_a_record_of_a_version_that_wrote_no_checksum_is_read(tmp_path):
+    directory = write_checkpoint(tmp_path, CHECKPOINT, save)
+    record = json.loads((directory / "checkpoint.json").read_text())
+    del record["xxh3"]
+    (directory / "checkpoint.json").write_text(json.dumps(record))
+
+    assert read_checkpoint(directory).batch_sequence == CHECKPOINT.batch_sequence
+
+
 def test_a_torn_checkpoint_is_written_anew_under_its_name(tmp_path):
     directory = write_checkpoint(tmp_path, CHECKPOINT, save)
     os.truncate(directory / "a.safetensors", 699)

@@ -204,7 +204,7 @@ def lose_the_rng(checkpoint: Path) -> None:
     del tensors["rng"]
     save_file(tensors, path, metadata={"format": "pt"})
     known = msgspec.json.decode(record.read_bytes())
-    known["files"][path.name] = file_record(path)
+    known["files"][path.name], known["xxh3"] = file_record(path), ""
     record.write_bytes(msgspec.json.encode(known))
 
 
