@@ -6,6 +6,8 @@ from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import xxhash
+
 from asyncrl.crash import crash_point
 from asyncrl.weights.directories import VERSION_NAME, prune_directories, remove_directory, written_aside
 from asyncrl.weights.folders import DiskFolder, Folder
@@ -18,7 +20,7 @@ from asyncrl.weights.shares import (
     take_shares,
     written_share,
 )
-from asyncrl.weights.tensors import Files, WrittenFile, write_files, write_indexes
+from asyncrl.weights.tensors import FileRecord, Files, WrittenFile, write_files, write_indexes
 from asyncrl.weights.verify import TornVersion, check_version
 
 
@@ -75,21 +77,27 @@ def write_model(folder: Folder, tensors: Files, source: Path | None) -> None:
 
 def describe_model(
     folder: Folder, written: Sequence[WrittenFile], source: Path | None, config: bytes | None = None
-) -> None:
+) -> dict[str, FileRecord]:
     """Make a Hugging Face model of a folder with the tensors in it.
 
     Args:
         written: the files of all ranks.
         source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
         config: `config.json` in place of the source's.
+
+    Returns:
+        The files beside the tensors, by name.
     """
+    beside = {}
     # The source's own config and tokenizer are readable by every version of every engine that read the source; a
     # config written anew by transformers may not be.
     for path in source.iterdir() if source is not None else ():
         if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
+            content = config if config is not None and path.name == "config.json" else path.read_bytes()
             with folder.file(path.name) as file:
-                file.write(config if config is not None and path.name == "config.json" else path.read_bytes())
-    write_indexes(folder, written)
+                file.write(content)
+            beside[path.name] = FileRecord(len(content), xxhash.xxh3_64_hexdigest(content))
+    return beside | write_indexes(folder, written)
 
 
 def _is_whole(directory: Path, digest: str) -> bool:

@@ -13,7 +13,7 @@ from asyncrl.weights.adapters import ADAPTER, PEFT_PREFIX, read_base, read_shape
 from asyncrl.weights.files import describe_model
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, manifest_of_files, write_files
-from asyncrl.weights.verify import MANIFEST, TornVersion
+from asyncrl.weights.verify import TornVersion, write_manifest
 
 
 def added(weight: torch.Tensor, high: torch.Tensor, low: torch.Tensor, scale: float) -> torch.Tensor:
@@ -72,9 +72,7 @@ def write_merged(model: Path, directory: Path, target: Path) -> None:
     base = {name: one for path in sorted(model.glob("*.safetensors")) for name, one in _of_file(path)}
     folder = DiskFolder(target)
     written = write_files(folder, {"model": [_on_host(name, one) for name, one in merged(base, directory).items()]})
-    describe_model(folder, written, model)
-    with folder.file(MANIFEST) as file:
-        file.write(manifest_of_files(written))
+    write_manifest(folder, manifest_of_files(written), describe_model(folder, written, model))
 
 
 def _tensors(directory: Path) -> Iterator[tuple[str, torch.Tensor]]:

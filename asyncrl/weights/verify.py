@@ -2,22 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from asyncrl.errors import AsyncRLError
-from asyncrl.weights.tensors import FILE, TensorRecord, digest_of, file_line, manifest_of_records, read_manifest
+from asyncrl.errors import UNREADABLE, AsyncRLError
+from asyncrl.weights.folders import Folder
+from asyncrl.weights.tensors import (
+    FILE,
+    FileRecord,
+    TensorRecord,
+    digest_of,
+    file_line,
+    file_record,
+    manifest_of_records,
+    read_manifest,
+)
 
 MANIFEST = "manifest.jsonl"
+BESIDE = "files.json"
+"""File with the records of configuration, tokenizer and index, which are no part of the digest."""
 
 
 class TornVersion(AsyncRLError):
     """A version whose bytes are not all there, or not those that were published."""
 
 
+def write_manifest(folder: Folder, manifest: bytes, beside: Mapping[str, FileRecord]) -> None:
+    """Complete a version with what it is checked by.
+
+    Args:
+        beside: the files beside the tensors, which the manifest does not name.
+    """
+    for name, content in ((BESIDE, msgspec.json.encode(beside)), (MANIFEST, manifest)):
+        with folder.file(name) as file:
+            file.write(content)
+
+
 def check_version(directory: Path, digest: str) -> None:
-    """Check all tensors of a version, and the files that its manifest names beside them, against its digest.
+    """Check all tensors of a version against its digest, and the files beside them against what was written.
 
     Args:
         directory: of the version.
@@ -36,6 +60,20 @@ def check_version(directory: Path, digest: str) -> None:
     wrong = sorted({*manifest.splitlines()} ^ {*found.splitlines()})
     if wrong:
         raise TornVersion(f"{directory.name}: {len(wrong)} tensors differ from its manifest, one of them {wrong[0]!r}")
+    _check_beside(directory)
+
+
+def _check_beside(directory: Path) -> None:
+    if not (directory / BESIDE).exists():
+        return  # it was written before there were such records
+    try:
+        expected = msgspec.json.decode((directory / BESIDE).read_bytes(), type=dict[str, FileRecord])
+        found = {name: file_record(directory / Path(name).name) for name in expected}
+    except (OSError, *UNREADABLE) as error:
+        raise TornVersion(f"{directory.name}: {error}") from error
+    for name, record in expected.items():
+        if found[name] != record:
+            raise TornVersion(f"{directory.name}: {name} has {found[name]}, expected {record}")
 
 
 def _files_in(manifest: bytes, directory: Path) -> bytes:

@@ -22,7 +22,7 @@ from asyncrl.weights.tensors import (
     manifest_of_records,
     write_files,
 )
-from asyncrl.weights.verify import MANIFEST
+from asyncrl.weights.verify import write_manifest
 from topics.weights import WeightsPublished
 
 
@@ -92,12 +92,12 @@ def complete(
     manifest = manifest_of_records(records + (adapter.records if adapter is not None else []))
 
     def describe(folder: Folder) -> None:
+        beside = {}
         if adapter is None:
-            describe_model(folder, written, source, config)
+            beside = describe_model(folder, written, source, config)
         else:
             adapter.describe(folder)
-        with folder.file(MANIFEST) as file:
-            file.write(manifest)
+        write_manifest(folder, manifest, beside)
 
     digest = digest_of(manifest)
     place = store.complete(attempt, digest, [share.stored for share in shares], describe)

@@ -163,7 +163,7 @@ def test_a_version_of_two_ranks_is_read_as_a_model(tmp_path: Path):
     directory = Path(complete(store, attempt, shares, None).location)
 
     names = ["model-rank0.safetensors", "model-rank1.safetensors"]
-    assert sorted(path.name for path in directory.iterdir()) == ["manifest.jsonl", *names, INDEX]
+    assert sorted(path.name for path in directory.iterdir()) == ["files.json", "manifest.jsonl", *names, INDEX]
     index = json.loads((directory / INDEX).read_text())
     assert index["weight_map"] == {"w": names[0], "v": names[1], "u": names[0]}
     assert index["metadata"]["total_size"] == 72
@@ -189,10 +189,20 @@ def test_a_torn_share_is_refused_by_the_name_of_its_file(tmp_path: Path, spoil, 
 
 
 def test_a_bit_flipped_anywhere_in_a_version_is_found(tmp_path: Path):
-    published = publish(FileStore(tmp_path), tensors(3), None, lineage=0, version=3)
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text('{"rope_theta": 1000000}')
+    (source / "tokenizer.json").write_text('{"vocab": {"a": 0}}')
+    published = publish(FileStore(tmp_path / "store"), tensors(3), source, lineage=0, version=3)
     directory = Path(published.location)
     check_version(directory, published.digest)
-    for name, beside in (("model.safetensors", b'"format":"pt"'), ("manifest.jsonl", b"")):
+    for name, beside in (
+        ("model.safetensors", b'"format":"pt"'),
+        ("manifest.jsonl", b""),
+        ("config.json", b""),
+        ("tokenizer.json", b""),
+        ("files.json", b""),
+    ):
         path = directory / name
         content = path.read_bytes()
         begin = content.index(beside)
@@ -205,6 +215,8 @@ def test_a_bit_flipped_anywhere_in_a_version_is_found(tmp_path: Path):
                 with pytest.raises(TornVersion):
                     check_version(directory, published.digest)
         path.write_bytes(content)
+    check_version(directory, published.digest)
+    (directory / "files.json").unlink()  # as of a version that was written before there were such files
     check_version(directory, published.digest)
 
 
