@@ -20,6 +20,7 @@ from actors.runtime.actor import Context
 from asyncrl.bus.blobs import CHUNKS, Blob, blob_owner, blobs_of
 from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.errors import BusRefused, BusUnreachable
 from asyncrl.bus.log import Record, read_message, retry_until_deadline, stream_info
 from asyncrl.bus.merged import Part, read_merged
 from asyncrl.weights.directories import VERSION_NAME
@@ -30,6 +31,7 @@ from topics.wire import WireError
 _EVERY_S = {BLOBS: 2.0, LEDGER_BLOBS: 30.0}  # between two listings of a blob stream
 _KEPT = 2  # snapshots of each keeper
 _AT_ONCE = 32  # purges under way
+_NOT_PURGED = 10051  # the server could not write: its disk is full
 
 
 class Sweeper:
@@ -168,11 +170,23 @@ async def is_stored(bus: Bus, folder: Path, name: str) -> bool:
 
 
 async def purge(bus: Bus, stream: Stream, wanted: list[dict[str, Any]]) -> int:
-    """Purge messages of a stream, one request each; returns how many there were."""
+    """Purge messages of a stream, one request each; returns how many there were.
+
+    Raises:
+        BusGone: the server is away, or its disk full, until the deadline of publishes.
+    """
     subject = f"STREAM.PURGE.{stream.full_name(bus.run)}"
 
+    async def ask(body: dict[str, Any]) -> int:
+        try:
+            return int((await bus.api(subject, body))["purged"])
+        except BusRefused as error:
+            if error.code != _NOT_PURGED:
+                raise
+            raise BusUnreachable(str(error)) from error
+
     async def purge_one(body: dict[str, Any]) -> int:
-        return int((await retry_until_deadline(bus, lambda: bus.api(subject, body)))["purged"])
+        return await retry_until_deadline(bus, lambda: ask(body))
 
     count = 0
     for start in range(0, len(wanted), _AT_ONCE):

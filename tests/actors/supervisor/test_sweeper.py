@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from actors.supervisor.sweeper import purge
 from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.blobs import BLOB, CHUNKS
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.progress import publish_progress
-from asyncrl.bus.provision import stream_states
+from asyncrl.bus.provision import equal_sizes, provision, stream_states
 from asyncrl.bus.publish import EXPECT_LAST, WRITER, body_of, check_beside, publish
 from asyncrl.bus.routing import Cut, store_routing
+from asyncrl.bus.server import EmbeddedServer
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.process import python
 from harness.audited import audited_clean, topics_left_by
+from harness.disks import leave_free, small_disk
 from harness.folds import failure
 from harness.runs import up
 from harness.stage import Stage, until
@@ -32,7 +35,7 @@ from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
 from topics.places import Experts
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
-from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, Stream, Topic
+from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, TRAJECTORIES, Stream, Topic
 from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_FAILED,
@@ -45,6 +48,32 @@ from topics.trajectories import (
 from topics.wire import encode
 
 SNAPSHOT = BY_NAME["buffer.snapshot"]
+
+
+async def test_what_a_full_disk_does_not_let_purge_goes_once_there_is_room(tmp_path: Path):
+    with small_disk(tmp_path / "disk", 24):
+        server = EmbeddedServer(tmp_path / "disk" / "run", "a-run")
+        bus = await Bus.connect(await server.start(), "a-run")
+        try:
+            await provision(bus, equal_sizes(payload_mb=16, ledger_mb=1), lease_s=5)
+            for number in range(400):  # in one file, which the server writes anew without those that go
+                await publish(bus, result(f"p{number:06d}-0", [0] * 300))
+            leave_free(tmp_path / "disk", 0)
+
+            purging = asyncio.create_task(purge(bus, TRAJECTORIES, [{"seq": 201}]))
+            await until(lambda: server.refuses_writes, "the server could not purge them")
+            await stream_states(bus)  # its answer has come
+            assert not purging.done()
+            (tmp_path / "disk" / "filler").unlink()
+            server.kill()  # as `asyncrl up` does with a server that has failed to write
+            await server.ended()
+            await server.start()
+            await purging
+
+            assert (await stream_states(bus, [TRAJECTORIES]))[TRAJECTORIES.name]["first_seq"] == 201
+        finally:
+            await bus.close()
+            await server.stop()
 
 
 @pytest.fixture
