@@ -170,8 +170,7 @@ class Launch:
             await self._reach_server()
             self.config, self._gateway = await held_gateway(self.config, _ENDED_S if self._resumes else 0.0)
             bus = await Bus.connect(self.address, self.config.run, name="up")
-            if self.config.nats.url:
-                await self._check_owner(bus)
+            await self._check_owner(bus)
             self._sizes = await provision_sized(bus, self.config, self.base, self.files.root)
             await making
             if self.skip_batch is not None:
@@ -288,11 +287,12 @@ class Launch:
             self.address = await self._server.start(RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:
-        """A server that others use too must hold a run that goes on, and no run of a new one's id."""
-        if await is_provisioned(bus) == self._resumes:
+        """The server must hold a run that goes on, and no run of a new one's id; its own, once it has trained."""
+        begins = not self.config.nats.url and not (self._resumes and self.files.newest_steps())
+        if begins or await is_provisioned(bus) == self._resumes:
             return
         await bus.close()
-        where = f"the server at {self.config.nats.url}"
+        where = f"the server {f'at {self.config.nats.url}' if self.config.nats.url else f'in {self.files.root}'}"
         if self._resumes:
             raise LaunchError(f"{where} holds no run called {self.config.run}; without its topics it cannot go on")
         raise LaunchError(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -220,6 +221,18 @@ async def test_a_run_that_is_stopped_while_it_is_resumed_has_the_end_that_it_had
     assert (RunFiles(run.root).end, run.summary["steps"] >= steps) == ("stopped", True)
     assert "no summary" not in again.out
     Launch.of(run.root, [])  # it can go on: it is longer than it was
+
+
+@SLOW
+async def test_a_run_whose_store_is_gone_is_not_begun_anew_among_its_results(tmp_path: Path):
+    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=2") as run:
+        assert await run.ended() == 0, run.story
+    shutil.rmtree(run.root / "nats")
+
+    code, output = await command(tmp_path, "up", "--resume", "short", "--set", "learner.steps=4")
+
+    assert (code, "holds no run called short; without its topics it cannot go on" in output) == (1, True), output
+    assert RunFiles(run.root).end == "finished"
 
 
 async def test_a_resumed_run_keeps_its_directory_and_its_settings(tmp_path: Path):
