@@ -104,7 +104,7 @@ class Launch:
         Raises:
             LaunchError: a run of this name is running.
         """
-        folder = self.files.root.parent if self._resumes else Path(self.config.directory).resolve()
+        folder = self.files.root.parent if self._resumes else Path(self.config.directory).absolute()
         folder.mkdir(parents=True, exist_ok=True)
         turn = lock_folder(folder)  # two at once look one after the other
         try:
