@@ -264,7 +264,9 @@ async def _served(found: FoundRun) -> AsyncIterator[bool]:
         with _writing(found):
             joined = os.open(root / JOINED, os.O_RDWR | os.O_CREAT, 0o600)
         with _closing(joined):
-            if try_lock(joined) and (lock := _lock(root)) is not None:
+            with _writing(found):
+                lock = _lock(root) if try_lock(joined) else None
+            if lock is not None:
                 with _closing(lock):
                     async with _started(found, joined) as server:
                         yield server is not None

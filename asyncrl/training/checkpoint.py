@@ -44,12 +44,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     asyncrl: str = msgspec.field(default_factory=_version)  # version of this program
     extra: dict[str, Any] = {}
     files: dict[str, FileRecord] = {}
-    xxh3: str = ""  # xxh3_64 of all of this but itself, hex; "": written by a version that had none
-
-    @property
-    def checksum(self) -> str:
-        """Checksum of all of it but `xxh3`, which is to be this."""
-        return xxhash.xxh3_64_hexdigest(msgspec.json.encode(msgspec.structs.replace(self, xxh3="")))
+    xxh3: str = ""  # `_checksum`; "": written by a version that had none
 
     @property
     def name(self) -> str:
@@ -81,9 +76,16 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], 
             remove_directory(target)
     with written_aside(target) as aside:
         record = msgspec.structs.replace(checkpoint, files=dict(save(aside.path)))
-        write_json(aside.path / _RECORD, msgspec.structs.replace(record, xxh3=record.checksum))
+        fields = msgspec.to_builtins(record)
+        write_json(aside.path / _RECORD, fields | {"xxh3": _checksum(fields)})
         crash_point("checkpoint.written")
     return target
+
+
+def _checksum(fields: Mapping[str, Any]) -> str:
+    """Return xxh3_64, hex, of the fields that a record has, but for that of the checksum."""
+    known = {name: value for name, value in fields.items() if name != "xxh3"}
+    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(known, order="deterministic"))
 
 
 def read_checkpoint(directory: Path) -> Checkpoint:
@@ -94,12 +96,13 @@ def read_checkpoint(directory: Path) -> Checkpoint:
     """
     path = directory / _RECORD
     try:
-        checkpoint = msgspec.json.decode(path.read_bytes(), type=Checkpoint)
+        raw = path.read_bytes()
+        checkpoint = msgspec.json.decode(raw, type=Checkpoint)
     except OSError as error:
         raise _incomplete(error) from error
     except UNREADABLE as error:
         raise CheckpointError(f"{path}: {error}; this checkpoint is torn, use another") from error
-    if checkpoint.xxh3 not in ("", checkpoint.checksum):
+    if checkpoint.xxh3 not in ("", _checksum(msgspec.json.decode(raw))):
         raise CheckpointError(f"{path}: a value in it was changed; this checkpoint is torn, use another")
     check_files(directory, checkpoint.files)
     if directory.name != checkpoint.name:
