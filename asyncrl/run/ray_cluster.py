@@ -134,9 +134,7 @@ class RayCluster:
         try:
             _check_open(where)
             _leave_working_dir()
-            ray._private.worker._worker_logs_enabled = (
-                False  # else it prints failures of nodes to stdout, which is ours
-            )
+            ray._private.worker._worker_logs_enabled = False  # else it prints what nodes do to stdout, which is ours
             ray.init(where, logging_level=logging.ERROR, log_to_driver=False)
         except OSError as error:  # ConnectionError is one
             raise NoCluster(
