@@ -35,7 +35,8 @@ def write_manifest(folder: Folder, manifest: bytes, beside: Mapping[str, FileRec
     Args:
         beside: the files beside the tensors, which the manifest does not name.
     """
-    for name, content in ((BESIDE, msgspec.json.encode(beside)), (MANIFEST, manifest)):
+    files = ({BESIDE: msgspec.json.encode(beside)} if beside else {}) | {MANIFEST: manifest}
+    for name, content in files.items():
         with folder.file(name) as file:
             file.write(content)
 
@@ -65,7 +66,7 @@ def check_version(directory: Path, digest: str) -> None:
 
 def _check_beside(directory: Path) -> None:
     if not (directory / BESIDE).exists():
-        return  # it was written before there were such records
+        return  # it has no such files, or was written before there were such records
     try:
         expected = msgspec.json.decode((directory / BESIDE).read_bytes(), type=dict[str, FileRecord])
         found = {name: file_record(directory / Path(name).name) for name in expected}
