@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
+from topics.ids import weights_name
 from topics.topic import ACTORS, ENGINES, Topic
 from topics.wire import Count, Id, Message, Seconds, Version
 
@@ -78,7 +79,7 @@ class EngineReady(Message):
     @property
     def key(self) -> str:
         """Name of its weights: `lineage:version:digest`."""
-        return f"{self.lineage}:{self.version}:{self.digest}"
+        return weights_name(self.lineage, self.version, self.digest)
 
     @property
     def cache_key(self) -> str:

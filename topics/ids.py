@@ -1,4 +1,4 @@
-"""Names of prompts: a letter for where the prompt comes from, and its number there; and sets of them.
+"""Names of weights and trajectories, and of prompts: a letter for where one comes from, its number there; and sets.
 
 The sets stay small however many prompts there are: what has ended lies in few spans of numbers.
 """
@@ -32,6 +32,11 @@ _FIRST = itemgetter(0)
 def prompt_name(letter: str, number: int) -> str:
     """`p000042`."""
     return f"{letter}{number:06d}"
+
+
+def weights_name(lineage: int, version: int, digest: str) -> str:
+    """Name of weights on engines: `lineage:version:digest`."""
+    return f"{lineage}:{version}:{digest}"
 
 
 def trajectory_name(prompt_id: str, member: int) -> str:

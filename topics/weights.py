@@ -6,6 +6,7 @@ from typing import Annotated
 
 from msgspec import Meta, field
 
+from topics.ids import weights_name
 from topics.topic import ENGINES, TRAINING, VITALS, WEIGHTS, Topic
 from topics.wire import Count, Id, Message, Seconds, Sequence, Step, Version
 
@@ -20,7 +21,7 @@ class OfVersion(Message):
     @property
     def key(self) -> str:
         """Return the name of this version on engines: `lineage:version:digest`."""
-        return f"{self.lineage}:{self.version}:{self.digest}"
+        return weights_name(self.lineage, self.version, self.digest)
 
 
 class WeightsPublished(OfVersion):

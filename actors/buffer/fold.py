@@ -43,7 +43,7 @@ class BufferFold(Fold):
         if submitted.prompt_id in self.state.closed:
             self.state.late += 1
             return
-        group = self._prompt_of(submitted)
+        group = self._group_of(submitted)
         if group.is_known(submitted.member):
             self.state.late += 1
             return
@@ -175,7 +175,7 @@ class BufferFold(Fold):
         if prompt_id in self.state.closed:
             self.state.late += 1
             return
-        group, member = self._prompt_of(message), message.member
+        group, member = self._group_of(message), message.member
         known = group.graded.get(member) or group.failed.get(member)
         repeated = known is not None and known.attempt >= message.attempt
         if repeated or member in group.dropped or message.attempt < group.attempts.get(member, 0):
@@ -217,7 +217,7 @@ class BufferFold(Fold):
             group = self.state.groups[prompt_id] = Group(prompt_id, 0, stage_of(prompt_id))
         return group
 
-    def _prompt_of(self, message: TrajectorySubmitted | TrajectoryGraded | TrajectoryFailed) -> Group:
+    def _group_of(self, message: TrajectorySubmitted | TrajectoryGraded | TrajectoryFailed) -> Group:
         """The open group of a member, whose size may be known by no issue yet."""
         group = self._group(message.prompt_id)
         if not group.size:

@@ -116,13 +116,13 @@ class Reply:
             return b"".join(ends) + self._events[0].done(endings)
 
         if self._events:
-            await self._opened()
-        made = last if self._events else whole
-        # Log-probs of a long reply are megabytes, while other streams wait for the loop.
-        content = await asyncio.to_thread(made) if self._request.logprobs else made()
-        if self._events:
-            return await self._write(lambda: content, last=True)
-        return web.Response(body=content, content_type="application/json", charset="utf-8", headers=self._headers)
+            return await self._write(last, last=True)
+        body = await self._made(whole)
+        return web.Response(body=body, content_type="application/json", charset="utf-8", headers=self._headers)
+
+    async def _made(self, content: Callable[[], bytes]) -> bytes:
+        """Return the end of a reply: its log-probs may be megabytes, while other streams wait for the loop."""
+        return await asyncio.to_thread(content) if self._request.logprobs else content()
 
     async def fail(self, error: LiveError) -> web.StreamResponse:
         """Send the event of a failure; what fails before the first event is a refusal with its status."""
@@ -135,7 +135,7 @@ class Reply:
         timer = asyncio.get_running_loop().call_later(_READ_S, self._cut)  # costs less than a timeout
         try:
             response = await self._opened()
-            await response.write(events())
+            await response.write(await self._made(events) if last else events())
             if last:
                 await response.write_eof()
         finally:

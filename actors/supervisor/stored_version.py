@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from topics.ids import weights_name
+
 
 class StoredVersion(msgspec.Struct, frozen=True):
     """A version in the store."""
@@ -16,4 +18,4 @@ class StoredVersion(msgspec.Struct, frozen=True):
     @property
     def key(self) -> str:
         """Its name on engines."""
-        return f"{self.lineage}:{self.version}:{self.digest}"
+        return weights_name(self.lineage, self.version, self.digest)

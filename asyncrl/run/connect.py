@@ -289,9 +289,11 @@ async def _started(found: FoundRun, joined: int) -> AsyncIterator[OwnServer | No
         try_lock(joined, shared=True)
         yield server
     finally:
-        await _alone(joined)
-        if server is not None:
-            await server.stop()
+        try:
+            await _alone(joined)
+        finally:  # also where the wait is cancelled
+            if server is not None:
+                await server.stop()
 
 
 async def _alone(joined: int) -> None:
