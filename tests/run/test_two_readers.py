@@ -42,8 +42,8 @@ class Reading:
             return await last_sequence(bus, ACTORS)
 
 
-async def test_the_one_that_started_it_stops_it_behind_the_other(found: FoundRun, monkeypatch: pytest.MonkeyPatch):
-    assert found.root is not None
+def noted_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Return an event that is set once a lock is not to be had."""
     waits, try_lock = asyncio.Event(), connect.try_lock
 
     def noted(handle: int, *, shared: bool = False) -> bool:
@@ -52,12 +52,19 @@ async def test_the_one_that_started_it_stops_it_behind_the_other(found: FoundRun
             waits.set()
         return locked
 
+    monkeypatch.setattr(connect, "try_lock", noted)
+    return waits
+
+
+async def test_the_one_that_started_it_stops_it_behind_the_other(found: FoundRun, monkeypatch: pytest.MonkeyPatch):
+    assert found.root is not None
+
     async with asyncio.timeout(LIMIT_S):
         first = Reading(found)
         await first.begun.wait()
         second = Reading(found)
         await second.begun.wait()
-        monkeypatch.setattr(connect, "try_lock", noted)
+        waits = noted_waits(monkeypatch)
         first.go_on.set()
         await waits.wait()
         second.go_on.set()
@@ -75,3 +82,29 @@ async def test_any_number_of_them_at_once_come_to_their_end(found: FoundRun):
             for one in several:
                 one.go_on.set()
             assert await asyncio.gather(*(one.done for one in several), return_exceptions=True) == [0] * 3
+
+
+async def test_one_that_is_interrupted_while_it_waits_for_the_other_stops_the_server(
+    found: FoundRun, monkeypatch: pytest.MonkeyPatch
+):
+    stopped, stop = asyncio.Event(), EmbeddedServer.stop
+
+    async def noted(server: EmbeddedServer) -> None:
+        await stop(server)
+        stopped.set()
+
+    monkeypatch.setattr(EmbeddedServer, "stop", noted)
+    async with asyncio.timeout(LIMIT_S):
+        first = Reading(found)
+        await first.begun.wait()
+        second = Reading(found)
+        await second.begun.wait()
+        waits = noted_waits(monkeypatch)
+        first.go_on.set()
+        await waits.wait()
+        first.done.cancel()
+        await asyncio.wait({first.done})
+        assert first.done.cancelled()
+        assert stopped.is_set()
+        second.done.cancel()
+        await asyncio.wait({second.done})
