@@ -28,6 +28,7 @@ from harness.stories import Story
 from topics.batches import BATCH_TRAINED
 from topics.topic import TRAINING
 
+pytestmark = pytest.mark.nightly
 SLOW = pytest.mark.slow
 SETTINGS = {
     "learner.checkpoint_every": 5,

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.ports import free_port
 from harness.runs import command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 ROLES = ("gateway", "engine-server", "judge", "sessions", "prompter", "learner", "nats")
 SMALL = {

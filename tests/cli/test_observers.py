@@ -214,6 +214,7 @@ def node_modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 async def test_the_javascript_of_the_page_reads_every_step_in_order(watched: Watched, node_modules: Path):
     written("observe.md", node_modules)
 

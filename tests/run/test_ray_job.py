@@ -18,6 +18,7 @@ from harness.stage import until
 HAS_SERVER = importlib.util.find_spec("opencensus") and importlib.util.find_spec("aiohttp_cors")
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.nightly,
     pytest.mark.skipif(not HAS_SERVER, reason="Ray has no server for jobs here: pip install 'ray[default]'"),
 ]
 WAITS = '{"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "120"}}'

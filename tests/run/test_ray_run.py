@@ -18,7 +18,7 @@ from harness.servers import Authority, serving, tls
 from harness.stage import until
 from topics.engines import ENGINE_READY, EngineReady
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 USERS = 'authorization { users = [ { user: "me", password: "secret" } ] }\nmax_payload: 8MB\n'
 

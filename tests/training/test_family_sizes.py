@@ -16,7 +16,7 @@ from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.memory import parameters_of
 from harness.published import PUBLISHED
 
-pytestmark = pytest.mark.slow  # models of a trillion parameters have many names
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # models of a trillion parameters have many names
 
 
 def written(folder, name):

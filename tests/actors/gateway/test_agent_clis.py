@@ -25,10 +25,11 @@ from harness.stage import Stage
 from harness.workers import KEY
 from topics.turns import TurnFinished, TurnStarted
 
-CLIS = Path(os.environ.get("ASYNCRL_AGENT_CLIS", "/nonexistent"))
+CLIS = os.environ.get("ASYNCRL_AGENT_CLIS", "")
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not CLIS.is_dir(), reason="ASYNCRL_AGENT_CLIS names no folder of command-line agents"),
+    pytest.mark.nightly,
+    pytest.mark.skipif(not CLIS, reason="ASYNCRL_AGENT_CLIS names no folder of command-line agents"),
 ]
 CONTEXT = 2_000_000  # a token of this model is a byte
 LIMIT_S = 300.0
@@ -103,7 +104,7 @@ async def test_an_agent_finishes_a_loop_of_tools(
     home.mkdir()
     words, environment = agent(served.address, served.key, home)
     process = await asyncio.create_subprocess_exec(
-        str(CLIS / words[0]),
+        str(Path(CLIS) / words[0]),
         *words[1:],
         cwd=home,
         env={"HOME": str(home), "PATH": os.environ["PATH"], **environment},
