@@ -87,7 +87,7 @@ async def _measure(stage: Stage, seconds: float) -> float:
     earliest = await stage.follow(BATCHES, BATCH_PACKED, lambda record: True)
     first = await _sampled(stage, earliest.time_ns + _WARM_S * 1e9)
     before = stage.cpu_s()
-    last = await _sampled(stage, first.at_s * 1e9 + seconds * 1e9)
+    last = await _sampled(stage, first.at_s * 1e9 + seconds * 1e9, above=first.values["tokens"])
     after = stage.cpu_s()
     settings, stored = stage.config.rollout, last.values.get("progressed", 0.0)
     if bool(stored) != (settings.progress_limit < settings.max_new_tokens):
@@ -96,11 +96,14 @@ async def _measure(stage: Stage, seconds: float) -> float:
     return 1e6 * sum(after[name] - before.get(name, 0.0) for name in after) / trajectories
 
 
-async def _sampled(stage: Stage, earliest_ns: float) -> Vitals:
-    """The first vital signs of the rollout worker from a time on."""
+async def _sampled(stage: Stage, earliest_ns: float, *, above: float = -1.0) -> Vitals:
+    """Return the first vital signs of the rollout worker from a time on that report more than `above` tokens."""
 
     def wanted(record: Record) -> bool:
-        return record.time_ns >= earliest_ns and _vitals(record).role == "rollout"
+        if record.time_ns < earliest_ns:
+            return False
+        vitals = _vitals(record)
+        return vitals.role == "rollout" and vitals.values["tokens"] > above
 
     return _vitals(await stage.follow(VITALS, VITALS_TAKEN, wanted))
 
