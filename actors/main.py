@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from actors.runtime.actor import Login, module_of, open_context, run_actor
-from actors.runtime.cores import give_way
+from actors.runtime.cpu_priority import give_way
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError

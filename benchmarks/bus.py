@@ -16,8 +16,8 @@ import numpy as np
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish

@@ -12,7 +12,7 @@ import msgspec
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import decode_body
 from asyncrl.config.settings import Config, RolloutSettings
-from asyncrl.training.create import create_configured
+from asyncrl.training.init_model import create_configured
 from benchmarks.pipeline import endless_config
 from benchmarks.stage import BenchError, Stage, report
 from topics.actors import VITALS_TAKEN, Vitals

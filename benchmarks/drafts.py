@@ -18,8 +18,8 @@ from asyncrl.algorithms.rows import TrainRow
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import EngineHome, SGLangControl
-from asyncrl.training.create import write_tokenizer
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.init_model import write_tokenizer
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.publisher import Publisher

@@ -13,7 +13,7 @@ import aiohttp
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.engine.control import read_key
-from asyncrl.training.create import create_configured
+from asyncrl.training.init_model import create_configured
 from benchmarks.pipeline import endless_config
 from benchmarks.stage import Stage, report
 from topics.batches import BATCH_PACKED

@@ -17,7 +17,7 @@ import msgspec
 import xxhash
 
 from actors.prompter.actor import sampling_seed
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision, stream_states

@@ -27,7 +27,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import read_key
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from asyncrl.framing import pack
 from asyncrl.telemetry.logs import open_log
 from benchmarks.stage import BenchError, Stage

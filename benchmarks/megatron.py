@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.ranks import work_of
 from benchmarks.learner import figures_of, measured, mixed_lengths
 from benchmarks.megatron_process import Case

@@ -22,7 +22,7 @@ from asyncrl.algorithms.packing import first_fit
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.imports import absent
-from asyncrl.training.layouts import packed, trained_places
+from asyncrl.training.packing import packed, trained_places
 from asyncrl.training.ranks import join_ranks, work_of
 from benchmarks.learner_process import (
     LOGITS_AT_ONCE,
@@ -40,10 +40,10 @@ with absent("transformer_engine"):  # as a run has the library, see `asyncrl.tra
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.optimizer import get_megatron_optimizer
 
-    from asyncrl.training.megatron.around import REPLICAS, around, join, optimizer_config, prepare
     from asyncrl.training.megatron.experts import Experts
     from asyncrl.training.megatron.families import read_family
-    from asyncrl.training.megatron.layout import Layout
+    from asyncrl.training.megatron.mcore_patches import REPLICAS, around, join, optimizer_config, prepare
+    from asyncrl.training.megatron.parallel_config import Layout
     from asyncrl.training.megatron.policy import Loading, MegatronPolicy
     from asyncrl.training.megatron.settings import MegatronSettings
     from asyncrl.training.megatron.trainer import MegatronTrainer

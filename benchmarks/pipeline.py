@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.settings import Config
-from asyncrl.training.create import create_configured
+from asyncrl.training.init_model import create_configured
 from benchmarks.stage import Stage, bench_config
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.topic import BATCHES

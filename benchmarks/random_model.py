@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from asyncrl.training.create import write_tokenizer
 from asyncrl.training.disk_names import shapes_on_disk
+from asyncrl.training.init_model import write_tokenizer
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.tensors import HostTensor, write_tensors
 

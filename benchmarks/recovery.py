@@ -17,7 +17,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.faults import NATS, SERVER, Part
+from asyncrl.run.fault_injection import NATS, SERVER, Part
 from benchmarks.chaos.stage import Stage
 from benchmarks.chaos.witness import Witness
 from benchmarks.history import write_history

@@ -23,7 +23,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from asyncrl.telemetry.logs import open_log
 from benchmarks.load import fleet_of
 from benchmarks.talks import APIS, CONTEXT, LETTERS, SPECIAL, Reply, Talk

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key
-from asyncrl.training.create import ModelShape, create_model, write_tokenizer
+from asyncrl.training.init_model import ModelShape, create_model, write_tokenizer
 from benchmarks.stage import BenchError, Stage
 
 CONTEXT = 4096

@@ -24,8 +24,8 @@ from asyncrl.training.host_memory import host_memory
 from benchmarks.random_model import Served
 from benchmarks.stage import BenchError, Stage, bench_config, report
 from topics.batches import BATCH_TRAINED, BatchTrained
-from topics.cards import CARD_LEFT, CARD_REQUESTED, CARD_RETURNED, CardReturned
 from topics.engines import ENGINE_READY, EngineReady
+from topics.gpu_handoff import CARD_LEFT, CARD_REQUESTED, CARD_RETURNED, CardReturned
 from topics.topic import ENGINES, TRAINING
 from topics.wire import decode
 

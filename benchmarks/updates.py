@@ -16,9 +16,9 @@ import aiohttp
 import msgspec
 
 from actors.learner.group import RankProcesses
-from actors.learner.offers import Offers
 from actors.learner.publication import CopyWeights, Publish, Share
 from actors.learner.rank import Step
+from actors.learner.weight_handles import Offers
 from actors.runtime.actor import Context
 from actors.supervisor.sweeper import purge_versions
 from asyncrl.bus.log import LogReader, Record

@@ -19,7 +19,7 @@ class PromotionRequested(Message):
 
     version: Version | None = None  # of the newest lineage that has it; None: back
     share: Share = 0.0  # above 0: as a canary, for this share of the sessions
-    owner: Owner = ""  # of those of a tenant or user alone, by `asyncrl.live.owners`; "": of all
+    owner: Owner = ""  # of those of a tenant or user alone, by `asyncrl.live.tenant_keys`; "": of all
     force: bool = False  # also beyond `live.safety.kl_bound`
     shadow: bool = False  # that share is answered by it as well, and no client gets these answers
 

@@ -19,7 +19,7 @@ class SecretMade(Message):
     This message is the only place that has the key: who erases it makes unreadable whatever is sealed under it.
     """
 
-    secret_id: Id  # OWNER_DAY_RANDOM, as `asyncrl.live.owners` makes it
+    secret_id: Id  # OWNER_DAY_RANDOM, as `asyncrl.live.tenant_keys` makes it
     key: bytes  # 32
 
 

@@ -10,9 +10,9 @@ import msgspec
 from topics import (
     actors,
     batches,
-    cards,
     engines,
     evals,
+    gpu_handoff,
     groups,
     keys,
     promotions,
@@ -31,7 +31,7 @@ from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
 from topics.wire import Headers, Message
 
 _NOUNS = (
-    *(prompts, trajectories, groups, batches, weights, promotions, engines, cards),
+    *(prompts, trajectories, groups, batches, weights, promotions, engines, gpu_handoff),
     *(evals, runs, stages, stalls, streams, secrets, keys, turns, actors),
 )
 
@@ -137,7 +137,7 @@ def subscribers_of(topic: Topic[Any]) -> Sequence[str]:
 def register(role: Role, topics: Sequence[Topic[Any]]) -> None:
     """Add a user's actor: its row and those of its topics, from which streams, permissions and docs follow.
 
-    `topics.own_rows` has checked them; `register_queues` follows, once the topics of all actors are there.
+    `topics.validate_user_topics` has checked them; `register_queues` follows, once the topics of all actors are there.
     """
     streams = [stream for stream in dict.fromkeys(topic.stream for topic in topics) if stream not in STREAMS]
     added = [*topics, *(topic for stream in streams for topic in actors.keeper_topics(stream))]

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from topics.ids import Stage
-from topics.places import ROUTING, Experts, Holding, Routing
+from topics.payload_refs import ROUTING, Experts, Holding, Routing
 from topics.prompts import ONLY_TASK, Attempt, GroupSize, Member, PromptIssued, PromptRow
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
 from topics.wire import (

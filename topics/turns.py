@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta, field
 
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.topic import SESSIONS, TURNS, Topic
 from topics.wire import Count, Float32Array, Headers, Id, Int32Array, MaybeId, Message, Real, SecretIds
 
@@ -28,7 +28,9 @@ LiveTemperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 EarlySkip: TypeAlias = Literal["side", "greedy", "truncated", "constrained", "penalised", "redacted"]
 LateSkip: TypeAlias = Literal["unjudged", "ungraded", "off", "garbage", "repeat", "behind", "surplus", "purged"]
 SkipReason: TypeAlias = EarlySkip | Literal["gone", "failed", "empty", "lost"] | LateSkip
-Mark: TypeAlias = Literal["invalid call", "question", "garbage", "redacted"]  # of a reply, see `asyncrl.live.marks`
+Mark: TypeAlias = Literal[
+    "invalid call", "question", "garbage", "redacted"
+]  # of a reply, see `asyncrl.live.reply_flags`
 
 
 class TurnStartedHeaders(Headers):
@@ -54,7 +56,7 @@ class TurnStarted(Message):
     turn_id: Id
     session: Id  # of the tenant, who may hold several conversations in it
     tenant: Id
-    api: Id  # name in `asyncrl.live.apis.table.APIS`
+    api: Id  # name in `asyncrl.live.apis.registry.APIS`
     tokens: Int32Array  # [P - known] of the prompt, behind those of its parent
     parent: MaybeId = ""  # the turn whose prompt and reply its prompt begins with; "": of none
     known: Count = 0  # tokens of that turn

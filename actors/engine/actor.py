@@ -11,13 +11,13 @@ from typing import Any
 
 import msgspec
 
-from actors.engine.adapting import Adapting
 from actors.engine.card import Card
-from actors.engine.direct import DirectFailed, DirectWay
 from actors.engine.fetch import Fetcher
-from actors.engine.home import home_of
-from actors.engine.pointed import Announced, Versions, versions_of
-from actors.engine.watching import announced, watch_load
+from actors.engine.launch_spec import home_of
+from actors.engine.load_report import announced, watch_load
+from actors.engine.lora_base import Adapting
+from actors.engine.pinned_version import Announced, Versions, versions_of
+from actors.engine.weight_transfer import DirectFailed, DirectWay
 from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.background import first_of, unless
 from asyncrl.bus.blobs import BlobMissing

@@ -14,7 +14,7 @@ from asyncrl.bus.publish import publish, read
 from asyncrl.crash import crash_point
 from asyncrl.engine.control import EngineControl
 from asyncrl.engine.starting import EngineFailed
-from topics.cards import CARD_REQUESTED, CARD_RETURNED, CardLeft, CardRequested, CardReturned, CardTaken
+from topics.gpu_handoff import CARD_REQUESTED, CARD_RETURNED, CardLeft, CardRequested, CardReturned, CardTaken
 from topics.topic import TRAINING, Topic
 
 

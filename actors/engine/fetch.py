@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from actors.engine.adapting import Adapting
+from actors.engine.lora_base import Adapting
 from actors.engine.sources import SOURCES
 from asyncrl.bus.connection import Bus
 from asyncrl.host import boot_id

@@ -11,20 +11,20 @@ from typing import Any
 
 from aiohttp import web
 
-from actors.gateway.bodies import read_body
 from actors.gateway.channels import Channels, has_grammars
 from actors.gateway.claims import Claims
 from actors.gateway.clients import Leaving, lost_of, outlasting
 from actors.gateway.data_keys import DataKeys
-from actors.gateway.facts import Facts
+from actors.gateway.fair_queue import Places
 from actors.gateway.feedback import Opinions
-from actors.gateway.listening import listening
+from actors.gateway.http_server import listening
 from actors.gateway.meter import Meter
-from actors.gateway.places import Places
 from actors.gateway.prompts import Bounds, Prompts
 from actors.gateway.reply import Answered, Reply, shape_errors
+from actors.gateway.request_body import read_body
 from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
+from actors.gateway.turn_store import Facts
 from actors.runtime.actor import ActorFault, Context
 from asyncrl.background import all_of
 from asyncrl.bus.errors import BusError
@@ -34,18 +34,18 @@ from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.messages import COUNT_PATH
 from asyncrl.live.apis.models import MODELS_PATH, check_model, model_body, models_body
-from asyncrl.live.apis.table import APIS, MESSAGES
-from asyncrl.live.apis.words import Api, Ending, LiveError, Request
-from asyncrl.live.beginnings import begin_reply
+from asyncrl.live.apis.registry import APIS, MESSAGES
+from asyncrl.live.apis.schema import Api, Ending, LiveError, Request
 from asyncrl.live.conversation import Conversations, Prompt
 from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
+from asyncrl.live.forced_prefix import begin_reply
 from asyncrl.live.keys import PRIVATE_HEADER, Keys, is_private
 from asyncrl.live.redaction import Redactor
-from asyncrl.live.seams import open_seam
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.tools import Wording
+from asyncrl.live.turn_boundary import open_seam
 from asyncrl.live.turn_log import Asked, TurnLog, asked
-from asyncrl.state.parts import LISTENS
+from asyncrl.state.records import LISTENS
 from topics.keys import KEY_ADDED, KEY_REVOKED
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.topic import ACTORS, TURNS, Topic

@@ -13,8 +13,8 @@ from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.answer import Decode
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.manner import Manner
-from asyncrl.live.trials import Arm, Trials
+from asyncrl.engine.request_options import Manner
+from asyncrl.live.traffic_split import Arm, Trials
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
 from topics.topic import FLEET, Topic
 
@@ -73,7 +73,7 @@ class Channels:
         """Return what answers a turn of a session.
 
         Args:
-            owner: whose it is, by `asyncrl.live.owners`.
+            owner: whose it is, by `asyncrl.live.tenant_keys`.
         """
         return Service(self._generator, self._trials.arm(owner, session), self._row_bytes)
 

@@ -9,14 +9,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-from actors.gateway.facts import Facts
 from actors.gateway.turn import Turn
+from actors.gateway.turn_store import Facts
 from actors.runtime.actor import Context
 from asyncrl.background import all_of
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import TIME_TO_LIVE, Fenced, publish_if_latest, read
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from asyncrl.live.turn_log import UNDER_WAY, Asked, TurnLog
 from topics.turns import TURN_CLAIMED, TurnClaimed, TurnFinished
 

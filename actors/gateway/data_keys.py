@@ -8,9 +8,9 @@ import secrets
 import time
 from collections import OrderedDict
 
-from actors.gateway.facts import Facts
+from actors.gateway.turn_store import Facts
 from actors.runtime.actor import Context
-from asyncrl.live.owners import covers, day_of, new_secret
+from asyncrl.live.tenant_keys import covers, day_of, new_secret
 from asyncrl.live.turn_log import TurnLog
 from topics.secrets import PurgeRequested, SecretMade
 

@@ -7,16 +7,16 @@ from collections import OrderedDict
 
 import msgspec
 
-from actors.gateway.facts import Facts
+from actors.gateway.turn_store import Facts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusGone
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
-from asyncrl.bus.vault import SecretGone
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from asyncrl.live.feedback import Opinion, feedback_id
-from asyncrl.live.owners import covers, tenant_digest
 from asyncrl.live.redaction import RedactionFailed
+from asyncrl.live.tenant_keys import covers, tenant_digest
 from topics.turns import FEEDBACK_GIVEN, TURN_STARTED, FeedbackGiven
 from topics.wire import SEALED
 

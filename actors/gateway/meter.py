@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from actors.gateway.facts import Facts
+from actors.gateway.turn_store import Facts
 from actors.runtime.actor import Context
 from asyncrl.bus.log import Record, first_since
 from asyncrl.bus.publish import BY

@@ -10,17 +10,17 @@ from typing import NamedTuple
 import numpy as np
 from aiohttp import web
 
-from actors.gateway.bodies import read_body, room_of
 from actors.gateway.clients import lost_of
-from actors.gateway.facts import Facts
-from actors.gateway.places import Places
+from actors.gateway.fair_queue import Places
+from actors.gateway.request_body import read_body, room_of
+from actors.gateway.turn_store import Facts
 from asyncrl.config.live_settings import GatewaySettings
 from asyncrl.data.tokenizer import TokenizerError, TooLong
 from asyncrl.live.apis.models import check_model
-from asyncrl.live.apis.words import LiveError, Request
-from asyncrl.live.beginnings import Begun
+from asyncrl.live.apis.schema import LiveError, Request
 from asyncrl.live.conversation import Draft, Prompt
-from asyncrl.live.owners import owner_of, user_of
+from asyncrl.live.forced_prefix import Begun
+from asyncrl.live.tenant_keys import owner_of, user_of
 from asyncrl.live.turn_log import TurnLog
 
 _LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
@@ -33,7 +33,7 @@ class Taken(NamedTuple):
     """A request that was read."""
 
     request: Request
-    user: str  # by `asyncrl.live.owners`
+    user: str  # by `asyncrl.live.tenant_keys`
     owner: str  # whose histories it may go on with
     prompt: Prompt
 

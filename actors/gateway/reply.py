@@ -13,8 +13,8 @@ from aiohttp.typedefs import Middleware
 from actors.gateway.turn import Turn
 from actors.runtime.actor import Context
 from asyncrl.errors import places
-from asyncrl.live.apis.table import APIS, MESSAGES
-from asyncrl.live.apis.words import Api, Call, Ending, Events, LiveError, Piece, Thought
+from asyncrl.live.apis.registry import APIS, MESSAGES
+from asyncrl.live.apis.schema import Api, Call, Ending, Events, LiveError, Piece, Thought
 from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 
 Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from actors.gateway.channels import Service
-from actors.gateway.facts import Facts
 from actors.gateway.shadows import Shadowed
+from actors.gateway.turn_store import Facts
 from asyncrl.background import to_its_end
 from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
@@ -22,16 +22,16 @@ from asyncrl.engine.answer import Likeliest, stop_string
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.live.apis.words import Ending, LiveError, Opening, Piece, Request, Sampled, assistant_message
+from asyncrl.live.apis.schema import Ending, LiveError, Opening, Piece, Request, Sampled, assistant_message
 from asyncrl.live.conversation import Prompt, history_key
-from asyncrl.live.marks import marks_of, same_of, siblings_of
-from asyncrl.live.parts import ReplyParts
+from asyncrl.live.reply_flags import marks_of, same_of, siblings_of
+from asyncrl.live.reply_parser import ReplyParts
 from asyncrl.live.sessions import Session, skip_of
 from asyncrl.live.tools import Wording
-from asyncrl.live.trials import Arm
+from asyncrl.live.traffic_split import Arm
 from asyncrl.live.turn_log import Asked, Stored
 from topics.actors import Waiting
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.trajectories import Answer
 from topics.turns import EarlySkip, Finish, Mark, TurnFinished, TurnSampled, TurnStarted
 

@@ -10,9 +10,9 @@ from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.worker import WorkerLoop
 from asyncrl.bus.errors import WrongSequence
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import EXPECT_SUBJECT, publish
-from asyncrl.bus.vault import SecretGone
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.judges.protocol import Case, Judge, Vote, VoteFailed, verdict_of
 from asyncrl.judges.reading import CaseReader

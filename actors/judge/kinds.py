@@ -10,7 +10,7 @@ from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from asyncrl.judges.endpoint import EndpointJudge
 from asyncrl.judges.engine import EngineJudge
 from asyncrl.judges.protocol import Judge

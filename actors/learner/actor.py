@@ -10,22 +10,22 @@ from typing import TypeVar
 
 import msgspec
 
-from actors.learner.coming import fetch_once_packed, gathered
 from actors.learner.elastic import ElasticGroup
 from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
+from actors.learner.gpu_handoff import Stopping, Turns
 from actors.learner.group import GROUPS, GroupLost, TrainerGroup
-from actors.learner.offers import Offers
 from actors.learner.outbox import Outbox, published_by, step_record
+from actors.learner.prefetch import fetch_once_packed, gathered
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
 from actors.learner.rank import Call, Load, Rest, Step, StepResult
 from actors.learner.rank_wire import ERRORS
 from actors.learner.teacher import TeacherFault
-from actors.learner.turns import Stopping, Turns
+from actors.learner.weight_handles import Offers
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.algorithms.batches import skipped_stats
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.crash import crash_point
 from asyncrl.process import RestartPolicy
 from asyncrl.training.anomalies import Recent, broken_assertions

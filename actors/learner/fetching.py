@@ -13,10 +13,10 @@ from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory
 from asyncrl.algorithms.rows import Routed
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_message
 from asyncrl.bus.publish import read, read_result
 from asyncrl.bus.routing import Part, Whole, read_routing
-from asyncrl.bus.vault import SecretGone
 from topics.batches import BatchMember, BatchPacked
 from topics.topic import BATCHES
 from topics.trajectories import TrajectoryGenerated

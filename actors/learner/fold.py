@@ -13,12 +13,12 @@ from asyncrl.config.held_out import HeldOut, held_out_sets
 from asyncrl.config.settings import Config, WeightsSettings
 from asyncrl.errors import AsyncRLError
 from asyncrl.training.anomalies import Figures, with_figures
-from asyncrl.weights.choice import Costs
+from asyncrl.weights.delta_policy import Costs
 from topics.actors import SkipRequested
 from topics.batches import BatchPacked, BatchTrained
-from topics.cards import CardLeft, CardRequested, CardTaken
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
+from topics.gpu_handoff import CardLeft, CardRequested, CardTaken
 from topics.ids import EVALUATION, prompt_name
 from topics.topic import Topic
 from topics.weights import (

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from actors.learner.rank import Call, Rank
 from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.publisher import Choice, Kind, Prepared, VersionShare, choice_of
-from asyncrl.weights.shares import Attempt
+from asyncrl.weights.rank_shards import Attempt
 from asyncrl.weights.tensors import TensorRecord, digest_of, manifest_of_records
 from asyncrl.weights.versions import FullShare, new_attempt
 from topics.weights import WeightsPublished

@@ -23,7 +23,7 @@ import uvloop
 from actors.learner.rank import Rank
 from actors.learner.rank_wire import BEAT_S, ERRORS, NO_CARD, NumberedCall, Reply
 from actors.runtime.actor import Context, Login, open_context
-from actors.runtime.cores import give_way, leave_cores
+from actors.runtime.cpu_priority import give_way, leave_cores
 from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames, write_heartbeats

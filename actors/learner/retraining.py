@@ -16,11 +16,11 @@ from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
-from asyncrl.bus.merged import read_log
+from asyncrl.bus.merged_reader import read_log
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
-from asyncrl.state.parts import spans_text
+from asyncrl.state.records import spans_text
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel, read_checkpoint
 from asyncrl.training.objective import with_other_settings
 from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer

@@ -18,14 +18,14 @@ from actors.runtime.snapshots import check_positions, format_of
 from asyncrl.background import first_of
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.fold import Input
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, read_next, stream_info
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import read
-from asyncrl.bus.vault import SecretGone
 from asyncrl.errors import UNREADABLE, AsyncRLError
 from asyncrl.files import write_json
-from asyncrl.state.facts import UNWRITTEN
+from asyncrl.state.health_checks import UNWRITTEN
 from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, seal_sample
 from asyncrl.telemetry.plot import draw_reward
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked

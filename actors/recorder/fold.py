@@ -9,12 +9,12 @@ import msgspec
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.live.agreement import Agreement
-from asyncrl.state.parts import taught_nothing
+from asyncrl.state.records import taught_nothing
 from topics.actors import ActorStoppedHeaders, RunOpened
 from topics.batches import BatchPacked, BatchTrained
-from topics.cards import CardReturned, CardTaken
 from topics.engines import EngineReady
 from topics.evals import EvalScored
+from topics.gpu_handoff import CardReturned, CardTaken
 from topics.groups import GroupDropped
 from topics.ids import stage_of
 from topics.topic import Topic

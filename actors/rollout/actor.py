@@ -16,9 +16,9 @@ from actors.runtime.worker import Produced, WorkerLoop
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import RowsUnreadable
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each
 from asyncrl.bus.publish import Fenced, unpack
-from asyncrl.bus.vault import SecretGone
 from asyncrl.config.held_out import set_of
 from asyncrl.data.tokenizer import TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams

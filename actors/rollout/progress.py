@@ -23,7 +23,7 @@ from asyncrl.bus.progress import publish_progress, with_rows
 from asyncrl.bus.publish import Fenced, attempt_of, read
 from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
-from topics.places import Holding
+from topics.payload_refs import Holding
 from topics.prompts import PromptIssued
 from topics.table import topic_of
 from topics.topic import TRAJECTORIES

@@ -17,12 +17,12 @@ from asyncrl.config.tasks import turns_of
 from asyncrl.data.model_dir import model_info
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from asyncrl.functions import load_rollout
 from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader
 from asyncrl.rollout.context import RolloutFunction, single_turn
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from topics.prompts import PromptIssued, PromptRow
 from topics.trajectories import Segment, TrajectoryGenerated
 from topics.wire import UInt8Array

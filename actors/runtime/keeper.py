@@ -15,7 +15,7 @@ from itertools import count
 
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.snapshots import Snapshots
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.fold import Fold, Input

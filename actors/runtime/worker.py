@@ -19,10 +19,10 @@ from actors.runtime.delivery import Delivery, purged_claim
 from actors.runtime.isolation import Isolation, WorkFailed
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.errors import BusError, Disconnected
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import Fenced, Unpublishable, read
 from asyncrl.bus.pull import Puller, Source, position
-from asyncrl.bus.vault import SecretGone
 from asyncrl.crash import crash_point
 from topics.actors import HeldWork
 from topics.groups import GroupCompleted

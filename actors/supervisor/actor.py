@@ -31,7 +31,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.process import DENIED, FATAL, ChildProcess, RestartPolicy, cpu_wait_s
 from asyncrl.run.placement import LOST, Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
-from topics.cards import CardLeft
+from topics.gpu_handoff import CardLeft
 from topics.promotions import CanaryEnded, PromotionRefused, WeightsCanaried, WeightsPromoted
 from topics.roles import ROLES, SUPERVISOR, number_in_pool, role_of
 from topics.topic import FLEET

@@ -13,7 +13,7 @@ from actors.runtime.keeper import Keeper
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.publish import send
 from asyncrl.state.diagnose import diagnose
-from asyncrl.state.facts import AWAY
+from asyncrl.state.health_checks import AWAY
 from asyncrl.state.run_state import RunState
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import LIMIT_S, Watch, disk_of

@@ -15,7 +15,7 @@ from actors.runtime.actor import Context
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import server_time_ns, stream_info
 from asyncrl.files import write_json
-from asyncrl.live.owners import day_of
+from asyncrl.live.tenant_keys import day_of
 from asyncrl.run.purge import purge, purge_spools
 from asyncrl.state.live_facts import AHEAD
 from topics.topic import SECRETS

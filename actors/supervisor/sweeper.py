@@ -22,7 +22,7 @@ from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused, BusUnreachable
 from asyncrl.bus.log import Record, read_message, retry_until_deadline, stream_info
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.weights.directories import VERSION_NAME
 from topics.topic import BLOBS, LEDGER_BLOBS, WEIGHTS, Stream, Topic
 from topics.weights import WEIGHTS_STORED

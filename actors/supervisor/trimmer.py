@@ -22,7 +22,7 @@ from asyncrl.background import first_of
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, read_last, read_last_of_each, retry_until_deadline, stream_info
 from asyncrl.bus.provision import queue_info
-from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
+from asyncrl.config.stream_capacity import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import prune_checkpoints
 from asyncrl.weights.files import FileStore

@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import xxhash
 
 from asyncrl.background import all_of
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_last
 from asyncrl.crash import crash_point
 from topics.actors import BLOB_KEPT, BLOB_STORED
-from topics.places import ROUTING
+from topics.payload_refs import ROUTING
 from topics.table import BY_NAME
 from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
 from topics.wire import INLINE_BYTES, WireError

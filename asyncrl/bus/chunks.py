@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from asyncrl.background import first_of
-from asyncrl.bus.answers import MESSAGE_ID, Ack
+from asyncrl.bus.acks import MESSAGE_ID, Ack
 from asyncrl.bus.blobs import HEADER_ROOM
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last

@@ -19,11 +19,11 @@ import nats.errors
 from nats.aio.msg import Msg
 
 from asyncrl.background import BackgroundTasks
+from asyncrl.bus.acks import PASSING, Ack, denied_subject, read_ack, refusal
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.answers import PASSING, Ack, denied_subject, read_ack, refusal
 from asyncrl.bus.client import LAST_S, Client, End
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
-from asyncrl.bus.vault import Vault
+from asyncrl.bus.key_cache import Vault
 from asyncrl.crash import crash_point
 from topics.table import ingest_of
 

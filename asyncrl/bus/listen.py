@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 
 from asyncrl.bus.blobs import BLOB, BlobMissing
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import body_of, unpack
 from asyncrl.bus.sealing import open_body
-from asyncrl.bus.vault import SecretGone
 from topics.table import topic_of
 from topics.topic import Stream, Topic
 from topics.wire import SEALED, WireError

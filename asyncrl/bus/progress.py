@@ -12,7 +12,7 @@ from asyncrl.bus.blobs import fetch_blob, in_chunks, store_blob
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import publish
-from topics.places import ROUTING, Experts
+from topics.payload_refs import ROUTING, Experts
 from topics.topic import BLOBS
 from topics.trajectories import PROGRESS_STORED, Answer, ProgressEntry, ProgressStored
 from topics.wire import WireError

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 import msgspec
 import xxhash
 
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.blobs import BLOB, BlobMissing, chunk_bytes, fetch_blob, in_chunks, store_blob
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, WrongSequence
 from asyncrl.bus.log import Record, read_message, read_newest
 from asyncrl.bus.sealing import open_body, seal_body
 from topics.ids import TRAJECTORY_ID, trajectory_name
-from topics.places import ROUTING
+from topics.payload_refs import ROUTING
 from topics.roles import OWN
 from topics.table import BY_NAME, topic_for, topic_of
 from topics.topic import BLOBS, TRAJECTORIES, Topic

@@ -15,7 +15,7 @@ from asyncrl.algorithms.rows import Routed
 from asyncrl.bus.blobs import Blob, BlobMissing, blob_named, chunk_bytes, fetch_chunk, store_blob
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.sealing import open_under, seal_under
-from topics.places import Routing
+from topics.payload_refs import Routing
 from topics.topic import BLOBS
 from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
 from topics.wire import UInt8Array, WireError

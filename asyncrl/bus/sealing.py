@@ -13,8 +13,8 @@ from nacl.exceptions import CryptoError
 from nacl.secret import Aead
 
 from asyncrl.bus.errors import BusDenied
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.vault import SecretGone
 from topics.secrets import SECRET_MADE, SecretMade
 from topics.topic import Topic
 from topics.wire import SEALED, WireError, decode

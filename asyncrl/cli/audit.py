@@ -13,7 +13,7 @@ from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.state.audit.audit import Findings, Queue
 from asyncrl.state.audit.reading import Audited, audit_run
-from asyncrl.state.parts import counted
+from asyncrl.state.records import counted
 from topics.table import queues_of
 
 _SHOWN = 20  # violations printed; all are counted

@@ -25,7 +25,7 @@ from asyncrl.cli.target import add_config, add_directory, know_actors, live_run
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
-from asyncrl.run.faults import (
+from asyncrl.run.fault_injection import (
     NODE,
     NodeKiller,
     Part,

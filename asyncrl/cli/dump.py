@@ -8,11 +8,11 @@ from pathlib import Path
 from actors.learner.fetching import PayloadGone, fetch_trajectories
 from actors.learner.retraining import read_training
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.merged import read_log
+from asyncrl.bus.merged_reader import read_log
 from asyncrl.cli.options import add_option
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
-from asyncrl.state.parts import spans_text
+from asyncrl.state.records import spans_text
 from asyncrl.state.samples import samples_of, training_batch
 from asyncrl.training.dump import DumpError, write_dump
 from topics.topic import TRAJECTORIES

@@ -20,7 +20,7 @@ from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import fault_of_secret, write_private
 from asyncrl.ports import places_of
 from asyncrl.run.connect import FoundRun, connected
-from asyncrl.state.parts import Engine
+from asyncrl.state.records import Engine
 from asyncrl.state.run_state import RunState
 from topics.engines import ENGINE_ANNOUNCED, EngineAnnounced, EngineWithdrawn, announced_name
 from topics.roles import pool_of

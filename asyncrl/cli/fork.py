@@ -12,7 +12,7 @@ import msgspec
 
 from actors.learner.retraining import TrainingLog, read_training
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.merged import read_each
+from asyncrl.bus.merged_reader import read_each
 from asyncrl.cli.target import add_directory, add_settings, any_run, read_topics
 from asyncrl.cli.up import bring_up
 from asyncrl.config.check_learner import has_critic

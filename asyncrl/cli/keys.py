@@ -7,7 +7,7 @@ import re
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.bus.merged import read_each
+from asyncrl.bus.merged_reader import read_each
 from asyncrl.bus.publish import publish, read
 from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.target import action_of, add_action, any_run, live_run, read_topics

@@ -7,15 +7,15 @@ import re
 from typing import Any
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.merged import read_each
+from asyncrl.bus.merged_reader import read_each
 from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
-from asyncrl.live.owners import owner_of, tenant_digest, user_of
+from asyncrl.live.tenant_keys import owner_of, tenant_digest, user_of
 from asyncrl.run.purge import purge, purge_spools
-from asyncrl.state.learnt import learnt_from
-from asyncrl.state.parts import counted
+from asyncrl.state.records import counted
+from asyncrl.state.tainted_versions import learnt_from
 from topics.keys import KEY_ADDED
 from topics.wire import ID_PATTERN
 

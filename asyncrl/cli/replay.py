@@ -34,7 +34,7 @@ from asyncrl.config.setting_types import Settings
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.files import write_json
-from asyncrl.state.parts import counted
+from asyncrl.state.records import counted
 from asyncrl.telemetry.plot import draw_comparison
 from asyncrl.training.trainers import open_trainer
 

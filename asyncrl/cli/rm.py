@@ -10,7 +10,7 @@ from asyncrl.cli.options import add_flag
 from asyncrl.cli.target import add_directory, add_server, given_login
 from asyncrl.run.connect import FoundRun
 from asyncrl.run.remove import remove_directory, remove_topics
-from asyncrl.state.parts import counted
+from asyncrl.state.records import counted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
-from asyncrl.state.parts import reward_text
+from asyncrl.state.records import reward_text
 from asyncrl.state.samples import Sample, Turn, packed_batch, samples_of, scored_evaluation
 from topics.ids import stage_of
 from topics.prompts import ONLY_TASK

@@ -11,8 +11,8 @@ from asyncrl.cli.scale import read_counts
 from asyncrl.cli.target import add_directory, add_server, add_wait, live_run
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import FoundRun
-from asyncrl.state.parts import duration
-from asyncrl.state.sharing import Sharer, Sharing
+from asyncrl.state.fleet_scheduler import Sharer, Sharing
+from asyncrl.state.records import duration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -19,7 +19,7 @@ from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import connected, is_over, opened, run_ended
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import Condition, LiveTap, Pattern, read_condition
-from asyncrl.state.parts import counted
+from asyncrl.state.records import counted
 from topics.topic import STREAMS
 
 _REPORT_S = 1.0  # between two reports of missed messages

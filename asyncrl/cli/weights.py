@@ -12,13 +12,13 @@ from asyncrl.bus.chunks import read_newest_chunk
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import publish
 from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import action_of, add_action, add_wait, any_run, live_run, read_topics
 from asyncrl.errors import AsyncRLError, WrongUsage
-from asyncrl.live.owners import owner_of, tenant_digest
+from asyncrl.live.tenant_keys import owner_of, tenant_digest
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
 from topics.promotions import (
     CANARY_ENDED,

@@ -25,10 +25,10 @@ from asyncrl.engine.errors import (
     fault_of,
     message_of,
 )
-from asyncrl.engine.loads import EngineLoad, ServerLoads
+from asyncrl.engine.server_load import EngineLoad, ServerLoads
 from asyncrl.errors import UNREADABLE
 from asyncrl.http_calls import read_body
-from asyncrl.weights.described import Described, GroupPlace
+from asyncrl.weights.transfer_manifest import Described, GroupPlace
 from topics.wire import Int32Array
 
 __all__ = [

@@ -13,8 +13,8 @@ from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.errors import EngineError, EngineRefused, RequestFailed
-from asyncrl.engine.loads import EngineLoad
-from asyncrl.engine.served import ServedAdapters, Shape
+from asyncrl.engine.lora_serving import ServedAdapters, Shape
+from asyncrl.engine.server_load import EngineLoad
 from asyncrl.engine.staging import Staging
 from asyncrl.engine.starting import check_front, end_of, name_of_gpu, start_at_free_port
 from asyncrl.files import write_private

@@ -17,9 +17,9 @@ from asyncrl.engine.answer import Decode, Likeliest, reach_of, stop_string
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet, Wanted
-from asyncrl.engine.manner import QUIET_TOKENS, Manner, Pace
+from asyncrl.engine.request_options import QUIET_TOKENS, Manner, Pace
 from asyncrl.engine.routing import keep_if_there, keep_routing, unrecorded
-from asyncrl.engine.tape import Tape
+from asyncrl.engine.token_buffer import Tape
 from topics.actors import Waiting
 from topics.engines import version_of
 from topics.trajectories import Answer

@@ -16,7 +16,7 @@ import structlog
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.answer import Generation
 from asyncrl.engine.errors import EngineRefused
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.trajectories import Answer
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.quoted import Quoted
+from asyncrl.live.escape_special_tokens import Quoted
 from topics.wire import Int32Array
 
 _MARK = "\ufdd2"  # in the place of a reply; Unicode keeps it from ever standing for a character

@@ -9,7 +9,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import read
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.quoted import Quoted
+from asyncrl.live.escape_special_tokens import Quoted
 from asyncrl.live.stored import StoredTurn
 from topics.turns import TURN_JUDGED, TurnJudged
 from topics.wire import Int32Array, WireError

@@ -7,7 +7,7 @@ import secrets
 from collections import Counter
 from collections.abc import Mapping
 
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from topics.keys import KeyAdded, KeyRevoked
 
 PRIVATE_HEADER = "X-Asyncrl-Private"  # of a request of which nothing is to be stored but counts

@@ -6,7 +6,7 @@ import bisect
 import math
 from collections import Counter, defaultdict
 
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from topics.keys import KeyAdded, TurnCounted
 
 MINUTE_S, DAY_S = 60.0, 86_400.0

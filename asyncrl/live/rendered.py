@@ -16,7 +16,7 @@ from renderers.base import MODEL_RENDERER_MAP, Renderer
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.conversation import History, Message, Seam
-from asyncrl.live.quoted import Quoted
+from asyncrl.live.escape_special_tokens import Quoted
 from topics.wire import Int32Array
 
 _ELSEWHERE = "gpt-oss"  # gets its vocabulary from a server, and the template is unsafe by difference
@@ -41,8 +41,8 @@ _PROBES: tuple[tuple[list[Message], list[Message]], ...] = (  # conversations, w
 class _Tokens:
     """A tokenizer as renderers ask for one; unlike that of transformers it has no state that encoding changes.
 
-    Texts of clients have cuts (`asyncrl/live/quoted.py`), at which they are encoded in pieces: what reads like a
-    control token in them is none.
+    `asyncrl/live/escape_special_tokens.py` marks cuts in the texts of clients. Each piece between two cuts is encoded
+    separately, so client text never becomes a control token.
     """
 
     name_or_path = ""

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import xxhash
 
 from asyncrl.engine.client import SamplingParams
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from topics.turns import EarlySkip
 
 SESSION_HEADER = "x-asyncrl-session"

@@ -11,13 +11,13 @@ import numpy as np
 
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last, read_next
 from asyncrl.bus.publish import read
 from asyncrl.bus.sealing import check_keys
-from asyncrl.bus.vault import SecretGone
 from asyncrl.engine.routing import rows_of
 from asyncrl.errors import AsyncRLError
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.topic import TURNS, Topic
 from topics.trajectories import Segment
 from topics.turns import TURN_FINISHED, TURN_SAMPLED, TURN_STARTED, TurnFinished, TurnSampled, TurnStarted

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.apis.words import Call, assistant_message
-from asyncrl.live.thoughts import begun, opened_by
+from asyncrl.live.apis.schema import Call, assistant_message
+from asyncrl.live.reasoning_parser import begun, opened_by
 
 _QUESTION = {"role": "user", "content": "a"}
 _TOOL = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}

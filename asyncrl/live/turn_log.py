@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from asyncrl.live.apis.words import LiveError, Request
+from asyncrl.live.apis.schema import LiveError, Request
 from asyncrl.live.conversation import Conversations, Draft, History, Prompt, tools_key
-from asyncrl.live.owners import owner_in
 from asyncrl.live.sessions import session_headers
+from asyncrl.live.tenant_keys import owner_in
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
 from topics.wire import Float32Array, Int32Array
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from asyncrl.engine.routing import rows_of
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.trajectories import Answer
 from topics.wire import Int32Array, UInt8Array
 

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from asyncrl.errors import AsyncRLError
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.trajectories import Answer
 from topics.wire import Int32Array, WireError
 

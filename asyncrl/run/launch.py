@@ -33,13 +33,13 @@ from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.first_keys import add_first_keys
 from asyncrl.run.gateway_port import held_gateway
-from asyncrl.run.part_before import PartBefore
 from asyncrl.run.placement import Placed, actor_job
 from asyncrl.run.placements import PLACEMENTS
+from asyncrl.run.previous_session import PartBefore
 from asyncrl.run.resume import longer, request_skip
 from asyncrl.run.sizing import provision_sized
 from asyncrl.run.user_actors import load_actors
-from asyncrl.training.create import create_configured
+from asyncrl.training.init_model import create_configured
 from topics.actors import RunOpened
 from topics.roles import OPERATOR
 

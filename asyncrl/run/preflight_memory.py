@@ -12,8 +12,8 @@ from asyncrl.data.model_dir import ModelError
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import read_family
-from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.memory import CHUNK_ELEMENTS, RankMemory, parameters_of
+from asyncrl.training.megatron.parallel_config import Layout
 
 _LARGE_CHUNK = 1 << 29  # logits held at once, as in asyncrl.training.vocabulary, which loads torch
 _POINTWISE = 0.75  # share of the activations that is left where what costs no matrix product is computed again

@@ -29,10 +29,10 @@ from asyncrl.data.quantisation import read_quantisation
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
 from asyncrl.engine.errors import EngineError
-from asyncrl.live.seams import AUTO, DIFFERENCE, open_seam
+from asyncrl.live.turn_boundary import AUTO, DIFFERENCE, open_seam
 from asyncrl.process import python
 from asyncrl.training.megatron.families import family_of
-from asyncrl.training.megatron.table import EMBEDDING
+from asyncrl.training.megatron.weight_map import EMBEDDING
 from asyncrl.weights.tensors import tensors_in
 from topics.batches import BatchMember
 from topics.trajectories import Reference

@@ -16,11 +16,11 @@ from asyncrl.config.process_settings import NatsSettings
 from asyncrl.config.settings import Config
 from asyncrl.ports import is_ip, is_loopback
 from asyncrl.process import python
+from asyncrl.run.host_files import is_here, user_files
 from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.ray_cluster import Node
 from asyncrl.run.ray_host import installed
 from asyncrl.run.ray_placement import bundle_of, bundle_text, is_placed
-from asyncrl.run.sending import is_here, user_files
 from topics.roles import role_of
 
 _JOB_FOLDERS = "working_dir_files"  # where Ray keeps what `ray job submit --working-dir` sends

@@ -19,7 +19,7 @@ from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import Opened, RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError, shown
-from asyncrl.training.create import write_tokenizer
+from asyncrl.training.init_model import write_tokenizer
 from topics.prompts import PromptRow
 
 _FIRST_ROWS = 1000  # of the first epoch's order

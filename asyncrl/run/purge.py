@@ -12,8 +12,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused
 from asyncrl.bus.log import LogReader, Record, read_message
 from asyncrl.bus.publish import publish
-from asyncrl.live.owners import covers, day_of
 from asyncrl.live.spool import Spool, SpoolTaken
+from asyncrl.live.tenant_keys import covers, day_of
 from topics.secrets import SECRET_MADE, PurgeRequested
 from topics.topic import ACTORS, SECRETS
 
@@ -35,7 +35,7 @@ async def purge(bus: Bus, owner: str, before: str, reason: Literal["operator", "
     this a secure delete) and read nowhere again.
 
     Args:
-        owner: as `asyncrl.live.owners.covers` takes it; "": all.
+        owner: as `asyncrl.live.tenant_keys.covers` takes it; "": all.
         before: a day as `day_of` gives it; "": all.
 
     Raises:

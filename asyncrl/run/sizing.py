@@ -21,7 +21,8 @@ from asyncrl.bus.provision import held_bytes, provision
 from asyncrl.bus.publish import read
 from asyncrl.config.check import Finding
 from asyncrl.config.process_settings import NatsSettings
-from asyncrl.config.room import (
+from asyncrl.config.settings import Config, ModelSettings
+from asyncrl.config.stream_capacity import (
     CHECKPOINT_SHARE,
     MB,
     RESERVE_MB,
@@ -33,7 +34,6 @@ from asyncrl.config.room import (
     needs_of_the_rest,
     payload_room,
 )
-from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.tasks import largest_group, rows_of, warmup_rows
 from asyncrl.data.model_dir import ModelError, count_parameters, model_info
 from asyncrl.data.protocol import DataError

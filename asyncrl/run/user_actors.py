@@ -10,9 +10,9 @@ from typing import Any
 
 from asyncrl.errors import AsyncRLError, FunctionError
 from asyncrl.functions import is_async, load_module
-from topics.own_rows import Rows, problem, shape_problem
 from topics.roles import Role
 from topics.table import register, register_queues
+from topics.validate_user_topics import Rows, problem, shape_problem
 
 _EXPECTED = "ROLE, TOPICS and async def main(context)"
 _MODULES: dict[str, ModuleType] = {}  # by role

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from asyncrl.config.process_settings import AutoscaleSettings
 from asyncrl.state.loads import PoolLoad
-from asyncrl.state.parts import Scaling
+from asyncrl.state.records import Scaling
 
 _GROWTH = 2  # times as many processes at once, at most
 

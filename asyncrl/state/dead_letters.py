@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.group_rows import GroupRows, RowsUnreadable
 from asyncrl.bus.log import Record, read_last, read_last_of_each, read_message
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import publish
 from asyncrl.errors import AsyncRLError
 from asyncrl.state.format_message import FormattedMessage, as_json

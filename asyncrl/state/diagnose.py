@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from asyncrl.config.tasks import group_size_of, tasks_of
-from asyncrl.state.facts import GRADERS, blockers, compiling, failing_rewards, faults, finding, hanging_rewards
+from asyncrl.state.health_checks import GRADERS, blockers, compiling, failing_rewards, faults, finding, hanging_rewards
 from asyncrl.state.live_facts import live_faults
-from asyncrl.state.parts import FLAT_STEPS, Actor, counted, taught_nothing
+from asyncrl.state.records import FLAT_STEPS, Actor, counted, taught_nothing
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
 from topics.ids import prompt_of

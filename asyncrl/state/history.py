@@ -7,10 +7,10 @@ from typing import NamedTuple
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
-from asyncrl.bus.merged import read_log
+from asyncrl.bus.merged_reader import read_log
 from asyncrl.bus.publish import BY
 from asyncrl.run.connect import RunNotFound
-from asyncrl.state.parts import reward_text
+from asyncrl.state.records import reward_text
 from topics.actors import RunOpened
 from topics.batches import BatchPacked, BatchTrained
 from topics.evals import EvalScored

@@ -11,7 +11,7 @@ import xxhash
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
-from asyncrl.bus.merged import read_each
+from asyncrl.bus.merged_reader import read_each
 from asyncrl.state.samples import evaluation_of
 from topics.batches import BATCH_PACKED, BatchPacked
 from topics.evals import EvalScored

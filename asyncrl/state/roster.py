@@ -6,7 +6,7 @@ from collections import Counter
 
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
-from asyncrl.state.parts import SILENT_S, Actor, Engine, Scaling
+from asyncrl.state.records import SILENT_S, Actor, Engine, Scaling
 from topics.actors import AutoscaleFailed, FleetScaled, HeldWork, Vitals
 from topics.engines import EngineAnnounced, EngineGone, EngineReady, EngineUpdating, EngineWithdrawn
 from topics.roles import pool_of, role_of

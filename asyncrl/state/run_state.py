@@ -11,7 +11,7 @@ from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.run.connect import SUPERVISOR
-from asyncrl.state.parts import (
+from asyncrl.state.records import (
     LISTENS,
     Actor,
     Disk,

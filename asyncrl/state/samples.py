@@ -13,15 +13,15 @@ import numpy as np
 
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import Record, read_message
-from asyncrl.bus.merged import read_each
+from asyncrl.bus.merged_reader import read_each
 from asyncrl.bus.publish import read
 from asyncrl.bus.sealing import open_under, seal_under
-from asyncrl.bus.vault import SecretGone
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun
-from asyncrl.state.parts import evaluation_text, spans_text
+from asyncrl.state.records import evaluation_text, spans_text
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored
 from topics.prompts import LIVE_TASK, ONLY_TASK, PromptRow

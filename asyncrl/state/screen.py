@@ -16,8 +16,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.config.room import CHECKPOINT_SHARE
-from asyncrl.state.parts import Event, counted, duration
+from asyncrl.config.stream_capacity import CHECKPOINT_SHARE
+from asyncrl.state.records import Event, counted, duration
 from asyncrl.state.run_state import RunState
 from asyncrl.state.status import curve, run_status
 from asyncrl.state.summary import own_metrics

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from asyncrl.state.autoscale import held
 from asyncrl.state.loads import pool_loads
-from asyncrl.state.parts import Actor, Scaling
+from asyncrl.state.records import Actor, Scaling
 from asyncrl.state.run_state import RunState
 from topics.runs import ActorStatus, EngineStatus, EvalStatus, RunStatus, ScalingStatus, StreamStatus
 

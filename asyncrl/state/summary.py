@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from asyncrl.state.parts import FLAT_STEPS, counted
+from asyncrl.state.records import FLAT_STEPS, counted
 
 
 def summary_text(summary: dict[str, Any]) -> str:

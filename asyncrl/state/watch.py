@@ -23,7 +23,7 @@ from asyncrl.bus.publish import read
 from asyncrl.config.tasks import largest_group
 from asyncrl.process import state_of
 from asyncrl.run.connect import SUPERVISOR
-from asyncrl.state.parts import Disk, StreamFill
+from asyncrl.state.records import Disk, StreamFill
 from asyncrl.state.run_state import RunState
 from topics.actors import (
     ACTOR_STARTED,

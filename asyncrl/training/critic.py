@@ -15,7 +15,7 @@ from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.value_loss import explained_variance, value_loss
 from asyncrl.training.host_copy import Source
-from asyncrl.training.optimized import Optimized, Stems, Update
+from asyncrl.training.model_optimizer import Optimized, Stems, Update
 from asyncrl.training.passes import Passes
 from asyncrl.training.policy import Loading, Policy, load_policy
 from asyncrl.training.vocabulary import Top

@@ -11,13 +11,13 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard
 
 from asyncrl.data.quantisation import Form
+from asyncrl.training.cpu_offload import storage_key
 from asyncrl.training.host_memory import host_memory
 from asyncrl.training.lora import Adapter
 from asyncrl.training.masters import joined
-from asyncrl.training.resting import storage_key
 from asyncrl.weights.quantised import Stored, quantise, stored_as
+from asyncrl.weights.rank_shards import Sized, owners
 from asyncrl.weights.shared import View, in_calls, keep_for_reader, pack_tensors, shared_memory
-from asyncrl.weights.shares import Sized, owners
 from asyncrl.weights.tensors import Files, HostTensor, stem_of_share
 
 _ALIGNED = 64  # bytes

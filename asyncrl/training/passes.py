@@ -13,7 +13,7 @@ import torch.distributed as dist
 from asyncrl.algorithms.packing import first_fit
 from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums, merge_sums
-from asyncrl.training.layouts import MicroBatch, by_row, micro_batch
+from asyncrl.training.packing import MicroBatch, by_row, micro_batch
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from asyncrl.weights.delta import Base, Delta, encode
 from asyncrl.weights.directories import remove_directory, written_aside
 from asyncrl.weights.files import describe_model
 from asyncrl.weights.folders import DiskFolder
-from asyncrl.weights.shares import Attempt, StoredFiles, drop_share, take_shares, written_share
+from asyncrl.weights.rank_shards import Attempt, StoredFiles, drop_share, take_shares, written_share
 from asyncrl.weights.store import WeightStore
 from asyncrl.weights.tensors import (
     FileRecord,

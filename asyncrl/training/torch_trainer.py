@@ -17,20 +17,20 @@ from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.quantisation import config_of
+from asyncrl.training.base_trainer import STATE, WEIGHTS, Steps
+from asyncrl.training.cpu_offload import Resting
 from asyncrl.training.critic import Critic
-from asyncrl.training.culprits import RowPasses
 from asyncrl.training.disk_names import divided
-from asyncrl.training.further import FurtherTensors
+from asyncrl.training.gradient_attribution import RowPasses
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.lora import Lora, with_adapters
-from asyncrl.training.optimized import Optimized, Stems
+from asyncrl.training.model_optimizer import Optimized, Stems
 from asyncrl.training.passes import Passes
+from asyncrl.training.passthrough_weights import FurtherTensors
 from asyncrl.training.policy import Loading, Policy, load_policy
 from asyncrl.training.reference import Reference
-from asyncrl.training.resting import Resting
 from asyncrl.training.settings import TrainerSettings
 from asyncrl.training.sharding import Exchange
-from asyncrl.training.steps import STATE, WEIGHTS, Steps
 from asyncrl.weights.adapters import ADAPTER, ADAPTER_CONFIG, BaseModel, PublishedAdapter, digest_of_model
 from asyncrl.weights.directories import CheckpointError
 

@@ -14,7 +14,7 @@ from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.data.model_dir import ModelError
 from asyncrl.data.quantisation import quantised_as
 from asyncrl.imports import absent
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.protocol import Trainer
 from asyncrl.training.scripted import ScriptedTrainer
 

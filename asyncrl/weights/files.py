@@ -11,7 +11,7 @@ import xxhash
 from asyncrl.crash import crash_point
 from asyncrl.weights.directories import VERSION_NAME, prune_directories, remove_directory, written_aside
 from asyncrl.weights.folders import DiskFolder, Folder
-from asyncrl.weights.shares import (
+from asyncrl.weights.rank_shards import (
     Attempt,
     Describe,
     Filling,

@@ -18,12 +18,12 @@ import zstandard
 
 from asyncrl.errors import AsyncRLError
 from asyncrl.framing import Frames, pack
-from asyncrl.weights.described import Described
 from asyncrl.weights.sender_calls import Answer, Command, Join, Open, Stage
 from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory, unpack_tensors
 from asyncrl.weights.shared_names import NotShared
 from asyncrl.weights.tensors import HostTensor, tensors_in
 from asyncrl.weights.transfer import TransferGroup
+from asyncrl.weights.transfer_manifest import Described
 
 _ALIGNED = 256
 _AT_ONCE = 1 << 26  # bytes

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from asyncrl.weights.described import Described, GroupPlace
+from asyncrl.weights.transfer_manifest import Described, GroupPlace
 
 
 class Open(msgspec.Struct, tag=True):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from asyncrl.weights.files import FileStore
-from asyncrl.weights.shares import Attempt, Describe, Filling, StoredFiles
+from asyncrl.weights.rank_shards import Attempt, Describe, Filling, StoredFiles
 from asyncrl.weights.stream import Chunks, StreamStore
 
 

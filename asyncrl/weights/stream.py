@@ -15,7 +15,7 @@ from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.folders import Sink
-from asyncrl.weights.shares import Attempt, Describe, Filling, StoredFiles
+from asyncrl.weights.rank_shards import Attempt, Describe, Filling, StoredFiles
 from asyncrl.weights.verify import TornVersion
 
 FILE, OFFSET = "file", "offset"  # headers of a chunk

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from asyncrl.errors import AsyncRLError
-from asyncrl.weights.described import GroupPlace
+from asyncrl.weights.transfer_manifest import GroupPlace
 
 
 class TransferFailed(AsyncRLError):

@@ -12,7 +12,7 @@ from asyncrl.weights.adapters import PublishedAdapter
 from asyncrl.weights.delta import Delta, DeltaRecord, TensorDelta, describe_delta, write_frames
 from asyncrl.weights.files import describe_model
 from asyncrl.weights.folders import Folder
-from asyncrl.weights.shares import Attempt, StoredFiles
+from asyncrl.weights.rank_shards import Attempt, StoredFiles
 from asyncrl.weights.store import WeightStore
 from asyncrl.weights.tensors import (
     Files,

@@ -15,7 +15,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.faults import Target, drawn
+from asyncrl.run.fault_injection import Target, drawn
 from benchmarks.chaos.injections import Injection, Injector
 from benchmarks.chaos.stage import Stage
 from benchmarks.chaos.stall import Stall, verdict

@@ -18,7 +18,7 @@ from asyncrl.config.load import load_config
 from asyncrl.files import write_json
 from asyncrl.run.connect import FoundRun, opened
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.faults import Target, parse_targets
+from asyncrl.run.fault_injection import Target, parse_targets
 from asyncrl.state.audit.reading import audit_run
 from benchmarks.chaos.campaign import Campaign, Plan
 from benchmarks.chaos.injections import Injection

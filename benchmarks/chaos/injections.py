@@ -18,7 +18,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.publish import publish
 from asyncrl.crash import arm
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.faults import IN_A_ROW, NATS, SEVERAL, Part, Rests, Target, choose, inject, resume
+from asyncrl.run.fault_injection import IN_A_ROW, NATS, SEVERAL, Part, Rests, Target, choose, inject, resume
 from benchmarks.chaos.stage import Stage
 from benchmarks.chaos.targets import AT_THE_END
 from benchmarks.chaos.witness import Witness

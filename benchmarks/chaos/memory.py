@@ -11,7 +11,7 @@ from collections.abc import Callable
 import msgspec
 import psutil
 
-from asyncrl.run.faults import Part
+from asyncrl.run.fault_injection import Part
 
 _EVERY_S = 2.0
 _YOUNG_S = 15.0  # a process that is younger has not come to its size

@@ -15,7 +15,7 @@ import psutil
 from asyncrl.crash import CRASH_FOLDER
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import python, with_parent
-from asyncrl.run.faults import Part, parts
+from asyncrl.run.fault_injection import Part, parts
 
 _START_S = 120.0  # for `up` to name the run
 _GONE_S = 60.0  # for the kernel to end all processes of a killed `up`

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
-from asyncrl.run.faults import Target, signal_targets
+from asyncrl.run.fault_injection import Target, signal_targets
 
 AT_THE_END = ("learner.exported",)  # points that a run passes only when it finishes
 

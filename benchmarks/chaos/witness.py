@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import TIME_TO_LIVE, WRITER
-from asyncrl.run.faults import NATS, RANK, SERVER
+from asyncrl.run.fault_injection import NATS, RANK, SERVER
 from topics.actors import ACTOR_STARTED, ActorStarted, FleetScaled, RunOpened
 from topics.batches import BATCH_TRAINED, BatchTrained
 from topics.engines import ENGINE_READY

@@ -10,7 +10,7 @@ import torch
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.config.load import load_config
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.objective import objective_of
 from asyncrl.training.torch_trainer import TorchTrainer
 from harness.configs import problems

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import publish
 from harness.logs import read_all
 from harness.stage import Stage

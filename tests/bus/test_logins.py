@@ -15,7 +15,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.logins import given_logins, known_logins
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish, read

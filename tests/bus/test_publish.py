@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.blobs import BLOB, BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone, BusRefused, WrongSequence

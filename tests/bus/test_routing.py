@@ -9,12 +9,12 @@ import pytest
 
 from asyncrl.bus import routing as module
 from asyncrl.bus.blobs import CHUNKS, BlobMissing, blob_named
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import check_beside, publish
 from asyncrl.bus.routing import Cut, Whole, read_routing, store_routing
-from asyncrl.bus.vault import SecretGone
 from asyncrl.state.audit.reading import audit_run
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from harness.stories import result
 from harness.trimming import announce
 from topics.prompts import PromptIssued, PromptRow

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import SecretGone, Vault
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import publish, read
 from asyncrl.bus.sealing import seal, unseal
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.bus.vault import SecretGone, Vault
-from asyncrl.live.owners import covers, new_secret, owner_of, tenant_digest, user_of
+from asyncrl.live.tenant_keys import covers, new_secret, owner_of, tenant_digest, user_of
 from asyncrl.run.purge import _stored, purge
 from topics.secrets import SecretMade
 from topics.turns import TURN_FINISHED, TurnFinished

@@ -11,7 +11,7 @@ from asyncrl.cli.chaos import Plan, inject_until_end
 from asyncrl.cli.main import run as run_command
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.faults import Target
+from asyncrl.run.fault_injection import Target
 from harness.runs import PACED, command, two_steps_more, up
 
 SETTINGS = [PACED, "learner.steps=100000", "learner.checkpoint_every=5"]

@@ -24,7 +24,7 @@ from asyncrl.config.settings import CreateModelSettings
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.training.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from asyncrl.training.create import create_model
+from asyncrl.training.init_model import create_model
 from asyncrl.training.objective import objective_of, with_other_settings
 from asyncrl.training.trainers import open_trainer
 from harness.audited import messages_on

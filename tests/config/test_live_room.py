@@ -2,8 +2,8 @@
 
 import msgspec
 
-from asyncrl.config.room import MB, Progress, needs, needs_of_the_rest
 from asyncrl.config.settings import Config
+from asyncrl.config.stream_capacity import MB, Progress, needs, needs_of_the_rest
 from asyncrl.run.sizing import Plan
 from harness.configs import the_problem
 

@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
-from asyncrl.config.room import CHECKPOINT_SHARE, PAUSE_SHARE, needs
 from asyncrl.config.settings import Config
+from asyncrl.config.stream_capacity import CHECKPOINT_SHARE, PAUSE_SHARE, needs
 
 
 @pytest.mark.parametrize(("most", "in_progress"), [(64, 0), (65, 1)])  # of 64 tokens no progress is stored

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from asyncrl.data.messages import message_problem
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.training.create import write_tokenizer
+from asyncrl.training.init_model import write_tokenizer
 from harness.tokenizers import make_model
 from topics.prompts import PromptRow
 

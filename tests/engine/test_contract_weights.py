@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from asyncrl.engine.client import Chunk, EngineClient, EngineRefused, SamplingParams
 from asyncrl.ports import free_port
-from asyncrl.weights.described import Described, GroupPlace
 from asyncrl.weights.shared import View, keep_for_reader, pack_tensors, shared_memory
 from asyncrl.weights.transfer import TransferGroup
+from asyncrl.weights.transfer_manifest import Described, GroupPlace
 from harness.contract import Served
 from harness.sglang_real import EXACT, post, scores
 

@@ -16,7 +16,7 @@ from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.clients import CLIENTS
 from asyncrl.engine.control import CONTROLS, EmbeddedControl, EngineControl, EngineHome, SGLangControl
-from asyncrl.engine.loads import EngineLoad
+from asyncrl.engine.server_load import EngineLoad
 from asyncrl.engine.starting import EngineFailed
 from benchmarks.engine import save_random_model
 from harness.sglang_like import like_sglang

@@ -16,7 +16,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.errors import EngineRefused, EngineUnavailable, RequestFailed, VersionAbsent
 from asyncrl.engine.fleet import Fleet, Wanted
 from asyncrl.engine.generator import TRIES, Generator, Watch
-from asyncrl.engine.manner import Manner, Pace
+from asyncrl.engine.request_options import Manner, Pace
 from benchmarks.engine import served
 from harness.models import make_endless_model
 from harness.scripted_servers import CONTEXT, KEY, Servers, failing, never, ready, some

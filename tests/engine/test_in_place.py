@@ -12,7 +12,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from benchmarks.engine import served
 from harness.counting import IDS, Counting
 from harness.models import make_endless_model

@@ -11,7 +11,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from topics.actors import Waiting
 from topics.engines import EngineReady

@@ -1,6 +1,6 @@
 """How many tokens of a stream come at a time."""
 
-from asyncrl.engine.manner import Manner, Pace
+from asyncrl.engine.request_options import Manner, Pace
 
 
 def test_events_of_a_fast_server_have_the_tokens_of_a_time_and_those_of_a_slow_one_no_fewer_than_before():

@@ -15,7 +15,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import EngineHome, SGLangControl
 from asyncrl.engine.embedded import schema
 from asyncrl.engine.embedded.request import Sampling
-from asyncrl.weights.described import Described, GroupPlace
+from asyncrl.weights.transfer_manifest import Described, GroupPlace
 from benchmarks.engine import save_random_model
 from harness.sglang_real import ABSENT, FOUND, arguments, environment
 

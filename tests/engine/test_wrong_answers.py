@@ -14,7 +14,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams, message_of
 from asyncrl.engine.errors import RequestFailed
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from topics.engines import EngineReady
 

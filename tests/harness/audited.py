@@ -7,10 +7,10 @@ from typing import Any
 
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import Record
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.bus.vault import SecretGone
 from harness.runs import Run, command
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.groups import GROUP_DROPPED

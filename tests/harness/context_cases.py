@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch.nn.functional import scaled_dot_product_attention
 
 from asyncrl.training.attention import Documents
-from asyncrl.training.layouts import Inputs
-from asyncrl.training.megatron.around import around, join, prepare
 from asyncrl.training.megatron.context import share_of
-from asyncrl.training.megatron.layout import Layout
-from asyncrl.training.megatron.segments import segment_attention
+from asyncrl.training.megatron.cp_allgather_attention import segment_attention
+from asyncrl.training.megatron.mcore_patches import around, join, prepare
+from asyncrl.training.megatron.parallel_config import Layout
+from asyncrl.training.packing import Inputs
 
 CASES = {
     "of several lengths": ([13, 30, 8], 0, 16),

@@ -11,7 +11,7 @@ from aiohttp import web
 from actors.gateway.actor import Gateway
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import publish
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.embedded.server import EngineServer

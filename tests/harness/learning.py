@@ -9,7 +9,7 @@ import xxhash
 from actors.learner.actor import Learner
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import WRITER, publish
 from topics.batches import BatchGroup, BatchMember, BatchPacked, Objective
 from topics.ids import TASK, prompt_name

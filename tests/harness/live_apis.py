@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from asyncrl.live.apis.table import APIS
-from asyncrl.live.apis.words import Api, Ending, LiveError, Opening
+from asyncrl.live.apis.registry import APIS
+from asyncrl.live.apis.schema import Api, Ending, LiveError, Opening
 
 OPENING = Opening("t1", "tiny", 1_700_000_000, 7)
 

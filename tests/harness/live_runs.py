@@ -11,7 +11,7 @@ from aiohttp import ClientError, ClientSession
 from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import SPECIAL_TOKENS
 from asyncrl.ports import free_port
-from asyncrl.training.create import ModelShape, create_model, write_tokenizer
+from asyncrl.training.init_model import ModelShape, create_model, write_tokenizer
 from harness.mixtures import MIXTURE, write_transformers_model
 from harness.runs import command
 from harness.stage import until

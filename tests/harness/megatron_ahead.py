@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.losses import loss_of
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from tests.harness.groups import megatron_ranks

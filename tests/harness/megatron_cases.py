@@ -19,13 +19,13 @@ from safetensors.torch import save_file
 from asyncrl.algorithms.balance import balanced
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.data.quantisation import quantised_as
+from asyncrl.training.base_trainer import WEIGHTS
 from asyncrl.training.masters import joined
 from asyncrl.training.megatron import families as known
-from asyncrl.training.megatron.layout import Layout
-from asyncrl.training.megatron.parts import Reading
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
+from asyncrl.training.megatron.sharded_params import Reading
 from asyncrl.training.megatron.trainer import MegatronTrainer
-from asyncrl.training.steps import WEIGHTS
 from asyncrl.weights.tensors import manifest_of_records, tensor_records
 from tests.harness import own_family
 from tests.harness.counted import counted_reads

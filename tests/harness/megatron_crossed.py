@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.routing import Recorded

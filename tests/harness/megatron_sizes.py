@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 import torch
 
-from asyncrl.training.megatron.around import around, join, prepare
 from asyncrl.training.megatron.families import read_family
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.mcore_patches import around, join, prepare
 from asyncrl.training.megatron.modules import build
-from asyncrl.training.megatron.parts import Parts
+from asyncrl.training.megatron.parallel_config import Layout
+from asyncrl.training.megatron.sharded_params import Parts
 
 
 def compare(folder):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from actors.learner.offers import Offers
+from actors.learner.weight_handles import Offers
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from asyncrl.training.create import write_tokenizer
 from asyncrl.training.disk_names import stored
+from asyncrl.training.init_model import write_tokenizer
 
 ALPHABET = "abcdefghijklmnopqrstuvwxyz=!"  # with three more tokens a number that is odd: ranks have rows of none
 SHAPE = {

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from safetensors.numpy import load_file, save_file
 
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 
 
 def make_endless_model(directory, seed=1, shape=None, spread=1.0):

@@ -5,11 +5,11 @@ import json
 from safetensors.torch import load_file, save_file
 
 from asyncrl.training.megatron.families import FAMILIES
-from asyncrl.training.megatron.table import NORMS, Family, attention, gated, intermediate, norm
+from asyncrl.training.megatron.weight_map import NORMS, Family, attention, gated, intermediate, norm
 
 
 def _adapt(layer, config):
-    from asyncrl.training.megatron.normed import normed_addition
+    from asyncrl.training.megatron.norms import normed_addition
 
     layer.submodules.self_attn_bda = layer.submodules.mlp_bda = normed_addition(config)
 

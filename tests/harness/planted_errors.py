@@ -15,10 +15,10 @@ import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.checkpoint import CheckpointError, OtherModel
-from asyncrl.training.megatron import experts, latent, modules
+from asyncrl.training.megatron import experts, mla, modules
 from asyncrl.training.megatron import schedule as schedules
 from asyncrl.training.megatron import trainer as trainers
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
@@ -62,12 +62,12 @@ def replaced(owner, **others):
 def latents_of_each_rank():
     """Gradients of the products to latents, which every rank has whole, are not summed over the ranks."""
 
-    class Forgetful(latent.Whole):
+    class Forgetful(mla.Whole):
         def __init__(self, *given):
             super().__init__(*given)
             self.weight.sequence_parallel = False
 
-    return replaced(latent, Whole=Forgetful)
+    return replaced(mla, Whole=Forgetful)
 
 
 def experts_without_mark():

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from asyncrl.training.create import ModelShape
+from asyncrl.training.init_model import ModelShape
 from asyncrl.training.lora import Lora
 from harness.training import copies
 from topics.batches import Objective, Penalty

@@ -5,7 +5,7 @@ import numpy as np
 from actors.sessions.admission import Room
 from actors.sessions.fold import SessionsFold
 from asyncrl.config.live_settings import LiveSettings, SafetySettings
-from asyncrl.live.owners import tenant_digest
+from asyncrl.live.tenant_keys import tenant_digest
 from harness.folds import Feed
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.secrets import PurgeRequested

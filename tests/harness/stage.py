@@ -21,7 +21,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.run.launch import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
 from asyncrl.telemetry.logs import open_log
-from asyncrl.training.create import create_model
+from asyncrl.training.init_model import create_model
 
 LEASE_S = 1.0
 DEADLINE_S = 100.0  # for what has to come before a default deadline of the product, which is longer

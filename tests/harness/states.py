@@ -8,7 +8,7 @@ import pytest
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose
-from asyncrl.state.parts import StreamFill
+from asyncrl.state.records import StreamFill
 from asyncrl.state.run_state import RunState
 from topics.actors import (
     Activity,

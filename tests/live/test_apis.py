@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from asyncrl.live.apis.table import APIS, MESSAGES
-from asyncrl.live.apis.words import Call, Ending, LiveError, Request, assistant_message
+from asyncrl.live.apis.registry import APIS, MESSAGES
+from asyncrl.live.apis.schema import Call, Ending, LiveError, Request, assistant_message
 from harness.live_apis import OPENING, parsed_events
 
 USER = {"role": "user", "content": "Hi"}

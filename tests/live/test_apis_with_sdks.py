@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.live.apis.words import Ending, LiveError
+from asyncrl.live.apis.schema import Ending, LiveError
 from harness.live_apis import served
 from harness.sdks import sdks
 

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.conversation import Conversations, History, Prompt, Seam, history_key
-from asyncrl.live.seams import open_seam
+from asyncrl.live.turn_boundary import open_seam
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
 SYSTEM = {"role": "system", "content": "brief"}

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from asyncrl.live.apis import chat, messages, responses
-from asyncrl.live.apis.table import APIS
+from asyncrl.live.apis.registry import APIS
 
 PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
 ROWS = {"chat completions": chat, "Responses": responses, "Messages": messages}

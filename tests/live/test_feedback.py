@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from asyncrl.live.feedback import TEXT_CHARS, Opinion, feedback_id, parse_feedback
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from asyncrl.live.keys import Keys, digest_of, make_key
 from topics.keys import KeyRevoked
 

@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from asyncrl.live.apis.body import MOST_VALUES, values_in
-from asyncrl.live.apis.table import APIS
-from asyncrl.live.apis.words import LiveError
-from asyncrl.live.owners import user_of
+from asyncrl.live.apis.registry import APIS
+from asyncrl.live.apis.schema import LiveError
+from asyncrl.live.tenant_keys import user_of
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from asyncrl.live.keys import make_key
 from asyncrl.live.quotas import DAY_S, Usage
 from topics.keys import TurnCounted

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.conversation import Conversations, History, Seam, history_key
-from asyncrl.live.seams import AUTO, open_seam
+from asyncrl.live.turn_boundary import AUTO, open_seam
 from asyncrl.live.turn_log import TurnLog
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, QWEN3_SAID, QWEN3_TOKENS, TEMPLATE, make_model
 from topics.turns import TurnFinished, TurnStarted

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.parts import ReplyText
+from asyncrl.live.reply_parser import ReplyText
 from harness.tokenizers import make_model
 
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from asyncrl.engine.client import SamplingParams
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from asyncrl.live.sessions import Session, session_of, skip_of
 from topics.wire import ID_PATTERN
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.apis.words import Call
+from asyncrl.live.apis.schema import Call
 from asyncrl.live.tools import FORMATS, CallText, format_of
 from harness.tokenizers import LLAMA3, QWEN3, TEMPLATE, make_model
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.apis.words import LiveError, Request
+from asyncrl.live.apis.schema import LiveError, Request
 from asyncrl.live.conversation import Conversations, Draft, Seam, history_key, tools_key
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from harness.tokenizers import make_model

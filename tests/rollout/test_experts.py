@@ -11,7 +11,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.answer import Generation
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.routing import keep_routing
-from asyncrl.engine.tape import Tape
+from asyncrl.engine.token_buffer import Tape
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal, branch_tasks
 from topics.trajectories import Answer, ProgressEntry

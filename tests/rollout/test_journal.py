@@ -6,7 +6,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from asyncrl.engine.tape import Tape
+from asyncrl.engine.token_buffer import Tape
 from asyncrl.rollout.context import Limits, RolloutContext, ToolFailed
 from asyncrl.rollout.journal import Diverged, Journal, branch_tasks
 from topics.trajectories import Answer, Outcome, ProgressEntry

@@ -19,7 +19,7 @@ from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import tensor_shapes
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.preflight_model import check_adapters
-from asyncrl.training.create import create_model
+from asyncrl.training.init_model import create_model
 from harness.configs import SHAPE, SOUND, made_model, problems, tensors_of, the_problem
 from harness.mixtures import SMALL, write_transformers_model
 

@@ -13,7 +13,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.owners import tenant_digest
+from asyncrl.live.tenant_keys import tenant_digest
 from asyncrl.process import python
 from harness.audited import messages_on
 from harness.live_runs import new_key, with_gateway

@@ -14,11 +14,11 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.config.settings import Config
 from asyncrl.process import living_processes
 from asyncrl.run.directory import RunFiles
+from asyncrl.run.host_files import Parcel, send_model
 from asyncrl.run.placement import LOST, actor_job
 from asyncrl.run.ray_cluster import HostLost
 from asyncrl.run.ray_host import Host
 from asyncrl.run.ray_placement import RayPlacement, RayProcess
-from asyncrl.run.sending import Parcel, send_model
 from harness.disks import small_disk
 from harness.stage import until
 

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncrl.bus.connection import Bus
-from asyncrl.training.create import ModelShape
+from asyncrl.training.init_model import ModelShape
 from harness.audited import assert_consistent, assert_within_lag, messages_on
 from harness.models import make_endless_model
 from harness.runs import Run, address_of, command, kill, topics_left_in, up

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from asyncrl.crash import CRASH_FOLDER, arm
-from asyncrl.training.create import write_tokenizer
+from asyncrl.training.init_model import write_tokenizer
 from harness.audited import assert_consistent, audited_clean, messages_on, topics_left_by
 from harness.gated import closed_gate
 from harness.mixtures import MIXTURE, write_transformers_model

@@ -11,8 +11,18 @@ from asyncrl.config.process_settings import PlacementSettings
 from asyncrl.config.settings import Config
 from asyncrl.crash import POINTS
 from asyncrl.process import python
-from asyncrl.run import faults
-from asyncrl.run.faults import IN_A_ROW, SERVER, Rests, Target, TargetError, drawn, node_targets, parse_targets, parts
+from asyncrl.run import fault_injection
+from asyncrl.run.fault_injection import (
+    IN_A_ROW,
+    SERVER,
+    Rests,
+    Target,
+    TargetError,
+    drawn,
+    node_targets,
+    parse_targets,
+    parts,
+)
 from benchmarks.chaos.targets import all_targets
 
 
@@ -69,7 +79,7 @@ def test_a_role_that_had_too_many_faults_in_a_row_is_left_alone_until_the_run_tr
         rests.note(SERVER)
     assert rests.has("engine") and rests.has(SERVER) and not rests.has("rollout")
 
-    monkeypatch.setattr(faults, "_REST_S", 0.0)  # long enough: but its supervisor counts on until something came of it
+    monkeypatch.setattr(fault_injection, "_REST_S", 0.0)  # the rest is over, but the run must also make progress
     assert rests.has("engine")
     (tmp_path / "metrics.jsonl").write_text("{}\n")
     assert not rests.has("engine")

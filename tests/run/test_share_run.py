@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.process import python
 from benchmarks.ray_nodes import ray_nodes
 from harness.audited import audited_clean, topics_left_by

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.crash import CRASH_FOLDER, arm
 from harness.audited import audited_clean, messages_on, topics_left_by
 from harness.runs import Run, address_of, command, two_steps_more, up
 from harness.stage import until
 from topics.batches import BatchTrained
-from topics.cards import CardLeft, CardRequested, CardReturned, CardTaken
 from topics.engines import ENGINE_READY, EngineReady
+from topics.gpu_handoff import CardLeft, CardRequested, CardReturned, CardTaken
 from topics.topic import ENGINES, TRAINING
 
 pytestmark = pytest.mark.slow

@@ -6,7 +6,7 @@ import pytest
 
 from asyncrl.config.settings import CreateModelSettings
 from asyncrl.ports import free_port
-from asyncrl.training.create import create_model
+from asyncrl.training.init_model import create_model
 from benchmarks.engine import served
 from harness.audited import audited_clean
 from harness.runs import two_steps_more, up

@@ -5,7 +5,7 @@ import pytest
 from asyncrl.config.process_settings import AutoscaleSettings, PoolBounds
 from asyncrl.state.autoscale import Change, Look, changes, held
 from asyncrl.state.loads import PoolLoad, pool_loads
-from asyncrl.state.parts import Scaling
+from asyncrl.state.records import Scaling
 from asyncrl.state.screen import render
 from asyncrl.state.status import run_status
 from harness.states import FLEET, NOW_S, MadeState

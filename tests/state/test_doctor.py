@@ -8,8 +8,8 @@ from rich.console import Console
 
 from asyncrl.config.settings import Config
 from asyncrl.state.diagnose import diagnose, headline
-from asyncrl.state.facts import ADVICE
-from asyncrl.state.parts import Disk, Letter
+from asyncrl.state.health_checks import ADVICE
+from asyncrl.state.records import Disk, Letter
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import render
 from asyncrl.state.status import run_status

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.provision import equal_sizes, provision

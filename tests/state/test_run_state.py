@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from asyncrl.bus.log import Record
-from asyncrl.state.parts import duration
+from asyncrl.state.records import duration
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import Lines, bar, render, sparkline
 from asyncrl.state.status import run_status

@@ -3,7 +3,7 @@
 import pytest
 
 from actors.recorder.fold import RecorderFold
-from asyncrl.state.parts import evaluation_text, one_line
+from asyncrl.state.records import evaluation_text, one_line
 from asyncrl.state.summary import summary_text
 from topics.evals import EvalScored
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from asyncrl.training.create import create_model
+from asyncrl.training.init_model import create_model
 from asyncrl.training.torch_trainer import TorchTrainer
 from harness.roles import ALPHABET, SHAPE
 

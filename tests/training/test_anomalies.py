@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from asyncrl.training.anomalies import Recent, Usual, departure
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.protocol import NonFiniteLoss
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.ranks import run_ranks

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file
 from asyncrl import load_dump
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.state.samples import Sample
-from asyncrl.training.create import ModelShape, create_model
 from asyncrl.training.dump import DumpError, write_dump
+from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.weights.directories import CheckpointError
 from harness.pages import written
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained, Objective

@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.training.disk_names import shapes_on_disk, stored
 from asyncrl.training.megatron.families import read_family
-from asyncrl.training.megatron.layout import Layout
 from asyncrl.training.megatron.memory import parameters_of
+from asyncrl.training.megatron.parallel_config import Layout
 from harness.published import PUBLISHED
 
 pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # models of a trillion parameters have many names

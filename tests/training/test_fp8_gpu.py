@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
 from asyncrl.data.model_dir import ModelError
-from asyncrl.training.megatron.products import Multiply, multiply_of
+from asyncrl.training.megatron.linear_precision import Multiply, multiply_of
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.weights.quantised import quantise

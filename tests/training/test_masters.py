@@ -7,7 +7,7 @@ import torch
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.training.adamw import MOMENTS
 from asyncrl.training.masters import joined, split_bits
-from asyncrl.training.optimized import Update
+from asyncrl.training.model_optimizer import Update
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.training import host_tensor, policy, policy_rows, prepared_by, save
 

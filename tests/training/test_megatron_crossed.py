@@ -10,7 +10,7 @@ import torch
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from asyncrl.training.megatron.families import read_family
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.routing import as_bytes
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.megatron_cases import EPS, ROWS

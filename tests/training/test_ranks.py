@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from asyncrl.algorithms.balance import Work, balanced
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.ranks import CardFull, named_where_full, shares, work_of
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.trajectories import Reference

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.algorithms.distillation import DIRECTIONS
 from asyncrl.algorithms.losses import loss_of
-from asyncrl.training.create import create_model
+from asyncrl.training.init_model import create_model
 from asyncrl.training.protocol import RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from harness.ranks import run_ranks

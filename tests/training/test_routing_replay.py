@@ -24,7 +24,7 @@ from asyncrl.engine.embedded.server import EngineServer
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from asyncrl.engine.routing import keep_routing, rows_of
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal
@@ -38,7 +38,7 @@ from harness.stories import result
 from harness.training import policy, policy_rows
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.engines import EngineReady
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.trajectories import Answer, Reference
 from topics.wire import encode
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from asyncrl.training.create import TorchRandom
+from asyncrl.training.init_model import TorchRandom
 
 
 @pytest.mark.parametrize("count", [16, 17, 31, 32, 1000])

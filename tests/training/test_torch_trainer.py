@@ -12,7 +12,7 @@ from asyncrl.algorithms.losses import LOSSES, loss_of
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.training.checkpoint import OtherModel
-from asyncrl.training.create import create_model
+from asyncrl.training.init_model import create_model
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import write_model

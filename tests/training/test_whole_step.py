@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM
 from asyncrl.algorithms.advantages import group_advantages
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory, build_rows
 from asyncrl.algorithms.losses import loss_of
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from topics.batches import Objective
 from topics.trajectories import Segment

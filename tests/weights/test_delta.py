@@ -20,8 +20,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config, WeightsSettings
 from asyncrl.training.protocol import NonFiniteWeights
-from asyncrl.weights.choice import Costs
 from asyncrl.weights.delta import DeltaRecord, apply_delta, encode
+from asyncrl.weights.delta_policy import Costs
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.tensors import first_not_finite
 from asyncrl.weights.verify import TornVersion, check_version

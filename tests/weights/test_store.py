@@ -16,7 +16,7 @@ from actors.engine.sources import SOURCES
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.files import FileStore
-from asyncrl.weights.shares import Attempt, Filling, Sized, StoredFiles, owners
+from asyncrl.weights.rank_shards import Attempt, Filling, Sized, StoredFiles, owners
 from asyncrl.weights.store import STORES, StorePlace, WeightStore
 from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of, stem_of_share
 from asyncrl.weights.verify import TornVersion, check_version

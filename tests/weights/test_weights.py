@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from actors.engine.actor import EngineActor
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights import versions
 from asyncrl.weights.files import FileStore

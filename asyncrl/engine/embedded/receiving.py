@@ -11,11 +11,11 @@ import torch
 from asyncrl.engine.embedded.scheduler import Engine
 from asyncrl.engine.embedded.schema import FromGroupBody, FromMemoryBody, GroupBody, UpdateOptions
 from asyncrl.engine.errors import EngineRefused
-from asyncrl.weights.described import GroupPlace
 from asyncrl.weights.shared import unpack_tensors
 from asyncrl.weights.shared_names import NotShared
 from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of, tensors_in
 from asyncrl.weights.transfer import TransferFailed, TransferGroup
+from asyncrl.weights.transfer_manifest import GroupPlace
 
 _GROUP_S = 60.0  # to join, and for one transfer
 _KEY = re.compile(r"\d+:\d+:([0-9a-f]{32})\Z")

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 
 MOST_VALUES = 2**17  # of a body: reading more of them takes so long that streams would be silent
 MOST_MESSAGES, MOST_STOPS, MOST_STOP_CHARS = 4096, 16, 512

@@ -6,8 +6,8 @@ from typing import Any
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, schema_of
 from asyncrl.live.apis.openai import openai_error, token_logprobs, top_of
+from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 from asyncrl.live.apis.tool_fields import WORDS, call_of, chosen, declared, result_of
-from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
 READ = (
     *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed"),

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import msgspec
 
 from asyncrl.live.apis.body import Body, Message, answerable, message_of, refusal, schema_of, shown, text_of
+from asyncrl.live.apis.schema import Call, Ending, Events, Fault, LiveError, Opening, Request, assistant_message, event
 from asyncrl.live.apis.tool_fields import Choice, call_of, chosen, declared, result_of
-from asyncrl.live.apis.words import Call, Ending, Events, Fault, LiveError, Opening, Request, assistant_message, event
 
 _THINKING = ("thinking", "signature")  # fields of a block
 COUNT_PATH = "/v1/messages/count_tokens"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 
 MODELS_PATH = "/v1/models"
 

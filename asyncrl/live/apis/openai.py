@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from asyncrl.live.apis.body import Body, refusal
-from asyncrl.live.apis.words import Ending, Fault, LiveError
+from asyncrl.live.apis.schema import Ending, Fault, LiveError
 
 _MOST_TOP = 20
 

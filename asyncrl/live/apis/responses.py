@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, schema_of, shown
+from asyncrl.live.apis.echoed_fields import REPEATED, repeated_of
 from asyncrl.live.apis.openai import openai_error, token_logprobs, top_of
-from asyncrl.live.apis.repeated import REPEATED, repeated_of
+from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 from asyncrl.live.apis.tool_fields import HOSTED, WORDS, call_of, chosen, declared, result_of
-from asyncrl.live.apis.words import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 
 READ = (
     *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from asyncrl.live.apis.body import Body, Message, refusal, shown, text_of
-from asyncrl.live.apis.words import Call
+from asyncrl.live.apis.schema import Call
 
 HOSTED = ("web_search", "web_search_preview", "namespace")  # declared by agents, and not run here: left out
 WORDS = ("required", "function")  # of OpenAI: see `chosen`

@@ -16,7 +16,7 @@ from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.group import Drop, Group, Key, Stored, end_text
 from asyncrl.state.audit.training import Batch
 from asyncrl.state.audit.violations import Violation
-from asyncrl.state.parts import reward_text
+from asyncrl.state.records import reward_text
 from topics.batches import BatchMember
 from topics.evals import EvalScored
 from topics.ids import LIVE, letter_of, trajectory_name

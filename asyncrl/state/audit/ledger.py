@@ -9,9 +9,9 @@ import msgspec
 
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.fold import Fold
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import unpack
-from asyncrl.bus.vault import SecretGone
 from asyncrl.state.audit.channel import Channel
 from asyncrl.state.audit.groups import WHOLE, Groups
 from asyncrl.state.audit.live import Live

@@ -10,11 +10,11 @@ from asyncrl.algorithms.filters import FILTERS
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import Record, last_sequence, read_message
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.provision import queue_info, stream_states
 from asyncrl.bus.publish import read
-from asyncrl.bus.vault import SecretGone
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.audit import Findings, Queue, audit

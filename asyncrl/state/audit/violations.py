@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import BY, WRITER
 from topics.actors import KeeperClaimed, KeeperHeartbeat
-from topics.cards import CardRequested
+from topics.gpu_handoff import CardRequested
 from topics.topic import Topic
 from topics.wire import Headers, Message
 

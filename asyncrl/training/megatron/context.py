@@ -17,10 +17,10 @@ from megatron.core import parallel_state
 from megatron.core.packed_seq_params import PackedSeqParams
 
 from asyncrl.training.attention import Documents, Runs
-from asyncrl.training.layouts import Inputs, put
-from asyncrl.training.megatron.chunks import chunks_on
-from asyncrl.training.megatron.layout import Layout
-from asyncrl.training.megatron.segments import Segments
+from asyncrl.training.megatron.cp_allgather_attention import Segments
+from asyncrl.training.megatron.cp_ring_attention import chunks_on
+from asyncrl.training.megatron.parallel_config import Layout
+from asyncrl.training.packing import Inputs, put
 
 
 class PackedDocuments(PackedSeqParams):  # type: ignore[misc]

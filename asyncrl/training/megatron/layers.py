@@ -13,8 +13,8 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 from torch.distributed._functional_collectives import all_gather_tensor_autograd, reduce_scatter_tensor_autograd
 
 from asyncrl.training.megatron.context import PackedDocuments
-from asyncrl.training.megatron.latent import LatentAttention
-from asyncrl.training.megatron.products import Multiply
+from asyncrl.training.megatron.linear_precision import Multiply
+from asyncrl.training.megatron.mla import LatentAttention
 
 
 class Layer(TransformerLayer):  # type: ignore[misc]

@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.training.megatron.layout import Layout
-from asyncrl.training.megatron.table import Family
+from asyncrl.training.megatron.parallel_config import Layout
+from asyncrl.training.megatron.weight_map import Family
 
 CHUNK_ELEMENTS = 1 << 27  # logits held at once, as in asyncrl.training.vocabulary, which loads torch
 _EXPERT = ".experts."

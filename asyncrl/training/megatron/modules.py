@@ -14,16 +14,16 @@ from torch import nn
 
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.training.attention import document_attention
-from asyncrl.training.megatron.ahead import Ahead
-from asyncrl.training.megatron.around import OPTIONS
 from asyncrl.training.megatron.context import PackedDocuments
+from asyncrl.training.megatron.cp_allgather_attention import segment_attention
 from asyncrl.training.megatron.experts import ExpertLayer, ExpertMixture, expert_options, keep_corrections
-from asyncrl.training.megatron.latent import adapt_latent, latent_options
 from asyncrl.training.megatron.layers import Layer
-from asyncrl.training.megatron.layout import Layout
-from asyncrl.training.megatron.normed import Norm
-from asyncrl.training.megatron.segments import segment_attention
-from asyncrl.training.megatron.table import Family
+from asyncrl.training.megatron.mcore_patches import OPTIONS
+from asyncrl.training.megatron.mla import adapt_latent, latent_options
+from asyncrl.training.megatron.mtp import Ahead
+from asyncrl.training.megatron.norms import Norm
+from asyncrl.training.megatron.parallel_config import Layout
+from asyncrl.training.megatron.weight_map import Family
 
 
 class DocumentAttention(nn.Module):

@@ -19,20 +19,20 @@ from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32, get
 from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 
 from asyncrl.training.adamw import MOMENTS
+from asyncrl.training.base_trainer import WEIGHTS
 from asyncrl.training.host_copy import Source
-from asyncrl.training.megatron.around import REPLICAS, optimizer_config
 from asyncrl.training.megatron.experts import Corrections
-from asyncrl.training.megatron.parts import Place, Reading, is_no_head, is_trained
+from asyncrl.training.megatron.mcore_patches import REPLICAS, optimizer_config
 from asyncrl.training.megatron.policy import MegatronPolicy
-from asyncrl.training.optimized import Stems, Update
-from asyncrl.training.steps import WEIGHTS
+from asyncrl.training.megatron.sharded_params import Place, Reading, is_no_head, is_trained
+from asyncrl.training.model_optimizer import Stems, Update
 from asyncrl.training.tensor_files import TensorFiles
 
 MASTER = "param"  # beside the moments: the weight that is updated
 
 
 class MegatronOptimized:
-    """See `asyncrl.training.optimized.Optimized`: of this rank's stage."""
+    """See `asyncrl.training.model_optimizer.Optimized`: of this rank's stage."""
 
     def __init__(self, policy: MegatronPolicy, *, eps: float, stems: Stems, router_bias_rate: float = 0.0) -> None:
         """

@@ -14,17 +14,17 @@ from torch import nn
 
 from asyncrl.data.model_dir import ModelError
 from asyncrl.training.attention import Documents
-from asyncrl.training.layouts import Inputs
-from asyncrl.training.megatron.around import multiply_by
 from asyncrl.training.megatron.context import Share, of_all_ranks, share_of
 from asyncrl.training.megatron.experts import ExpertLayer
 from asyncrl.training.megatron.families import ahead_problem, read_family
 from asyncrl.training.megatron.layers import Layer
-from asyncrl.training.megatron.layout import Layout, Place
+from asyncrl.training.megatron.linear_precision import Multiply
+from asyncrl.training.megatron.mcore_patches import multiply_by
 from asyncrl.training.megatron.modules import build
-from asyncrl.training.megatron.parts import Parts, is_no_head
-from asyncrl.training.megatron.products import Multiply
+from asyncrl.training.megatron.parallel_config import Layout, Place
+from asyncrl.training.megatron.sharded_params import Parts, is_no_head
 from asyncrl.training.megatron.vocabulary import kernels_of
+from asyncrl.training.packing import Inputs
 from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.vocabulary import Top, chosen_logprobs, most_probable
 from topics.wire import UInt8Array

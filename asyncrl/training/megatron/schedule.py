@@ -13,12 +13,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums
-from asyncrl.training.layouts import MicroBatch
-from asyncrl.training.megatron.ahead_pass import AheadPass
 from asyncrl.training.megatron.context import Share
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.mtp_loss import AheadPass
 from asyncrl.training.megatron.optimizer import MegatronOptimized
+from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.policy import MegatronPolicy
+from asyncrl.training.packing import MicroBatch
 from asyncrl.training.passes import Passes
 
 LossOf: TypeAlias = Callable[[MicroBatch, tuple[torch.Tensor, ...]], tuple[torch.Tensor, Sums]]

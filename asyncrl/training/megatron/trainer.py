@@ -16,24 +16,24 @@ from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.algorithms.value_loss import value_loss
 from asyncrl.data.quantisation import config_of
+from asyncrl.training.base_trainer import STATE, WEIGHTS, Steps
+from asyncrl.training.cpu_offload import Resting
 from asyncrl.training.critic import COLUMNS, STEMS, Critic
-from asyncrl.training.culprits import RowPasses
 from asyncrl.training.disk_names import stored
-from asyncrl.training.further import FurtherTensors
+from asyncrl.training.gradient_attribution import RowPasses
 from asyncrl.training.host_copy import HostCopy, Source
-from asyncrl.training.layouts import MicroBatch
-from asyncrl.training.megatron.around import around, join, prepare
+from asyncrl.training.megatron.linear_precision import multiply_of
+from asyncrl.training.megatron.mcore_patches import around, join, prepare
 from asyncrl.training.megatron.optimizer import MegatronOptimized
-from asyncrl.training.megatron.parts import Reading
 from asyncrl.training.megatron.policy import Loading, MegatronPolicy
-from asyncrl.training.megatron.products import multiply_of
 from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
-from asyncrl.training.optimized import Stems
+from asyncrl.training.megatron.sharded_params import Reading
+from asyncrl.training.model_optimizer import Stems
+from asyncrl.training.packing import MicroBatch
 from asyncrl.training.passes import Passes
+from asyncrl.training.passthrough_weights import FurtherTensors
 from asyncrl.training.reference import NONE, STEM, VERSION, Reference
-from asyncrl.training.resting import Resting
-from asyncrl.training.steps import STATE, WEIGHTS, Steps
 from asyncrl.training.tensor_files import TensorFiles
 
 

@@ -2,7 +2,7 @@
 
 from actors.buffer.groups import batch_figures, references
 from actors.recorder.fold import RecorderFold
-from asyncrl.state.parts import FLAT_STEPS
+from asyncrl.state.records import FLAT_STEPS
 from asyncrl.state.summary import summary_text
 from harness.buffer_feed import feed
 from harness.folds import Feed, failure

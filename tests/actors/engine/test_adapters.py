@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from actors.engine.actor import EngineActor
-from actors.engine.adapting import Adapting as Host
+from actors.engine.lora_base import Adapting as Host
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
@@ -66,7 +66,7 @@ async def test_log_probs_of_an_engine_are_those_of_the_trainer_at_each_adapter(
 async def test_an_engine_goes_back_to_an_older_adapter(
     bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("actors.engine.pointed.purpose_of", lambda *_: "live")
+    monkeypatch.setattr("actors.engine.pinned_version.purpose_of", lambda *_: "live")
     context = with_model(stage).context("engine", bus)
     learner = Adapting(bus, context)
     async with Answers(bus) as answers, playing(engine_of(context)) as actor:

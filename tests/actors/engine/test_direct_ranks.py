@@ -10,9 +10,9 @@ import pytest
 
 from actors.engine.actor import EngineActor
 from actors.learner.group import RankProcesses
-from actors.learner.offers import Offers
 from actors.learner.publication import CopyWeights, Publish, Share
 from actors.learner.rank import Step
+from actors.learner.weight_handles import Offers
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
@@ -59,7 +59,7 @@ class Ranks:
 
 @pytest.fixture
 async def context(bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> Context:
-    monkeypatch.setattr("actors.engine.direct._ANSWER_S", 2 * DEADLINE_S)  # a loaded machine is slow
+    monkeypatch.setattr("actors.engine.weight_transfer._ANSWER_S", 2 * DEADLINE_S)  # a loaded machine is slow
     made = stage(
         engine={"kind": "embedded", "count": 2, "max_running": 4},
         learner={"trainer": "megatron", "ranks": 2, "layout": {"pipeline": 2}, "start_s": 300.0, "lr": 1e-3},

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actors.engine.pointed import HeldVersions
+from actors.engine.pinned_version import HeldVersions
 from harness.folds import Feed
 from topics.evals import EvalRequested, EvalScored
 from topics.weights import WeightsPublished

@@ -1,6 +1,6 @@
 """Which version an engine has that serves the channel `live`."""
 
-from actors.engine.pointed import CanaryVersions, FirstVersion, LiveVersions, Versions
+from actors.engine.pinned_version import CanaryVersions, FirstVersion, LiveVersions, Versions
 from harness.folds import Feed
 from topics.promotions import CanaryEnded, WeightsCanaried, WeightsPromoted
 from topics.weights import WeightsPublished

@@ -14,7 +14,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
-from asyncrl.training.create import create_configured
+from asyncrl.training.init_model import create_configured
 from harness.adapting import Adapting, confirmed, playing
 from harness.sglang_like import like_sglang
 from harness.sglang_real import ABSENT, EXACT, FOUND, arguments, environment

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from actors.engine.actor import EngineActor
-from actors.engine.home import home_of
+from actors.engine.launch_spec import home_of
 from asyncrl.bus.connection import Bus
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import EmbeddedControl

@@ -17,7 +17,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.ports import free_port
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from harness.gateways import Served, ready, stored_turns
 from harness.live_runs import WITH_TOOLS
 from harness.sglang_like import Asked, LikeSGLang

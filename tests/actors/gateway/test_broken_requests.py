@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientError, ClientSession
 
 from asyncrl.bus.connection import Bus
-from asyncrl.live.parts import ReplyParts
+from asyncrl.live.reply_parser import ReplyParts
 from harness.gateways import gateway
 from harness.sglang_like import LikeSGLang
 from harness.stage import Stage

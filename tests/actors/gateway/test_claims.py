@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientError, ClientSession
 
 from actors.gateway import claims
-from actors.gateway.facts import Facts
+from actors.gateway.turn_store import Facts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import TIME_TO_LIVE, publish, publish_if_latest, read

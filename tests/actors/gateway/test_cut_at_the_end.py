@@ -13,11 +13,11 @@ from actors.gateway.clients import Leaving
 from actors.gateway.turn import Turn
 from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.apis.words import Request
+from asyncrl.live.apis.schema import Request
 from asyncrl.live.conversation import Conversations, Seam
 from asyncrl.live.sessions import Session
 from asyncrl.live.tools import Wording
-from asyncrl.live.trials import Arm
+from asyncrl.live.traffic_split import Arm
 from asyncrl.live.turn_log import Asked, TurnLog
 from harness.tokenizers import make_model
 from topics.trajectories import Answer

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from actors.gateway.facts import Facts
+from actors.gateway.turn_store import Facts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.publish import Prepared, publish
@@ -168,7 +168,7 @@ async def test_feedback_waits_while_the_nats_server_is_away_and_is_stored_once_b
         assert (await give(served, during, number=0.5))[0] == 200
         with monkeypatch.context() as hurried:
             hurried.setattr("actors.gateway.feedback._LIMIT_S", 0.1)
-            hurried.setattr("actors.gateway.facts._PATIENCE_S", 0.1)
+            hurried.setattr("actors.gateway.turn_store._PATIENCE_S", 0.1)
             server.process.send_signal(signal.SIGSTOP)
             assert (await give(served, during, thumb="up"))[0] == 200
             server.process.send_signal(signal.SIGCONT)

@@ -13,8 +13,8 @@ from aiohttp import ClientSession
 from actors.gateway.turn import Turn
 from asyncrl.bus.connection import Bus
 from asyncrl.live.apis.body import MOST_SCHEMA_CHARS
-from asyncrl.live.apis.table import APIS
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.registry import APIS
+from asyncrl.live.apis.schema import LiveError
 from harness.gateways import gateway, in_two_halves
 from harness.sglang_like import LikeSGLang
 from harness.stage import Stage, until

@@ -93,7 +93,7 @@ async def test_a_conversation_is_stored_whole_where_a_turn_of_it_was_lost(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("actors.gateway.facts._ANYWAY_BYTES", 1000)
+    monkeypatch.setattr("actors.gateway.turn_store._ANYWAY_BYTES", 1000)
     async with gateway(bus, stage, tmp_path / "model", inference) as served:
         served.gateway._facts._most = 0
         async with sdks(served.address, served.key) as (first, _):

@@ -10,8 +10,8 @@ from aiohttp import ClientSession
 
 from actors.gateway import actor
 from actors.gateway.clients import Leaving
-from actors.gateway.facts import Facts
 from actors.gateway.meter import Meter
+from actors.gateway.turn_store import Facts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key

@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-from actors.gateway import bodies, prompts
+from actors.gateway import prompts, request_body
 from actors.gateway import reply as reply_of
 from actors.gateway.reply import Answered
 from asyncrl.bus.connection import Bus
-from asyncrl.live.apis.table import APIS
-from asyncrl.live.apis.words import Ending, LiveError, Opening, Request
+from asyncrl.live.apis.registry import APIS
+from asyncrl.live.apis.schema import Ending, LiveError, Opening, Request
 from asyncrl.live.sessions import Session
 from asyncrl.ports import free_port
 from harness.gateways import gateway
@@ -67,12 +67,12 @@ async def test_a_stream_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, 
 
 
 async def test_a_body_that_does_not_come_is_refused(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bodies, "_BODY_S", 0.2)
+    monkeypatch.setattr(request_body, "_BODY_S", 0.2)
     refused: asyncio.Future[LiveError] = asyncio.get_running_loop().create_future()
 
     async def answer(http: web.Request) -> web.StreamResponse:
         try:
-            await bodies.read_body(http, 100)
+            await request_body.read_body(http, 100)
         except LiveError as error:
             refused.set_result(error)
         return web.Response()

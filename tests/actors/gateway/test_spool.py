@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from actors.gateway.facts import Facts
+from actors.gateway.turn_store import Facts
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import Vault
 from asyncrl.bus.log import last_sequence
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.publish import Prepared, prepare, publish
 from asyncrl.bus.server import EmbeddedServer
-from asyncrl.bus.vault import Vault
 from asyncrl.live.keys import make_key
-from asyncrl.live.owners import new_secret, owner_in, owner_of
 from asyncrl.live.spool import Spool, SpoolFault, SpoolTaken, Waiting
 from asyncrl.live.stored import TurnReader
+from asyncrl.live.tenant_keys import new_secret, owner_in, owner_of
 from asyncrl.live.turn_log import TurnLog
 from asyncrl.ports import free_port
 from asyncrl.run.purge import purge, purge_spools

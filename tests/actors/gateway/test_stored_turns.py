@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.vault import SecretGone
+from asyncrl.bus.key_cache import SecretGone
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.live.owners import owner_of
 from asyncrl.live.stored import TurnReader
+from asyncrl.live.tenant_keys import owner_of
 from asyncrl.run.purge import _erase, _stored, purge
 from harness.gateways import Embedded, gateway, stored_turns
 from harness.sdks import openai, sdks

@@ -13,8 +13,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.config.live_settings import GatewaySettings
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.engine.tape import Tape
-from asyncrl.live.apis.words import Piece, Request
+from asyncrl.engine.token_buffer import Tape
+from asyncrl.live.apis.schema import Piece, Request
 from asyncrl.live.conversation import Prompt
 from asyncrl.live.tools import Wording
 from asyncrl.live.turn_log import asked as asked_for

@@ -11,12 +11,12 @@ import pytest
 
 from actors.judge import actor as judge
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.key_cache import Vault
 from asyncrl.bus.publish import publish
-from asyncrl.bus.vault import Vault
 from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.owners import new_secret, owner_of
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.live.tenant_keys import new_secret, owner_of
+from asyncrl.training.init_model import ModelShape, create_model
 from harness.audited import messages_on
 from harness.endpoints import Endpoint, completion
 from harness.live_runs import TEMPLATE

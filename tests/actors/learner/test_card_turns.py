@@ -6,13 +6,13 @@ import pytest
 
 from actors.engine.card import Card
 from actors.learner.fold import LearnerFold
+from actors.learner.gpu_handoff import Stopping, Turns
 from actors.learner.outbox import Outbox
-from actors.learner.turns import Stopping, Turns
 from actors.runtime.keeper import Keeper
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish
 from harness.stage import until
-from topics.cards import CARD_REQUESTED, CARD_RETURNED, CardLeft, CardTaken
+from topics.gpu_handoff import CARD_REQUESTED, CARD_RETURNED, CardLeft, CardTaken
 from topics.topic import TRAINING
 from topics.wire import decode
 

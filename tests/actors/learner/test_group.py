@@ -16,11 +16,11 @@ from actors.learner.publication import CopyState, CopyWeights, Digest, Export, P
 from actors.learner.rank import Fetch, Load, Rank, Step
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.merged import Part, read_merged
+from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.process import ChildProcess
 from asyncrl.run.placement import Job, NoRoom, Placed
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
-from asyncrl.training.megatron.layout import Layout
+from asyncrl.training.megatron.parallel_config import Layout
 from harness.learning import Playing, pack
 from harness.ranks import ForkedRanks, with_forked_ranks
 from harness.stage import Stage, Unretrieved, until

@@ -10,7 +10,7 @@ from actors.learner.group import GROUPS, in_process
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from harness.learning import Playing, log_of, pack
 from harness.stage import Connect, Stage, until
 from topics.weights import CHECKPOINT_LOST, CHECKPOINT_SAVED

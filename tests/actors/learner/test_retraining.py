@@ -8,7 +8,7 @@ import pytest
 from actors.learner.retraining import ReplayError, Retraining, TrainingLog
 from asyncrl.bus.connection import Bus
 from asyncrl.training.checkpoint import Checkpoint
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.files import FileStore

@@ -18,7 +18,7 @@ from asyncrl.bus.log import read_last
 from asyncrl.config.settings import Config
 from asyncrl.ports import free_port
 from asyncrl.run.directory import RunFiles
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.protocol import RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from benchmarks.engine import served

@@ -14,7 +14,7 @@ from actors.recorder.fold import RecorderFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish
-from asyncrl.state.facts import UNWRITTEN
+from asyncrl.state.health_checks import UNWRITTEN
 from asyncrl.state.summary import summary_rows
 from harness.disks import leave_free, small_disk
 from harness.folds import NO_PAYLOAD, Feed, failure
@@ -29,9 +29,9 @@ from topics.batches import (
     Carrier,
     Objective,
 )
-from topics.cards import CardReturned, CardTaken
 from topics.engines import EngineReady
 from topics.evals import EvalScored
+from topics.gpu_handoff import CardReturned, CardTaken
 from topics.groups import GroupDropped
 from topics.turns import FeedbackGiven, TurnFinished, TurnJudged
 

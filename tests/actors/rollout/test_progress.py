@@ -15,7 +15,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, read_message, read_next
 from asyncrl.bus.pull import Position
 from harness.stage import Connect, Stage
-from topics.places import ROUTING, Experts
+from topics.payload_refs import ROUTING, Experts
 from topics.prompts import PromptIssued, PromptRow
 from topics.topic import BLOBS, PROMPTS, TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, Answer, ProgressEntry

@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.config.settings import Config, RolloutSettings
-from asyncrl.training.create import ModelShape, create_model
+from asyncrl.training.init_model import ModelShape, create_model
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from harness.workers import KEY, SLOTS, Worker

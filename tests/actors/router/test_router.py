@@ -20,7 +20,7 @@ from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import TRIES, Generator
-from asyncrl.engine.manner import Manner
+from asyncrl.engine.request_options import Manner
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from actors.runtime.actor import Context
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.answers import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable, ProvisionError
 from asyncrl.bus.log import LogReader, Record

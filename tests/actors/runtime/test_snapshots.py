@@ -14,7 +14,7 @@ from actors.buffer.state import Plan
 from actors.prompter.fold import PrompterFold
 from actors.recorder.actor import main as record
 from actors.runtime.keeper import Keeper
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record, read_last

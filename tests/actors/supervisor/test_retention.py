@@ -12,7 +12,7 @@ from actors.supervisor.retention import Clock, retain
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish
-from asyncrl.live.owners import new_secret, owner_of
+from asyncrl.live.tenant_keys import new_secret, owner_of
 from asyncrl.run.purge import purge
 from asyncrl.state.live_facts import AHEAD
 from harness.stage import Stage, until

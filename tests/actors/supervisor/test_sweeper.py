@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from actors.supervisor.sweeper import purge
-from asyncrl.bus.answers import MESSAGE_ID
+from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.blobs import BLOB, CHUNKS
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_last
@@ -32,7 +32,7 @@ from harness.stories import result
 from harness.trimming import announce, trimming
 from topics.actors import KeeperSnapshot
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
 from topics.table import BY_NAME
 from topics.topic import BATCHES, BLOBS, LEDGER_BLOBS, TRAJECTORIES, Stream, Topic

@@ -17,7 +17,7 @@ from harness.stage import DEADLINE_S, until
 from harness.stories import result
 from harness.trimming import Owner, announce, keeping, trimming
 from topics.batches import BatchGroup, BatchMember, BatchPacked
-from topics.places import Experts
+from topics.payload_refs import Experts
 from topics.prompts import PromptIssued, PromptRow
 from topics.streams import (
     ADMISSION_PAUSED,

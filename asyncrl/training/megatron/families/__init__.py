@@ -9,7 +9,7 @@ from typing import Any
 from asyncrl.data.model_dir import ModelError, read_json, tensor_shapes
 from asyncrl.engine.embedded.config import ModelConfig, read_shape, rope_of
 from asyncrl.training.megatron.families import deepseek_v3, glm4, glm4_moe, llama, qwen2, qwen3, qwen3_moe
-from asyncrl.training.megatron.table import Family
+from asyncrl.training.megatron.weight_map import Family
 
 _ALL = (
     qwen3.FAMILY,

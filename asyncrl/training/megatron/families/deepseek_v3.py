@@ -6,7 +6,7 @@ Keys and values come from one latent of a token, and queries may come from anoth
 from __future__ import annotations
 
 from asyncrl.engine.embedded.config import LatentConfig, ModelConfig
-from asyncrl.training.megatron.table import NORMS, Family, Rows, Rule, corrected, mixture
+from asyncrl.training.megatron.weight_map import NORMS, Family, Rows, Rule, corrected, mixture
 
 
 def _latent(shape: ModelConfig) -> LatentConfig:

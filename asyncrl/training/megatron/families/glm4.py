@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.training.megatron.table import NORMS, Family, Rule, attention, half_rotated, intermediate, norm
+from asyncrl.training.megatron.weight_map import NORMS, Family, Rule, attention, half_rotated, intermediate, norm
 
 _LAYER = {
     **NORMS,
@@ -24,7 +24,7 @@ def _read(raw: Mapping[str, Any], shape: ModelConfig) -> ModelConfig:
 
 
 def _adapt(layer: Any, config: Any) -> None:
-    from asyncrl.training.megatron.normed import normed_addition  # loads megatron-core
+    from asyncrl.training.megatron.norms import normed_addition  # loads megatron-core
 
     layer.submodules.self_attn_bda = layer.submodules.mlp_bda = normed_addition(config)
 

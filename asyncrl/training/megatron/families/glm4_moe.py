@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.engine.embedded.config import ModelConfig
-from asyncrl.training.megatron.table import NORMS, Family, attention, corrected, half_rotated, mixture
+from asyncrl.training.megatron.weight_map import NORMS, Family, attention, corrected, half_rotated, mixture
 
 
 def _read(raw: Mapping[str, Any], shape: ModelConfig) -> ModelConfig:

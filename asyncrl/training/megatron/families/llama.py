@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.training.megatron.table import Family
+from asyncrl.training.megatron.weight_map import Family
 
 FAMILY = Family(
     "LlamaForCausalLM",

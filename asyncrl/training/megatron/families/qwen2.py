@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from asyncrl.training.megatron.table import Family
+from asyncrl.training.megatron.weight_map import Family
 
 FAMILY = Family("Qwen2ForCausalLM", fixed={"hidden_act": "silu", "use_sliding_window": False})

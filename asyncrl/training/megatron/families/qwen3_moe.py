@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from asyncrl.training.megatron.table import NORMS, Family, attention, mixture
+from asyncrl.training.megatron.weight_map import NORMS, Family, attention, mixture
 
 FAMILY = Family(
     "Qwen3MoeForCausalLM",

@@ -1,0 +1,56 @@
+"""The arguments with which an engine actor starts, or finds, its server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actors.runtime.actor import Context
+from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.pools import serves_clients
+from asyncrl.config.settings import Config
+from asyncrl.data.quantisation import quantised_as
+from asyncrl.engine.control import EngineHome
+from asyncrl.engine.lora_serving import Shape
+from topics.engines import EngineAnnounced
+
+
+def home_of(context: Context, announced: EngineAnnounced | None, untrained: str) -> EngineHome:
+    """Return the arguments of the server of an engine actor.
+
+    Args:
+        announced: where its server was announced while the run went on.
+        untrained: name of the weights of a model that is served as it is.
+
+    Raises:
+        ModelError: the model's directory is torn.
+    """
+    config, files, engine_id = context.config, context.files, context.actor_id
+    log_file = files.logs / f"{engine_id}.server.log"
+    key_file, model = files.engine_key_file(config.engine, engine_id), files.model_path(config.model)
+    home = EngineHome(engine_id, config.engine, model, log_file, key_file, host=context.host)
+    home = home._replace(priorities=bool(config.gateway.count), form=config.weights.format)
+    if config.gateway.count and serves_clients(config, engine_id):
+        home = home._replace(gap_s=config.gateway.gap_s)
+    if announced is not None:
+        home = home._replace(address=announced.address)
+    if not config.trains:
+        return home._replace(label=untrained, form="model")
+    lora = config.learner.lora
+    if lora.rank and lora.publish == "adapter" and home.group.adapters == "served":
+        return home._replace(serves=Shape(context.bus.run, lora.rank, tuple(lora.targets)))
+    return home._replace(staged=_is_staged(config, home.group, model))
+
+
+def _is_staged(config: Config, group: EngineGroup, model: Path) -> bool:
+    """Return whether versions are copied into memory beside the server before its requests stop."""
+    if group.staged != "auto":
+        return group.staged == "always"
+    on_gpu = group.kind == "sglang" and group.value_of("--device") in ("", "cuda")
+    if not on_gpu or group.gpus_needed > 1 or config.weights.direct != "never":
+        return False
+    learner = config.learner
+    if learner.device.startswith("cuda"):
+        first = int(learner.device.partition(":")[2] or 0)
+        if not group.gpus or not set(group.gpus).isdisjoint(range(first, first + learner.ranks)):
+            return False  # a trainer's memory grows and shrinks: what is free now may be missing later
+    return quantised_as(model, config.weights.format) is None

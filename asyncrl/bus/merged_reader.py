@@ -1,0 +1,154 @@
+"""Reading logs to an end, several as one: their messages in the order in which the server stored them."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple, TypeVar
+
+from asyncrl.bus.blobs import BlobMissing
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.fold import Fold
+from asyncrl.bus.key_cache import SecretGone
+from asyncrl.bus.listen import Refuse, Take
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import body_of, check_beside, unpack
+from asyncrl.bus.sealing import open_body
+from topics.table import topic_of
+from topics.topic import Stream, Topic
+from topics.wire import Message
+
+M = TypeVar("M", bound=Message)
+
+_SILENT_S = 30.0
+
+
+class Part(NamedTuple):
+    """A log, as far as it is read."""
+
+    stream: Stream
+    end: float = math.inf  # sequence of the last message that is read; else all that is there at the start
+    subjects: Sequence[str] = ()  # none for all
+    headers_only: bool = False
+    unread: Collection[str] = ()  # subjects of which only headers are read
+    after: int = 0  # sequence behind which reading begins
+    beside: bool = False  # what messages name beside their bodies is looked at, too
+
+    @property
+    def ahead(self) -> int:
+        """Messages that are held at most: a body may be as large as a message can be."""
+        return 1024 if self.headers_only else 64
+
+
+async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refuse) -> None:
+    """Hand all messages of some logs to `take`, the oldest of all first; one that is not what it must be to `refuse`.
+
+    A LookupError or ValueError from `take` means that a message is invalid. One that is sealed under a data key that is
+    gone is refused with a `SecretGone`. Records have the bodies that are stored.
+
+    Raises:
+        BusGone: the server sends nothing more.
+    """
+    sources = [_Source(bus, part) for part in parts if part.end > part.after]
+    try:
+        for source in sources:
+            await source.start()
+        live = [source for source in sources if await source.filled()]
+        while live:
+            earliest = min(live, key=_Source.next_ns)
+            until_ns = min((source.next_ns() for source in live if source is not earliest), default=math.inf)
+            while earliest.waiting and earliest.next_ns() <= until_ns:
+                record = earliest.pop()
+                try:
+                    body = None if earliest.by_headers(record) else await body_of(bus, record)
+                    if earliest.beside:
+                        await check_beside(bus, record)
+                    topic = topic_of(record.subject)
+                    plain = body if body is None or topic is None else await open_body(bus, topic, record, body)
+                    take(*unpack(record, plain), record if body is None else record._replace(data=body))
+                except (LookupError, ValueError, BlobMissing, SecretGone) as error:
+                    refuse(record, error)
+            if not await earliest.filled():
+                live.remove(earliest)
+    finally:
+        for source in sources:
+            await source.close()
+
+
+async def read_log(
+    bus: Bus, stream: Stream, fold: Fold, subjects: Sequence[str] = (), *, headers_only: bool = False
+) -> None:
+    """Fold in a log up to its end as it is now.
+
+    Args:
+        subjects: that are read; none for all topics of it that `fold` reads.
+        headers_only: whether no body is read; so it is, too, where `fold` needs none.
+
+    Raises:
+        BusGone: the server sends nothing more.
+    """
+    wanted = fold.inputs()[stream]
+    subjects = subjects or [topic.pattern(bus.run) for topic in wanted.topics]
+    part = Part(stream, subjects=subjects, headers_only=headers_only or wanted.headers_only)
+    await read_merged(bus, [part], fold.apply, fold.refuse)
+
+
+async def read_each(bus: Bus, topic: Topic[M], take: Callable[[M, Record], None]) -> None:
+    """Hand every message of a topic to `take`, up to the end of its log as it is now; unreadable ones are passed over.
+
+    Raises:
+        BusGone: the server sends nothing more.
+    """
+    part = Part(topic.stream, subjects=[topic.pattern(bus.run)])
+    await read_merged(bus, [part], lambda _topic, message, record: take(message, record), lambda *_: None)
+
+
+class _Source(LogReader):
+    """One log: what was read of it and not handed over yet."""
+
+    def __init__(self, bus: Bus, part: Part) -> None:
+        super().__init__(
+            bus,
+            part.stream,
+            self._add,
+            after=part.after,
+            subjects=part.subjects,
+            headers_only=part.headers_only,
+            paced=part.ahead,
+        )
+        self.waiting: deque[Record] = deque()
+        self._part = part
+        self.beside = part.beside
+        self._over = False  # the end was read
+        self._popped = 0
+
+    def by_headers(self, record: Record) -> bool:
+        """Return whether a record is read by its headers alone."""
+        return self._part.headers_only or record.subject in self._part.unread
+
+    def next_ns(self) -> int:
+        """Server's clock at the oldest message that waits."""
+        return self.waiting[0].time_ns
+
+    def pop(self) -> Record:
+        """The oldest message that waits; others may come in its place."""
+        self._popped += 1
+        if self._popped == self._part.ahead // 4:
+            self._popped = 0
+            self.more(self._part.ahead // 4)
+        return self.waiting.popleft()
+
+    async def filled(self) -> bool:
+        """Wait for a message; False where there are no more.
+
+        Raises:
+            BusGone: none comes.
+        """
+        await self.wait(lambda: bool(self.waiting or self._over), _SILENT_S)
+        return bool(self.waiting)
+
+    def _add(self, record: Record) -> None:
+        if record.sequence <= self._part.end:
+            self.waiting.append(record)
+        self._over |= record.sequence >= self._part.end

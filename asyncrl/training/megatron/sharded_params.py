@@ -1,0 +1,251 @@
+"""The tensors of Hugging Face names that a model of megatron-core holds, each in parts on some of its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from torch import nn
+
+from asyncrl.engine.embedded.config import ModelConfig
+from asyncrl.training.checkpoint import OtherModel
+from asyncrl.training.megatron.parallel_config import Layout
+from asyncrl.training.megatron.weight_map import EMBEDDING, HEAD, NUMBERED, Family, Rule
+from asyncrl.training.tensor_files import TensorFiles
+
+Read: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+"""From a parameter of this rank to a tensor of its shape."""
+
+
+def _itself(parameter: torch.Tensor) -> torch.Tensor:
+    return parameter
+
+
+class Place(NamedTuple):
+    """Place of a tensor."""
+
+    name: str
+    shape: tuple[int, ...]  # of the whole
+    stage: int  # that holds it
+    rule: Rule
+    parameter: torch.Tensor | None  # of this rank; None where another rank holds it
+    expert_rank: int | None = None  # in its stage, which alone holds this expert
+    ahead: bool = False  # of the layer that predicts the token after the next one
+
+
+class Reading(NamedTuple):
+    """A choice of what is gathered of the parameters."""
+
+    read: Read = _itself  # from a parameter of this rank
+    dtype: torch.dtype = torch.float32
+    summed: bool = False  # over the replicas, each of which has a share of it and zeros else
+
+
+_AS_IT_IS = Reading()
+
+
+class _Peers(NamedTuple):
+    """The ranks that a tensor is divided over."""
+
+    rank: int  # of this one
+    size: int
+    group: dist.ProcessGroup
+
+
+class Spread:
+    """A tensor whose parts some ranks have. See `asyncrl.training.host_copy.Gathered`."""
+
+    def __init__(self, parts: Parts, place: Place, reading: Reading) -> None:
+        self._parts, self._place, self._reading = parts, place, reading
+        self.shape, self.dtype, self.holders = place.shape, reading.dtype, parts.holders(place)
+
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    def whole(self, to: int) -> torch.Tensor | None:
+        """Gather it on a rank that holds it."""
+        return self._parts.gathered(self._place, self._reading, to)
+
+
+class Parts:
+    """The table of a family over the chunks of one rank's stage."""
+
+    def __init__(
+        self, chunks: Sequence[nn.Module], family: Family, shape: ModelConfig, layout: Layout, *, values: bool = False
+    ) -> None:
+        """
+        Args:
+            values: whether the head gives one number, and not the vocabulary.
+        """
+        self._shape, self._layout, self._values = shape, layout, values
+        self._own: list[dict[str, torch.Tensor]] = [
+            {**dict(chunk.named_parameters()), **dict(chunk.named_buffers())} for chunk in chunks
+        ]
+        self._stage = parallel_state.get_pipeline_model_parallel_rank()
+        state = parallel_state
+        own, of_experts = state.get_tensor_model_parallel_rank(), state.get_expert_tensor_parallel_rank()
+        self._peers = (  # of experts the second
+            _Peers(own, layout.tensor, state.get_tensor_model_parallel_group()),
+            _Peers(of_experts, layout.expert_tensor, state.get_expert_tensor_parallel_group()),
+        )
+        self._replicas = (
+            parallel_state.get_data_parallel_group(with_context_parallel=True),
+            parallel_state.get_expert_data_parallel_group(),
+        )
+        self.places = list(self._places(family))
+        dense = (place for place in self.places if place.expert_rank is None)  # experts mark themselves
+        divided = {place.parameter: place.rule.split for place in dense if place.rule.split is not None}
+        for parameter, split in divided.items():
+            if parameter is not None and not hasattr(parameter, "tensor_model_parallel"):
+                # The library's initialisation, which is off, would mark them. Without the mark, the norm of the
+                # gradient misses the parts of other ranks, in silence.
+                set_tensor_model_parallel_attributes(parameter, True, split, 1)
+        self.device = next(chunks[0].parameters()).device
+
+    def _places(self, family: Family) -> Iterator[Place]:
+        for row in family.rows(self._shape):
+            rule, size = row.rule, row.size
+            if self._values and row.name == HEAD:
+                rule, size = rule._replace(split=None), (1, self._shape.hidden)
+            index, local = self._layout.place_of(row.layer, self._shape.layers)
+            if row.inside:
+                rule = rule._replace(parameter=f"decoder.layers.{local}.{rule.parameter}")
+            chunk, stage = divmod(index, self._layout.pipeline)
+            found = self._own[chunk][rule.parameter] if stage == self._stage else None
+            yield self._expert(Place(row.name, size, stage, rule, found, ahead=row.ahead))
+
+    def _expert(self, place: Place) -> Place:
+        """Return the place of an expert's matrix on the rank that has it; any other as it is."""
+        found, experts = NUMBERED.search(place.name), self._shape.experts
+        if found is None or experts is None:
+            return place
+        rank, local = divmod(int(found[0]), experts.count // self._layout.expert)
+        part = place.rule.part
+        rule = place.rule._replace(part=lambda parameter, shape: part(parameter[local], shape))
+        own = rank == parallel_state.get_expert_model_parallel_rank()
+        return place._replace(rule=rule, parameter=place.parameter if own else None, expert_rank=rank)
+
+    def spread(self, reading: Reading = _AS_IT_IS) -> Iterator[tuple[str, Spread]]:
+        """Every tensor by its name, in the order of the model; buffers are read as they are."""
+        for place in self.places:
+            yield place.name, Spread(self, place, reading if place.rule.trained else _AS_IT_IS)
+
+    def trained(self, reading: Reading) -> Iterator[tuple[str, Spread]]:
+        """Yield what belongs to every tensor that is trained."""
+        for place in self.places:
+            if place.rule.trained:
+                yield place.name, Spread(self, place, reading)
+
+    def holders(self, place: Place) -> Sequence[int]:
+        """Return the ranks that have any of a tensor."""
+        return self._layout.holders(place.stage, dist.get_world_size(), place.expert_rank)
+
+    def gathered(self, place: Place, reading: Reading, to: int) -> torch.Tensor | None:
+        """Gather a tensor on a rank that holds it; ranks that have none of it, or have it twice, take no part."""
+        if place.parameter is None:
+            return None
+        rank, peers, split = dist.get_rank(), self._peers_of(place), place.rule.split
+        divided = split is not None and peers.size > 1
+        # Whose replica the one that gathers is: of a divided tensor its rank with the same part.
+        own = to // peers.size * peers.size + peers.rank if divided else to
+        replicas = self._replicas[place.expert_rank is not None]
+        sums = reading.summed and dist.get_world_size(replicas) > 1 and own in dist.get_process_group_ranks(replicas)
+        if rank != own and not sums:
+            return None
+        read = place.rule.part(reading.read(place.parameter).detach(), self._shape).to(reading.dtype)
+        found = read.reshape(self._local(place)).contiguous()
+        if sums:
+            dist.reduce(found, own, group=replicas)
+        if rank != own:
+            return None
+        if divided:
+            every = [torch.empty_like(found) for _ in range(peers.size)] if rank == to else None
+            dist.gather(found, every, dst=to, group=peers.group)
+            if every is None:
+                return None
+            found = _joined(every, split or 0, place.rule.stacked)
+        return found.narrow(0, 0, place.shape[0]).contiguous()  # without the rows of no token
+
+    def _peers_of(self, place: Place) -> _Peers:
+        return self._peers[place.expert_rank is not None]
+
+    def _local(self, place: Place) -> tuple[int, ...]:
+        """Shape of a rank's part."""
+        split, peers = place.rule.split, self._peers_of(place).size
+        return tuple(-(-size // peers) if dim == split else size for dim, size in enumerate(place.shape))
+
+    @torch.no_grad()
+    def read(
+        self,
+        directory: Path,
+        stem: str,
+        prefix: str = "",
+        into: Read = _itself,
+        *,
+        wanted: Callable[[Place], bool] = bool,
+    ) -> None:
+        """Read this rank's part of every tensor, and no more.
+
+        Args:
+            stem: of the files.
+            prefix: of the names in them.
+            into: from a parameter of this rank to the tensor of its shape that is filled.
+            wanted: says what is read; else all is.
+
+        Raises:
+            OtherModel: a tensor has another shape.
+            CheckpointError: one is missing.
+            OSError, SafetensorError: a file cannot be read.
+        """
+        with TensorFiles(directory, stem) as files:
+            for place in filter(wanted, self.places):
+                if place.ahead and prefix + place.name not in files.names:
+                    continue  # a checkpoint of a trainer that does not train it: it begins as it is
+                found = files.shape(prefix + place.name)
+                if found != place.shape:
+                    raise OtherModel(
+                        f"{directory}: {prefix}{place.name} has shape {found}, the model has {place.shape}; "
+                        "a checkpoint continues only the model it was made from"
+                    )
+                if place.parameter is not None:
+                    self._fill(place.rule.part(into(place.parameter), self._shape), place, files, prefix)
+            tied = self._own[-1].get("output_layer.weight")
+            if self._shape.tied and tied is not None:  # the last of several stages has a copy of the embedding
+                place = next(place for place in self.places if place.name == EMBEDDING)
+                self._fill(into(tied), place, files, prefix)
+
+    def _fill(self, part: torch.Tensor, place: Place, files: TensorFiles, prefix: str) -> None:
+        local, split, stacked = self._local(place), place.rule.split or 0, place.rule.stacked
+        rows, whole = local[split] // stacked, place.shape[split] // stacked
+        start = self._peers_of(place).rank * rows if place.rule.split is not None else 0
+        name = prefix + place.name
+        begins = [number * whole + start for number in range(stacked)]
+        found = [files.narrow(name, split, begin, begin + rows) for begin in begins]
+        value = torch.cat(found) if stacked > 1 else found[0]
+        if value.shape == local:
+            part.copy_(value.view(part.shape))
+        else:  # of the vocabulary, whose last rank has rows of no token
+            part.zero_()
+            part[: len(value)].copy_(value)
+
+
+def is_no_head(place: Place) -> bool:
+    """Return whether a tensor is none of the head."""
+    return place.name != HEAD
+
+
+def is_trained(place: Place) -> bool:
+    """Return whether a tensor is trained."""
+    return place.rule.trained
+
+
+def _joined(parts: list[torch.Tensor], split: int, stacked: int) -> torch.Tensor:
+    """Put the parts of tensor-parallel ranks together."""
+    if stacked == 1:
+        return torch.cat(parts, split)
+    return torch.cat([part.view(stacked, -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1)

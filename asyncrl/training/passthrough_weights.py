@@ -1,0 +1,106 @@
+"""Tensors of a model that no pass reads: layers behind the others, which predict tokens ahead where engines draft."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from asyncrl.data.model_dir import tensor_shapes
+from asyncrl.engine.embedded.config import read_shape
+from asyncrl.training.host_copy import Source
+from asyncrl.training.megatron.weight_map import CORRECTION, EMBEDDING, HEAD
+from asyncrl.training.tensor_files import TensorFiles
+
+_AGAIN = {"embed_tokens.weight": (EMBEDDING,), "shared_head.head.weight": (HEAD, EMBEDDING)}
+"""What such a layer has on disk of the trunk, after `model.layers.N.`; the head may be tied to the embedding."""
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+
+
+def further_tensors(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a model directory that belong to layers behind the others."""
+    layers, shapes = read_shape(directory).layers, tensor_shapes(directory)
+    numbered = ((name, _LAYER.match(name)) for name in shapes)
+    return {name: shapes[name] for name, found in numbered if found and int(found[1]) >= layers}
+
+
+class FurtherTensors:
+    """The tensors of further layers as a trainer that does not train them publishes them: as they were read.
+
+    Embedding and head, which lie there again, are published as those of the trunk are.
+    """
+
+    def __init__(self, directory: Path, stem: str) -> None:
+        self._shapes = further_tensors(directory)
+        self._stem = stem  # of its files
+        self._source = self._files = TensorFiles(directory, stem) if self._shapes else None
+        if self._files is not None:
+            self._files.__enter__()
+
+    def published(self, own: Sequence[Source], dtype: torch.dtype) -> list[Source]:
+        """Return those that are published beside what is trained.
+
+        Args:
+            own: what is trained, of the trunk at least.
+            dtype: of the trunk.
+        """
+        trained = {one.name: one for one in own}
+        found = []
+        for name in self._shapes:
+            if name in trained:
+                continue
+            again = _AGAIN.get(_LAYER.sub("", name), ())
+            of_trunk = next((trained[one] for one in again if one in trained), None)
+            found.append(self._kept(name, dtype) if of_trunk is None else of_trunk._replace(name=name))
+        return found
+
+    def kept(self, own: Sequence[Source]) -> list[Source]:
+        """Return those for a checkpoint: where they are of another one, in which they were trained."""
+        if self._files is self._source or self._files is None:
+            return []
+        trained = {one.name for one in own}
+        return [
+            self._kept(name, torch.float32)
+            for name in self._shapes
+            if name in self._files.names and name not in trained
+        ]
+
+    def load(self, directory: Path) -> None:
+        """Take those of a checkpoint, where it has them, else those of the model."""
+        if self._source is None:
+            return
+        files = TensorFiles(directory, self._stem).__enter__()
+        if self._shapes.keys() & files.names:
+            self._files = files
+        else:
+            files.__exit__(None, None, None)  # else its bytes would stay on the disk when it is removed
+            self._files = self._source
+
+    def _kept(self, name: str, dtype: torch.dtype) -> Source:
+        files = self._files if self._files is not None and name in self._files.names else self._source
+        assert files is not None
+        tensor = _OnDisk(files, name, self._shapes[name])
+        return Source(self._stem, name, tensor, torch.float32 if name.endswith(CORRECTION) else dtype)
+
+
+class _OnDisk:
+    """A tensor that is read when it is copied; its file stays open, so it may have been removed since.
+
+    See `asyncrl.training.host_copy.Gathered`: any rank can read it.
+    """
+
+    holders: Sequence[int] = ()
+
+    def __init__(self, files: TensorFiles, name: str, shape: tuple[int, ...]) -> None:
+        self._files, self._name = files, name
+        self.shape = shape
+
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    def whole(self, to: int) -> torch.Tensor | None:
+        alone = not dist.is_initialized() or dist.get_rank() == to
+        return self._files[self._name] if alone else None
