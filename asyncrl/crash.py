@@ -17,7 +17,7 @@ CRASH_FOLDER = "ASYNCRL_CRASH_FOLDER"  # environment variable: the folder that h
 
 _ALL_ROLES = (*KEEPERS, *WORKERS, "engine")
 
-# Which roles pass which points; how the run recovers from a crash there is in docs/delivery.md.
+# Which roles pass which points; how the run recovers from a crash there is in docs/internals/delivery.md.
 _PASSED: tuple[tuple[Sequence[str], str], ...] = (
     (_ALL_ROLES, "publish.before publish.stored"),
     (("rollout", "buffer"), "blob.inside blob.stored"),

@@ -102,7 +102,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """The table of `docs/algorithms.md`: medians over the seeds, with the interval of the median."""
+    """The table of `docs/guides/algorithms.md`: medians over the seeds, with the interval of the median."""
     columns = ("run", "seeds", "mean lag", "steps to 0.9", "of the loop's", "seed by seed", "interval")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     found = figures(curves)

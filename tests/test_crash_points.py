@@ -17,8 +17,8 @@ def calls() -> set[str]:
 
 
 def table() -> list[list[str]]:
-    """The points as docs/delivery.md shows them: name, roles, what has happened and what has not, the survivor."""
-    page = (ROOT / "docs" / "delivery.md").read_text()
+    """The points in docs/internals/delivery.md: name, roles, done and not done, the survivor."""
+    page = (ROOT / "docs" / "internals" / "delivery.md").read_text()
     _, rest = page.split("| point | roles | has happened, has not | the survivor |\n|---|---|---|---|\n")
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rest.split("\n\n")[0].splitlines()]
 

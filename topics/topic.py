@@ -1,6 +1,6 @@
 """The table of topics: what is published, where it is kept, who publishes it and who subscribes.
 
-From this one table come the streams, the AsyncAPI document and docs/topics.md.
+From this one table come the streams, the AsyncAPI document and docs/reference/topics.md.
 """
 
 from __future__ import annotations

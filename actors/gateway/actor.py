@@ -326,7 +326,7 @@ class Gateway:
         return web.json_response({"id": session.name, "object": "session.deleted", "deleted": True})
 
     async def _nothing(self, http: web.Request) -> web.StreamResponse:
-        raise LiveError("absent", f"there is no {http.method} {http.path} here; docs/gateway.md lists all paths")
+        raise LiveError("absent", f"there is no {http.method} {http.path} here; docs/guides/gateway.md lists all paths")
 
     async def _health(self, _http: web.Request) -> web.StreamResponse:
         return web.json_response({"status": "ok"})

@@ -49,7 +49,7 @@ class Gain(NamedTuple):
 class PolicyLoss(Loss, frozen=True):
     """A loss that increases the gain of each token, and has the options below."""
 
-    # Masks of tokens that are too far from the sampler (docs/algorithms.md describes each).
+    # Masks of tokens that are too far from the sampler (docs/guides/algorithms.md describes each).
     masks: list[MaskName] = msgspec.field(default_factory=list)
     sequence_floor: Annotated[float, Meta(ge=0)] = 0.5  # Lower bound of `geometric` and `product`.
     sequence_cap: Annotated[float, Meta(gt=0)] = 2.0  # Upper bound of `geometric` and `product`.

@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prefix", nargs="?", default="", help="only settings that begin with this, such as `learner.`")
     form = parser.add_mutually_exclusive_group()
     add_flag(form, "--json", "as JSON")
-    add_flag(form, "--markdown", "as the text of docs/settings.md")
+    add_flag(form, "--markdown", "as the text of docs/reference/settings.md")
 
 
 def run(arguments: argparse.Namespace) -> int:

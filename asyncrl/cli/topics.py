@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--config CONFIG", "", "include the topics of the actors that this config names")
     form = parser.add_mutually_exclusive_group()
     add_flag(form, "--asyncapi", "as an AsyncAPI 3.0.0 document (JSON)")
-    add_flag(form, "--markdown", "as the text of docs/topics.md, with every field")
+    add_flag(form, "--markdown", "as the text of docs/reference/topics.md, with every field")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Settings of the inference servers.
 
-The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
+The comment of a field documents it: `asyncrl settings` and docs/reference/settings.md print the comment.
 """
 
 from __future__ import annotations

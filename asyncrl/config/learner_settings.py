@@ -1,6 +1,6 @@
 """Settings of tables below learner: further models, the division of the model, filters, assertions.
 
-The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
+The comment of a field documents it: `asyncrl settings` and docs/reference/settings.md print the comment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Projection: TypeAlias = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_p
 class PenaltySettings(Settings):
     """A penalty in the reward of each token: -coef * KL from the policy to another model."""
 
-    kl_estimator: EstimatorName = "k1"  # Estimate of that KL by a sampled token (docs/algorithms.md).
+    kl_estimator: EstimatorName = "k1"  # Estimate of that KL by a sampled token (docs/guides/algorithms.md).
     # Log-probs of the policy in that KL: the sampler's, or the trainer's before the update, which take another pass.
     kl_of: Literal["sampler", "trainer"] = "sampler"
 

@@ -1,6 +1,6 @@
 """Settings of live traffic: its gateway, canaries, judges, and bounds of what is learnt from it.
 
-The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
+The comment of a field documents it: `asyncrl settings` and docs/reference/settings.md print the comment.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def estimator_of(method: Literal["binary", "distillation", "combine"], advantage
 
 
 class JudgeSettings(Settings):
-    """Judges: what followed a reply says how good it was (docs/judges.md)."""
+    """Judges: what followed a reply says how good it was (docs/guides/judges.md)."""
 
     # `rule`: a function; `endpoint`: an OpenAI-compatible chat endpoint; `engine`: the run's own model; empty: none.
     kind: Literal["", "rule", "endpoint", "engine"] = ""

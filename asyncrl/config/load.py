@@ -322,7 +322,7 @@ def _wrong(key: str, value: Any, expected: str) -> Finding:
     meant = f"; did you mean {toml_text(near[0])}?" if near else ""
     table, _, last = key.rpartition(".")
     if last == "loss" and value in list(ADVANTAGES):  # what other frameworks choose by one name is two settings here
-        meant = f"; {shown} is a value of {join_key(table, 'advantage')}, docs/algorithms.md has objectives by name"
+        meant = f"; {shown} is a value of {join_key(table, 'advantage')}, see docs/guides/algorithms.md"
     return Finding((key,), f"found {shown} ({name}), expected {expected}{meant}")
 
 

@@ -219,7 +219,7 @@ def settings_text(prefix: str = "", columns: int = 100) -> str:
 
 
 def settings_markdown() -> str:
-    """The text of docs/settings.md."""
+    """The text of docs/reference/settings.md."""
     lines = [INTRODUCTION]
     for table in documented_tables():
         rows = [

@@ -1,6 +1,6 @@
 """Every setting of a run: one typed tree with ranges, units and a sentence each.
 
-The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
+The comment of a field documents it: `asyncrl settings` and docs/reference/settings.md print the comment.
 """
 
 from __future__ import annotations
@@ -165,16 +165,16 @@ class LearnerSettings(Settings):
     betas: tuple[Share, Share] = (0.9, 0.95)  # AdamW decay rates of the two moments.
     weight_decay: NonNegative = 0.0  # AdamW weight decay.
     max_grad_norm: Rate = 1.0  # Gradient norm above which gradients are scaled down.
-    loss: LossName = "decoupled"  # Loss of RL (docs/algorithms.md describes each); the warm-up's is `sft`.
+    loss: LossName = "decoupled"  # Loss of RL (docs/guides/algorithms.md describes each); the warm-up's is `sft`.
     loss_options: dict[str, Any] = msgspec.field(default_factory=dict)  # Options of the loss, listed below.
     # Columns that a loss of yours needs, each with your function of a row, `path/to/file.py:name`, that fills it.
     columns: dict[ColumnName, OwnName] = msgspec.field(default_factory=dict)
-    # Estimator of the advantages: `grpo` is (r - mean) / std of the group (docs/algorithms.md describes each).
+    # Estimator of the advantages: `grpo` is (r - mean) / std of the group (docs/guides/algorithms.md describes each).
     advantage: AdvantageName = "grpo"
     turn_discount: Share = 1.0  # With `turns`: factor of the reward of a turn for each turn before it.
     # Center the advantages of all trained tokens of a batch on their mean, and divide them by their deviation.
     whiten: bool = False
-    # Complete groups that are dropped and replaced (docs/algorithms.md describes each filter).
+    # Complete groups that are dropped and replaced (docs/guides/algorithms.md describes each filter).
     filters: list[FilterName] = msgspec.field(default_factory=list)
     filter_options: FilterOptions = msgspec.field(default_factory=FilterOptions)  # Options of the filters.
     # The unit that counts once in the loss: each trajectory, each trainable token, each group, or a constant.

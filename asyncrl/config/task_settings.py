@@ -1,6 +1,6 @@
 """Settings of tasks, their rewards, curricula and stages, and of evaluations.
 
-The comment at a field, beside or above it, is its documentation: `asyncrl settings` and docs/settings.md print it.
+The comment of a field documents it: `asyncrl settings` and docs/reference/settings.md print the comment.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class RewardSettings(Settings):
     # What one call grades: `trajectory`, or `group` where a score depends on the other answers to the same row. A
     # function of yours then gets lists over the members of the group, once all are generated or have failed.
     scope: RewardScope = "trajectory"
-    # Tournament among the members of a group, with `scope = "group"`: `function` is then your comparison of two,
-    # called as `judge(first, second, prompt, label)` (docs/write-a-reward.md). Empty: it grades the group itself.
+    # Tournament among the members of a group, with `scope = "group"`. `function` then compares two members and is
+    # called as `judge(first, second, prompt, label)`, see docs/guides/write-a-reward.md. Empty: it grades the group.
     tournament: TournamentName = ""
     # Seconds that all comparisons of one group may take together, instead of `time_limit_s`.
     tournament_limit_s: Seconds = 300.0
@@ -75,7 +75,7 @@ class RewardSettings(Settings):
 
 
 class CurriculumSettings(Settings):
-    """Difficulty that rises with accuracy, of a task whose rows are made by a rule (docs/curricula.md)."""
+    """Difficulty that rises with accuracy, of a task whose rows are made by a rule (docs/guides/curricula.md)."""
 
     option: str = ""  # Option of the source that is its difficulty, such as `letters` of `reverse`; empty: none rises.
     first: int = 1  # Value of the option at the lowest level.
@@ -113,8 +113,10 @@ class StageCriticSettings(Settings):
 
 
 class StageSettings(Settings):
-    """A stage, to which `asyncrl stage RUN NAME` switches a run while it goes on (docs/curricula.md). What is left out
-    is as the run and its tasks have it."""
+    """A stage: `asyncrl stage RUN NAME` switches a live run to it (docs/guides/curricula.md).
+
+    A stage inherits each setting that it leaves out from the run and its tasks.
+    """
 
     # Shares of tasks by their names, 0 for none of its prompts; a task left out keeps its `tasks.NAME.share`.
     shares: dict[str, Annotated[int, Meta(ge=0, le=1000)]] = msgspec.field(default_factory=dict)

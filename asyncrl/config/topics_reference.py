@@ -52,7 +52,7 @@ def parts_of(kind: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
 
 
 def topics_markdown() -> str:
-    """The text of docs/topics.md."""
+    """The text of docs/reference/topics.md."""
     streams = [(f"`{stream.name}`", KEPT[stream.keep], stream.keeper or "many", stream.about) for stream in STREAMS]
     topics = [
         (

@@ -58,8 +58,8 @@ async def open_grader(
 
     Args:
         spec: `exact` (completion equals label, both stripped), `math` (by math-verify), `dapo`, `deepscaler`, `f1` and
-            `gpqa`, `ifbench` and `ifeval` (docs/write-a-reward.md), `reasoning-gym` (the scorer of the dataset that
-            the prompt came from) or `reasoning-gym:NAME`, `http://...` or `https://...`, or a
+            `gpqa`, `ifbench` and `ifeval` (docs/guides/write-a-reward.md), `reasoning-gym` (the scorer of the
+            prompt's dataset) or `reasoning-gym:NAME`, `http://...` or `https://...`, or a
             user's function as `path/to/file.py:function` or `package.module:function`.
         workers: child processes that run functions.
         time_limit_s: seconds that one request may take from the beginning of its turn, retries included.

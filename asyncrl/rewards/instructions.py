@@ -31,7 +31,7 @@ def make_instructions(benchmark: str) -> Callable[..., dict[str, float]]:
     except ImportError as error:
         raise FunctionError(
             f"the reward {benchmark!r} needs the package {error.name}, which is not installed; "
-            "docs/write-a-reward.md says what to install where reward workers run"
+            "docs/guides/write-a-reward.md says what to install where reward workers run"
         ) from error
     checks: dict[str, Any] = registry.INSTRUCTION_DICT
 

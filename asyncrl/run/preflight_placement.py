@@ -194,7 +194,7 @@ def address_problems(nats: NatsSettings, nodes: list[Node]) -> Iterator[Finding]
     if not nats.url:
         message = (
             f"the server of the run would be unencrypted, or on loopback: {far[0]} is another machine; run a NATS "
-            "server with TLS and name it: docs/placement.md"
+            "server with TLS and name it: docs/guides/placement.md"
         )
         if not is_ip(nats.host) or is_loopback(nats.host):
             message = f"nodes on other machines, such as {far[0]}, do not reach a server on {nats.host}; " + message

@@ -21,7 +21,7 @@ from asyncrl.run.preflight_model import check_machine
 from topics.actors import SkipRequested
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
 
-# docs/operate.md lists all of these.
+# docs/guides/operate.md lists all of these.
 _LENGTHS = ("learner.steps", "task.epochs", "buffer.batch_groups")
 _ROOM = (
     *("buffer.most_dropped", "task.row_limit_s", "task.open_limit_s"),
@@ -68,9 +68,9 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
             if key not in known_settings():
                 with_overrides(config, [override], base=base)  # says which setting a mistyped one is near to
             raise LaunchError(
-                f"--set {override}: a run goes on with the settings it began with, but for its lengths "
-                f"({', '.join(_LENGTHS)}), its objective, how a step is computed and limits, which docs/operate.md "
-                "lists; `asyncrl fork` begins a run with other settings from a checkpoint"
+                f"--set {override}: a resumed run keeps its settings, except its lengths ({', '.join(_LENGTHS)}), its "
+                "objective, how a step is computed, and limits (listed in docs/guides/operate.md); "
+                "`asyncrl fork` starts a run with other settings from a checkpoint"
             )
     wanted = with_overrides(config, overrides, base=base, further=_check_computed) if overrides else config
     steps, epochs = config.learner.steps, config.task.epochs

@@ -35,7 +35,7 @@ ADVICE: dict[Cause, str] = {
     "weights not direct": 'fix the reason named, raise weights.direct_deadline_s, or set weights.direct = "never"',
     "weights unchanged": "check rewards and learner.lr: a step below the last bit of learner.dtype changes nothing",
     "weights not finite": "lower learner.lr or learner.max_grad_norm, and resume from the last checkpoint",
-    "assertion broken": "compare sampler and trainer in that step with `asyncrl replay`; docs/replay.md shows how",
+    "assertion broken": "compare sampler and trainer in that step with `asyncrl replay`; see docs/guides/replay.md",
     "step anomalous": "see the trajectories by `asyncrl explain`, the batch with `asyncrl dump`; is the reward sound?",
     "learner behind": "read its log with `asyncrl logs`; give it more cores, or make the batches smaller",
     "cards missing": "replace the cards: the learner looks for them, and takes them from its next checkpoint on",

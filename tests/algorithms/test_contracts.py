@@ -245,14 +245,14 @@ def test_a_schedule_begins_at_the_full_rate_and_stays_within_it(factor):
 
 @pytest.mark.parametrize("kind", TABLES)
 def test_the_page_lists_every_entry(kind):
-    page = (ROOT / "docs" / "algorithms.md").read_text()
+    page = (ROOT / "docs" / "guides" / "algorithms.md").read_text()
     (table,) = re.findall(rf"^ *\| {kind} \|.*\n(?: *\|.*\n)+", page, flags=re.MULTILINE)
 
     assert sorted(re.findall(r"^ *\| `(\w+)`", table, flags=re.MULTILINE)) == sorted(TABLES[kind])
 
 
 def test_the_settings_of_each_objective_by_name_are_those_of_a_run():
-    page = (ROOT / "docs" / "algorithms.md").read_text()
+    page = (ROOT / "docs" / "guides" / "algorithms.md").read_text()
     (table,) = re.findall(r"^\| objective \|.*\n(?:\|.*\n)+", page, flags=re.MULTILINE)
     rows = [re.findall(r"`([^`]+)` \|$", line) for line in table.splitlines()[2:]]
 

@@ -186,7 +186,7 @@ def test_a_run_that_goes_on_may_listen_elsewhere():
     moved = longer(config, ["nats.port=4222", "nats.host=0.0.0.0", "learner.steps=200"])
 
     assert (moved.nats.port, moved.nats.host, moved.learner.steps) == (4222, "0.0.0.0", 200)
-    with pytest.raises(LaunchError, match=r"nats\.servers=3: a run goes on with the settings it began with"):
+    with pytest.raises(LaunchError, match=r"nats\.servers=3: a resumed run keeps its settings"):
         longer(config, ["nats.servers=3"])
     with pytest.raises(ConfigError, match=r"learner\.step: unknown setting; did you mean learner\.steps\?"):
         longer(config, ["learner.step=3"])

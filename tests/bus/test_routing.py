@@ -143,7 +143,7 @@ async def test_where_no_engine_told_experts_nothing_is_stored(bus):
 
 
 async def test_a_result_is_smaller_by_its_experts(bus, monkeypatch):
-    """Prints the bytes of docs/routing-replay.md: before, all of them were in the message."""
+    """Prints the bytes of docs/internals/routing-replay.md: before, all of them were in the message."""
     tokens, (layers, chosen) = 8192, (48, 8)
     message, layout, read = result("p000000-0", (0,) * tokens), Layout(pipeline=4), []
     rows = np.random.default_rng(0).integers(0, 128, (tokens, layers * chosen), np.uint8)

@@ -201,6 +201,6 @@ def test_a_run_that_goes_on_keeps_its_critic_and_the_options_of_the_filters_that
 
 
 def test_all_settings_that_may_change_in_a_run_that_goes_on_are_listed():
-    page = (Path(__file__).parents[2] / "docs" / "operate.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "operate.md").read_text()
     section = page.partition("## Settings that may change")[2].partition("\n## ")[0]
     assert [key for key in MAY_CHANGE if f"`{key}`" not in section] == []

@@ -155,7 +155,7 @@ def test_every_problem_is_in_one_error_in_the_order_of_lines(written):
 def test_the_name_of_an_advantage_as_that_of_a_loss_tells_which_setting_has_it(written):
     problem = the_problem(written("[learner]\nloss = 'grpo'\n"))
 
-    assert problem.message.endswith('"grpo" is a value of learner.advantage, docs/algorithms.md has objectives by name')
+    assert problem.message.endswith('"grpo" is a value of learner.advantage, see docs/guides/algorithms.md')
 
 
 def test_what_depends_on_a_wrong_setting_is_not_judged_by_its_default(written):
@@ -363,8 +363,8 @@ def test_settings_are_printed_as_json(capsys):
 def test_the_settings_page_is_fresh(capsys):
     run(["settings", "--markdown"])
 
-    assert (ROOT / "docs" / "settings.md").read_text() == capsys.readouterr().out, (
-        "write it anew: asyncrl settings --markdown > docs/settings.md"
+    assert (ROOT / "docs" / "reference" / "settings.md").read_text() == capsys.readouterr().out, (
+        "write it anew: asyncrl settings --markdown > docs/reference/settings.md"
     )
 
 

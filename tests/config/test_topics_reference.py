@@ -46,8 +46,8 @@ def resolve(document, reference):
 
 
 def test_the_page_about_topics_is_generated_from_the_source():
-    assert (ROOT / "docs" / "topics.md").read_text() == topics_markdown(), (
-        "docs/topics.md is old; make it anew: asyncrl topics --markdown > docs/topics.md"
+    assert (ROOT / "docs" / "reference" / "topics.md").read_text() == topics_markdown(), (
+        "docs/reference/topics.md is old; make it anew: asyncrl topics --markdown > docs/reference/topics.md"
     )
 
 

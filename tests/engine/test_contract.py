@@ -193,7 +193,7 @@ async def test_the_likeliest_tokens_in_the_places_of_sampled_ones(client):
     assert [place for chunk in chunks for place in chunk.likeliest] == places
 
 
-# -- differences, as docs/fidelity.md lists them -------------------------------------------------------------------
+# -- differences listed in docs/internals/fidelity.md --
 
 
 @pytest.mark.parametrize(

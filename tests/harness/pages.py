@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 GENERATED = {"settings.md", "topics.md"}  # tested where they are made
 PAGES = {
     page.name: page
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
     if page.name not in GENERATED and page.exists()
 }
 PAGES["benchmarks"] = ROOT / "benchmarks" / "README.md"

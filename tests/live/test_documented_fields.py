@@ -1,4 +1,4 @@
-"""The table of fields in docs/gateway.md, against what each API reads and ignores."""
+"""The table of fields in docs/guides/gateway.md, against what each API reads and ignores."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from asyncrl.live.apis import chat, messages, responses
 from asyncrl.live.apis.registry import APIS
 
-PAGE = Path(__file__).parents[2] / "docs" / "gateway.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "gateway.md"
 ROWS = {"chat completions": chat, "Responses": responses, "Messages": messages}
 USER = {"role": "user", "content": "Hi"}
 MINIMAL = {

@@ -12,7 +12,7 @@ from asyncrl.sandbox.frames import CallFailed
 
 CHECKS = pytest.mark.skipif(
     None in map(importlib.util.find_spec, ("lighteval", "syllapy", "en_core_web_sm")),
-    reason="lighteval, which has the checks, or what it needs (docs/write-a-reward.md) is not installed",
+    reason="lighteval, which has the checks, or what it needs (docs/guides/write-a-reward.md) is not installed",
 )
 
 

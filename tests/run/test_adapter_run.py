@@ -26,7 +26,7 @@ async def test_a_run_publishes_adapters_replays_them_and_goes_on_in_its_lineage(
         path.stat().st_size for path in folders[-1].iterdir()
     )
     code, output = await command(tmp_path, "up", "--resume", "short", "--set", "learner.lora.publish=merged")
-    assert (code, "a run goes on with the settings it began with" in output) == (1, True), output
+    assert (code, "a resumed run keeps its settings" in output) == (1, True), output
     async with resume(tmp_path, "short", "--set", "learner.steps=5") as again:
         assert await again.ended() == 0, again.story
     assert again.steps() == [1, 2, 3, 4, 5]

@@ -360,7 +360,7 @@ def test_what_the_supervisor_finds_is_shown_until_it_ends():
 
 def test_the_page_names_what_to_do_for_each_cause():
     causes = get_args(Cause)
-    headings = re.findall(r"^### (.+)$", (ROOT / "docs" / "operate.md").read_text(), re.MULTILINE)
+    headings = re.findall(r"^### (.+)$", (ROOT / "docs" / "guides" / "operate.md").read_text(), re.MULTILINE)
 
     assert [heading for heading in headings if heading in causes] == list(causes)
     assert ADVICE.keys() == set(causes)

@@ -229,7 +229,7 @@ class _Replay:
 
 class ExpertLayer(Layer):
     """A layer whose router is given the experts of each call: a layer that is computed again in a backward
-    pass gets those of its own micro-batch, whichever is under way (docs/routing-replay.md)."""
+    pass gets those of its own micro-batch, whichever is under way (docs/internals/routing-replay.md)."""
 
     compiles_fed = False
     taken: torch.Tensor | None = None

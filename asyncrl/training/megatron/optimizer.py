@@ -1,7 +1,7 @@
 """The distributed optimizer of megatron-core over one model: a replica's ranks hold its moments in shares.
 
-Without Transformer Engine the library's own checkpoints do not carry the moments to another layout (docs/megatron.md).
-Here they are read and written under Hugging Face names, like the weights.
+Without Transformer Engine the library's checkpoints cannot move moments to another layout (docs/guides/megatron.md).
+This module reads and writes moments under Hugging Face names, like the weights.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ async def routed_turns(rollout: Rollout, turns: int, tokens: int, width: int) ->
 async def test_rows_of_experts_lie_beside_the_messages_of_progress(
     bus: Bus, stage: Callable[..., Stage], turns: int, tokens: int, width: int
 ):
-    """Prints the bytes of docs/routing-replay.md; the last one's rows are more than a message of NATS may have."""
+    """Prints the bytes of docs/internals/routing-replay.md; the rows of the last case exceed one NATS message."""
     rollout = Rollout(bus, stage())
     await routed_turns(rollout, turns, tokens, width)
     records = [await read_message(bus, TRAJECTORIES, at) for at in await stored(bus)]
