@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from jinja2 import TemplateError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 Span: TypeAlias = tuple[int, int]  # first character, and the one after the last
 
-# Unicode keeps these two from ever standing for a character, so no text has them.
-_OPEN, _CLOSE = "\ufdd0", "\ufdd1"
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a message's reasoning. Templates read the first, or `thinking`."""
+
+
+class _Rendering(NamedTuple):
+    """A text that is being rendered, and what its template marks."""
+
+    blocks: list[str]
+    marked: list[tuple[int, str]]  # first character, and the text
+
+    def spans(self, text: str) -> list[Span]:
+        """Return the marked spans of the whole text; none if a macro marked text, whose place is not known then."""
+        known = all(text.startswith(said, start) for start, said in self.marked)
+        return [(start, start + len(said)) for start, said in self.marked] if known else []
+
+
+_rendering: ContextVar[_Rendering] = ContextVar("rendering")
 
 
 class _Generation(Extension):
-    """Marks what stands between `{% generation %}` and `{% endgeneration %}`."""
+    """Notes the place of the text between `{% generation %}` and `{% endgeneration %}`."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 
@@ -30,7 +47,39 @@ class _Generation(Extension):
         return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
 
     def _mark(self, caller: Callable[[], str]) -> str:
-        return f"{_OPEN}{caller()}{_CLOSE}"
+        text, rendering = caller(), _rendering.get()
+        rendering.marked.append((sum(map(len, rendering.blocks)), text))
+        return text
+
+
+class _Dict:
+    """`dict` of templates, without the attributes of the class."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(Namespace):
+    """`namespace` of templates, without names that have a meaning in Python (`__html__`)."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *given = args
+        values = dict(*given, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace has no names that begin with an underscore, found {name!r}; rename it")
 
 
 class ChatTemplate:
@@ -46,6 +95,8 @@ class ChatTemplate:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+        environment.globals["dict"] = _Dict()
+        environment.globals["namespace"] = _Namespace
         self.source = source
         self._template = environment.from_string(source)
         self._values = values
@@ -58,19 +109,29 @@ class ChatTemplate:
         Returns:
             The text, and the spans of it that the template marks as the assistant's.
         """
-        # As transformers does: templates know missing keys better than empty ones.
-        present = [{key: value for key, value in message.items() if value is not None} for message in messages]
-        marked = self._template.render(
-            messages=present, tools=tools, documents=None, add_generation_prompt=add_generation_prompt, **self._values
-        )
-        text, spans = [], list[Span]()
-        length = 0
-        for number, piece in enumerate(re.split(f"[{_OPEN}{_CLOSE}]", marked)):
-            if number % 2:
-                spans.append((length, length + len(piece)))
-            text.append(piece)
-            length += len(piece)
-        return "".join(text), spans
+        rendering = _Rendering([], [])
+        token = _rendering.set(rendering)
+        try:
+            for block in self._template.generate(
+                messages=[_as_templates_read(message) for message in messages],
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._values,
+            ):
+                rendering.blocks.append(block)
+        finally:
+            _rendering.reset(token)
+        text = "".join(rendering.blocks)
+        return text, rendering.spans(text)
+
+
+def _as_templates_read(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message as transformers gives it to templates."""
+    # Templates know missing keys better than empty ones.
+    present = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((present[key] for key in REASONING if key in present), None)
+    return present if reasoning is None else {"thinking": reasoning, **present, REASONING[0]: reasoning}
 
 
 def _to_json(

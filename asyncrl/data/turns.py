@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from asyncrl.data.messages import ASSISTANT, TRAIN
-from asyncrl.data.templates import Span
+from asyncrl.data.templates import REASONING, Span
 from asyncrl.errors import AsyncRLError
 
 Render: TypeAlias = Callable[[list[dict[str, Any]], bool], tuple[str, list[Span]]]
 """A template: messages, and whether an answer shall follow, to text and the spans that it marks as the assistant's."""
-
-_REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 class TurnError(AsyncRLError):
@@ -88,7 +86,7 @@ def _written(messages: list[dict[str, Any]], number: int, render: Render, ends: 
         reply = text[len(before) :]
         cut = max((reply.rfind(end) + len(end) for end in ends if end in reply), default=len(reply))
         spans = [(len(before), len(before) + cut)]
-    for key in _REASONING:
+    for key in REASONING:
         reasoning = message.get(key)
         if isinstance(reasoning, str) and not any(reasoning.strip() in text[first:last] for first, last in spans):
             raise TurnError(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from asyncrl.data.messages import message_problem
@@ -106,6 +107,68 @@ def test_marked_assistant_text_is_masked_as_transformers_does_it(tmp_path):
     assert tokens.tolist() == expected["input_ids"]
     assert mask.tolist() == expected["assistant_masks"]
     assert mask.dtype == np.uint8
+
+
+@pytest.mark.parametrize("said", ["\ufdd0", "\ufdd1 a \ufdd0", "yes", "<|im_end|>"])
+def test_spans_of_a_template_are_right_whatever_the_text_holds(tmp_path, said):
+    from transformers import AutoTokenizer
+
+    make_model(tmp_path, template=MARKED)
+    messages = [{"role": "user", "content": f"say {said}"}, {"role": "assistant", "content": f"yes {said}"}]
+
+    ((tokens, mask),) = TaskTokenizer.load(tmp_path).encode_supervised(PromptRow(messages))
+
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(
+        messages, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert tokens.tolist() == expected["input_ids"]
+    assert mask.tolist() == expected["assistant_masks"]
+
+
+def test_text_that_a_macro_marks_is_found_by_what_it_adds_to_the_text_before(tmp_path):
+    marked = "{% macro said(m) %}[{% generation %}{{ m.content + eos_token }}{% endgeneration %}{% endmacro %}"
+    written = "{% for m in messages %}{{ said(m) if m.role == 'assistant' else m.content }}{% endfor %}"
+    make_model(tmp_path, template=f"{marked}{written}{{{{ '[' if add_generation_prompt }}}}")
+    tokenizer = TaskTokenizer.load(tmp_path)
+
+    ((tokens, mask),) = tokenizer.encode_supervised(PromptRow([USER, YES]))
+
+    assert texts_of(tokenizer, tokens, mask) == "yes<|im_end|>"
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "thinking", "reasoning"])
+@pytest.mark.parametrize("read", ["reasoning_content", "thinking"])
+def test_reasoning_has_the_names_that_transformers_gives_it(tmp_path, key, read):
+    from transformers import AutoTokenizer
+
+    written = f"{{{{ '<think>' + m.{read} if m.{read} is defined }}}}"
+    make_model(tmp_path, template=f"{{% for m in messages %}}{written}{{{{ m.content }}}}{{% endfor %}}")
+    messages = [USER, {**YES, key: "hm", "reasoning": "hm"}, AGAIN]
+
+    tokens = TaskTokenizer.load(tmp_path).encode_prompt(PromptRow(messages), max_tokens=None)
+
+    expected = AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(messages, add_generation_prompt=True)
+    assert tokens.tolist() == expected["input_ids"]
+    assert "<think>hm" in TaskTokenizer.load(tmp_path).decode_all(tokens.tolist())
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set ns = namespace() %}{% set ns.__html__ = dict %}{{ ns | forceescape }}",
+        "{{ namespace(_a=1) }}",
+        "{{ dict.mro() }}",
+    ],
+)
+def test_globals_of_a_template_are_as_guarded_as_those_of_transformers(tmp_path, template):
+    from transformers import AutoTokenizer
+
+    make_model(tmp_path, template=template)
+
+    with pytest.raises(TokenizerError, match="the chat template of"):
+        TaskTokenizer.load(tmp_path).encode_prompt(PromptRow([USER]), max_tokens=None)
+    with pytest.raises(TemplateError):
+        AutoTokenizer.from_pretrained(tmp_path).apply_chat_template([USER])
 
 
 # Prompts

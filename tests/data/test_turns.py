@@ -145,7 +145,7 @@ def test_reasoning_that_the_template_leaves_out_is_refused(tokenizers):
     with pytest.raises(TokenizerError, match="does not write 'reasoning_content' of message 1; remove it"):
         tokenizers["llama3"].encode_supervised(PromptRow([user("a"), answer("b", "r")]))
     with pytest.raises(TokenizerError, match="does not write 'thinking' of message 1"):
-        tokenizers["qwen3"].encode_supervised(PromptRow([user("a"), answer("b", thinking="deep")]))
+        tokenizers["llama3"].encode_supervised(PromptRow([user("a"), answer("b", thinking="deep")]))
 
 
 def test_a_conversation_of_which_nothing_is_trained_is_refused(tokenizers):
