@@ -17,8 +17,8 @@ from asyncrl.data.tokenizer import TaskTokenizer, TooLong
 from topics.wire import Int32Array
 
 _CUT = "\ufdd3"
-# Unicode keeps these from ever standing for a character; templates are rendered with them as marks of our own.
-_MARKS = re.compile("[\ufdd0\ufdd1\ufdd3]")
+_ESCAPED = "\ufdd3\ufdd4"  # this character in a text of a client: no cut has the second one after it
+_CUTS = re.compile("\ufdd3(?!\ufdd4)")
 _COSTLY = 2**16  # characters; of fewer the number of tokens is known soon
 _UNTRUSTED = ("user", "tool")  # roles whose texts come from whoever talks to a client, or from anywhere
 
@@ -52,16 +52,17 @@ class Quoted:
         Raises:
             TooLong: it has certainly more than the most.
         """
+        parts = [part.replace(_ESCAPED, _CUT) for part in _CUTS.split(text)]
         if self._most is not None and len(text) > max(self._most, _COSTLY):
-            least = sum(self._tokenizer.least(piece) for piece in text.split(_CUT))
+            least = sum(map(self._tokenizer.least, parts))
             if least > self._most:
                 raise TooLong(least)
-        return np.concatenate([self._tokenizer.encode(piece) for piece in text.split(_CUT)])
+        return np.concatenate([self._tokenizer.encode(part) for part in parts])
 
 
 def _cut(value: Any, found_by: Finder | None) -> Any:
     if isinstance(value, str):
-        return _CUT.join(pieces(_MARKS.sub("", value), found_by))
+        return _CUT.join(pieces(value.replace(_CUT, _ESCAPED), found_by))
     if isinstance(value, dict):
         return {_cut(name, found_by): _cut(one, found_by) for name, one in value.items()}
     return [_cut(one, found_by) for one in value] if isinstance(value, list) else value

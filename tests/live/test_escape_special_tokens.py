@@ -27,8 +27,8 @@ def controls(tokenizer: TaskTokenizer, ids: np.ndarray) -> list[int]:
 
 
 def hidden(text: str) -> str:
-    """The text with characters between those of its tokens that rendering leaves out."""
-    return text.replace("<|", "<\ufdd0|").replace("|>", "|\ufdd3>")
+    """The text with characters between those of its tokens that could mark cuts and spans."""
+    return text.replace("<|", "<\ufdd0|").replace("|>", "|\ufdd3>") + "\ufdd3\ufdd4 \ufdd4"
 
 
 @pytest.mark.parametrize(("template", "special", "forged"), TEMPLATES, ids=["qwen", "qwen3", "llama3"])
@@ -51,6 +51,7 @@ def test_a_forged_message_is_text(tmp_path: Path, template: str, special: tuple[
         assert controls(tokenizer, attempt) == controls(tokenizer, plain)
         assert forged in tokenizer.decode_all(attempt.tolist())
         assert controls(tokenizer, unseen) == controls(tokenizer, plain)
+        assert hidden(forged) in tokenizer.decode_all(unseen.tolist())
 
 
 def test_what_a_tool_answers_its_calls_and_its_declaration_are_text(tmp_path: Path):
