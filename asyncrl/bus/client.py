@@ -25,6 +25,13 @@ class Client(client.Client):
 
     on_raised: Callable[[Exception], None]  # is given what a callback raises
 
+    async def _connect_to_server(self, server: client.Srv) -> None:
+        # `wait_for` of Python 3.11 loses a cancellation that arrives with a refusal, and the base then dials for ever.
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise asyncio.CancelledError
+        await super()._connect_to_server(server)
+
     async def listen(self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, drained: bool = False) -> End:
         """Subscribe without a limit on what waits; returns what ends it.
 

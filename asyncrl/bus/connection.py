@@ -80,7 +80,7 @@ class Bus:
                     bus = cls(Client(), address, run, publish_deadline_s)
                     bus.name = name
                     try:
-                        await bus._open(name or f"asyncrl {run}", faults, until)
+                        await bus._open(name or f"asyncrl {run}", faults)
                     except BusDenied:
                         await _close_quietly(bus.client)
                         raise
@@ -101,15 +101,14 @@ class Bus:
                 f"NATS at {address.url} did not answer within {deadline_s:.0f} s ({failure}); is it running there?"
             ) from error
 
-    async def _open(self, name: str, faults: deque[str], until: float) -> None:
-        """Connect the client and listen for answers; what goes wrong meanwhile is added to `faults`."""
-        connecting, now = True, asyncio.get_running_loop().time
+    async def _open(self, name: str, faults: deque[str]) -> None:
+        """Connect the client and listen for answers; `faults` collects each fault until then."""
+        connecting = True
 
         async def on_error(error: Exception) -> None:
             faults.append(str(error) or type(error).__name__)
             final = refusal(self.address, error)
-            # A login is refused again; `wait_for` (Python 3.11) swallows a cancellation that comes with a refusal.
-            if connecting and (final is not None or now() >= until):
+            if connecting and final is not None:  # a login is refused again
                 raise error
             if final is None:
                 self._on_error(error)

@@ -1,6 +1,8 @@
 """The client reads and writes headers as that of nats-py does, and gives up in time."""
 
 import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
 
 import pytest
 from nats.aio.client import Client as PlainClient
@@ -10,6 +12,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.client import Client
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusUnreachable
+from asyncrl.bus.server import EmbeddedServer
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,29 @@ async def test_a_server_that_refuses_in_the_moment_of_the_deadline_is_named(monk
     async with asyncio.timeout(60):
         with pytest.raises(BusUnreachable, match=r"did not answer within 0 s .*refused"):
             await Bus.connect(BusAddress("nats://127.0.0.1:1"), "a-run", deadline_s=0.1)
+
+
+async def test_a_client_ends_although_its_cancellation_arrives_as_the_server_refuses_a_connection(tmp_path: Path):
+    server = EmbeddedServer(tmp_path)
+    bus = await Bus.connect(await server.start(), "a-run")
+    cancelled = asyncio.get_running_loop().create_future()
+
+    def cancel(reconnecting: asyncio.Task) -> None:
+        if not cancelled.done():
+            reconnecting.cancel()
+            cancelled.set_result(reconnecting)
+
+    def make_task(loop: asyncio.AbstractEventLoop, work: Coroutine, **options: object) -> asyncio.Task:
+        task = asyncio.Task(work, loop=loop, **options)
+        if work.__name__ == "open_connection":
+            dialling = asyncio.current_task()
+            task.add_done_callback(lambda _: cancel(dialling))
+        return task
+
+    asyncio.get_running_loop().set_task_factory(make_task)
+    await server.stop()
+    async with asyncio.timeout(60):
+        reconnecting = await cancelled
+    await asyncio.wait({reconnecting}, timeout=10)
+    assert reconnecting.done()
+    await bus.close()
