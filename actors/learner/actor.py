@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from actors.learner.assertions import assert_step
 from actors.learner.elastic import ElasticGroup
 from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
@@ -28,7 +29,7 @@ from asyncrl.algorithms.batches import skipped_stats
 from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.crash import crash_point
 from asyncrl.process import RestartPolicy
-from asyncrl.training.anomalies import Recent, broken_assertions
+from asyncrl.training.anomalies import Recent
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel, read_checkpoint
 from asyncrl.training.protocol import NonFiniteWeights
 from topics.actors import Activity
@@ -44,6 +45,8 @@ from topics.weights import (
 )
 
 T = TypeVar("T")
+
+RESAVE_S = 10.0  # of training again, between two checkpoints
 
 
 async def main(context: Context) -> None:
@@ -71,7 +74,6 @@ class Learner:
         self.step = self.config.origin  # newest step in the weights
         self.lineage = self.batch_sequence = 0
         self._moved = self.step  # newest step that moved the weights of the policy
-        self._differed = False  # the weights have other bits than those published
         self._version: asyncio.Task[WeightsPublished] | None = None  # that is being written
         self._newest: WeightsPublished | None = None  # that was written here
         self._checkpoint: asyncio.Task[None] | None = None  # that is being written
@@ -156,10 +158,7 @@ class Learner:
         await self._make_ready()
 
     async def _make_ready(self) -> None:
-        """Load the model and the newest checkpoint, and train again what was trained after it.
-
-        Only then is the log claimed; and a learner that stands by has none of this in memory.
-        """
+        """Load the model and the newest checkpoint before this process claims the log; a spare has neither."""
         self.context.doing(Activity("loading"))
         await self.turns.take()
         await self.group.open()
@@ -178,8 +177,6 @@ class Learner:
             await read_merged(self.context.bus, [packed], self.fold.recall, self.context.refuse)
             if self.config.start.checkpoint:
                 await self._load(self.context.files.base / self.config.start.checkpoint)
-        self._differed = await self._differs()
-        await self._train_again()
 
     async def _load(self, checkpoint: Path) -> Checkpoint:
         found = await asyncio.to_thread(read_checkpoint, checkpoint)
@@ -193,24 +190,35 @@ class Learner:
             raise
         return found
 
-    async def _train_again(self) -> None:
+    async def _train_again(self) -> bool:
+        """Train the steps after the checkpoint again.
+
+        It saves on the way: a learner that is killed more often than it can retrain would never advance otherwise.
+        """
+        differs, saved_s = await self._differs(), time.monotonic()
+        self.lineage = self.fold.state.lineage + differs
         while self.step < self.fold.state.trained and not self.context.stop.is_set():
             await self._train_next(publish=False)
-            self._differed |= await self._differs()
+            differs |= await self._differs()
+            self.lineage = self.fold.state.lineage + differs
+            is_due = self._saving_is_due() or time.monotonic() - saved_s >= RESAVE_S
+            if is_due and self.step < self.fold.state.trained:
+                await self._save(await self._digest())
+                saved_s = time.monotonic()
+        if differs:
+            self.context.log.warning("weights differ from those published; a new lineage begins", lineage=self.lineage)
+        return differs
 
     async def _resume(self) -> None:
-        """Go on from where the log ends, and publish only what differs."""
-        await self._train_again()
+        """Continue where the log ends, and publish only what differs."""
         self.outbox.put(*self._lost)
         await self.outbox.stored()
-        self.lineage = self.fold.state.lineage
-        if self._differed:
-            self.lineage += 1
-            self.context.log.warning("weights differ from those published; a new lineage begins", lineage=self.lineage)
-        if self._publishes(self.step) and (self._differed or self.step not in self.fold.state.published):
+        differs = await self._train_again()
+        if self._publishes(self.step) and (differs or self.step not in self.fold.state.published):
             await self._publish()
         self.outbox.put(*self._evaluations.due(self.step))
-        await self._save_if_due()  # it may have died between a step and its checkpoint
+        if self._saving_is_due():  # the learner may have died between a step and its checkpoint
+            await self._save()
         self._recent.figures = self.fold.state.figures
         self._resumed = True
 
@@ -237,7 +245,7 @@ class Learner:
             return
         else:
             result = await self._trained_on(packed, sequence)
-            self._assert(packed.step, result)
+            assert_step(self.context, packed.step, result)
         self.step, self.batch_sequence = packed.step, sequence
         self._moved = packed.step if packed.objective.moves_policy else self._moved
         if not publish:
@@ -248,17 +256,8 @@ class Learner:
             await self._publish()
         self.context.vitals.update(step=self.step, reward=result.stats.reward_mean)
         self.outbox.put(*self._evaluations.due(self.step))
-        await self._save_if_due()
-
-    def _assert(self, step: int, result: StepResult) -> None:
-        if found := result.anomaly:
-            carriers = [carrier.trajectory_id for carrier in found.carriers]
-            self.context.log.warning("step anomalous", step=step, found=found.found, carriers=carriers)
-        if broken := broken_assertions(self.config, step, result.metrics):
-            self.context.count("assertions_broken", len(broken))
-            self.context.log.error("assertion broken", step=step, found=broken)
-            if self.config.learner.assertions.broken == "stop":
-                raise ActorFault("; ".join(broken))
+        if self._saving_is_due():
+            await self._save()
 
     async def _trained_on(self, packed: BatchPacked, sequence: int) -> StepResult:
         """Train one batch; should the next one be packed meanwhile, its tokens are fetched."""
@@ -316,17 +315,17 @@ class Learner:
         if self._version is not None:
             await self._version
 
-    async def _save_if_due(self) -> None:
-        if self.fold.wants_checkpoint(self.step, self._begun, every=self.config.learner.checkpoint_every):
-            await self._save()
+    def _saving_is_due(self) -> bool:
+        return self.fold.wants_checkpoint(self.step, self._begun, every=self.config.learner.checkpoint_every)
 
-    async def _save(self) -> None:
-        """Copy the state away; the checkpoint is written beside the next steps, and counts once it is published."""
+    async def _save(self, digest: str = "") -> None:
+        """Copy the state; the checkpoint is written during the next steps, and counts once it is published."""
         await self._saved()
         if any(saved.step == self.step and saved.lineage == self.lineage for saved in self.fold.state.checkpoints):
             return
         self.context.doing(Activity("saving", self.step))
-        digest = "" if self._publishes(self.step) else await self._digest()
+        if not (digest or self._publishes(self.step)):  # else the version of this step has it
+            digest = await self._digest()
         await self._do(CopyState())
         self._begun = self.step
         checkpoint = Checkpoint(self.lineage, self.step, digest, self.batch_sequence)

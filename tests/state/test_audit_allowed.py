@@ -16,7 +16,7 @@ from topics.prompts import PROMPT_ISSUED
 from topics.secrets import PurgeRequested
 from topics.streams import StreamTrimming
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
-from topics.weights import CHECKPOINT_SAVED, UNTRAINED, CheckpointSaved, WeightsPublished
+from topics.weights import CHECKPOINT_SAVED, UNTRAINED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
 
 
 def test_a_step_trained_again_on_a_newer_line_counts_once():
@@ -34,6 +34,20 @@ def test_a_step_trained_again_on_a_newer_line_counts_once():
 
     story.trained(1, sequence, lineage=0)
     assert story.wrong() == [("trained twice", "batch 1")]
+
+
+def test_a_checkpoint_of_a_step_that_is_trained_again_has_the_lineage_that_is_published_later():
+    story = ordinary_story()
+    sequence = story.messages(BATCH_TRAINED)[1].batch_sequence
+    story.publish(CheckpointSaved(1, 1, "f" * 32, "/there", sequence))
+    assert story.wrong() == []
+    story.published(2, lineage=1)
+    version = story.messages(WEIGHTS_PUBLISHED)[1]
+    story.publish(CheckpointSaved(1, version.version, version.digest, "/there too", sequence))  # as lineage 0 had it
+    assert story.wrong() == []
+
+    story.publish(CheckpointSaved(1, 1, "e" * 32, "/elsewhere", sequence))
+    assert story.wrong() == [("wrong checkpoint", "checkpoint of step 1 on lineage 1")]
 
 
 def test_a_trajectory_issued_again_has_an_end_for_each_attempt():

@@ -124,18 +124,21 @@ class Training(Fold):
         kept = [saved.message.step for saved in self.checkpoints[-self.opening.keep_checkpoints :]]
         if len(kept) > 1 and not self.opening.keeps_tokens:
             self.contained = min(kept) if self.contained is None else max(self.contained, min(kept))
-        # A lineage begins unpublished where its first step is not one that is published.
-        if lineage > self.lineage + (not self.opening.publishes(step)):
+        # A lineage begins unpublished while steps are trained again, and where its first step is not published.
+        begins = step < self._in_weights or not self.opening.publishes(step)
+        if lineage > self.lineage + begins:
             self._violations.add(
                 "unknown lineage", name, f"a lineage after {self.lineage}", "a lineage that trained or published"
             )
         elif step > self._in_weights:
             found = f"saved when step {self._in_weights} was the newest one trained"
             self._violations.add("wrong checkpoint", name, found, f"batch {step} trained before it")
-        elif self.opening.publishes(step) and self.published.get((lineage, step)) != message.digest:
-            published = self.published.get((lineage, step), "not published")
-            expected = f"that of its version: {published}"
-            self._violations.add("wrong checkpoint", name, f"digest {message.digest}", expected)
+        elif lineage <= self.lineage and self.opening.publishes(step):
+            lineages = [one for one in range(lineage + 1) if (one, step) in self.published]
+            published = self.published[max(lineages), step] if lineages else "not published"
+            if published != message.digest:
+                expected = f"that of its version: {published}"
+                self._violations.add("wrong checkpoint", name, f"digest {message.digest}", expected)
 
     def _on_lost(self, message: CheckpointLost, _: Record) -> None:
         """A checkpoint that could not be read counts no more; what was trimmed before that needs no other."""
