@@ -22,6 +22,7 @@ from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.background import first_of, unless
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, read_last
+from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.publish import publish, read
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient
@@ -119,12 +120,8 @@ class EngineActor:
 
     async def _first(self) -> int:
         """Sequence of the newest version, or of the full one that its chain of differences begins with."""
-        newest = await read_last(self.context.bus, WEIGHTS_PUBLISHED)
-        if newest is None:
-            return 1
-        with contextlib.suppress(WireError, BlobMissing):  # the listener rejects it
-            return (await read(self.context.bus, WeightsPublished, newest)).full or newest.sequence
-        return newest.sequence
+        newest = await newest_message(self.context.bus, WEIGHTS_PUBLISHED)
+        return 1 if newest is None else newest[0].full or newest[1].sequence
 
     def _wants(self, target: Announced) -> bool:
         return target.version.key != self._loaded and target != self._refused and self._answers

@@ -9,8 +9,9 @@ from typing import Any
 
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.background import all_of, first_of
-from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import publish, read
+from asyncrl.bus.log import Record
+from asyncrl.bus.merged_reader import newest_message
+from asyncrl.bus.publish import publish
 from asyncrl.crash import crash_point
 from asyncrl.engine.control import EngineControl
 from asyncrl.engine.starting import EngineFailed
@@ -105,9 +106,10 @@ class Card:
         """Read the newest turns; returns the sequence of the newest request."""
         bus, asked = self._context.bus, 0
         for topic in (CARD_REQUESTED, CARD_RETURNED):
-            record = await read_last(bus, topic)
-            if record is not None:
-                self._on_turn(topic, await read(bus, topic.message, record), record)
+            newest = await newest_message(bus, topic)
+            if newest is not None:
+                message, record = newest
+                self._on_turn(topic, message, record)
                 asked = record.sequence if topic is CARD_REQUESTED else asked
         return asked
 

@@ -7,8 +7,7 @@ import contextlib
 import time
 
 from actors.runtime.actor import VITALS_S, ActorFault, Context
-from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import read
+from asyncrl.bus.merged_reader import newest_message
 from asyncrl.engine.control import EngineControl
 from asyncrl.engine.errors import EngineError
 from asyncrl.engine.server_load import EngineLoad
@@ -19,10 +18,10 @@ async def announced(context: Context) -> EngineAnnounced | None:
     """The announcement of this engine; None for one of the config."""
     if not context.actor_id.startswith(ANNOUNCED):
         return None
-    record = await read_last(context.bus, ENGINE_ANNOUNCED, context.actor_id)
-    if record is None:
+    newest = await newest_message(context.bus, ENGINE_ANNOUNCED, context.actor_id)
+    if newest is None:
         raise ActorFault(f"{context.actor_id} was never announced; `asyncrl engines add URL` does it")
-    return await read(context.bus, EngineAnnounced, record)
+    return newest[0]
 
 
 async def watch_load(server: EngineControl, vitals: dict[str, float]) -> None:

@@ -25,8 +25,9 @@ from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusError, WrongSequence
 from asyncrl.bus.listen import Listener, Take
-from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.publish import EXPECT_SUBJECT, publish, read, send
+from asyncrl.bus.log import Record
+from asyncrl.bus.merged_reader import newest_message
+from asyncrl.bus.publish import EXPECT_SUBJECT, publish, send
 from asyncrl.bus.pull import Source
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
@@ -215,13 +216,13 @@ async def open_context(login: Login, log: Any) -> Context:
 
 
 async def _opened(bus: Bus) -> tuple[RunOpened, Config]:
-    record = await read_last(bus, RUN_OPENED)
-    if record is None:
+    newest = await newest_message(bus, RUN_OPENED)
+    if newest is None:
         raise ActorFault(f"no run called {bus.run} was opened on the server at {bus.address.url}")
+    opened, _ = newest
     try:
-        opened = await read(bus, RunOpened, record)
         return opened, msgspec.convert(opened.settings, Config)
-    except (WireError, BlobMissing, msgspec.ValidationError) as error:
+    except msgspec.ValidationError as error:
         raise ActorFault(f"the settings of run {bus.run} cannot be read: {error}") from error
 
 

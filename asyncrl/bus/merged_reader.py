@@ -12,8 +12,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.listen import Refuse, Take
-from asyncrl.bus.log import LogReader, Record
-from asyncrl.bus.publish import body_of, check_beside, unpack
+from asyncrl.bus.log import LogReader, Record, read_last
+from asyncrl.bus.publish import body_of, check_beside, read, unpack
 from asyncrl.bus.sealing import open_body
 from topics.table import topic_of
 from topics.topic import Stream, Topic
@@ -22,6 +22,7 @@ from topics.wire import Message
 M = TypeVar("M", bound=Message)
 
 _SILENT_S = 30.0
+_UNREADABLE = (LookupError, ValueError, BlobMissing, SecretGone)
 
 
 class Part(NamedTuple):
@@ -67,7 +68,7 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
                     topic = topic_of(record.subject)
                     plain = body if body is None or topic is None else await open_body(bus, topic, record, body)
                     take(*unpack(record, plain), record if body is None else record._replace(data=body))
-                except (LookupError, ValueError, BlobMissing, SecretGone) as error:
+                except _UNREADABLE as error:
                     refuse(record, error)
             if not await earliest.filled():
                 live.remove(earliest)
@@ -102,6 +103,25 @@ async def read_each(bus: Bus, topic: Topic[M], take: Callable[[M, Record], None]
     """
     part = Part(topic.stream, subjects=[topic.pattern(bus.run)])
     await read_merged(bus, [part], lambda _topic, message, record: take(message, record), lambda *_: None)
+
+
+async def newest_message(bus: Bus, topic: Topic[M], key: str | None = None) -> tuple[M, Record] | None:
+    """Return the newest message of a topic, or of one key, that can be read, with its record; None for none.
+
+    Raises:
+        BusGone: the server sends nothing more.
+    """
+    record = await read_last(bus, topic, key)
+    if record is None:
+        return None
+    try:
+        return await read(bus, topic.message, record), record
+    except _UNREADABLE:
+        found = deque[tuple[M, Record]](maxlen=1)
+    subject = topic.pattern(bus.run) if key is None else topic.subject(bus.run, key)
+    part = Part(topic.stream, subjects=[subject])
+    await read_merged(bus, [part], lambda _topic, message, record: found.append((message, record)), lambda *_: None)
+    return found[0] if found else None
 
 
 class _Source(LogReader):

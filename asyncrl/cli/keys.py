@@ -6,14 +6,13 @@ import argparse
 import re
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import read_last
-from asyncrl.bus.merged_reader import read_each
-from asyncrl.bus.publish import publish, read
+from asyncrl.bus.merged_reader import newest_message, read_each
+from asyncrl.bus.publish import publish
 from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.target import action_of, add_action, any_run, live_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.live.keys import Keys, make_key
-from topics.actors import RUN_OPENED, RunOpened
+from topics.actors import RUN_OPENED
 from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
 from topics.wire import ID_PATTERN
 
@@ -66,8 +65,8 @@ async def _done(bus: Bus, action: str, name: str, made: tuple[str, KeyAdded]) ->
 
 
 async def _serves(bus: Bus) -> bool:
-    record = await read_last(bus, RUN_OPENED)
-    return record is not None and bool((await read(bus, RunOpened, record)).settings["gateway"]["count"])
+    opened = await newest_message(bus, RUN_OPENED)
+    return opened is not None and bool(opened[0].settings["gateway"]["count"])
 
 
 def _limits(key: KeyAdded) -> str:

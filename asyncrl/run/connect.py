@@ -14,22 +14,20 @@ from typing import NamedTuple
 
 from asyncrl.background import first_of
 from asyncrl.bus.address import BusAddress
-from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.log import LogReader, Record, read_last, read_last_of_each
+from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.provision import is_provisioned, settled
-from asyncrl.bus.publish import read
 from asyncrl.bus.server import OwnServer, server_left_in
 from asyncrl.errors import AsyncRLError
 from asyncrl.files import UNWRITABLE
 from asyncrl.locks import take, try_lock
 from asyncrl.run.directory import JOINED, READING, RunFiles, is_locked, is_taken, made_at
 from asyncrl.run.user_actors import ActorsError, load_actors
-from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, RunOpened
+from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED
 from topics.table import topic_of
 from topics.topic import ACTORS
-from topics.wire import WireError
 
 
 class RunNotFound(AsyncRLError):
@@ -176,10 +174,10 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
 
 async def _know_actors(bus: Bus) -> None:
     """Add the rows of the run's own actors to the tables, where this program finds their modules."""
-    record = await read_last(bus, RUN_OPENED)
-    with contextlib.suppress(WireError, BlobMissing, LookupError, TypeError, ActorsError):  # it shows what it knows
-        if record is not None:
-            opened = await read(bus, RunOpened, record)
+    newest = await newest_message(bus, RUN_OPENED)
+    with contextlib.suppress(LookupError, TypeError, ActorsError):  # it shows what it knows
+        if newest is not None:
+            opened, _ = newest
             load_actors(opened.settings["actors"], Path(opened.base))
 
 

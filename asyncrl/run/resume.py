@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import read_last
-from asyncrl.bus.publish import publish, read
+from asyncrl.bus.merged_reader import newest_message
+from asyncrl.bus.publish import publish
 from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.load import with_overrides
@@ -19,7 +19,7 @@ from asyncrl.errors import LaunchError
 from asyncrl.run.preflight_megatron import check_megatron
 from asyncrl.run.preflight_model import check_machine
 from topics.actors import SkipRequested
-from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked, BatchTrained
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
 
 # docs/guides/operate.md lists all of these.
 _LENGTHS = ("learner.steps", "task.epochs", "buffer.batch_groups")
@@ -116,10 +116,9 @@ async def request_skip(bus: Bus, origin: int, step: int) -> None:
     Raises:
         LaunchError: it is trained already, or not packed yet.
     """
-    newest = await read_last(bus, BATCH_TRAINED)
-    trained = origin if newest is None else (await read(bus, BatchTrained, newest)).step
-    newest = await read_last(bus, BATCH_PACKED)
-    packed = origin if newest is None else (await read(bus, BatchPacked, newest)).step
+    last_trained, last_packed = await newest_message(bus, BATCH_TRAINED), await newest_message(bus, BATCH_PACKED)
+    trained = origin if last_trained is None else last_trained[0].step
+    packed = origin if last_packed is None else last_packed[0].step
     if not trained < step <= packed:
         waiting = f"batches {trained + 1} to {packed} wait to be trained" if trained < packed else "no batch waits"
         raise LaunchError(f"--skip-batch {step}: batches up to {trained} are trained, and {waiting}")

@@ -16,9 +16,8 @@ import msgspec
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import ServerFull
-from asyncrl.bus.log import read_last
+from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.provision import held_bytes, provision
-from asyncrl.bus.publish import read
 from asyncrl.config.check import Finding
 from asyncrl.config.process_settings import NatsSettings
 from asyncrl.config.settings import Config, ModelSettings
@@ -41,7 +40,7 @@ from asyncrl.data.row_maker import RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.errors import LaunchError
 from asyncrl.files import taken_bytes
-from topics.batches import BATCH_TRAINED, BatchTrained
+from topics.batches import BATCH_TRAINED
 from topics.topic import DEAD, TRAINING, TRAJECTORIES, TURNS, Retention, Stream
 
 _ON_DISK = 1.2  # bytes on the disk for one that the server counts
@@ -327,8 +326,8 @@ async def _progress(bus: Bus, config: Config) -> Progress | None:
     held = await held_bytes(bus)
     if not held:
         return None
-    newest = await read_last(bus, BATCH_TRAINED) if TRAINING.name in held else None
-    step = (await read(bus, BatchTrained, newest)).step if newest is not None else config.origin
+    newest = await newest_message(bus, BATCH_TRAINED) if TRAINING.name in held else None
+    step = newest[0].step if newest is not None else config.origin
     return Progress(
         {name: stream.stored for name, stream in held.items()},
         {name: stream.most for name, stream in held.items()},

@@ -6,7 +6,7 @@ from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.log import LogReader
-from asyncrl.bus.merged_reader import Part, read_merged
+from asyncrl.bus.merged_reader import Part, newest_message, read_merged
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.bus.pull import Puller
 from harness.stories import result
@@ -120,3 +120,15 @@ async def test_a_server_that_falls_silent_is_named(bus: Bus, monkeypatch):
 
     with pytest.raises(BusGone, match="the server sent nothing of BATCHES behind message 0 for 0 s"):
         await read_merged(bus, [Part(BATCHES, COUNT)], lambda *_: None, lambda *_: None)
+
+
+@pytest.mark.parametrize("key", [None, "p000001-0"])
+async def test_the_newest_message_is_the_newest_one_that_can_be_read(bus: Bus, key: str | None):
+    assert await newest_message(bus, TRAJECTORY_GENERATED, key) is None
+    await publish(bus, result("p000001-0", (0, 0)))
+    await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000001-0"), b"garbage", {})
+    await bus.store(TRAJECTORY_GENERATED.subject(bus.run, "p000001-0"), b"more garbage", {})
+
+    message, record = await newest_message(bus, TRAJECTORY_GENERATED, key)
+
+    assert (message.trajectory_id, record.sequence) == ("p000001-0", 1)

@@ -12,8 +12,9 @@ from asyncrl.cli.main import run as run_command
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.state.run_state import RunState
 from harness.folds import Feed
-from harness.runs import command, replay, resume, up
-from topics.actors import RunOpened
+from harness.runs import WITHOUT_MODEL, command, replay, resume, topics_left_in, up
+from topics.actors import RUN_OPENED, RunOpened
+from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.weights import TrainingFinished
 
 HUGE = '''
@@ -62,6 +63,27 @@ async def test_a_run_goes_on_past_a_batch_that_cannot_be_trained_and_beyond_its_
     code, output = await replay(tmp_path, "short")
     assert code == 0, output
     assert "all 7 published versions bit-equal" in output
+
+
+@pytest.mark.slow
+async def test_a_run_goes_on_although_the_newest_records_cannot_be_read(tmp_path: Path):
+    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=5000") as run:
+        await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
+        run.interrupt()
+        assert await run.ended() == 0, run.story
+    trained = len(run.steps())
+    async with topics_left_in(run.root) as bus:
+        for topic in (BATCH_TRAINED, BATCH_PACKED, RUN_OPENED):
+            await bus.store(topic.subject(bus.run), b"\xc1garbage", {})
+
+    code, output = await command(tmp_path, "keys", "short")
+    assert (code, "run short has no keys" in output) == (0, True), output
+    code, output = await command(tmp_path, "up", "--resume", "short", "--skip-batch", "2")
+    assert (code, "batches up to " in output) == (1, True), output
+    async with resume(tmp_path, "short") as again:
+        await again.reaches(lambda: len(run.steps()) > trained, "one step more")
+        again.interrupt()
+        assert await again.ended() == 0, again.story
 
 
 def with_steps(steps: int) -> Config:
