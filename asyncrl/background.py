@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -72,6 +75,25 @@ async def all_of(*works: Coroutine[Any, Any, T]) -> list[T]:
     except BaseExceptionGroup as failed:
         raise failed.exceptions[0] from None
     return [task.result() for task in tasks]
+
+
+async def on_daemon_thread(function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
+    """Run a function that a cancellation leaves alone on its thread; the program ends without waiting for it."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def tell(put: Callable[[Any], None], value: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(lambda: None if done.done() else put(value))
+
+    def run() -> None:
+        try:
+            tell(done.set_result, function(*arguments, **options))
+        except Exception as error:  # the caller raises it
+            tell(done.set_exception, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await done
 
 
 async def to_its_end(work: Coroutine[Any, Any, T]) -> T:

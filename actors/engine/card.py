@@ -105,7 +105,8 @@ class Card:
     async def _look(self) -> int:
         """Read the newest turns; returns the sequence of the newest request."""
         bus, asked = self._context.bus, 0
-        for topic in (CARD_REQUESTED, CARD_RETURNED):
+        turns: tuple[Topic[Any], ...] = (CARD_REQUESTED, CARD_RETURNED)
+        for topic in turns:
             newest = await newest_message(bus, topic)
             if newest is not None:
                 message, record = newest

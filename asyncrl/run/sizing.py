@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from asyncrl.background import on_daemon_thread
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import ServerFull
 from asyncrl.bus.merged_reader import newest_message
@@ -300,7 +301,7 @@ async def provision_sized(bus: Bus, config: Config, base: Path, root: Path) -> d
     """
     progress = await _progress(bus, config)
     try:
-        planned = await asyncio.to_thread(plan, config, base, root=root, progress=progress)
+        planned = await on_daemon_thread(plan, config, base, root=root, progress=progress)
     except (DataError, OSError) as error:
         raise LaunchError(f"task.source: {error}") from error
     short = [f"{finding.keys[0]}: {finding.message}" for finding in planned.shortages()]
