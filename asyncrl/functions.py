@@ -20,12 +20,13 @@ from typing import Any
 import xxhash
 
 from asyncrl.errors import FunctionError, last_lines
+from asyncrl.own_code import copy_of, spec_of
 
 IMPORT_LIMIT_S = 60.0  # of a user's file, which may load PyTorch
 
 
 def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
-    """Import the function that `spec` names.
+    """Import the function that `spec` names; a process of a run loads the run's copy of a file.
 
     A file is run once per process, however many functions are taken from it, also where another file imports it. Its
     folder joins the end of `sys.path`: its sibling modules can be imported, but shadow none of Python or of a package.
@@ -142,8 +143,9 @@ def load_rollout(spec: str, *, base: Path) -> Callable[..., Any]:
 
 
 def _load_file(path: Path, spec: str) -> ModuleType:
+    copy = copy_of(path)
     path = path.resolve()
-    if not path.is_file():
+    if copy is None and not path.is_file():
         beside = ", ".join(sorted(file.name for file in path.parent.glob("*.py"))[:10])
         raise FunctionError(f"{spec}: no file {path}; Python files in its folder: {beside or 'none'}")
     name = f"asyncrl_user_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())}"
@@ -151,7 +153,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         return sys.modules[name]
     if _is_file(getattr(sys.modules.get(path.stem), "__spec__", None), path):  # a file beside it has imported it
         return sys.modules.setdefault(name, sys.modules[path.stem])
-    loader = importlib.util.spec_from_file_location(name, path)
+    loader = spec_of(name, path, copy)
     if loader is None or loader.loader is None:
         raise FunctionError(f"{spec}: {path} is no Python file")
     if str(path.parent) not in sys.path:

@@ -26,7 +26,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.launch import run_opened
+from asyncrl.run.opening import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
 from asyncrl.training.objective import objective_of

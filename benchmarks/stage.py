@@ -27,7 +27,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.process import ChildProcess, python, with_parent
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.gateway_port import held_gateway
-from asyncrl.run.launch import run_opened
+from asyncrl.run.opening import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
 from topics.engines import ENGINE_READY
 from topics.roles import role_of

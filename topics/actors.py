@@ -23,6 +23,8 @@ class RunOpened(Message):
     settings: dict[str, Any]  # the config as it was resolved; it names files that hold secrets, never the secrets
     directory: str = ""  # of the run: for actors that share its files
     base: str = ""  # folder that relative paths of the settings start from
+    inputs: dict[str, str] = msgspec.field(default_factory=dict)  # xxh3 of its code and data files, by path
+    trained: Step = 0  # newest step trained before; later steps use these inputs
 
 
 class ActorStarted(Message):

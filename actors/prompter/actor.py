@@ -11,11 +11,13 @@ import xxhash
 
 from actors.prompter.fold import PrompterFold, Wanted
 from actors.prompter.sources import TASK_ROWS, WARMUP_ROWS, data_of
-from actors.runtime.actor import Context
+from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.config.held_out import held_out_sets
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
+from asyncrl.own_code import read_inputs
+from asyncrl.run.inputs import changed_data
 from topics.actors import Activity
 from topics.ids import trajectory_name
 from topics.prompts import PromptIssued, PromptRow
@@ -28,7 +30,12 @@ _ROWS_AHEAD = 512  # made before they are wanted; asked for anew once half of th
 
 async def main(context: Context) -> None:
     """Run the prompter until the run ends."""
-    config = context.config
+    config, inputs = context.config, read_inputs(context.files.root)
+    if inputs is not None and (changed := await asyncio.to_thread(changed_data, inputs.digests)):
+        raise ActorFault(
+            f"data {changed[0]} is not the file that the run began with; put that file back and resume the run, or "
+            "resume it with --accept-data"
+        )
     fold = PrompterFold(config)
     keeper = Keeper(context, PROMPTS, fold)
     opened = asyncio.Event()

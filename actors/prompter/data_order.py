@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -18,6 +19,7 @@ from asyncrl.data.curriculum import at_level, level_of
 from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker, RowMakerDown
 from asyncrl.data.sources import RowSetup
+from asyncrl.run.inputs import changed_data, is_data
 from asyncrl.state.audit.groups import digest_of
 from asyncrl.state.audit.ledger import Ledger
 from topics.batches import BatchPacked
@@ -58,7 +60,10 @@ class DataOrder:
     async def compare(self) -> list[str]:
         """Compare all that was noted; returns why it cannot."""
         self.compare_levels()
-        notes = []
+        opening, notes = self._ledger.opening, []
+        replaced = [path for path in opening.changed_inputs if is_data(path)]
+        if replaced := replaced or await asyncio.to_thread(changed_data, opening.digests):
+            return [f"rows with the data: {path} is not the file that the run began with" for path in replaced]
         for name, setup in data_of(self._config, self._base).items():
             if setup.functions and not self._own_code:
                 named = ", ".join(setup.functions)

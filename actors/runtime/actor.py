@@ -31,6 +31,7 @@ from asyncrl.bus.publish import EXPECT_SUBJECT, publish, send
 from asyncrl.bus.pull import Source
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
+from asyncrl.own_code import use_copies
 from asyncrl.ports import LOOPBACK
 from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
@@ -205,6 +206,7 @@ async def open_context(login: Login, log: Any) -> Context:
         files = RunFiles(Path(opened.directory), Path(opened.base))
         if login.home is not None:
             files = RunFiles(login.home, login.home / "base", sent=True)
+        use_copies(files.root)
         load_actors(config.actors, files.base)
     except BaseException:
         await bus.close()

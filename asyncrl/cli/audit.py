@@ -80,6 +80,7 @@ def _table(findings: Findings, queues: dict[str, Queue]) -> list[tuple[str, str]
         ("versions", f"{findings.versions:,} published"),
         ("unreadable", counted(findings.unreadable, "message")),
         *([("purged", purged)] if findings.purged else []),
+        *(("changed", f"{path} after step {step}") for path, step in findings.changed_inputs.items()),
     ]
     if not (findings.issued or findings.batches):
         what = "versions with the engines that took them and with channels, logs with their writers; nothing was issued"

@@ -15,6 +15,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_option
 from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.own_code import use_copies
 from asyncrl.run.connect import FoundRun, RunNotFound, connected, find_run, named_directory, opened
 from asyncrl.run.user_actors import load_actors
 from asyncrl.state.run_state import RunState
@@ -163,7 +164,9 @@ def any_run(arguments: argparse.Namespace, *, live: bool = False) -> FoundRun:
     """
     login = given_login(arguments)
     if login is None:
-        return find_run(arguments.run_id, Path(arguments.directory), live=live)
+        found = find_run(arguments.run_id, Path(arguments.directory), live=live)
+        use_copies(found.files.root)  # what it loads of the user's code is what the run loads
+        return found
     if not arguments.run_id:
         raise RunNotFound("--url and --credentials name a server, not a run: give the run's id as well")
     return FoundRun(arguments.run_id, None, login)

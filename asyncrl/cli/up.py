@@ -23,6 +23,7 @@ from asyncrl.errors import AsyncRLError, LaunchError
 from asyncrl.run.connect import find_run
 from asyncrl.run.detach import detached, on_hangup
 from asyncrl.run.first_keys import served_lines
+from asyncrl.run.inputs import Accepted
 from asyncrl.run.launch import Launch
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.sizing import plan
@@ -41,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--only ROLES", "", "run only these roles; `engine`, for example, makes a run that only serves")
     add_option(parser, "--resume RUN", "", "continue a stopped or crashed run, given by its id or directory")
     add_option(parser, "--skip-batch N", int, "with --resume: skip batch N, which cannot be trained")
+    add_flag(parser, "--accept-data", "with --resume: continue although data files differ from those it began with")
+    add_flag(parser, "--refresh-code", "with --resume: take your code files as they are now, not the run's copies")
     add_flag(parser, "--detach", "return once the run has started; it continues in the background")
 
 
@@ -48,12 +51,14 @@ def run(arguments: argparse.Namespace) -> int:
     """Start, watch, and end the run; returns 0 when it finished or was asked to stop, else 1."""
     import uvloop
 
-    if arguments.skip_batch is not None and not arguments.resume:
-        raise LaunchError("--skip-batch is for a run that goes on: give --resume RUN, too")
+    given = {"skip-batch": arguments.skip_batch is not None, "accept-data": arguments.accept_data}
+    for name in [name for name, is_given in (given | {"refresh-code": arguments.refresh_code}).items() if is_given]:
+        if not arguments.resume:
+            raise LaunchError(f"--{name} is for a run that goes on: give --resume RUN, too")
     launch = _resumed(arguments) if arguments.resume else _new(arguments)
     launch.prepare()
     name = launch.config.run
-    print(f"run {name} in {launch.files.root}", flush=True)
+    print("\n".join([f"run {name} in {launch.files.root}", *launch.changes]), flush=True)
     if not arguments.detach:
         return int(uvloop.run(bring_up(launch)))
     output = launch.files.root / "up.log"
@@ -80,6 +85,7 @@ def _resumed(arguments: argparse.Namespace) -> Launch:
     found = find_run(arguments.resume, Path("runs"), live=False)
     launch = Launch.of(found.files.root, arguments.set)
     launch.skip_batch = arguments.skip_batch
+    launch.accepted = Accepted(data=arguments.accept_data, code=arguments.refresh_code)
     return launch
 
 
@@ -92,6 +98,8 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     try:
         bus = await _unless(stop, launch.start())
         if bus is not None:
+            if launch.changes:
+                print(f"inputs as they are now count from step {launch.trained + 1}", flush=True)
             print(*served_lines(launch.config.gateway, launch.files), sep="", end="", flush=True)
             on_started()
         reason = "" if bus is None else await _watch(launch, bus, state, stop)
@@ -164,3 +172,4 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
     finally:
         for task in (working, stopping):
             task.cancel()
+        await asyncio.wait({working, stopping})

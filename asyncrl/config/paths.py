@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ _SPEC = re.compile(
     r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|loss|advantage|filters)"
 )  # settings that may name something else
 _OPTIONS = re.compile(r"options\.(?!convert\Z)")  # of a source, a loss or a filter: what they mean is its own
-_FILE = re.compile(r"(?!https?://).+\.(py|jsonl|parquet)([:@].*)?")  # what is a path there
+_FILE = re.compile(r"(?!https?://)(?P<path>.+\.(py|jsonl|parquet))([:@].*)?")  # what is a path there
 
 
 def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
@@ -44,3 +45,21 @@ def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
         return expanded
     typed, folder = Path(os.path.abspath(expanded)), base.absolute()
     return str(typed.relative_to(folder) if typed.is_relative_to(folder) else typed)
+
+
+def named_files(value: Any, key: str = "") -> Iterator[str]:
+    """Return the paths of the code and data files that a value of a config names, as they are written there.
+
+    Args:
+        value: of the setting or table `key`, as TOML has it.
+    """
+    if _OPTIONS.search(key):
+        return
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from named_files(inner, join_key(key, name))
+    elif isinstance(value, list):
+        for one in value:
+            yield from named_files(one, key)
+    elif isinstance(value, str) and _SPEC.fullmatch(key) and (found := _FILE.fullmatch(value)):
+        yield found["path"]

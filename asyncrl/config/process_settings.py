@@ -73,7 +73,7 @@ class PlacementSettings(Settings):
     # Every host has the run's directory, the config's folder and the model under the paths that they have here. Else
     # model, login and `files` are sent to a host with the first start there.
     shared: bool = False
-    # Files and folders with your functions, below the config's folder, that are sent to the hosts.
+    # Data files and folders, below the config's folder, that are sent to the hosts. Copies of your code are sent, too.
     files: list[str] = msgspec.field(default_factory=list)
     folder: str = "~/.cache/asyncrl/hosts"  # Folder on a host that holds what was sent.
     # Roles whose processes belong to several runs: whenever the run is opened it has none of them, until

@@ -14,6 +14,7 @@ import xxhash
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.config.settings import Config
+from asyncrl.own_code import CODE, INPUTS
 from asyncrl.run.directory import RunFiles
 
 _CHUNK = 32 << 20  # bytes of a model in one call
@@ -44,6 +45,10 @@ class Parcel(NamedTuple):
             return found
         if role in USES_MODEL:
             found[self.run.own_engine_key.name] = self.run.own_engine_key.read_bytes()
+        if (self.run.root / INPUTS).exists():
+            found[INPUTS] = (self.run.root / INPUTS).read_bytes()
+            copies = [path for path in (self.run.root / CODE).rglob("*") if path.is_file()]
+            found |= {str(path.relative_to(self.run.root)): path.read_bytes() for path in copies}
         for path in user_files(self.config.placement.files, self.run.base):
             found[f"base/{path.relative_to(self.run.base)}"] = path.read_bytes()
         return found

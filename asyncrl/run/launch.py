@@ -9,30 +9,33 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import msgspec
 
-from asyncrl.background import BackgroundTasks
+from asyncrl.background import BackgroundTasks, on_daemon_thread
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
 from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.logins import given_logins, numbered, save_logins
 from asyncrl.bus.provision import is_provisioned, provision
-from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer, OwnServer, own_server
 from asyncrl.config.load import LoadedConfig
 from asyncrl.config.settings import Config
 from asyncrl.errors import DamagedFile, LaunchError
 from asyncrl.files import write_json
 from asyncrl.locks import lock, lock_folder
+from asyncrl.own_code import use_copies
 from asyncrl.ports import Listen
 from asyncrl.process import DENIED, FATAL, RestartPolicy, cpu_wait_s
 from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.first_keys import add_first_keys
 from asyncrl.run.gateway_port import held_gateway
+from asyncrl.run.inputs import NOTHING, take_inputs
+from asyncrl.run.opening import open_run
 from asyncrl.run.placement import Placed, actor_job
 from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.previous_session import PartBefore
@@ -40,7 +43,6 @@ from asyncrl.run.resume import longer, request_skip
 from asyncrl.run.sizing import provision_sized
 from asyncrl.run.user_actors import load_actors
 from asyncrl.training.init_model import create_configured
-from topics.actors import RunOpened
 from topics.roles import OPERATOR
 
 _ENDED_S = 5.0  # after which the kernel has killed what an `up` that was killed had started
@@ -60,6 +62,9 @@ class Launch:
         self.failure = ""  # why the run could not be kept up
         self.killed = False
         self.skip_batch: int | None = None  # of a run that goes on: it is ended untrained
+        self.accepted = NOTHING  # changed inputs of a run that goes on
+        self.changes: list[str] = []  # of the inputs since it began, a line for each
+        self.trained = self.config.origin  # newest step trained before the start
         self.report: Callable[[str], None] = lambda _: None  # called with deaths that no topic reports
         self._resumes = resumes is not None  # it is the directory of the run that goes on
         self._server: OwnServer | None = None
@@ -115,6 +120,7 @@ class Launch:
             os.close(turn)
         (self.files.root / "base").write_text(str(self.base.absolute()), encoding="utf-8")
         self.files.make_engine_key()
+        self.changes = take_inputs(self.files.root, self.config, self.base, self.accepted)
         if not self._resumes:
             self._write_config()
 
@@ -164,12 +170,15 @@ class Launch:
             LaunchError: the run is not on that server, a new one's id is taken there, the model was not made, another
                 program has the gateway's port, or the batch to be skipped does not wait to be trained.
         """
+        use_copies(self.files.root)
         load_actors(self.config.actors, self.base)
         making = asyncio.create_task(self._make_model())
-        try:
+        async with AsyncExitStack() as failed:
+            failed.callback(making.cancel)
             await self._reach_server()
             self.config, self._gateway = await held_gateway(self.config, _ENDED_S if self._resumes else 0.0)
             bus = await Bus.connect(self.address, self.config.run, name="up")
+            failed.push_async_callback(bus.close)
             await self._check_owner(bus)
             self._sizes = await provision_sized(bus, self.config, self.base, self.files.root)
             await making
@@ -179,12 +188,10 @@ class Launch:
             self._write_config()
             self._before = PartBefore(self.files)
             self._before.take_away()
-            await publish(bus, run_opened(self.config, self.files))
+            self.trained = await open_run(bus, self.config, self.files)
             await add_first_keys(bus, self.config.gateway.tenants, self.files)
-        finally:
-            making.cancel()
-            await asyncio.wait({making})
-        await self._start_supervisor()
+            await self._start_supervisor()
+            failed.pop_all()
         self._over = asyncio.get_running_loop().create_future()
         liveness = Liveness(
             bus,
@@ -291,7 +298,6 @@ class Launch:
         begins = not self.config.nats.url and not (self._resumes and self.files.newest_steps())
         if begins or await is_provisioned(bus) == self._resumes:
             return
-        await bus.close()
         where = f"the server {f'at {self.config.nats.url}' if self.config.nats.url else f'in {self.files.root}'}"
         if self._resumes:
             raise LaunchError(f"{where} holds no run called {self.config.run}; without its topics it cannot go on")
@@ -384,12 +390,6 @@ async def make_model(directory: Path, config: Config) -> None:
         LaunchError: it could not be made.
     """
     try:
-        await asyncio.to_thread(create_configured, directory, config)
+        await on_daemon_thread(create_configured, directory, config)
     except (OSError, ValueError) as error:
         raise LaunchError(f"the model could not be made: {error}") from error
-
-
-def run_opened(config: Config, files: RunFiles) -> RunOpened:
-    """Return what actors of a run learn from its topics: the settings, and the folders of those that share files."""
-    folders = (str(files.root.absolute()), str(files.base))
-    return RunOpened(config.learner.steps, config.warmup.steps, msgspec.to_builtins(config), *folders)

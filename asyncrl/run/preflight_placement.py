@@ -10,9 +10,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from asyncrl.config.check import Finding
-from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.pools import lent_pools
-from asyncrl.config.process_settings import NatsSettings
+from asyncrl.config.process_settings import NatsSettings, PlacementSettings
 from asyncrl.config.settings import Config
 from asyncrl.ports import is_ip, is_loopback
 from asyncrl.process import python
@@ -34,7 +33,7 @@ def check_placement(config: Config, base: Path) -> Iterator[Finding]:
     if kind not in PLACEMENTS:
         yield Finding(("placement.kind",), f'found "{kind}", expected one of {", ".join(PLACEMENTS)}')
     elif kind == "ray":
-        found = [*_settings(config), *_files(config, base)]
+        found = [*_settings(config), *_files(config.placement, base)]
         yield from found or _cluster(config)
 
 
@@ -119,29 +118,18 @@ def _names(config: Config) -> Iterator[Finding]:
             yield Finding((f"placement.bundles.{name}", "placement.roles"), message)
 
 
-def _files(config: Config, base: Path) -> Iterator[Finding]:
-    """Functions of the user lie in files that are sent."""
-    placement = config.placement
+def _files(placement: PlacementSettings, base: Path) -> Iterator[Finding]:
+    """Find what `placement.files` cannot send."""
     if placement.shared:
         return
     try:
-        sent = {path.resolve() for path in user_files(config.placement.files, base)}
+        sent = {path.resolve() for path in user_files(placement.files, base)}
     except FileNotFoundError as error:
         yield Finding(("placement.files",), str(error))
         return
     for path in sorted(sent):
         if not path.is_relative_to(base.resolve()):
             yield Finding(("placement.files",), f"{path} does not lie below {base}; expected paths below that folder")
-    asked: dict[tuple[str, ...], list[str]] = {("actors",): config.actors}
-    for task in graded_tasks(config).values():
-        asked |= {task.keys("reward"): [task.reward], task.keys("rollout"): [task.rollout]}
-    for keys, specs in asked.items():
-        for spec in specs:
-            file = base / spec.rpartition(":")[0] if ":" in spec else base / spec
-            if file.suffix == ".py" and file.exists() and file.resolve() not in sent:
-                name = file.name if file.parent == base else str(file)
-                message = f'{file} is only on this machine; send it to the hosts: placement.files = ["{name}"]'
-                yield Finding((*keys, "placement.files"), message)
 
 
 def _cluster(config: Config) -> Iterator[Finding]:

@@ -1,17 +1,21 @@
 """Batches for a learner, with tokens that are there, and learners that play inside the test's own process."""
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 
 import numpy as np
 import pytest
 import xxhash
 
 from actors.learner.actor import Learner
+from actors.learner.group import GROUPS, in_process
 from actors.runtime.actor import Context
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.log import read_last
 from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import WRITER, publish
-from topics.batches import BatchGroup, BatchMember, BatchPacked, Objective
+from harness.stage import Connect, Stage, until
+from topics.batches import BATCH_TRAINED, BatchGroup, BatchMember, BatchPacked, BatchTrained, Objective
 from topics.ids import TASK, prompt_name
 from topics.prompts import PromptRow
 from topics.topic import TRAINING
@@ -21,10 +25,13 @@ from topics.trajectories import (
     TrajectoryGenerated,
     count_versions,
 )
-from topics.wire import encode
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
+from topics.wire import decode, encode
 
 _PROMPT, _SAMPLED = 3, 5  # tokens
 LEARNING = Objective(learning_rate=1e-6)
+SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
+Open = Callable[..., "Playing"]
 
 
 async def pack(
@@ -109,3 +116,45 @@ class Playing:
         self.task.cancel()
         await asyncio.wait({self.task})
         await self.learner.keeper.close()
+
+
+async def trained(bus: Bus, step: int) -> bool:
+    """Return whether a step is trained, and its version published."""
+    newest = await read_last(bus, BATCH_TRAINED)
+    version = await read_last(bus, WEIGHTS_PUBLISHED)
+    if newest is None or version is None:
+        return False
+    return decode(BatchTrained, newest.data).step == step == decode(WeightsPublished, version.data).version
+
+
+@pytest.fixture
+async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkeypatch) -> AsyncIterator[Open]:
+    """Starts learners on the same run, each with a connection of its own, and with its trainer in this process."""
+    monkeypatch.setitem(GROUPS, "torch", in_process)
+    playing: list[Playing] = []
+    stands: list[Stage] = []
+
+    async def open_one(number: int = 1, **tables: object) -> Playing:
+        if not stands or tables:
+            stands.append(stage(**{**SMALL, "supervision": {"silence_s": 1.0}, **tables}))
+            stands[-1].make_model()
+        context = stands[-1].context("learner", await connect(bus.run, name=f"learner-{number}"))
+        context.actor_id = f"learner-{number}"
+        playing.append(Playing(context))
+        return playing[-1]
+
+    yield open_one
+    for one in playing:
+        await one.kill()
+
+
+async def train(bus: Bus, first: int, last: int) -> None:
+    """Pack batches, and wait until they are trained."""
+    for step in range(first, last + 1):
+        await pack(bus, step)
+    await until(lambda: trained(bus, last), f"step {last}")
+
+
+async def saved(bus: Bus, step: int) -> bool:
+    newest = await read_last(bus, CHECKPOINT_SAVED)
+    return newest is not None and decode(CheckpointSaved, newest.data).step == step

@@ -18,7 +18,7 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
 from asyncrl.process import ChildProcess
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.launch import run_opened
+from asyncrl.run.opening import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
 from asyncrl.telemetry.logs import open_log
 from asyncrl.training.init_model import create_model

@@ -57,18 +57,6 @@ def test_settings_that_need_one_machine_are_refused(settings: tuple[str, ...], m
     assert any(message in finding.message for finding in found)
 
 
-def test_a_function_of_the_user_is_sent_or_refused(tmp_path: Path):
-    (tmp_path / "own.py").write_text("def grade(response, answer):\n    return 1.0\n")
-    own = {"reward": {"function": "own.py:grade"}, "weights": {"store": "stream"}}
-
-    (found,) = check_placement(config(**own), tmp_path)
-    assert 'send it to the hosts: placement.files = ["own.py"]' in found.message
-
-    sent = {"kind": "ray", "files": ["own.py"], "address": NO_CLUSTER}
-    (found,) = check_placement(config(**own, placement=sent), tmp_path)
-    assert found.keys == ("placement.address",)
-
-
 def test_a_cluster_that_does_not_answer_is_named_with_what_to_do(tmp_path: Path):
     placed = {"kind": "ray", "address": NO_CLUSTER}
     (found,) = check_placement(config(placement=placed, weights={"store": "stream"}), tmp_path)

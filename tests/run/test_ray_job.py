@@ -49,7 +49,7 @@ async def test_a_submitted_run_is_scaled_and_followed_from_outside_and_stopped_w
     with ray_nodes(2, 2, dashboard_port=port) as nodes:
         monkeypatch.setenv("RAY_ADDRESS", nodes.address)  # there may be other clusters on this machine
         settings = [*WITHOUT_MODEL, 'weights.store="stream"', "learner.steps=20000", "task.rollout=own.py:rollout"]
-        settings += ["placement.kind=ray", 'placement.files=["own.py"]', f"placement.folder={tmp_path}/hosts"]
+        settings += ["placement.kind=ray", f"placement.folder={tmp_path}/hosts"]
         words = [word for one in (*settings, f"directory={tmp_path}/runs") for word in ("--set", one)]
         up = (sys.executable, "-P", "-m", "asyncrl.cli.main", "up", "own.toml", *words)
         given = ("--working-dir", str(sent), "--runtime-env-json", WAITS, "--submission-id", "own", "--no-wait")

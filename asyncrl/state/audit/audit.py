@@ -144,6 +144,7 @@ class Findings(NamedTuple):
     payloads: int  # results still stored
     unreadable: int  # messages; each is a dead letter too
     purged: int = 0  # messages whose data key was erased
+    changed_inputs: Mapping[str, int] = {}  # path of each changed code or data file, and the newest step before that
 
 
 def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
@@ -189,6 +190,7 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
         payloads=ledger.groups.results,
         unreadable=ledger.unreadable,
         purged=ledger.purged,
+        changed_inputs=ledger.opening.changed_inputs,
     )
 
 

@@ -48,6 +48,8 @@ class Opening(Fold):
         self.origins: list[str] = []  # prompts whose rows were requested again, in the order of the requests
         self.purged: dict[str, int] = {}  # data keys that were erased, and the server's clock when that was asked for
         self._settings: list[tuple[int, Config]] = []  # time of an opening, and the settings from there on
+        self.digests: dict[str, str] = {}  # newest digests of code and data files, by path
+        self.changed_inputs: dict[str, int] = {}  # path of each that changed, and the newest step trained before that
         self.opened_ns = 0  # server's clock when it was opened last
         self._sequence = 0
         self._violations = violations
@@ -84,6 +86,9 @@ class Opening(Fold):
             self._violations.add("bound changed", name, found, expected)
         if not changed:
             self.steps, self.opened_ns = message.steps, record.time_ns
+            other = [path for path, digest in message.inputs.items() if self.digests.get(path, digest) != digest]
+            self.changed_inputs |= dict.fromkeys(other, message.trained)
+            self.digests |= message.inputs
             self._settings.append((record.time_ns, config))
             learner = self.config.learner
             for name in config.learner.filters:  # a run that goes on may have others, with their options

@@ -3,14 +3,12 @@
 import asyncio
 import math
 import os
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 from safetensors.torch import load_file, save_file
 
-from actors.learner.group import GROUPS, in_process
 from actors.learner.rank import Rank
 from actors.runtime.actor import ActorFault
 from actors.runtime.keeper import Keeper
@@ -24,10 +22,10 @@ from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.directories import CheckpointError
 from asyncrl.weights.tensors import file_record
 from harness.keepers import SILENCE_S, Clock, clock
-from harness.learning import Playing, log_of, pack
-from harness.stage import Connect, Stage, Unretrieved, until
+from harness.learning import Open, log_of, opened, pack, saved, train, trained
+from harness.stage import Unretrieved, until
 from topics.actors import KeeperSnapshot
-from topics.batches import BATCH_TRAINED, BatchTrained, Objective
+from topics.batches import BATCH_TRAINED, Objective
 from topics.table import BY_NAME
 from topics.topic import BATCHES, TRAJECTORIES
 from topics.weights import (
@@ -42,39 +40,7 @@ from topics.weights import (
 )
 from topics.wire import decode
 
-SMALL = {"rollout": {"max_new_tokens": 8, "group_size": 2}, "buffer": {"batch_groups": 1, "max_lag": 1}}
-Open = Callable[..., "Playing"]
-__all__ = ["clock"]  # a fixture
-
-
-async def trained(bus: Bus, step: int) -> bool:
-    """Return whether a step is trained, and its version published."""
-    newest = await read_last(bus, BATCH_TRAINED)
-    version = await read_last(bus, WEIGHTS_PUBLISHED)
-    if newest is None or version is None:
-        return False
-    return decode(BatchTrained, newest.data).step == step == decode(WeightsPublished, version.data).version
-
-
-@pytest.fixture
-async def opened(connect: Connect, bus: Bus, stage: Callable[..., Stage], monkeypatch) -> AsyncIterator[Open]:
-    """Starts learners on the same run, each with a connection of its own, and with its trainer in this process."""
-    monkeypatch.setitem(GROUPS, "torch", in_process)
-    playing: list[Playing] = []
-    stands: list[Stage] = []
-
-    async def open_one(number: int = 1, **tables: object) -> Playing:
-        if not stands or tables:
-            stands.append(stage(**{**SMALL, "supervision": {"silence_s": 1.0}, **tables}))
-            stands[-1].make_model()
-        context = stands[-1].context("learner", await connect(bus.run, name=f"learner-{number}"))
-        context.actor_id = f"learner-{number}"
-        playing.append(Playing(context))
-        return playing[-1]
-
-    yield open_one
-    for one in playing:
-        await one.kill()
+__all__ = ["clock", "opened"]  # fixtures
 
 
 async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_stands_by(
@@ -104,18 +70,6 @@ async def test_a_learner_that_stands_by_has_no_model_and_one_that_starts_again_s
     assert [message.lineage for message in log[WEIGHTS_PUBLISHED]] == [0, 0, 0, 0]
     assert len(models) == 2
     assert not spare.context.faults
-
-
-async def train(bus: Bus, first: int, last: int) -> None:
-    """Pack batches, and wait until they are trained."""
-    for step in range(first, last + 1):
-        await pack(bus, step)
-    await until(lambda: trained(bus, last), f"step {last}")
-
-
-async def saved(bus: Bus, step: int) -> bool:
-    newest = await read_last(bus, CHECKPOINT_SAVED)
-    return newest is not None and decode(CheckpointSaved, newest.data).step == step
 
 
 async def test_a_learner_that_starts_again_goes_on_from_its_snapshot(opened: Open, bus: Bus, monkeypatch):
@@ -162,54 +116,6 @@ async def test_a_torn_checkpoint_counts_no_more_and_is_written_anew(opened: Open
     assert [(lost.step, lost.path) for lost in log[CHECKPOINT_LOST]] == [(4, torn.path)]
     assert [message.step for message in log[BATCH_TRAINED]] == [1, 2, 3, 4, 5, 6]
     assert [message.step for message in log[CHECKPOINT_SAVED]] == [2, 4, 4, 6]
-
-
-async def test_a_learner_that_trains_again_saves_on_the_way(opened: Open, bus: Bus, monkeypatch):
-    first = await opened(learner={"checkpoint_every": 100})
-    await train(bus, 1, 5)
-    await first.kill()
-    assert not (await log_of(bus))[CHECKPOINT_SAVED]
-
-    monkeypatch.setattr("actors.learner.actor.RESAVE_S", 0.0)
-    second = await opened()
-    await until(lambda: saved(bus, 4), "a checkpoint of a step that is trained again")
-    await second.kill()
-    third = await opened()
-    await train(bus, 6, 6)
-
-    log = await log_of(bus)
-    assert [message.step for message in log[CHECKPOINT_SAVED]] == [1, 2, 3, 4]
-    assert third.learner.batch_sequence == log[BATCH_TRAINED][-1].batch_sequence
-    assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 7)]
-    assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
-
-
-async def test_a_learner_whose_weights_differ_saves_its_new_lineage_before_that_is_published(
-    opened: Open, bus: Bus, monkeypatch
-):
-    first = await opened(learner={"checkpoint_every": 100})
-    await train(bus, 1, 4)
-    await first.kill()
-
-    monkeypatch.setattr("actors.learner.actor.RESAVE_S", 0.0)
-    step = TorchTrainer.step
-    monkeypatch.setattr(
-        TorchTrainer, "step", lambda self, rows, objective, *rest: step(self, rows, faster(objective), *rest)
-    )
-    second = await opened()
-    await until(lambda: saved(bus, 3), "a checkpoint of a step that is trained again")
-    await second.kill()
-    await opened()
-    await train(bus, 5, 5)
-
-    log = await log_of(bus)
-    assert {message.lineage for message in log[CHECKPOINT_SAVED]} == {1}
-    assert [(message.lineage, message.version) for message in log[WEIGHTS_PUBLISHED]][-2:] == [(1, 4), (1, 5)]
-
-
-def faster(objective: Objective) -> Objective:
-    """An objective that trains to other bits, as a device without deterministic sums does."""
-    return msgspec.structs.replace(objective, learning_rate=2 * objective.learning_rate)
 
 
 async def test_without_a_readable_checkpoint_training_begins_anew_where_the_tokens_are_there(opened: Open, bus: Bus):

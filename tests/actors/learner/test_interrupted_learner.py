@@ -1,0 +1,60 @@
+"""A learner that is killed while it trains again loses no progress."""
+
+import msgspec
+
+from asyncrl.bus.connection import Bus
+from asyncrl.training.torch_trainer import TorchTrainer
+from harness.learning import Open, log_of, opened, saved, train
+from harness.stage import until
+from topics.batches import BATCH_TRAINED, Objective
+from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED
+
+__all__ = ["opened"]  # a fixture
+
+
+async def test_a_learner_that_trains_again_saves_on_the_way(opened: Open, bus: Bus, monkeypatch):
+    first = await opened(learner={"checkpoint_every": 100})
+    await train(bus, 1, 5)
+    await first.kill()
+    assert not (await log_of(bus))[CHECKPOINT_SAVED]
+
+    monkeypatch.setattr("actors.learner.actor.RESAVE_S", 0.0)
+    second = await opened()
+    await until(lambda: saved(bus, 4), "a checkpoint of a step that is trained again")
+    await second.kill()
+    third = await opened()
+    await train(bus, 6, 6)
+
+    log = await log_of(bus)
+    assert [message.step for message in log[CHECKPOINT_SAVED]] == [1, 2, 3, 4]
+    assert third.learner.batch_sequence == log[BATCH_TRAINED][-1].batch_sequence
+    assert [message.step for message in log[BATCH_TRAINED]] == [*range(1, 7)]
+    assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
+
+
+async def test_a_learner_whose_weights_differ_saves_its_new_lineage_before_that_is_published(
+    opened: Open, bus: Bus, monkeypatch
+):
+    first = await opened(learner={"checkpoint_every": 100})
+    await train(bus, 1, 4)
+    await first.kill()
+
+    monkeypatch.setattr("actors.learner.actor.RESAVE_S", 0.0)
+    step = TorchTrainer.step
+    monkeypatch.setattr(
+        TorchTrainer, "step", lambda self, rows, objective, *rest: step(self, rows, faster(objective), *rest)
+    )
+    second = await opened()
+    await until(lambda: saved(bus, 3), "a checkpoint of a step that is trained again")
+    await second.kill()
+    await opened()
+    await train(bus, 5, 5)
+
+    log = await log_of(bus)
+    assert {message.lineage for message in log[CHECKPOINT_SAVED]} == {1}
+    assert [(message.lineage, message.version) for message in log[WEIGHTS_PUBLISHED]][-2:] == [(1, 4), (1, 5)]
+
+
+def faster(objective: Objective) -> Objective:
+    """An objective that trains to other bits, as a device without deterministic sums does."""
+    return msgspec.structs.replace(objective, learning_rate=2 * objective.learning_rate)
