@@ -114,6 +114,18 @@ class TurnFinishedHeaders(SealedHeaders, kw_only=True):
     trial: Count = 0
     canary: bool = False
 
+    @property
+    def skip(self) -> SkipReason | None:
+        """Why the end of the reply keeps its turn from training; None where nothing does."""
+        if self.finish == "gone" or self.finish == "failed":
+            return self.finish
+        if not self.length:
+            return "empty"
+        marks = self.marked.split(",")
+        if "redacted" in marks:
+            return "redacted"
+        return "garbage" if "garbage" in marks else None
+
 
 class TurnFinished(Message):
     """The reply of a turn has ended; a client gets its end after this is stored."""

@@ -9,7 +9,7 @@ import msgspec
 
 from actors.runtime.checkpoints import CheckpointFold, CheckpointState
 from asyncrl.bus.log import Record
-from asyncrl.config.held_out import HeldOut, held_out_sets
+from asyncrl.config.held_out import HeldOut, evaluated_sets, held_out_sets
 from asyncrl.config.settings import Config, WeightsSettings
 from asyncrl.errors import AsyncRLError
 from asyncrl.training.anomalies import Figures, with_figures
@@ -195,19 +195,15 @@ class Evaluations:
     """Names the evaluations of a version, each once."""
 
     def __init__(self, config: Config, fold: LearnerFold) -> None:
-        self._sets = held_out_sets(config)
-        self._every = config.eval.every
-        self._ends = (config.start.step, config.learner.steps)
+        self._config, self._sets = config, held_out_sets(config)
         self._fold = fold
         self._asked = 0  # as far as this process knows: a request may be read back after the next one is made
 
     def due(self, step: int) -> list[EvalRequested]:
         """The requests that are due at a step: of the first version, of the last, and of every so many."""
-        is_due = step in self._ends or (self._every > 0 and step % self._every == 0)
-        if not is_due or step < 0:
-            return []
         asked = self._fold.state.asked_for
-        return [self._request(own, step) for own in self._sets.values() if asked.get(own.name, -1) < step]
+        names = evaluated_sets(self._config, step)
+        return [self._request(self._sets[name], step) for name in names if asked.get(name, -1) < step]
 
     def _request(self, held_out: HeldOut, version: int) -> EvalRequested:
         number = max(self._asked, self._fold.state.evaluations)

@@ -24,7 +24,6 @@ from topics.turns import (
     FeedbackGivenHeaders,
     SessionClosed,
     SessionLeftHeaders,
-    SkipReason,
     TurnAdmitted,
     TurnFinishedHeaders,
     TurnJudgedHeaders,
@@ -36,7 +35,6 @@ from topics.turns import (
 from topics.wire import Message
 
 _AT_ONCE = 256  # decisions of one append
-_UNTRAINED: dict[str, SkipReason] = {"gone": "gone", "failed": "failed"}  # ends of replies
 
 
 class SessionsFold(Fold):
@@ -78,14 +76,11 @@ class SessionsFold(Fold):
         if turn is None or turn.finished:
             return
         turn.finished = True
-        marks = headers.marked.split(",")
-        turn.skip = turn.skip or _UNTRAINED.get(headers.finish) or ("empty" if not headers.length else None)
-        turn.skip = turn.skip or ("redacted" if "redacted" in marks else None)
         turn.newest, turn.same = headers.newest, headers.same
         turn.trial, turn.canary = headers.trial, headers.canary
-        if turn.skip is None:
-            self.state.watched.reply(headers.length, marks)
-            turn.skip = "garbage" if "garbage" in marks else None
+        if turn.skip is None and headers.skip in (None, "garbage"):
+            self.state.watched.reply(headers.length, headers.marked.split(","))
+        turn.skip = turn.skip or headers.skip
         self._grade(name, turn, record)
 
     def _on_left(self, headers: SessionLeftHeaders, record: Record) -> None:

@@ -9,6 +9,7 @@ SETTINGS = {
     "buffer": {"max_lag": 1, "batch_groups": 1},
     "warmup": {"batch_rows": 1, "rows_per_trajectory": 1},
     "workers": {"lease_s": 1},
+    "eval": {"prompts": 0},
 }
 
 

@@ -144,6 +144,15 @@ CORRUPTIONS = {
         ("more tokens than sampled", "batch 2"),
     ),
     "a version that is missing": (lambda s: s.unsay(WEIGHTS_PUBLISHED, 2), ("unpublished version", "p000003-1")),
+    "a batch trained and saved before it was packed": (
+        lambda s: s.times.update({("batch.packed", 1): 1}),
+        ("step out of order", "batch 1"),
+        ("step out of order", "batch 1"),
+    ),
+    "a step that changed no weights, which no message announced": (
+        lambda s: s.alter(WEIGHTS_PUBLISHED, 2, digest="0-1"),
+        ("repeated version", "version 2 of lineage 0"),
+    ),
     "a version said twice": (
         lambda s: s.published(1, digest="other"),
         ("two digests", "version 1 of lineage 0"),

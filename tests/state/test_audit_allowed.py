@@ -142,7 +142,7 @@ def test_batches_are_as_large_as_the_run_was_opened_with_when_they_were_packed()
 def test_engines_of_evaluations_answer_with_the_version_that_was_asked_for():
     def findings_of(engines, *versions):
         story = ordinary_story()
-        story.alter(RUN_OPENED, 0, settings={**SETTINGS, "eval": {"engines": engines, "prompts": 2}})
+        story.alter(RUN_OPENED, 0, settings={**SETTINGS, "eval": {"engines": engines, "prompts": 0}})
         story.publish(EvalRequested("e000000", 1, 2, 1.0))
         members = []
         for name in ("e000000-0", "e000000-1"):

@@ -1,5 +1,8 @@
 """Tokens trained of a live turn are those that the gateway stored: all else is found."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,19 +14,22 @@ from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violation, Violations
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PromptIssued
-from topics.table import topic_for
+from topics.table import topic_of_type
 from topics.trajectories import Outcome, Reference, Segment, TrajectoryGenerated
 from topics.turns import (
     FeedbackGiven,
     Sibling,
     TurnAdmitted,
     TurnFinished,
+    TurnFinishedHeaders,
     TurnJudged,
     TurnOverruled,
     TurnShadowed,
+    TurnSkipped,
     TurnStarted,
+    TurnStartedHeaders,
 )
-from topics.wire import headers_of
+from topics.wire import Message
 
 REPLY = np.array([7, 8], np.int32)
 LOGPROBS = np.array([-0.5, -1.5], np.float32)
@@ -65,11 +71,12 @@ def found(*messages, late: bool = False) -> list[str]:
     return [violation.kind for violation in violations(*messages, late=late)]
 
 
-def violations(*messages, late: bool = False) -> list[Violation]:
+def violations(*messages, late: bool = False, times: Mapping[int, int] = {}) -> list[Violation]:
     """Return what is wrong where two turns of a conversation are admitted and then come these messages.
 
     Args:
         late: the end of the first turn is stored behind that of the second.
+        times: server's clock at the messages, by number; 0 for the others.
     """
     wrong = Violations()
     live = Live(Opening(wrong), wrong)
@@ -87,9 +94,9 @@ def violations(*messages, late: bool = False) -> list[Violation]:
         admitted("a"),
         admitted("b"),
     ]
-    for message in [*told, *messages]:
-        topic = topic_for(message)
-        live.apply(topic, message, Record(topic.stream, 1, "", headers_of(message), b"", 0))
+    for number, message in enumerate([*told, *messages]):
+        topic = topic_of_type(type(message))
+        live.apply(topic, message, Record(topic.stream, 1, "", {}, b"", times.get(number - len(told), 0)))
     return list(wrong)
 
 
@@ -119,11 +126,62 @@ def test_whatever_differs_from_the_turn_is_found(planted: TrajectoryGenerated):
     assert found(planted) == ["foreign tokens"]
 
 
+def turn_that(name: str, *, finish: str = "stop", skip: str | None = None, marks: Sequence[str] = ()) -> list[Message]:
+    """A third turn, which starts another conversation."""
+    common = {"turn_id": name, "session": "s"}
+    reply = {"tokens": REPLY, "logprobs": LOGPROBS, "versions": VERSIONS}
+    return [
+        TurnStarted(tokens=ids(1, 2), tenant="anna", api="chat", skip=skip, **common),
+        TurnFinished(finish=finish, marks=list(marks), **common, **reply),
+    ]
+
+
+def judged(name: str) -> TurnJudged:
+    return TurnJudged(turn_id=name, reward=0.5, judge="words")
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [{"skip": "side"}, {"skip": "greedy"}, {"finish": "gone"}, {"marks": ["garbage"]}, {"marks": ["redacted"]}],
+)
+def test_a_turn_that_may_not_be_trained_is_not_admitted(marked: dict[str, Any]):
+    assert found(*turn_that("c"), judged("c"), admitted("c")) == []
+    assert found(*turn_that("c", **marked), judged("c"), admitted("c")) == ["not to be trained"]
+
+
+def test_a_turn_of_which_the_gateway_stored_nothing_or_no_end_is_not_admitted():
+    assert found(judged("c"), admitted("c")) == ["unknown turn"]
+    assert found(turn_that("c")[0], judged("c"), admitted("c")) == ["unknown turn"]
+
+
+def test_the_headers_of_turns_are_enough_to_compare_their_ends():
+    started, finished = turn_that("c", skip="side")
+    headers = [TurnStartedHeaders.of(started), TurnFinishedHeaders.of(finished)]
+
+    assert found(*headers, judged("c"), admitted("c")) == ["not to be trained"]
+
+
+def test_a_turn_has_one_end():
+    skipped = TurnSkipped(turn_id="a", session="s", reason="behind")
+
+    assert found(skipped) == found(skipped, skipped)[:1] == ["ended twice"]
+    assert found(*turn_that("c"), judged("c"), msgspec.structs.replace(skipped, turn_id="c"), admitted("c")) == [
+        "ended twice"
+    ]
+
+
+def test_a_turn_is_graded_before_it_is_admitted():
+    told = [*turn_that("c"), judged("c"), admitted("c")]
+
+    assert [wrong.kind for wrong in violations(*told, times={2: 5, 3: 5})] == []
+    assert [wrong.kind for wrong in violations(*told, times={2: 6, 3: 5})] == ["graded late"]
+
+
 def test_a_turn_is_admitted_once_and_issued_with_its_reward():
     rows = live_rows(admitted("a", reward=1.0))
 
     assert found(admitted("a")) == ["admitted twice"]
-    assert found(admitted("c")) == ["wrong rewards"]  # nobody graded it
+    assert found(*turn_that("c"), admitted("c")) == ["wrong rewards"]  # nobody graded it
     assert found(PromptIssued(prompt_id="l000000", member=0, group_size=1, rows=rows)) == ["wrong row"]
     assert found(msgspec.structs.replace(generated(0, ids(1, 2, 7, 8)), segments=[])) == ["foreign tokens"]
 

@@ -13,7 +13,7 @@ from asyncrl.state.audit.group import Group, Work
 from asyncrl.state.audit.ledger import Ledger
 from asyncrl.state.audit.violations import Violation
 from topics.batches import BatchTrained
-from topics.ids import LIVE, TASK, WARMUP, prompt_name
+from topics.ids import EVALUATION, LIVE, TASK, WARMUP, prompt_name
 from topics.topic import BATCHES
 from topics.weights import CheckpointSaved
 
@@ -86,9 +86,11 @@ def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
     if group.end is not None or not group.issues:
         return
     complete_ns = group.complete_ns()
-    if group.stage == "eval" and (complete_ns is not None or not group.issued):
-        return  # its score follows, or its other members
-    if is_finished(ledger) and group.stage != "eval":
+    if group.stage == "eval" and complete_ns is not None:
+        yield from _unscored(ledger, group, complete_ns)
+    elif group.stage == "eval" and not group.issued:
+        return  # its other members follow
+    elif is_finished(ledger) and group.stage != "eval":
         state = "complete" if complete_ns is not None else "incomplete"
         found = f"{state} and without an end, and all steps are trained"
         yield Violation("left over", group.prompt_id, found, "a batch, or an end of its own")
@@ -104,6 +106,14 @@ def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
         if late_s > _LATE_S:
             found = f"open, and the buffer was there {late_s:,.0f} s after its deadline"
             yield Violation("overdue", group.prompt_id, found, "an end at its deadline")
+
+
+def _unscored(ledger: Ledger, group: Group, complete_ns: int) -> Iterator[Violation]:
+    """The buffer scores an evaluation as soon as it is complete, in the order of the grades."""
+    late_s = (ledger.buffer_ns - complete_ns) / 1e9
+    if complete_ns < ledger.groups.scored_ns or late_s > _LATE_S:
+        found = f"complete and without a score, and the buffer was there {late_s:,.1f} s later"
+        yield Violation("left over", group.prompt_id, found, "the score of this evaluation")
 
 
 def _passed_over(ledger: Ledger, group: Group, complete_ns: int) -> Iterator[Violation]:
@@ -197,7 +207,8 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
 def _left_out(ledger: Ledger) -> Iterator[Violation]:
     """Prompts are issued in their order, each with all its members: none is left out before the newest."""
     config = ledger.opening.config
-    for letter, first in ((WARMUP, 0), (LIVE, 0), (TASK, config.start.prompt if config is not None else 0)):
+    first_task = config.start.prompt if config is not None else 0
+    for letter, first in ((WARMUP, 0), (LIVE, 0), (EVALUATION, 0), (TASK, first_task)):
         for number in ledger.groups.closed.missing(letter, first, ledger.groups.newest_issued.get(letter, first)):
             name = prompt_name(letter, number)
             group = ledger.groups.kept.get(name)
@@ -219,11 +230,13 @@ def _steps(ledger: Ledger) -> Iterator[Violation]:
         groups = ledger.opening.settings_at(batch.time_ns).buffer.batch_groups
         yield from batch.own_violations(ledger.opening.config, groups=groups, one_lineage=not training.lineage)
     for place, step in training.trained.items():
+        yield from _before_its_batch(ledger, step, training.trained_ns[place], "trained")
         if (found_batch := ledger.batches.get(step.step)) is not None:
             yield from found_batch.violations(step, found_batch.purged(ledger.opening, training.trained_ns[place]))
         else:
             yield from _wrong_batch(ledger, step, f"trained on lineage {step.lineage}")
-    for saved, _ in training.checkpoints:
+    for saved, saved_ns in training.checkpoints:
+        yield from _before_its_batch(ledger, saved, saved_ns, "in a checkpoint")
         if saved.batch_sequence or saved.step != (first_step or 1) - 1:
             yield from _wrong_batch(ledger, saved, f"in a checkpoint of lineage {saved.lineage}")
 
@@ -236,8 +249,23 @@ def _wrong_batch(ledger: Ledger, message: BatchTrained | CheckpointSaved, where:
         yield Violation("wrong batch", f"batch {message.step}", found, expected)
 
 
+def _before_its_batch(
+    ledger: Ledger, message: BatchTrained | CheckpointSaved, time_ns: int, what: str
+) -> Iterator[Violation]:
+    packed = ledger.batches.get(message.step)
+    if packed is not None and time_ns < packed.time_ns:
+        found = f"{what} {(packed.time_ns - time_ns) / 1e9:,.3f} s before it was packed"
+        yield Violation("step out of order", packed.name, found, "a batch that is packed first")
+
+
 def _versions(ledger: Ledger) -> Iterator[Violation]:
-    """Every graded token was sampled by a version that was published."""
+    """Every graded token was sampled by a version that was published, and a step that trains gives other weights."""
+    config = ledger.opening.config
+    for name, before, version in ledger.training.repeated:
+        batches = [ledger.batches[step] for step in range(before + 1, version + 1) if step in ledger.batches]
+        trained = any(batch.moves_policy for batch in batches)
+        if trained and config is not None and config.learner.trainer != "scripted":
+            yield Violation("repeated version", name, f"the digest of version {before}", "weights.unchanged before it")
     versions = {version for _, version in ledger.training.published} | ledger.later_versions | {-1}
     for version, (key, tokens) in ledger.groups.sampled.items():
         if version not in versions:

@@ -18,7 +18,7 @@ from asyncrl.state.audit.training import Batch
 from asyncrl.state.audit.violations import Violation
 from asyncrl.state.records import reward_text
 from topics.batches import BatchMember
-from topics.evals import EvalScored
+from topics.evals import EvalRequested, EvalScored
 from topics.ids import LIVE, letter_of, trajectory_name
 from topics.trajectories import TrajectoryGraded, VersionCount
 
@@ -123,6 +123,10 @@ def _group_scores(group: Group) -> Iterator[Violation]:
 
 def _score(group: Group, score: EvalScored) -> Iterator[Violation]:
     """The figures of an evaluation are those of its members; one without a grade counts as reward 0."""
+    if (requested := group.requested) is not None:
+        found, wanted = _evaluation_text(score), _evaluation_text(requested)
+        if found != wanted:
+            yield Violation("wrong evaluation", score.eval_id, found, f"{wanted}, as requested")
     grades = [grade for key, member in group.packed.items() if (grade := group.used(key, member)) is not None]
     versions: Counter[int] = Counter()
     for grade in grades:
@@ -135,6 +139,11 @@ def _score(group: Group, score: EvalScored) -> Iterator[Violation]:
         yield Violation("wrong rewards", score.eval_id, f"accuracy {score.accuracy:g}", f"{mean:g} of its members")
     if score.versions != versions:
         yield Violation("wrong tokens", score.eval_id, f"{score.versions} by version", f"{dict(versions)}, as graded")
+
+
+def _evaluation_text(message: EvalRequested | EvalScored) -> str:
+    dataset = f" of {message.dataset}" if message.dataset else ""
+    return f"version {message.version} on {message.prompts} prompts{dataset}, {message.samples} answers each"
 
 
 def _exact(score: EvalScored) -> Iterator[Violation]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
 from topics.batches import BatchMember
-from topics.evals import EvalScored
+from topics.evals import EvalRequested, EvalScored
 from topics.ids import Stage, member_of, number_of, prompt_of, stage_of
 from topics.table import queues_of
 from topics.topic import BATCHES, PROMPTS, TRAJECTORIES
@@ -132,6 +132,7 @@ class Group:
         self.dropped: Drop | None = None  # of the group
         self.again: set[Key] = set()  # attempts that are to be issued because the one before was dropped
         self.end: End | None = None  # of the group
+        self.requested: EvalRequested | None = None  # of an evaluation
         self.scored_ns = 0  # server's clock at the score of an evaluation
         self.packed: dict[Key, BatchMember] = {}
         self.secrets = ""  # its data keys

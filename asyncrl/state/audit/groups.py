@@ -71,6 +71,7 @@ class Groups(Fold):
         self.prompts = self.issued = self.results = 0
         self.newest_issued: dict[str, int] = {}  # number by letter
         self.newest_packed: int | None = None  # step
+        self.scored_ns = 0  # server's clock at the newest grade that the score of an evaluation holds
         self.newest_warmup = -1  # number of the newest prompt of the warm-up that is in a batch
         self.on_issue: Callable[[PromptIssued, str], None] | None = None  # takes each issue and the digest of its rows
         self._training, self._writers, self._violations = training, writers, violations
@@ -159,7 +160,8 @@ class Groups(Fold):
 
     def _check_origin(self, group: Group, origin: str) -> None:
         """The group of a request has its number and the row that was asked for; the others have no origin."""
-        if group.stage == "eval" and group.prompt_id not in self._training.evaluations:
+        group.requested = self._training.evaluations.get(group.prompt_id)
+        if group.stage == "eval" and group.requested is None:
             self._violations.add("wrong origin", group.prompt_id, "issued", "a request for this evaluation")
         requests, number = self._training.opening.origins, group.number
         asked = (requests[number] if number < len(requests) else None) if letter_of(group.prompt_id) == REISSUE else ""
@@ -305,6 +307,9 @@ class Groups(Fold):
         self.closed.add(group.prompt_id)
         if isinstance(group.end, int):
             self._packed.add(group.prompt_id)
+        elif isinstance(group.end, EvalScored):
+            claimed = (group.claims[key][0].time_ns for key in group.packed if key in group.claims)
+            self.scored_ns = max(self.scored_ns, *claimed, 0)
         graded = {key for key, claims in group.claims.items() if any(claim.grade for claim in claims)}
         self._owed |= (group.issues.keys() | group.again) - group.generated.keys() - graded
         self._again |= {key: group.end_of(key) for key in group.again - group.issues.keys()}

@@ -22,7 +22,7 @@ from asyncrl.state.audit.violations import Violation, Violations, Writers, place
 from topics.actors import DeadLetter
 from topics.batches import BatchPacked
 from topics.streams import StreamTrimming
-from topics.topic import BATCHES, DEAD, PROMPTS, TRAJECTORIES, Topic
+from topics.topic import BATCHES, DEAD, PROMPTS, TRAJECTORIES, TURNS, Stream, Topic
 from topics.wire import SEALED, Headers, Message
 
 
@@ -92,9 +92,7 @@ class Ledger(Fold):
         elif record.stream.keeper:
             expected = f"a message that the {record.stream.keeper} stored"
             self.violations.add("unreadable record", place_of(record), str(error), expected)
-        if record.stream is PROMPTS:  # the headers are enough for all that count on it
-            with suppress(LookupError, ValueError):
-                self.groups.apply(*unpack(record, None), record)
+        self._apply_headers(record, PROMPTS, TURNS)
 
     def _add_sealed(self, record: Record) -> None:
         """A message without a content: its headers are all that is compared."""
@@ -102,9 +100,14 @@ class Ledger(Fold):
             self.sealed += 1
         else:
             self.purged += 1
-        if record.stream is TRAJECTORIES:
+        self._apply_headers(record, TRAJECTORIES, TURNS)
+
+    def _apply_headers(self, record: Record, *streams: Stream) -> None:
+        """Fold in the headers of a record of these logs: most comparisons need no body."""
+        if record.stream in streams:
+            part = self.live if record.stream is TURNS else self.groups
             with suppress(LookupError, ValueError):
-                self.groups.apply(*unpack(record, None), record)
+                part.apply(*unpack(record, None), record)
 
     def finish(self) -> None:
         """All was read: compare what is not folded away."""

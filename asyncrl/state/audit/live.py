@@ -11,7 +11,7 @@ from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
 from asyncrl.live.rows import live_rows
 from asyncrl.state.audit.opening import Opening
-from asyncrl.state.audit.violations import Violations
+from asyncrl.state.audit.violations import Kind, Violations
 from topics.batches import BatchPacked
 from topics.ids import LIVE, letter_of, number_of, trajectory_name
 from topics.prompts import PromptIssued, PromptIssuedHeaders
@@ -21,10 +21,13 @@ from topics.turns import (
     Sibling,
     TurnAdmitted,
     TurnFinished,
+    TurnFinishedHeaders,
     TurnJudgedHeaders,
     TurnOverruled,
     TurnShadowed,
+    TurnSkipped,
     TurnStarted,
+    TurnStartedHeaders,
 )
 
 _EXPECTED = "what the gateway stored of the turn"
@@ -40,8 +43,18 @@ class _Turn(NamedTuple):
     versions: str
 
 
+class _Grade(NamedTuple):
+    """A grade of a turn by a judge, or by its user."""
+
+    time_ns: int  # server's clock
+    reward: float
+
+
 class Live(Fold):
-    """Compares trajectories of live turns with the turns, which were read before; of bodies that are read."""
+    """Compares live turns with their ends, and their trajectories with the tokens of the turns.
+
+    The turns are read first. Their headers are enough for all but the tokens.
+    """
 
     def __init__(self, opening: Opening, violations: Violations) -> None:
         self._opening, self._violations = opening, violations
@@ -50,17 +63,28 @@ class Live(Fold):
         self._ahead: dict[str, list[tuple[TurnStarted, TurnFinished]]] = {}  # stored before the end of their parent
         self._turns: dict[str, _Turn] = {}
         self._shadows: dict[str, str] = {}  # digests of shadow answers, by turn
-        self._grades: dict[tuple[str, str], list[float]] = {}  # by turn, and the judge or the tenant that spoke
+        self._grades: dict[tuple[str, str], list[_Grade]] = {}  # by turn, and the judge or the tenant that spoke
         self._admitted: list[TurnAdmitted] = []
-        self._names: set[str] = set()  # of those turns
+        self._ends: dict[str, str] = {}  # "admitted" or "skipped", by turn
+        self._early_skips: dict[str, str] = {}  # reasons that the beginning of a turn gives, by turn
+        self._late_skips: dict[str, str] = {}  # reasons that its end gives, or "", by turn that has ended
         self._wanted: dict[str, list[float]] = {}  # rewards by users, by trajectory
         self._siblings: dict[str, str] = {}  # what turns with one prompt have in common, by turn
 
-    def _on_started(self, message: TurnStarted, _record: Record) -> None:
-        self._begun[message.turn_id] = message
+    def _on_started(self, message: TurnStarted | TurnStartedHeaders, _record: Record) -> None:
         self._siblings[message.turn_id] = message.siblings
+        if message.skip is not None:
+            self._early_skips[message.turn_id] = message.skip
+        if isinstance(message, TurnStarted):
+            self._begun[message.turn_id] = message
 
-    def _on_finished(self, message: TurnFinished, _record: Record) -> None:
+    def _on_finished(self, message: TurnFinished | TurnFinishedHeaders, _record: Record) -> None:
+        headers = TurnFinishedHeaders.of(message) if isinstance(message, TurnFinished) else message
+        self._late_skips.setdefault(headers.turn_id, headers.skip or "")
+        if isinstance(message, TurnFinished):
+            self._add_tokens(message)
+
+    def _add_tokens(self, message: TurnFinished) -> None:
         started = self._begun.pop(message.turn_id, None)
         ended = [(started, message)] if started is not None else []
         while ended:
@@ -87,32 +111,57 @@ class Live(Fold):
     def _on_shadowed(self, message: TurnShadowed, _record: Record) -> None:
         self._shadows[message.turn_id] = _digest(message.tokens)
 
-    def _on_judged(self, headers: TurnJudgedHeaders, _record: Record) -> None:
+    def _on_judged(self, headers: TurnJudgedHeaders, record: Record) -> None:
         if headers.reward is not None:
-            self._grades.setdefault((headers.turn_id, ""), []).append(headers.reward)
+            self._grades.setdefault((headers.turn_id, ""), []).append(_Grade(record.time_ns, headers.reward))
 
-    def _on_feedback(self, headers: FeedbackGivenHeaders, _record: Record) -> None:
-        self._grades.setdefault((headers.turn_id, headers.tenant), []).append(headers.score)
+    def _on_feedback(self, headers: FeedbackGivenHeaders, record: Record) -> None:
+        grade = _Grade(record.time_ns, headers.score)
+        self._grades.setdefault((headers.turn_id, headers.tenant), []).append(grade)
 
     def _check_grade(self, turn: str, tenant: str, reward: float, record: Record) -> None:
-        """A reward is one that a judge (tenant "") or the turn's own tenant gave, within its bound."""
+        """A reward is one that a judge (tenant "") or the turn's own tenant gave before, within its bound."""
         most = self._opening.settings_at(record.time_ns).live.safety.reward
-        given = [min(most, max(-most, grade)) for grade in self._grades.get((turn, tenant), [])]
-        if reward not in given:
-            by = f"feedback of {tenant}" if tenant else "a judge"
-            found = f"the reward {reward:g} by {by}"
+        grades = [(time_ns, min(most, max(-most, grade))) for time_ns, grade in self._grades.get((turn, tenant), [])]
+        times = [time_ns for time_ns, given in grades if given == reward]
+        by = f"feedback of {tenant}" if tenant else "a judge"
+        found = f"the reward {reward:g} by {by}"
+        if not times:
+            given = [given for _, given in grades]
             self._violations.add("wrong rewards", turn, found, f"one of {given}" if given else f"a grade by {by}")
+        elif (late_s := (min(times) - record.time_ns) / 1e9) > 0:
+            self._violations.add("graded late", turn, f"{found}, given {late_s:,.3f} s later", "a grade before it")
 
     def _on_admitted(self, message: TurnAdmitted, record: Record) -> None:
         for turn in message.turns:
-            if turn.turn_id in self._names:
-                self._violations.add("admitted twice", turn.turn_id, "admitted again", "one end for a turn")
-            self._names.add(turn.turn_id)
+            self._end(turn.turn_id, "admitted")
+            self._check_admission(turn.turn_id, record)
             self._check_grade(turn.turn_id, message.tenant if turn.by == "user" else "", turn.reward, record)
         if len({self._siblings.get(turn.turn_id) for turn in message.turns}) > 1:
             found = f"{[turn.turn_id for turn in message.turns]} as one group"
             self._violations.add("wrong row", message.turn_id, found, "replies to one prompt, at one temperature")
         self._admitted.append(message)
+
+    def _on_skipped(self, message: TurnSkipped, _record: Record) -> None:
+        self._end(message.turn_id, "skipped")
+
+    def _end(self, turn: str, end: str) -> None:
+        if (before := self._ends.setdefault(turn, "")) != "":
+            kind: Kind = "admitted twice" if end == before == "admitted" else "ended twice"
+            self._violations.add(kind, turn, f"{before}, then {end}", "one end for a turn")
+        self._ends[turn] = end
+
+    def _check_admission(self, turn: str, record: Record) -> None:
+        """An admitted turn is stored, has ended, and may be trained."""
+        if turn not in self._siblings or turn not in self._late_skips:
+            found = "admitted, and its end is not stored" if turn in self._siblings else "admitted, and not stored"
+            self._violations.add("unknown turn", turn, found, "a turn that the gateway stored")
+            return
+        early = self._early_skips.get(turn, "")
+        allowed = self._opening.settings_at(record.time_ns).live.allow
+        if skip := ("" if early in allowed else early) or self._late_skips[turn]:
+            found = f"admitted, although the turn is marked {skip!r}"
+            self._violations.add("not to be trained", turn, found, "a turn that may be trained")
 
     def _on_overruled(self, message: TurnOverruled, record: Record) -> None:
         admitted, turn = self._turn_of(message.prompt_id, message.member)

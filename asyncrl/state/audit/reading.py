@@ -107,7 +107,7 @@ async def audit_run(
     await read_merged(bus, first, take, ledger.refuse)
     await read_merged(bus, [Part(TRAINING, ends[TRAINING], unread=unread)], take, ledger.refuse)
     await read_merged(bus, [Part(ENGINES, ends[ENGINES], [ENGINE_READY.pattern(run)])], take, ledger.refuse)
-    for topics, headers_only in ((_TURNS, False),) * deep + ((_GRADES, True),):
+    for topics, headers_only in ((_TURNS, not deep), (_GRADES, True)):
         subjects = [topic.pattern(run) for topic in topics]
         await read_merged(bus, [Part(TURNS, ends[TURNS], subjects, headers_only)], take, ledger.refuse)
     await read_merged(bus, [Part(SESSIONS, ends[SESSIONS], unread=unread)], take, ledger.refuse)

@@ -11,6 +11,8 @@ import numpy as np
 
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
+from asyncrl.bus.publish import WRITER
+from asyncrl.config.held_out import evaluated_sets
 from asyncrl.config.settings import Config
 from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Kind, Violation, Violations, place_of
@@ -19,7 +21,14 @@ from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
 from topics.evals import EvalRequested
 from topics.trajectories import TrajectoryGraded
-from topics.weights import UNTRAINED, CheckpointLost, CheckpointSaved, TrainingFinished, WeightsPublished
+from topics.weights import (
+    UNTRAINED,
+    CheckpointLost,
+    CheckpointSaved,
+    TrainingFinished,
+    WeightsPublished,
+    WeightsUnchanged,
+)
 
 _STALE = -2  # in place of a lag
 
@@ -31,6 +40,14 @@ class Saved(NamedTuple):
     time_ns: int  # server's clock
 
 
+class Repeated(NamedTuple):
+    """A version with the weights of the version before, which no `weights.unchanged` announced."""
+
+    name: str
+    before: int  # version
+    version: int
+
+
 class Training(Fold):
     """Folds the learner's log."""
 
@@ -39,13 +56,17 @@ class Training(Fold):
         self.trained_ns: dict[tuple[int, int], int] = {}  # server's clock of each of them
         self.surviving: dict[int, BatchTrained] = {}  # by step, as it is in the newest weights
         self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
-        self.evaluations: set[str] = set()  # that were asked for
+        self.evaluations: dict[str, EvalRequested] = {}  # requests, by evaluation
+        self.repeated: list[Repeated] = []
         self.checkpoints: list[Saved] = []
         self.contained: int | None = None  # batches up to this step were in all checkpoints kept: tokens may be gone
         self.lineage = 0  # the newest one
         self._sequences: dict[tuple[int, int], int] = {}  # of what is in `trained`
         self._skips_ns: dict[int, int] = {}  # server's clock at the first request to skip a batch, by step
         self._newest: BatchTrained | None = None
+        self._evaluated: dict[str, int] = {}  # newest version that an evaluation was requested for, by held-out set
+        self._unchanged: set[tuple[int, int]] = set()  # lineage and version that a `weights.unchanged` announced
+        self._last: tuple[str, WeightsPublished] | None = None  # newest version, and the process that wrote it
         self.opening = opening
         self._violations = violations
 
@@ -63,6 +84,8 @@ class Training(Fold):
             self._violations.add("trained twice", f"batch {step}", found, "once on a lineage")
             return
         self._check_lineage(lineage, f"batch {step}", "trained")
+        if step > self._in_weights:
+            self._check_evaluations(record)
         if last is not None:
             again = lineage > last.lineage and step <= last.step
             if not again and (step != last.step + 1 or lineage < last.lineage):
@@ -77,8 +100,9 @@ class Training(Fold):
         self.trained_ns[lineage, step] = record.time_ns
         self.trained[lineage, step] = self.surviving[step] = self._newest
 
-    def _on_finished(self, message: TrainingFinished, _: Record) -> None:
+    def _on_finished(self, message: TrainingFinished, record: Record) -> None:
         """Training is over when its last step is trained."""
+        self._check_evaluations(record)
         if message.step != self._in_weights:
             found = f"training is finished at step {message.step}"
             self._violations.add("step out of order", f"batch {message.step}", found, f"step {self._in_weights}")
@@ -88,7 +112,27 @@ class Training(Fold):
 
     def _on_eval_requested(self, message: EvalRequested, _: Record) -> None:
         """The prompter may issue held-out prompts."""
-        self.evaluations.add(message.eval_id)
+        self.evaluations[message.eval_id] = message
+        self._evaluated[message.dataset] = message.version
+
+    def _check_evaluations(self, record: Record) -> None:
+        """The learner requests the evaluations of a version before it trains the next step.
+
+        Both settings must want an evaluation where the run was opened again in between.
+        """
+        if self.opening.config is None:
+            return
+        version, times = self._in_weights, [record.time_ns]
+        if self._newest is not None:
+            times.append(self.trained_ns[self._newest.lineage, version])
+        wanted = [evaluated_sets(self.opening.settings_at(time_ns), version) for time_ns in times]
+        for name in wanted[0]:
+            if name in wanted[-1] and self._evaluated.get(name, -1) < version:
+                found = f"no request for an evaluation{f' on {name}' if name else ''}, and a later step is trained"
+                self._violations.add("left out", f"version {version}", found, "an evaluation, by eval.every")
+
+    def _on_unchanged(self, message: WeightsUnchanged, _: Record) -> None:
+        self._unchanged.add((message.lineage, message.version))
 
     def _on_ready(self, message: EngineReady, record: Record) -> None:
         """An engine samples from the weights that were published, once all of the learner's log was read.
@@ -103,7 +147,7 @@ class Training(Fold):
             expected = f"digest {published}, as published" if published else "a version that was published"
             self._violations.add("foreign weights", place_of(record), found, expected)
 
-    def _on_published(self, message: WeightsPublished, _: Record) -> None:
+    def _on_published(self, message: WeightsPublished, record: Record) -> None:
         """A version holds what was trained before it, and has one digest."""
         lineage, version = message.lineage, message.version
         name = f"version {version} of lineage {lineage}"
@@ -115,6 +159,16 @@ class Training(Fold):
         if version > self._in_weights:
             found = f"published when step {self._in_weights} was the newest one trained"
             self._violations.add("untrained version", name, found, f"batch {version} trained before it")
+        self._check_repeated(name, message, record.headers.get(WRITER, ""))
+
+    def _check_repeated(self, name: str, message: WeightsPublished, writer: str) -> None:
+        """The learner announces a version that equals the one before, unless another process published that one."""
+        last, self._last = self._last, (writer, message)
+        if last is None or last[0] != writer or (message.lineage, message.version) in self._unchanged:
+            return
+        before = last[1]
+        if before.lineage == message.lineage and before.version < message.version and before.digest == message.digest:
+            self.repeated.append(Repeated(name, before.version, message.version))
 
     def _on_checkpoint(self, message: CheckpointSaved, record: Record) -> None:
         """A checkpoint holds the weights that were published for its step, on a lineage that there is."""
@@ -167,6 +221,7 @@ class Batch:
         rewards = [member.reward for group in packed.groups for member in group.members]
         self.step, self.stage, self.min_version = packed.step, packed.stage, packed.min_version
         self.sequence, self.time_ns = record.sequence, record.time_ns
+        self.moves_policy = packed.objective.moves_policy
         self.groups, self.trajectories = len(packed.groups), len(rewards)
         self.rewards = [float(np.mean(rewards)), float(np.std(rewards))] if rewards else [0.0, 0.0]
         self.sampled: Counter[int] = Counter()  # tokens by lag that no member may keep back; -1 for supervised tokens
