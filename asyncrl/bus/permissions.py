@@ -22,6 +22,7 @@ class Permissions(NamedTuple):
     publish: list[str]
     denied: list[str]  # of what may be published
     subscribe: list[str]
+    unheard: Sequence[str] = ()  # denied, of what may be subscribed to
 
 
 def login_roles() -> list[str]:
@@ -50,6 +51,19 @@ def permissions(role: str, runs: Sequence[str]) -> Permissions:
     return Permissions(allowed, denied, [f"{BusAddress('', user_of(runs[0], role)).inbox}.>"])
 
 
+def of_the_only_run(monitor: Permissions, others: Iterable[BusAddress]) -> Permissions:
+    """Extend the permissions of the monitor on a server that holds one run.
+
+    NATS clients ask for the names of streams, and take answers at an inbox without the name of the user.
+
+    Args:
+        others: the other users of the server, whose inboxes stay closed.
+    """
+    calls = [f"$JS.API.{call}" for call in ("INFO", "STREAM.NAMES", "STREAM.LIST")]
+    inboxes = [f"{login.inbox}.>" for login in others]
+    return monitor._replace(publish=monitor.publish + calls, subscribe=["_INBOX.>"], unheard=inboxes)
+
+
 def _everything(stream: Stream, run: str) -> list[str]:
     """Every message and every call of one stream."""
     name = stream.full_name(run)
@@ -58,6 +72,7 @@ def _everything(stream: Stream, run: str) -> list[str]:
         *(f"$JS.API.STREAM.*.{name}", f"$JS.API.STREAM.MSG.*.{name}"),
         *(f"$JS.API.DIRECT.GET.{name}", f"$JS.API.DIRECT.GET.{name}.>"),
         *(f"$JS.API.CONSUMER.*.{name}", f"$JS.API.CONSUMER.*.{name}.>", f"$JS.API.CONSUMER.MSG.NEXT.{name}.*"),
+        f"$JS.API.CONSUMER.DURABLE.CREATE.{name}.*",
         *(f"$JS.ACK.{name}.>", f"$JS.ACK.*.*.{name}.>", f"$JS.FC.{name}.>"),
     ]
 
@@ -88,7 +103,7 @@ def _of_any_client(stream: Stream, run: str) -> list[str]:
     """The calls of NATS clients that read a stream: ordered, filtered, pushed or pulled."""
     name = stream.full_name(run)
     calls = [f"$JS.API.CONSUMER.CREATE.{name}.>"]
-    calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("DELETE", "INFO", "MSG.NEXT")]
+    calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("DELETE", "DURABLE.CREATE", "INFO", "MSG.NEXT")]
     calls += [f"$JS.API.DIRECT.GET.{name}.>", f"$JS.ACK.{name}.>", f"$JS.FC.{name}.>"]
     # A request for a consumer without a name may name one in its body, and alter a work queue.
     return calls if _queues(stream) else [f"$JS.API.CONSUMER.CREATE.{name}", *calls]
@@ -101,7 +116,9 @@ def _denied(role: str, stream: Stream, run: str) -> list[str]:
         pool = f"{stream.full_name(run)}.{queue.name}"
         verbs = ("CREATE", "DELETE") if queue.role == role else ("CREATE", "DELETE", "MSG.NEXT")
         calls += [f"$JS.API.CONSUMER.{verb}.{pool}" for verb in verbs]
-        calls += [f"$JS.API.CONSUMER.CREATE.{pool}.>", f"$JS.ACK.{pool}.>"] if role == MONITOR else []
+        if role == MONITOR:
+            calls += [f"$JS.API.CONSUMER.{call}" for call in (f"CREATE.{pool}.>", f"DURABLE.CREATE.{pool}")]
+            calls += [f"$JS.ACK.{pool}.>"]
     return calls
 
 
@@ -131,10 +148,10 @@ def authorization(users: Iterable[tuple[BusAddress, Permissions | None]]) -> str
     for address, allowed in users:
         line = f"    {{ user: {json.dumps(address.user)}, password: {json.dumps(address.password)}"
         if allowed is not None:
-            publish, denied, subscribe = map(json.dumps, allowed)
+            publish, denied, subscribe, unheard = map(json.dumps, map(list, allowed))
             line += (
                 f", permissions: {{\n        publish: {{ allow: {publish}, deny: {denied} }}\n"
-                f"        subscribe: {{ allow: {subscribe} }}\n    }}"
+                f"        subscribe: {{ allow: {subscribe}, deny: {unheard} }}\n    }}"
             )
         lines.append(f"{line} }}")
     return "authorization {\n  users = [\n" + "\n".join(lines) + "\n  ]\n}\n"

@@ -18,10 +18,11 @@ from asyncrl.background import first_of
 from asyncrl.bus.address import BusAddress, own_address
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import known_logins, made_logins, save_logins
-from asyncrl.bus.permissions import Permissions, authorization, permissions
+from asyncrl.bus.permissions import Permissions, authorization, of_the_only_run, permissions
 from asyncrl.files import write_private
 from asyncrl.ports import ANY_PORT, Listen, free_port, listen_problem
 from asyncrl.process import ChildProcess
+from topics.roles import MONITOR
 
 # Sizes of streams are reserved against these. By default they follow from the free disk and memory of the moment, and
 # a run that fits would not start, or not go on. What a run takes is bounded by the sizes of its streams.
@@ -65,7 +66,10 @@ def users_of(owner: BusAddress, run: str, folder: Path) -> Users:
     if run:
         logins = made_logins([run], owner.url, known_logins(folder))
         save_logins(logins, folder)
-        users += [(login, permissions(role, [run])) for role, login in logins.items()]
+        allowed = {role: permissions(role, [run]) for role in logins}
+        others = [owner, *(login for role, login in logins.items() if role != MONITOR)]
+        allowed[MONITOR] = of_the_only_run(allowed[MONITOR], others)
+        users += [(login, allowed[role]) for role, login in logins.items()]
     return users
 
 

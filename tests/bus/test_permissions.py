@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
@@ -146,7 +147,30 @@ async def test_a_role_subscribes_to_its_own_answers_and_to_nothing_that_a_stream
     asked |= {stream.ingest("asyncrl.mine.>") for stream in STREAMS} | {subject_of(topic) for topic in TOPICS}
     asked |= {topic.pattern(RUN) for topic in TOPICS} | {f"_INBOX.mine-{role}.>" for role in login_roles()}
     for role in login_roles():
-        assert await served.refused(role, listens=asked) == asked - {f"_INBOX.mine-{role}.>"}, role
+        own = {f"_INBOX.mine-{role}.>"} | ({"_INBOX.>"} if role == "monitor" else set())
+        assert await served.refused(role, listens=asked) == asked - own, role
+
+
+async def test_an_answer_to_another_user_does_not_reach_the_monitor(served: Served):
+    monitor, heard = Client(), asyncio.Queue[str]()
+    login = served.logins["monitor"]
+    await monitor.connect(login.url, user=login.user, password=login.password)
+
+    async def hear(message: Msg) -> None:
+        heard.put_nowait(message.subject)
+
+    for pattern in ("_INBOX.>", "_INBOX.*.>", "_INBOX.*.*.*"):
+        await monitor.subscribe(pattern, cb=hear)
+    await monitor.flush(DEADLINE_S)
+    for asking in (served.server.address, served.logins["operator"], served.logins["learner"]):
+        bus = await Bus.connect(asking, RUN)
+        await bus.api(f"STREAM.INFO.{ACTORS.full_name(RUN)}")
+        await bus.close()
+    await monitor.request("$JS.API.STREAM.NAMES", b"", timeout=DEADLINE_S)  # its own answer
+    await monitor.close()
+
+    subjects = {heard.get_nowait() for _ in range(heard.qsize())}
+    assert subjects and not [subject for subject in subjects if "mine-" in subject or "asyncrl" in subject]
 
 
 _OPERATORS = ("CREATE", "UPDATE", "DELETE", "SNAPSHOT", "RESTORE")
@@ -166,11 +190,13 @@ def calls(stream: Stream) -> dict[str, str]:
     some = f"asyncrl.{RUN}.batch.trained"
     for subject in (f"CONSUMER.CREATE.{name}.r1.{some}", f"CONSUMER.INFO.{name}.r1", f"DIRECT.GET.{name}.{some}"):
         found[f"$JS.API.{subject}"] = "monitor"
+    found[f"$JS.API.CONSUMER.DURABLE.CREATE.{name}.r1"] = "monitor"
     found |= {f"$JS.ACK.{name}.r1.1.1.1.1.0": "monitor", f"$JS.FC.{name}.r1.x": "monitor"}
     for queue in queues:
         pool = f"{name}.{queue.name}"
         found |= {f"$JS.API.CONSUMER.{verb}.{pool}": "operator" for verb in ("CREATE", "DELETE", "PAUSE")}
-        found[f"$JS.API.CONSUMER.CREATE.{pool}.{some}"] = "operator"
+        for subject in (f"CREATE.{pool}.{some}", f"DURABLE.CREATE.{pool}"):
+            found[f"$JS.API.CONSUMER.{subject}"] = "operator"
         found |= {f"$JS.API.CONSUMER.MSG.NEXT.{pool}": queue.role, f"$JS.ACK.{pool}.1.1.1.1.0": queue.role}
         found[f"$JS.API.CONSUMER.INFO.{pool}"] = "counts"
     return found
@@ -178,10 +204,8 @@ def calls(stream: Stream) -> dict[str, str]:
 
 async def test_a_role_asks_the_server_for_what_it_reads_and_changes_no_stream(served: Served):
     for role in set(login_roles()) - {"operator"}:
-        allowed, asked = (
-            set(),
-            {"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST", "$JS.API.STREAM.CREATE.x"},
-        )
+        listing = {"$JS.API.INFO", "$JS.API.STREAM.NAMES", "$JS.API.STREAM.LIST"}
+        allowed, asked = {*listing} if role == "monitor" else set(), {*listing, "$JS.API.STREAM.CREATE.x"}
         for stream in STREAMS:
             may = {role} if role != "monitor" else {"fills"} if stream.closed else {role, "fills"}
             may |= {"fills"} if knows(role, stream) else set()

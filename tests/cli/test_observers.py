@@ -221,3 +221,49 @@ async def test_the_javascript_of_the_page_reads_every_step_in_order(watched: Wat
     steps = await _program(node_modules, "node", "steps.mjs", str(watched.file), RUN)
 
     assert await _lines(steps) == ["1 1 0.25", "3 2 0.5", "5 3 0.75"]
+
+
+async def test_what_users_of_nats_write_first_works_on_the_server_of_the_run(
+    watched: Watched, refusals: asyncio.Queue[str]
+):
+    login = BusAddress.read(watched.file)
+
+    async def note(error: Exception) -> None:
+        refusals.put_nowait(str(error))
+
+    client = await nats.connect(login.url, user=login.user, password=login.password, error_cb=note)
+    logs = client.jetstream(timeout=DEADLINE_S)
+    stream = TRAINING.full_name(RUN)
+    with pytest.raises(NotFoundError):  # no stream listens to this subject, so none is found by it
+        await logs.subscribe(TRAINED)
+    for options in ({}, {"ordered_consumer": True}, {"durable": "pushed"}):
+        pushed = await logs.subscribe(TRAINED, stream=stream, **options)
+        assert (await pushed.next_msg(DEADLINE_S)).metadata.sequence.stream == STEPS[0]
+    for options in ({}, {"durable": "pulled"}):
+        [message] = await (await logs.pull_subscribe(TRAINED, stream=stream, **options)).fetch(1, timeout=DEADLINE_S)
+        assert message.metadata.sequence.stream == STEPS[0]
+    assert {info.config.name for info in await logs.streams_info()} == {stream.full_name(RUN) for stream in STREAMS}
+    assert (await logs.account_info()).streams == len(STREAMS)
+    await client.close()
+    assert refusals.empty()
+
+
+_FIRST_WORDS = """
+import { readFileSync } from "node:fs";
+import { jetstreamManager } from "@nats-io/jetstream";
+import { connect } from "@nats-io/transport-node";
+
+const login = JSON.parse(readFileSync(process.argv[2]));
+const client = await connect({ servers: login.url.split(","), user: login.user, pass: login.password });
+const manager = await jetstreamManager(client);
+let count = 0;
+for await (const _ of await manager.streams.list()) count++;
+console.log(count);
+await client.close();
+"""
+
+
+async def test_a_manager_of_javascript_lists_the_streams(watched: Watched, node_modules: Path):
+    (node_modules / "list.mjs").write_text(_FIRST_WORDS)
+
+    assert await _lines(await _program(node_modules, "node", "list.mjs", str(watched.file))) == [str(len(STREAMS))]

@@ -136,6 +136,9 @@ def changes(stream: Stream) -> Iterator[Request]:
             yield consumer(stream, queue.name, tail=f".{queue.topic.pattern(RUN)}", **altered)
             unnamed = consumer(stream, queue.name, **altered)
             yield unnamed._replace(subject=f"$JS.API.CONSUMER.CREATE.{name}")  # its body names the queue
+            durable = consumer(stream, queue.name, durable_name=queue.name, **altered)
+            for other in (queue.name, "other"):  # its body names the queue
+                yield durable._replace(subject=f"$JS.API.CONSUMER.DURABLE.CREATE.{name}.{other}")
             for verb in ("DELETE", "PAUSE", "RESET", "UNPIN"):
                 yield Request(f"$JS.API.CONSUMER.{verb}.{name}.{queue.name}")
 
