@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import msgspec
 
@@ -13,10 +13,19 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Faults of a disk that is full, or takes no files at all."""
 
 
+def open_private(path: Path, mode: str) -> BinaryIO:
+    """Open a file; one that this creates can be read by its owner alone.
+
+    Args:
+        mode: as of `open`, of bytes.
+    """
+    return cast("BinaryIO", open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600)))
+
+
 def write_private(path: Path, content: bytes) -> None:
     """Write a file that only this user can read, in one step."""
     aside = path.with_name(path.name + ".new")
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+    with open_private(aside, "wb") as file:
         file.write(content)
     os.replace(aside, path)
 
@@ -47,7 +56,7 @@ def fault_of_secret(content: bytes, *, header: bool = True) -> str:
 
 def append_private(path: Path, content: bytes) -> None:
     """Add to a file that only this user can read."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "wb") as file:
+    with open_private(path, "ab") as file:
         file.write(content)
 
 

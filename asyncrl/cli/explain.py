@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
-
 from asyncrl.bus.connection import Bus
+from asyncrl.cli.output import Terminal
 from asyncrl.cli.samples import sample_text
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
@@ -30,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     history, sample = read_topics(found, "explain", lambda bus: _read(bus, found, name))
     print(history_text(history))
     if sample is not None:
-        Console(highlight=False, soft_wrap=True).print(sample_text(sample))
+        Terminal(highlight=False, soft_wrap=True).print(sample_text(sample))
     return 0
 
 

@@ -9,14 +9,15 @@ from collections import Counter
 from datetime import datetime
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from asyncrl.cli.options import add_flag
+from asyncrl.cli.output import Terminal
 from asyncrl.cli.target import add_run, any_run, tell_apart
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.connect import FoundRun
 from asyncrl.telemetry.logs import Line, LogFile
+from asyncrl.telemetry.printable import printable
 from topics.roles import pool_of, role_of
 
 LEVELS = ("debug", "info", "warning", "error", "critical")
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not _open_new(logs, arguments.actor, files):
         known = ", ".join(sorted(path.name.removesuffix(".log") for path in logs.glob("*.log"))) or "none"
         raise AsyncRLError(f"run {found.run} has no log of {arguments.actor or 'any actor'}; there are: {known}")
-    console = Console(soft_wrap=True, highlight=False)
+    console = Terminal(soft_wrap=True, highlight=False)
     first = True
     while True:
         over = not found.is_held  # asked before reading: what comes after it is read once more
@@ -70,9 +71,9 @@ def line_text(line: Line) -> Text:
     text = Text(f"{clock} ", style="dim").append(f"{line.actor:<12} ", style="cyan not dim")
     if line.level != "info":
         text.append(f"{line.level} ", style=f"{_STYLES.get(line.level, '')} not dim")
-    text.append(line.event, style="not dim bold" if line.fields else "not dim")
-    trace = line.fields.get("exception", "")
-    fields = " ".join(f"{name}={value}" for name, value in line.fields.items() if name != "exception")
+    text.append(printable(line.event), style="not dim bold" if line.fields else "not dim")
+    trace = printable(str(line.fields.get("exception", "")))
+    fields = printable(" ".join(f"{name}={value}" for name, value in line.fields.items() if name != "exception"))
     if fields:
         text.append(f"  {fields}", style="not dim")
     return text.append(f"\n{trace}") if trace else text

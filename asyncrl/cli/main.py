@@ -12,6 +12,7 @@ from importlib.metadata import version
 
 from asyncrl.errors import AsyncRLError
 from asyncrl.files import UNWRITABLE
+from asyncrl.telemetry.printable import PrintableOutput
 
 COMMANDS = {
     "up": "start or resume a run on this machine, and watch it",
@@ -61,6 +62,7 @@ def main() -> int:
     """Run what the command line asks for; returns 0 for success, 1 for failure, 2 for wrong usage."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a terminal may know few characters
+    sys.stdout, sys.stderr = PrintableOutput(sys.stdout), PrintableOutput(sys.stderr)
     try:
         code = run(sys.argv[1:])
         sys.stdout.flush()

@@ -6,16 +6,16 @@ import argparse
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.text import Text
 
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_option
-from asyncrl.cli.output import add_json
+from asyncrl.cli.output import Terminal, add_json
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import WrongUsage
 from asyncrl.state.records import reward_text
 from asyncrl.state.samples import Sample, Turn, packed_batch, samples_of, scored_evaluation
+from asyncrl.telemetry.printable import printable
 from topics.ids import stage_of
 from topics.prompts import ONLY_TASK
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         for sample in samples:
             print(msgspec.json.encode(sample).decode())
         return 0
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(highlight=False, soft_wrap=True)
     console.print(title, style="bold")
     for sample in samples:
         console.print(sample_text(sample))
@@ -59,7 +59,7 @@ def sample_text(sample: Sample) -> Text:
     """Name, task, reward, label and length on one line, then the prompt and what followed it."""
     graded = "" if sample.reward is None else f"  {reward_text(sample.reward, sample.turn_rewards)}"
     task = "" if sample.task == ONLY_TASK else f"  {sample.task}"
-    head = Text(f"\n{sample.name}{task}{graded}", "bold")
+    head = Text(printable(f"\n{sample.name}{task}{graded}"), "bold")
     if sample.tokens is not None:
         marks = "".join(f", {mark}" for mark in ("truncated", "hybrid") if getattr(sample, mark))
         head.append(f"  {sample.tokens:,} tokens{marks}", "not bold")
@@ -67,20 +67,21 @@ def sample_text(sample: Sample) -> Text:
         head.append(f"  label {_plain(sample.label)}", "not bold")
     warm = stage_of(sample.name) == "warmup"
     turns = [_turn_text(turn, "label:   " if warm else "sampled: ") for turn in sample.turns] or [
-        Text(sample.completion)
+        Text(printable(sample.completion))
     ]
     if sample.metrics:
-        head.append("".join(f"  {name} {value:g}" for name, value in sample.metrics.items()), "not bold")
-    artefacts = [Text(f"{name}: {text}", "dim") for name, text in sample.artefacts.items()]
+        head.append(printable("".join(f"  {name} {value:g}" for name, value in sample.metrics.items())), "not bold")
+    artefacts = [Text(printable(f"{name}: {text}"), "dim") for name, text in sample.artefacts.items()]
     return Text("\n").join([head, Text(_plain(sample.prompt), "dim"), *turns, *artefacts])
 
 
 def _turn_text(turn: Turn, trained: str) -> Text:
-    return Text(f"{trained} {turn.text}") if turn.sampled else Text(f"observed: {turn.text}", "dim")
+    text = printable(turn.text)
+    return Text(f"{trained} {text}") if turn.sampled else Text(f"observed: {text}", "dim")
 
 
 def _plain(value: Any) -> str:
-    """Text as it is; chat messages one a line; other values as JSON."""
+    """Text as it is; chat messages one a line; other values as JSON; without control characters."""
     if isinstance(value, list) and all(isinstance(message, dict) and "role" in message for message in value):
-        return "\n".join(f"{message['role']}: {message.get('content', '')}" for message in value)
-    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        return printable("\n".join(f"{message['role']}: {message.get('content', '')}" for message in value))
+    return printable(value if isinstance(value, str) else msgspec.json.encode(value).decode())

@@ -14,6 +14,7 @@ from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, any_run, read_topics
 from asyncrl.errors import AsyncRLError, WrongUsage
+from asyncrl.files import open_private
 from asyncrl.state.learnability import Band, Selection, Which, select_rows
 from topics.prompts import PromptRow
 
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     found, which = any_run(arguments), Which(arguments.task, arguments.version, arguments.dataset)
     aside = output.with_name(f".{output.name}.partial")
     try:
-        with aside.open("wb") as file:
+        with open_private(aside, "wb") as file:
 
             async def select(bus: Bus) -> Selection:
                 return await select_rows(bus, band, which, lambda row: _write(file, row))

@@ -14,6 +14,7 @@ from asyncrl.background import first_of
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.cli.options import add_flag, add_option
+from asyncrl.cli.output import Terminal
 from asyncrl.cli.target import add_run, any_run, know_actors, live_run
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import connected, is_over, opened, run_ended
@@ -65,7 +66,8 @@ class _Printer:
         self._conditions = conditions
         self._json = json
         self._most = most
-        self._colour = sys.stdout.isatty()
+        self._lines = Terminal().file  # they are printable, and have escape sequences for colours
+        self._colour = self._lines.isatty()
         self.shown = 0
         self.fault: BrokenPipeError | None = None
 
@@ -81,7 +83,10 @@ class _Printer:
                 return
             if all(condition.holds(one) for condition in self._conditions):
                 try:
-                    print(as_json(one) if self._json else as_line(one, colour=self._colour), flush=True)
+                    if self._json:
+                        print(as_json(one), flush=True)
+                    else:
+                        print(as_line(one, colour=self._colour), file=self._lines, flush=True)
                 except BrokenPipeError as error:
                     self.fault = error
                     return

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
 from asyncrl.cli.options import add_flag, add_option
-from asyncrl.cli.output import print_json
+from asyncrl.cli.output import Terminal, print_json
 from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import about
 from asyncrl.config.load import load_config
@@ -39,9 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.topic:
         if arguments.topic not in BY_NAME:
             raise no_topic(arguments.topic)
-        Console().print(Markdown("\n".join(topic_section(BY_NAME[arguments.topic]))))
+        Terminal().print(Markdown("\n".join(topic_section(BY_NAME[arguments.topic]))))
     else:
-        Console().print(topics_table())
+        Terminal().print(topics_table())
     return 0
 
 

@@ -12,10 +12,9 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rich.console import Console
-
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_flag, add_option
+from asyncrl.cli.output import Terminal
 from asyncrl.cli.target import add_config, add_settings
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
@@ -108,7 +107,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     finally:
         await launch.stop()
     if bus is not None and (figures := launch.files.read_summary()):
-        console = Console()
+        console = Terminal()
         console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
         if not (figures["finished"] or reason):
             print(f"to go on: asyncrl up --resume {launch.files.root}")
@@ -128,7 +127,7 @@ async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event)
     """Show the run until it has ended; returns why it failed, or nothing."""
     watch = Watch(bus, state)
     await watch.start()
-    async with shown(state, Console()):
+    async with shown(state, Terminal()):
         code = await _unless(stop, launch.ended())
         if code is None:
             state.phase = "stopping"

@@ -13,6 +13,7 @@ import numpy as np
 from asyncrl.bus.blobs import BLOB
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import decode_body
+from asyncrl.telemetry.printable import printable
 from topics.actors import BlobStored
 from topics.table import topic_of
 from topics.weights import WeightsStored
@@ -97,9 +98,9 @@ def as_line(formatted: FormattedMessage, *, colour: bool = False) -> str:
     """Time, topic, key and every field, arrays and long values shortened."""
     clock = datetime.fromtimestamp(formatted.time_ns / 1e9).strftime("%H:%M:%S.%f")[:-3]
     dim, cyan, plain = ("\x1b[2m", "\x1b[36m", "\x1b[0m") if colour else ("", "", "")
-    fields = f"({formatted.instead})" if formatted.instead else _fields(formatted.message, dim, plain)
-    key = f" {formatted.key}" if formatted.key else ""
-    return f"{dim}{clock}{plain} {cyan}{formatted.topic}{plain}{key}  {fields}"
+    instead, key = printable(formatted.instead), printable(f" {formatted.key}" if formatted.key else "")
+    fields = f"({instead})" if instead else _fields(formatted.message, dim, plain)
+    return f"{dim}{clock}{plain} {cyan}{printable(formatted.topic)}{plain}{key}  {fields}"
 
 
 def shorten(value: Any) -> str:

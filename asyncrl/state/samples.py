@@ -20,6 +20,7 @@ from asyncrl.bus.publish import read
 from asyncrl.bus.sealing import open_under, seal_under
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.errors import AsyncRLError
+from asyncrl.files import open_private, write_private
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.records import evaluation_text, spans_text
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
@@ -195,7 +196,8 @@ class SamplesFile:
 
     def begin(self) -> dict[Event, int]:
         """Remove a row that was not written whole; returns the sequence of the newest message with a row, by event."""
-        with self.path.open("a+b") as file:
+        with open_private(self.path, "a+b") as file:
+            self.path.chmod(0o600)
             file.seek(0)
             file.truncate(file.read().rfind(b"\n") + 1)
         newest: dict[Event, int] = {"step": 0, "eval": 0}
@@ -207,11 +209,11 @@ class SamplesFile:
         """Write a row at the end, without those samples that would take too large a part of the file."""
         while len(line := msgspec.json.encode(row) + b"\n") > self._max_bytes // _LARGEST and row.samples:
             row.samples.pop()
-        with self.path.open("ab") as file:
+        with open_private(self.path, "ab") as file:
             full = file.tell() + len(line) > self._max_bytes
         if full:
             self._thin(len(line))
-        with self.path.open("ab") as file:
+        with open_private(self.path, "ab") as file:
             file.write(line)
 
     def _thin(self, needed: int) -> None:
@@ -222,9 +224,7 @@ class SamplesFile:
             span = max(row.step for row, _ in lines) - first + 1
             kept = {(row.event, (row.step - first) * parts // span): (row, line) for row, line in lines}
             lines = list(kept.values()) if len(kept) < len(lines) else lines[1:]
-        new = self.path.with_suffix(".new")
-        new.write_bytes(b"".join(line for _, line in lines))
-        new.replace(self.path)
+        write_private(self.path, b"".join(line for _, line in lines))
 
 
 class Chosen(NamedTuple):

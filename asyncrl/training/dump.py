@@ -17,7 +17,7 @@ import numpy.typing as npt
 from asyncrl.algorithms.batches import GradedGroup, build_rows
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.errors import UNREADABLE, AsyncRLError
-from asyncrl.files import write_json
+from asyncrl.files import write_json, write_private
 from asyncrl.weights.directories import written_aside
 from topics.batches import BatchPacked, BatchTrained, Objective
 
@@ -101,9 +101,11 @@ def write_dump(
     if rows:
         arrays["sampled"] = np.concatenate([segment.mask for _, _, segment in segments])
     with written_aside(directory) as aside:
+        aside.path.chmod(0o700)
         save_file(arrays, aside.path / _ROWS)
+        (aside.path / _ROWS).chmod(0o600)
         lines = (msgspec.json.encode(sample) + b"\n" for sample in samples)
-        (aside.path / _SAMPLES).write_bytes(b"".join(lines))
+        write_private(aside.path / _SAMPLES, b"".join(lines))
         write_json(aside.path / _BATCH, _Record(run, packed, trained, records))
 
 
