@@ -176,6 +176,7 @@ class EngineActor:
                 async with asyncio.timeout(lease_s / 2):
                     if await self._server.health():
                         answered_at = time.monotonic()
+                        self.context.vitals["answered_at_s"] = time.time()
                         await self._compare()
                         await self._look()
             if self._updating and not self._server.frozen:

@@ -35,6 +35,7 @@ _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
 _MOVES_S = 2.0  # an actor with progress so recent is advancing
 _BRIEF = 4  # groups that are few enough to be called stragglers
 _UNEXPLAINED_S = 60.0
+_FIRST_STEP_S = 600.0  # that the first steps may take while work advances
 _SLOW_ROW_S = 1.0  # a row that takes less does not hold up a run whose groups are dropped
 _BESIDE = ("dead letters", "clock off", "metrics unwritten")  # no process waits for these
 _WAITING = {
@@ -339,7 +340,9 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     elif open_groups == 0:
         evidence = f"no group is open and there is credit for {limit}, but no prompt was issued"
         yield finding("end of data", "prompter", evidence)
-    elif open_groups is not None and open_groups >= limit and _too_slow(state) and not _ends(state):
+    elif open_groups is not None and open_groups >= limit and not _ends(state):
+        if not _is_long(state):
+            return  # all groups are open, and the work advances
         works = [work for _, work in state.held("rollout")]
         held = {role: state.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
         longest = f"; the longest: {_times(works[0])}" if works else ""
@@ -348,9 +351,15 @@ def _credit(state: RunState) -> Iterator[StallFound]:
             f"{groups}; {held['rollout']:,} trajectories run, {held['reward']:,} are being graded{longest}"
         )
         yield finding("no credit", "prompter", evidence)
-    elif stalled_s(state) > max(_UNEXPLAINED_S, 4 * patience_s(state)):
+    elif _is_long(state):
         evidence = f"nothing was trained for {stalled_s(state):.0f} s; {open_groups} groups open, {ready} complete"
         yield finding("unexplained", state.run, evidence)
+
+
+def _is_long(state: RunState) -> bool:
+    """Return whether a step takes much longer than the steps before; the first steps have none to compare with."""
+    known = _pace_s(state) is not None
+    return stalled_s(state) > (max(_UNEXPLAINED_S, 4 * patience_s(state)) if known else _FIRST_STEP_S)
 
 
 def _too_slow(state: RunState) -> bool:

@@ -75,7 +75,9 @@ _OFTEN = 3  # starts within a minute
 _CLOCK_S = 3.0
 _FULL, _NEARLY_FULL = 0.985, 0.9  # of a stream's bytes
 _RECENT_S = 60.0
-_ANSWER_S = 5.0  # a server that does not answer for this long is dead
+_RESTART_S = 5.0  # beyond the pause before a restart, in which a process that ended is started again
+_SERVER_S = 10.0  # a server that does not answer for this long is dead
+_ANSWER_S = 5.0  # within which a server that is well samples, or loads
 _UPDATES = 5.0  # an update that takes so many times as long as the one before is none
 _FIRST_UPDATE_S = 30.0
 _COMPILING_S = 120.0  # after a server on a GPU is ready for the first time: its first requests take up to a minute
@@ -178,10 +180,14 @@ def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
         yield finding("permission missing", actor.actor_id, denied or words)
         return
     quick, silent_s = actor.quick_starts(state.now_ns, state.opened_ns), state.since_s(actor.since_ns)
-    if quick >= _OFTEN or (words and not actor.live):
+    down_s = 0.0 if actor.live else state.since_s(actor.stopped_ns)
+    left = words and down_s > state.config.supervision.restart_pause_s + _RESTART_S
+    failed = _failed_version(state, actor) if words and not actor.live else ""
+    if quick >= _OFTEN or left or failed:
         text = f"last error: {words}" if words else "it left no error message: it was killed"
-        evidence = f"started {quick} times in the last minute; {text}"
-        failed = _failed_version(state, actor)
+        ended = f"it ended {down_s:.0f} s ago{' and was not started again' if left else ''}"
+        evidence = f"{f'started {quick} times in the last minute' if quick >= _OFTEN else ended}; {text}"
+        failed = failed or _failed_version(state, actor)
         if failed:
             yield finding("version not loaded", actor.actor_id, f"{failed}; {evidence}")
         else:
@@ -231,7 +237,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
     """Return the faults of an inference server whose actor is healthy."""
     actor, engine = state.actors[engine_id], state.engines.get(engine_id, Engine(engine_id))
     updating = engine.state == "updating" and engine.updating_ns > actor.starts[-1]
-    bound_s = max(_ANSWER_S, _UPDATES * engine.update_s) if updating else _ANSWER_S
+    bound_s = max(_SERVER_S, _UPDATES * engine.update_s) if updating else _SERVER_S
     bound_s = _COMPILING_S if engine in compiling(state) else bound_s
     silent_s = actor.ago_s("answered_at_s")
     left = engine.state == "gone" and engine.gone_ns > actor.starts[-1]

@@ -19,8 +19,10 @@ from rich.text import Text
 from asyncrl.config.stream_capacity import CHECKPOINT_SHARE
 from asyncrl.state.records import Event, counted, duration
 from asyncrl.state.run_state import RunState
+from asyncrl.state.startup import StartupLines
 from asyncrl.state.status import curve, run_status
 from asyncrl.state.summary import own_metrics
+from asyncrl.telemetry.printable import printable
 from topics.roles import ROLE_NAMES, pool_of, role_of
 from topics.runs import ActorStatus, RunStatus, ScalingStatus
 
@@ -375,16 +377,17 @@ class Screen:
 
 def event_line(event: Event, state: RunState) -> str:
     """`  0:12  version 0 published`."""
-    return f"{duration((event.time_ns - state.first_ns) / 1e9):>6}  {event.text}"
+    return f"{duration((event.time_ns - state.first_ns) / 1e9):>6}  {printable(event.text)}"
 
 
 @contextlib.asynccontextmanager
 async def shown(state: RunState, console: Console) -> AsyncIterator[None]:
     """Show a run for as long as the block runs."""
-    show = Screen(console) if console.is_terminal else Lines()
+    show, startup = Screen(console) if console.is_terminal else Lines(), StartupLines()
 
     async def refresh() -> None:
         while True:
+            startup.report(state, time.time_ns())
             show.refresh(state)
             await asyncio.sleep(REFRESH_S)  # a picture is drawn by the clock, not once per message
 

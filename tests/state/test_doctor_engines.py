@@ -7,11 +7,17 @@ from topics.weights import WeightsPublished
 
 
 def test_a_server_that_does_not_answer_is_a_dead_engine():
-    case = MadeState().vitals("engine-1", answered_at_s=NOW_S - 8, moved_at_s=NOW_S - 8)
+    case = MadeState().vitals("engine-1", answered_at_s=NOW_S - 12, moved_at_s=NOW_S - 12)
     case.vitals("rollout-1", work("p000007-0", waiting=AT_ENGINE))
 
     assert case.found() == [("engine dead", "engine-1")]
-    assert case.evidence() == "the server at http://e has not answered for 7 s"
+    assert case.evidence() == "the server at http://e has not answered for 11 s"
+
+
+def test_a_busy_server_is_not_dead_before_its_actor_gives_it_up():
+    case = MadeState(last_step_s=NOW_S - 2).vitals("engine-1", answered_at_s=NOW_S - 9, moved_at_s=NOW_S - 2)
+
+    assert case.found() == []
 
 
 def test_an_engine_that_left_is_dead():
@@ -21,10 +27,12 @@ def test_an_engine_that_left_is_dead():
 
 
 def test_an_engine_whose_actor_dies_is_dead():
-    case = MadeState().publish(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 3)
-    case.publish(ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - 3)
+    for ago_s, found in ((3, []), (12, [("engine dead", "engine-1")])):  # it is started again within seconds
+        case = MadeState(last_step_s=NOW_S - 2)
+        case.publish(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - ago_s)
+        case.publish(ActorStopped("engine", "engine-1", "exit code 1: no memory"), at_s=NOW_S - ago_s)
 
-    assert case.found() == [("engine dead", "engine-1")]
+        assert case.found() == found
 
 
 def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
@@ -96,7 +104,7 @@ def test_an_engine_that_dies_of_a_version_is_found_with_its_last_error():
     case.publish(ActorStopped("engine", "engine-1", "no such folder"), at_s=NOW_S - 5)
 
     assert case.found() == [("version not loaded", "engine-1")]
-    assert case.evidence().startswith("it does not take version 6, it had version 5 before; started 0 times")
+    assert case.evidence().startswith("it does not take version 6, it had version 5 before; it ended 5 s ago; last")
 
 
 def test_no_engine_is_blamed_while_the_warm_up_stands_still():

@@ -131,8 +131,8 @@ def beginning(last_step_s):
 
 def test_work_that_advances_is_not_too_slow_before_the_run_has_a_pace():
     many = [work(f"p00000{number}-0", quiet_s=1, waiting=AT_ENGINE) for number in range(6)]
-    for late, cause in ((many, ("no credit", "prompter")), (many[:1], ("straggler", "p000000-0"))):
-        for quiet_s, found in ((20, []), (70, [cause])):
+    for late, cause, after_s in ((many, ("no credit", "prompter"), 700), (many[:1], ("straggler", "p000000-0"), 70)):
+        for quiet_s, found in ((20, []), (after_s, [cause])):
             case = beginning(NOW_S - quiet_s).vitals("rollout-1", *late)
             case.state.ended = {"p000000-1"} if late == many[:1] else set()
             assert case.found() == found
@@ -141,11 +141,13 @@ def test_work_that_advances_is_not_too_slow_before_the_run_has_a_pace():
 
 
 def test_the_last_batches_wait_for_their_own_groups():
-    case = MadeState(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
+    case = MadeState(last_step_s=NOW_S - 70).vitals("prompter-1", open_groups=6)
     assert case.vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE)).found() == [
         ("no credit", "prompter")
     ]
 
+    case = MadeState(last_step_s=NOW_S - 20).vitals("prompter-1", open_groups=6)
+    case.vitals("rollout-1", work("p000007-0", quiet_s=1, waiting=AT_ENGINE))
     case.state.total = 8  # three more, as many as may be open
     assert case.found() == []
     case.state.ended = {"p000007-1"}

@@ -229,19 +229,21 @@ async def well(folder: Path) -> bool:
 
 
 @SLOW
-async def test_a_run_whose_credit_is_taken_by_long_generations_is_a_finding(tmp_path: Path):
+async def test_a_run_whose_credit_is_taken_by_very_long_generations_is_a_finding(tmp_path: Path):
     async with up(tmp_path, "engine.scripted_mean_s=600", "engine.scripted_sigma=0", config=SCRIPTED) as run:
         await run.reaches((run.root / "nats.json").exists, "its server")
 
-        async def named_a_minute_later() -> bool:
+        later_ns = 11 * MINUTE_NS
+
+        async def named_later() -> bool:
             await asyncio.sleep(0.5)  # a look is work, for the run's server too
             state = await collect_state(address_of(run), "short", run.root)
-            state.opened_ns -= MINUTE_NS
+            state.opened_ns -= later_ns
             for actor in state.actors.values():
-                actor.starts = [start - MINUTE_NS for start in actor.starts]
+                actor.starts = [start - later_ns for start in actor.starts]
             return [finding.cause for finding in diagnose(state)] == ["no credit"]
 
-        await until(named_a_minute_later, "it names credit a minute after the start", 180)
+        await until(named_later, "it names credit eleven minutes after the start", 180)
         run.interrupt()
         assert await run.ended() == 0, run.story
 
