@@ -16,6 +16,7 @@ from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import check_data, check_engines, check_learner, check_live
 from asyncrl.config.check import Finding, contradictions
+from asyncrl.config.meant import meant_by, option_meant_by
 from asyncrl.config.own_algorithms import load_own_algorithms
 from asyncrl.config.paths import expand_paths
 from asyncrl.config.reference import (
@@ -36,7 +37,6 @@ PACKAGE = Path(__file__).parents[1]
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.toml"))}
 TYPE_NAMES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "table"}
 
-_NEAR = 0.76  # likeness of two names of which one may be meant by the other: a letter is wrong, missing or too many
 _CHECKS: list[Callable[[Config], Iterable[Finding]]] = [
     contradictions,
     check_learner.role_contradictions,
@@ -193,7 +193,9 @@ def _loss_options(config: Config, stage: str) -> list[Finding]:
             key = f"{table}.{floor}"
             findings.append(Finding((key, f"{table}.{cap}"), f"is above {cap}; lower it"))
     for name in learner.loss_options.keys() - known.keys():
-        message = f'loss "{learner.loss}" has no option "{name}", its options are {", ".join(fields) or "none"}'
+        meant = f', did you mean "{near}"?' if (near := option_meant_by(name, fields)) else ""
+        known_options = f"its options are {', '.join(fields) or 'none'}"
+        message = f'loss "{learner.loss}" has no option "{name}"{meant or f", {known_options}"}'
         findings.append(Finding((f"{table}.{name}",), message))
     return [Finding((*finding.keys, named), finding.message) for finding in findings]
 
@@ -274,7 +276,7 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
     for name, value in raw.items():
         key = join_key(prefix, name)
         if name not in fields:
-            findings.append(_unknown(key, list(fields)))
+            _unknown(key, value, list(fields), findings)
         elif (named := named_tables(fields[name])) is not None:
             values[name] = _convert_named(named, fields[name], value, key, findings)
         elif not is_table(fields[name]):
@@ -326,19 +328,15 @@ def _wrong(key: str, value: Any, expected: str) -> Finding:
     return Finding((key,), f"found {shown} ({name}), expected {expected}{meant}")
 
 
-def _unknown(key: str, siblings: list[str]) -> Finding:
-    """An unknown key, with the nearest known one: in its own table first, then anywhere."""
-    prefix, _, name = key.rpartition(".")
-    close = difflib.get_close_matches(name, siblings, n=1, cutoff=_NEAR) or [
-        sibling for sibling in siblings if sibling.startswith(name)
-    ]
-    near = [join_key(prefix, sibling) for sibling in close]
-    if not near:
-        # What a stage changes is meant where the run has it.
-        names = {known: known.rpartition(".")[2] for known in known_settings() if not known.startswith("stages.")}
-        nearest = difflib.get_close_matches(name, names.values(), n=1, cutoff=_NEAR)
-        elsewhere = [known for known, last in names.items() if [last] == nearest]
-        near = elsewhere if len(elsewhere) == 1 or not prefix else []  # one of several tables is a guess
-    if near:
-        return Finding((key, *near), f"unknown setting; did you mean {' or '.join(near)}?")
-    return Finding((key,), f"unknown setting; expected one of {', '.join(siblings)}")
+def _unknown(key: str, value: Any, siblings: list[str], findings: list[Finding]) -> None:
+    """Note an unknown key with what it may mean; each key inside an unknown table is one of its own."""
+    near = meant_by(key, siblings)
+    tables = [one for one in near if any(known.startswith(f"{one}.") for known in known_settings())]
+    if isinstance(value, dict) and value and not tables:
+        for name, inner in value.items():
+            _unknown(join_key(key, name), inner, [], findings)
+    elif near:
+        findings.append(Finding((key, *near), f"unknown setting; did you mean {' or '.join(near)}?"))
+    else:
+        known = siblings or list(Config.__struct_fields__)
+        findings.append(Finding((key,), f"unknown setting; expected one of {', '.join(known)}"))

@@ -198,7 +198,7 @@ def test_a_wrong_value_is_answered_with_what_was_found_and_expected(written, tex
     [
         ("learner.stepps", "did you mean learner.steps?"),
         ("learner.max_lag", "did you mean buffer.max_lag?"),
-        ("lr", "did you mean warmup.lr or learner.lr or learner.critic.lr?"),
+        ("lr", "did you mean learner.lr?"),
         ("learnr.lr", "did you mean learner?"),
         ("learner.max_lagg", "did you mean buffer.max_lag?"),
         ("rollout.temp", "did you mean rollout.temperature?"),
