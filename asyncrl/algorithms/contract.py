@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, ParamSpec
 
 import numpy as np
@@ -96,14 +96,20 @@ def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
         number = isinstance(value, torch.Tensor) and not (value.ndim or value.requires_grad or value.is_complex())
         if not number or not torch.isfinite(value):
             raise ContractError(f'its sum "{name}" is {value}, expected a finite tensor without dimensions or gradient')
-    if "tokens" not in sums or sums["tokens"] != (tokens.weights > 0).sum():
-        raise ContractError('its sum "tokens" is not the number of tokens with a weight above 0')
+    _check_count(sums, int((tokens.weights > 0).sum()))
     if not total.requires_grad:
         raise ContractError("its loss has no gradient with respect to the log-probs")
     torch.autograd.backward(total)
     if logprobs.grad is None or not torch.isfinite(logprobs.grad).all():
         raise ContractError(f"the gradient of its loss is {logprobs.grad}, expected finite numbers")
     return Computed(total.detach(), logprobs.grad, sums)
+
+
+def _check_count(sums: Mapping[str, torch.Tensor], expected: int) -> None:
+    named = ", ".join(f'"{name}"' for name in sums) or "none"
+    found = f'its sum "tokens" is {sums["tokens"].item():g}' if "tokens" in sums else f"its sums are {named}"
+    if "tokens" not in sums or sums["tokens"] != expected:
+        raise ContractError(f'{found}; expected "tokens" = (tokens.weights > 0).sum(), which is {expected} here')
 
 
 def _problem(check: Callable[P, None]) -> Callable[P, str]:

@@ -98,13 +98,15 @@ def forked_config(config: Config, start: StartSettings, overrides: list[str], di
 
     Raises:
         ConfigError: with all that is wrong with them.
-        LaunchError: they name another start, or adapters that those of the run do not fit.
+        LaunchError: they name another start, a run that exists, or adapters that those of the run do not fit.
     """
     if any(override.strip().startswith("start.") for override in overrides):
         raise LaunchError("--at gives what the new run starts with; the settings of start cannot be given")
     warmup = msgspec.structs.replace(config.warmup, steps=0)
     plain = msgspec.structs.replace(config, start=StartSettings(), warmup=warmup, directory=str(directory))
     chosen = with_overrides(plain, overrides, base=base, further=check_surroundings)
+    if (taken := Path(chosen.directory).absolute() / chosen.run).exists():
+        raise LaunchError(f"{taken} is a run; give the new run another id, or remove that one: asyncrl rm {chosen.run}")
     _check_adapters(config, chosen.learner.lora)
     if chosen.learner.lora.rank:
         moved = start.step > 0 or config.warmup.steps > 0 or bool(config.start.checkpoint)

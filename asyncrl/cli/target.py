@@ -65,7 +65,7 @@ def add_action(parser: argparse.ArgumentParser, metavar: str, about: str) -> Non
 
 
 def action_of(arguments: argparse.Namespace, takes: Mapping[str, str]) -> tuple[str, str]:
-    """Return the action behind the run, and what it takes.
+    """Return the action, which is named after the run or before it, and what it takes.
 
     Args:
         takes: what each action takes, such as `URL`; "" for nothing. The first is meant where none is named.
@@ -74,11 +74,10 @@ def action_of(arguments: argparse.Namespace, takes: Mapping[str, str]) -> tuple[
         WrongUsage: there is none of this name, or it takes something else.
     """
     words = given = [*filter(None, [arguments.run_id]), *arguments.words]
-    if arguments.run_id in takes:  # where no run is named
-        arguments.run_id = ""
-    else:
-        words = arguments.words
-    action, *rest = words or [next(iter(takes))]
+    is_first = arguments.run_id in takes  # no run is named, or it is named last
+    action, *rest = words if is_first else arguments.words or [next(iter(takes))]
+    if is_first:
+        arguments.run_id = rest.pop() if len(rest) > bool(takes[action]) else ""
     if action not in takes or len(rest) != bool(takes[action]):
         forms = [f"`{arguments.parser.prog} [RUN] {f'{name} {what}'.strip()}`" for name, what in takes.items()]
         raise WrongUsage(f"expected {', '.join(forms)}; found {' '.join(given)!r}")

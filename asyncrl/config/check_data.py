@@ -200,7 +200,10 @@ def _none_made(config: Config) -> Iterator[Finding]:
     held_out = [(task.keys("eval_source"), bool(task.eval_source)) for task in tasks_of(config).values()]
     for keys, given in ((("eval.every",), config.eval.every > 0), *held_out):
         if given:
-            message = f"{keys[0]} is given, but eval.prompts = 0 evaluates nothing; raise eval.prompts or remove it"
+            message = (
+                f"{keys[0]} is given, but eval.prompts = 0 evaluates nothing; set eval.prompts to the rows of an "
+                f"evaluation, such as 512 (a source with fewer rows is evaluated whole), or remove {keys[0]}"
+            )
             yield Finding((*keys, "eval.prompts"), message)
 
 

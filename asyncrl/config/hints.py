@@ -32,6 +32,12 @@ def _slot_groups(config: Config) -> float:
     return config.rollout.workers * config.rollout.slots / largest_group(config)
 
 
+def _busy_slots(config: Config) -> int:
+    """Slots of each rollout worker that the groups which are open keep busy."""
+    slots = _slot_groups(config) * busy_share(config) * largest_group(config)
+    return max(1, int(slots // config.rollout.workers))
+
+
 def hints(config: Config) -> list[str]:
     """Return all of them as text."""
     return [*_speed_hints(config), *_meaning_hints(config)]
@@ -46,8 +52,9 @@ def _speed_hints(config: Config) -> Iterator[str]:
     if busy_share(config) < _BUSY_ENOUGH:
         yield (
             f"at most {busy_share(config):.0%} of the rollout slots ({slots:g} groups) will be busy: "
-            f"(max_lag + 1) * batch_groups = {opened} groups may be open; "
-            f"buffer.max_lag = {math.ceil(slots / batch) + 1} would keep all busy"
+            f"(max_lag + 1) * batch_groups = {opened} groups may be open. Larger batches (buffer.batch_groups = "
+            f"{math.ceil(slots / max(lag - 1, 1))}) or fewer slots (rollout.slots = {_busy_slots(config)}) keep all "
+            f"busy; so does older data, buffer.max_lag = {math.ceil(slots / batch) + 1}"
         )
     groups = [group for pool, group in config.engine.pools.items() if purpose_of(config, pool) == "training"]
     running = sum(group.servers * group.max_running for group in groups)

@@ -36,5 +36,8 @@ def check_options(spec: str, options: dict[str, Any], known: Iterable[str]) -> d
     names = sorted(known)
     unknown = [name for name in options if name not in names]
     if unknown:
-        raise DataError(f"data {spec!r} has no option {', '.join(unknown)}; it takes {', '.join(names)}")
+        raise DataError(
+            f"data {spec!r} has no option {', '.join(unknown)}; it takes {', '.join(names)}. A set of [eval.sets.NAME] "
+            "has the options of [task] unless it has its own, such as options = {}"
+        )
     return options

@@ -76,7 +76,10 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
     steps, epochs = config.learner.steps, config.task.epochs
     if wanted.learner.steps < steps:
         given = f"--set learner.steps={wanted.learner.steps}"
-        raise LaunchError(f"{given}: the run began with {steps} steps; they may only be raised")
+        raise LaunchError(
+            f"{given}: the run began with {steps} steps; they may only be raised. To end it at an earlier step: "
+            f"asyncrl fork {config.run} --at STEP NEW --set learner.steps=STEP"
+        )
     if wanted.task.epochs != epochs and not 0 < epochs <= (wanted.task.epochs or epochs):
         given = f"--set task.epochs={wanted.task.epochs}"
         raise LaunchError(f"{given}: the run began with {epochs}; it may be raised, 0 is no end")

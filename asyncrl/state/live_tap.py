@@ -126,8 +126,10 @@ class Pattern:
         return [base, f"{base}.>"] if len(self._parts) == 2 else [f"{base}.>"]
 
     def matches(self, subject: str) -> bool:
-        """Return whether a subject is meant."""
+        """Return whether a subject is meant: that of a heartbeat where the pattern names heartbeats."""
         parts = subject.split(".")
+        if parts[3:4] == ["heartbeat"] and "heartbeat" not in self._text:
+            return False
         rest = ".".join([*parts[2:4], *parts[4:][-1:]])
         return fnmatchcase(rest, self._text) or fnmatchcase(rest, f"{self._text}.*")
 

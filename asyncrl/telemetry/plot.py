@@ -12,7 +12,7 @@ _PANELS = 3  # in a row at least: so many that the picture is wider than it is h
 def draw_reward(
     path: Path, title: str, seconds: Sequence[float], *, rewards: Sequence[float], lags: Sequence[float]
 ) -> None:
-    """Draw the mean reward of each RL step and its five-step mean over time, with the mean lag below.
+    """Draw the mean reward of each RL step and its five-step mean, with the mean lag below.
 
     Args:
         path: the PNG to write.
@@ -25,23 +25,21 @@ def draw_reward(
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    seconds = [second - seconds[0] for second in seconds]
+    steps = range(1, len(rewards) + 1)
     smooth = [
         sum(rewards[max(0, end - 5) : end]) / len(rewards[max(0, end - 5) : end]) for end in range(1, len(rewards) + 1)
     ]
     figure, (upper, lower) = pyplot.subplots(
         2, 1, figsize=(8, 5), sharex=True, height_ratios=[3, 1], layout="constrained"
     )
-    upper.plot(seconds, rewards, ".", color="#9db7d5", label="mean reward of a step")
-    upper.plot(seconds, smooth, color="#1f4e8c", label="mean of five steps")
+    upper.plot(steps, rewards, ".", color="#9db7d5", label="mean reward of a step")
+    upper.plot(steps, smooth, color="#1f4e8c", label="mean of five steps")
     figure.suptitle(title)
     upper.set_ylabel("sampled reward")
-    lowest, highest = min(0.0, *rewards), max(1.0, *rewards)
-    upper.set_ylim(lowest - 0.02 * (highest - lowest), highest + 0.02 * (highest - lowest))
-    upper.legend(loc="lower right", frameon=False)
-    lower.plot(seconds, lags, color="#b0562c")
+    upper.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
+    lower.plot(steps, lags, color="#b0562c")
     lower.set_ylabel("mean lag\n(versions)")
-    lower.set_xlabel("seconds of RL")
+    lower.set_xlabel(f"step of RL ({seconds[-1] - seconds[0]:,.0f} s between the first and the last)")
     for axes in (upper, lower):
         axes.grid(alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)

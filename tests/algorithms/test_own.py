@@ -252,7 +252,7 @@ BROKEN = {
         weighted(logprobs, tokens),
         sums(tokens) | {3: tokens.weights.sum()},
     ),
-    'its sum "tokens" is not': lambda self, logprobs, tokens: (weighted(logprobs, tokens), {}),
+    'its sums are none; expected "tokens"': lambda self, logprobs, tokens: (weighted(logprobs, tokens), {}),
     'its sum "mean" is': lambda self, logprobs, tokens: (
         weighted(logprobs, tokens),
         sums(tokens) | {"mean": weighted(logprobs, tokens)},

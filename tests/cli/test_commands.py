@@ -330,15 +330,17 @@ async def _is_published(bus: Bus, topic: Topic[Message]) -> bool:
         (["demo"], "demo", ("list", "")),
         (["promote", "4"], "", ("promote", "4")),
         (["demo", "promote", "4"], "demo", ("promote", "4")),
+        (["list", "demo"], "demo", ("list", "")),
+        (["promote", "4", "demo"], "demo", ("promote", "4")),
     ],
 )
-def test_an_action_stands_behind_the_run(words: list[str], run: str, action: tuple[str, str]):
+def test_an_action_is_named_after_the_run_or_before_it(words: list[str], run: str, action: tuple[str, str]):
     arguments = parser_for(["weights"]).parse_args(["weights", *words])
 
     assert (action_of(arguments, {"list": "", "promote": "VERSION"}), arguments.run_id) == (action, run)
 
 
-@pytest.mark.parametrize("words", [["list", "demo"], ["promote"], ["demo", "promoted", "4"]])
+@pytest.mark.parametrize("words", [["list", "demo", "more"], ["promote"], ["demo", "promoted", "4"]])
 def test_an_action_that_is_none_is_refused_with_those_that_are(words: list[str]):
     arguments = parser_for(["weights"]).parse_args(["weights", *words])
 

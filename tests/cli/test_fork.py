@@ -50,6 +50,15 @@ def test_a_fork_has_the_stages_up_to_its_first_prompt():
     assert begins_after(log, run, 2, stages).stages == {"1": "old", "3": "sums", "5": "wide", "6": "sums"}
 
 
+def test_a_fork_takes_the_id_of_no_other_run(tmp_path: Path):
+    start = StartSettings(checkpoint="start", step=3, prompt=70)
+    (tmp_path / "own").mkdir()
+
+    with pytest.raises(LaunchError, match=r"/own is a run; give the new run another id, or .*: asyncrl rm own"):
+        forked_config(small_config(), start, ["run=own"], tmp_path, tmp_path)
+    assert forked_config(small_config(), start, ["run=other"], tmp_path, tmp_path).run == "other"
+
+
 def test_a_fork_has_the_settings_of_its_run_but_for_those_given(tmp_path: Path):
     start = StartSettings(checkpoint="start", step=3, prompt=70)
     config = small_config(warmup={"steps": 4})

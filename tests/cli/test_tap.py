@@ -151,10 +151,12 @@ def test_conditions_look_at_fields_and_headers(word, holds):
         ("trajectory.graded.p1-*", ["trajectory.graded.p1-0"]),
         ("batch.trained", ["batch.trained"]),
         ("*", ["trajectory.graded.p1-0", "trajectory.failed.p1-0", "batch.trained", "new.thing"]),
+        ("buffer.heartbeat", ["buffer.heartbeat"]),
+        ("buffer.*", []),  # a heartbeat says nothing
     ],
 )
 def test_a_pattern_names_topics_and_keys(pattern, matched):
-    subjects = ["trajectory.graded.p1-0", "trajectory.failed.p1-0", "batch.trained", "new.thing"]
+    subjects = ["trajectory.graded.p1-0", "trajectory.failed.p1-0", "batch.trained", "new.thing", "buffer.heartbeat"]
 
     assert [subject for subject in subjects if Pattern(pattern).matches(f"asyncrl.demo.{subject}")] == matched
 

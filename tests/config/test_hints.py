@@ -16,7 +16,8 @@ def test_more_slots_than_open_groups_are_answered_with_the_expected_busy_share()
     assert busy_share(config) == 64 / 256
     assert hints(config) == [
         "at most 25% of the rollout slots (256 groups) will be busy: (max_lag + 1) * batch_groups = 128 groups may be "
-        "open; buffer.max_lag = 5 would keep all busy"
+        "open. Larger batches (buffer.batch_groups = 256) or fewer slots (rollout.slots = 64) keep all busy; so does "
+        "older data, buffer.max_lag = 5"
     ]
 
 
