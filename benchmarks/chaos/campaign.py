@@ -73,6 +73,13 @@ class Campaign:
         self._plan, self._stage, self._running, self._report = plan, stage, running, report
         self._began_s = time.monotonic()
 
+    def progress(self) -> str:
+        """Return how far the run is: `step 20 of 130; faults so far: 6`."""
+        witness = self.witness
+        started = witness is not None and witness.step is not None
+        place = f"step {witness.step:,} of {witness.steps:,}" if witness is not None and started else "the run starts"
+        return f"{place}; faults so far: {len(self.injector.injections) if self.injector is not None else 0}"
+
     async def run(self) -> Stall | None:
         """Inject faults until the run ends; returns the verdict where it stalls, its processes left as they are."""
         acting = asyncio.create_task(self._act())

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import dataclasses
 import tempfile
+import time
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from benchmarks.chaos.stall import Stall
 from benchmarks.chaos.targets import all_targets
 from benchmarks.chaos.witness import Witness, missing
 
+_PROGRESS_S = 10.0
 _OWN = ("config", "set", "points_each", "cluster", "after_recovery", "stall", "baseline", "compare")  # arguments
 
 
@@ -80,17 +82,26 @@ async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, P
         running = await stage.start(words, plan.stall_s)
         print(f"run {stage.root.name} in {stage.root}", flush=True)
         meter = MemoryMeter(stage.parts)
-        metering = asyncio.create_task(meter.run())
         campaign = Campaign(plan, stage, running, lambda injection: print(injection_text(injection), flush=True))
+        beside = [asyncio.create_task(work) for work in (meter.run(), _report_progress(campaign))]
         try:
             stall = await campaign.run()
         finally:
-            metering.cancel()
+            for task in beside:
+                task.cancel()
             await stage.stop()
     code = None if stall is not None else running.result()
     report = await _judge(arguments.seed, stage, campaign, code, stall)
     report.undisturbed, report.memory = undisturbed, meter.growth()
     return report, stage.root
+
+
+async def _report_progress(campaign: Campaign) -> None:
+    """Print every ten seconds how far the run is: the faults may be over long before the run is."""
+    began_s = time.monotonic()
+    while True:
+        await asyncio.sleep(_PROGRESS_S)
+        print(f"{time.monotonic() - began_s:>8.1f} s  {campaign.progress()}", flush=True)
 
 
 async def _calm_run(words: list[str], plan: Plan) -> Path:
