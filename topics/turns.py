@@ -116,7 +116,7 @@ class TurnFinishedHeaders(SealedHeaders, kw_only=True):
 
     @property
     def skip(self) -> SkipReason | None:
-        """Why the end of the reply keeps its turn from training; None where nothing does."""
+        """Why the end of the reply keeps its turn from training; None if nothing does."""
         if self.finish == "gone" or self.finish == "failed":
             return self.finish
         if not self.length:

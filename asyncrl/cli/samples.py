@@ -81,7 +81,7 @@ def _turn_text(turn: Turn, trained: str) -> Text:
 
 
 def _plain(value: Any) -> str:
-    """Text as it is; chat messages one a line; other values as JSON; without control characters."""
+    """Return text, chat messages one a line, or other values as JSON, without control characters."""
     if isinstance(value, list) and all(isinstance(message, dict) and "role" in message for message in value):
         return printable("\n".join(f"{message['role']}: {message.get('content', '')}" for message in value))
     return printable(value if isinstance(value, str) else msgspec.json.encode(value).decode())

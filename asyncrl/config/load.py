@@ -329,7 +329,7 @@ def _wrong(key: str, value: Any, expected: str) -> Finding:
 
 
 def _unknown(key: str, value: Any, siblings: list[str], findings: list[Finding]) -> None:
-    """Note an unknown key with what it may mean; each key inside an unknown table is one of its own."""
+    """Note an unknown key with what it may mean; each key of an unknown table is noted alone."""
     near = meant_by(key, siblings)
     tables = [one for one in near if any(known.startswith(f"{one}.") for known in known_settings())]
     if isinstance(value, dict) and value and not tables:

@@ -76,7 +76,10 @@ def model_info(path: Path) -> ModelInfo:
         ModelError: a file is missing, or the architecture is not supported.
     """
     if not path.is_dir():
-        raise ModelError(f"{path} is no directory; expected a Hugging Face model directory with config.json")
+        raise ModelError(
+            f"{path} is no directory; expected a Hugging Face model directory with config.json. asyncrl downloads "
+            "nothing: `hf download ORGANISATION/NAME --local-dir FOLDER` fetches a model"
+        )
     config = read_json(path / "config.json")
     architectures = config.get("architectures") or ["none"]
     if architectures[0] not in ARCHITECTURES:

@@ -31,7 +31,7 @@ class StartupLines:
         self._reported_ns = 0
 
     def report(self, state: RunState, now_ns: int) -> None:
-        """Add a line to the events of the run where one is due.
+        """Add a line to the events of the run if one is due.
 
         Args:
             now_ns: the time, nanoseconds since 1970.

@@ -83,11 +83,11 @@ async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, P
         print(f"run {stage.root.name} in {stage.root}", flush=True)
         meter = MemoryMeter(stage.parts)
         campaign = Campaign(plan, stage, running, lambda injection: print(injection_text(injection), flush=True))
-        beside = [asyncio.create_task(work) for work in (meter.run(), _report_progress(campaign))]
+        tasks = [asyncio.create_task(work) for work in (meter.run(), _report_progress(campaign))]
         try:
             stall = await campaign.run()
         finally:
-            for task in beside:
+            for task in tasks:
                 task.cancel()
             await stage.stop()
     code = None if stall is not None else running.result()
