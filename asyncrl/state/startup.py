@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.run.connect import SUPERVISOR
-from asyncrl.state.parts import Actor, counted
+from asyncrl.state.records import Actor, counted
 from asyncrl.state.run_state import RunState
 from topics.roles import role_of
 
