@@ -46,6 +46,7 @@ from topics.trajectories import (
     count_versions,
 )
 
+_ROUNDED = 1e-4  # that a log-prob may be above 0
 WHOLE = "all chunks as they were stored"
 
 
@@ -376,6 +377,9 @@ def _stored(key: Key, message: TrajectoryGenerated | TrajectoryGeneratedHeaders,
         return Stored(key, versions, "", 0)
     counted = versions_text(count_versions(message.segments))
     fault = f"tokens of versions {counted}" if counted != versions else ""
+    highest = max((float(segment.logprobs.max(initial=0.0)) for segment in message.segments), default=0.0)
+    if highest > _ROUNDED:
+        fault = f"a log-prob of {highest:g}"
     digest = xxhash.xxh3_64_hexdigest(record.data)
     given = message.outcome or Outcome()
     of_rows, turns = digest_of(message.rows), tuple(given.turn_rewards)
