@@ -110,7 +110,8 @@ def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
 
 def _unscored(ledger: Ledger, group: Group, complete_ns: int) -> Iterator[Violation]:
     """The buffer scores an evaluation as soon as it is complete, in the order of the grades."""
-    late_s = (ledger.buffer_ns - complete_ns) / 1e9
+    since_ns = max(complete_ns, ledger.writers.claimed_ns.get(BATCHES.name, 0))
+    late_s = (ledger.buffer_ns - since_ns) / 1e9
     if complete_ns < ledger.groups.scored_ns or late_s > _LATE_S:
         found = f"complete and without a score, and the buffer was there {late_s:,.1f} s later"
         yield Violation("left over", group.prompt_id, found, "the score of this evaluation")
