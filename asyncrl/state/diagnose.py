@@ -340,9 +340,7 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     elif open_groups == 0:
         evidence = f"no group is open and there is credit for {limit}, but no prompt was issued"
         yield finding("end of data", "prompter", evidence)
-    elif open_groups is not None and open_groups >= limit and not _ends(state):
-        if not _is_long(state):
-            return  # all groups are open, and the work advances
+    elif open_groups is not None and open_groups >= limit and _is_long(state) and not _ends(state):
         works = [work for _, work in state.held("rollout")]
         held = {role: state.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
         longest = f"; the longest: {_times(works[0])}" if works else ""

@@ -135,16 +135,6 @@ def test_an_actor_that_dies_again_and_again_is_found_with_its_last_error():
     assert case.evidence() == "started 3 times in the last minute; last error: no room"
 
 
-def test_an_actor_that_ended_once_is_dying_only_if_it_is_not_started_again():
-    for ago_s, found in ((1, []), (20, [("actor dying", "learner-1")])):
-        case = MadeState(last_step_s=NOW_S - 1)
-        words = "ranks [0] did not connect within learner.start_s = 120 s"
-        case.publish(ActorStopped("learner", "learner-1", words), at_s=NOW_S - ago_s)
-
-        assert case.found() == found
-    assert case.evidence() == f"it ended 20 s ago and was not started again; last error: {words}"
-
-
 def test_a_refusal_by_the_server_is_a_missing_permission():
     denied = "NATS at nats://here does not allow user 'demo-reward' to publish to asyncrl.demo.weights.published"
     assert MadeState().vitals("reward-1", denied=denied).found() == [("permission missing", "reward-1")]

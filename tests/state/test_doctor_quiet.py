@@ -45,6 +45,16 @@ def test_a_process_that_was_just_asked_for_may_take_its_time():
     assert ("actor silent", "rollout") not in case.found()
 
 
+def test_an_actor_that_ended_once_is_dying_only_if_it_is_not_started_again():
+    for ago_s, found in ((1, []), (20, [("actor dying", "learner-1")])):
+        case = MadeState(last_step_s=NOW_S - 1)
+        words = "ranks [0] did not connect within learner.start_s = 120 s"
+        case.publish(ActorStopped("learner", "learner-1", words), at_s=NOW_S - ago_s)
+
+        assert case.found() == found
+    assert case.evidence() == f"it ended 20 s ago and was not started again; last error: {words}"
+
+
 def test_who_stops_a_run_and_goes_on_with_it_lets_nobody_die():
     case = MadeState(last_step_s=NOW_S - 1)
     for at_s in (NOW_S - 50, NOW_S - 40, NOW_S - 2):
