@@ -41,6 +41,7 @@ COMMANDS = {
     "topics": "print all topics with their publishers, subscribers and retention",
     "roles": "print what each role may publish and subscribe to, or make a user for each",
     "check": "list every problem of a config without starting anything",
+    "model": "fetch a model: a known name, a hub id, a directory or a GGUF file",
     "settings": "print every setting of a config",
     "chaos": "kill and freeze processes of a run, then audit it",
     "bench": "measure asyncrl on this machine",

@@ -17,8 +17,11 @@ from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.output import Terminal
 from asyncrl.cli.target import add_config, add_settings
 from asyncrl.config.hints import hints
-from asyncrl.config.load import load_config
+from asyncrl.config.load import ConfigError, load_config
+from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError, LaunchError
+from asyncrl.models.get import get_model
+from asyncrl.models.known import KNOWN, kept_at
 from asyncrl.run.connect import find_run
 from asyncrl.run.detach import detached, on_hangup
 from asyncrl.run.first_keys import served_lines
@@ -72,10 +75,22 @@ def run(arguments: argparse.Namespace) -> int:
 def _new(arguments: argparse.Namespace) -> Launch:
     overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
     overrides += [f"only={arguments.only.split(',')}"] if arguments.only else []
-    launch = Launch(load_config(arguments.config or "demo", overrides=overrides, further=check_surroundings))
+    name = arguments.config or "demo"
+    with contextlib.suppress(ConfigError):  # every problem of the config is reported at once below
+        _fetch_known_models(load_config(name, overrides=overrides).config)
+    launch = Launch(load_config(name, overrides=overrides, further=check_surroundings))
     for hint in (*hints(launch.config), *plan(launch.config, launch.base).hints()):
         print(f"hint: {hint}")
     return launch
+
+
+def _fetch_known_models(config: Config) -> None:
+    """Fetch the known models that a config names and the user's cache does not hold yet."""
+    named = {config.model.path, config.learner.teacher.model, config.learner.critic.model}
+    for name in KNOWN:
+        folder = kept_at(name)
+        if str(folder) in named and not folder.exists():
+            get_model(name, folder, lambda line: print(line, flush=True))
 
 
 def _resumed(arguments: argparse.Namespace) -> Launch:

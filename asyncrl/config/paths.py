@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.reference import join_key
+from asyncrl.models.known import KNOWN, kept_at
 
 _PATH = re.compile(
     r"model\.path|start\.checkpoint|placement\.files|nats\.(credentials|tls_\w+)|learner\.(teacher|critic)\.model|.+_file"
 )  # settings that are paths whatever they hold
+_MODEL = re.compile(r"model\.path|learner\.(teacher|critic)\.model")
 _SPEC = re.compile(
     r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|loss|advantage|filters)"
 )  # settings that may name something else
@@ -21,7 +23,7 @@ _FILE = re.compile(r"(?!https?://)(?P<path>.+\.(py|jsonl|parquet))([:@].*)?")  #
 
 
 def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
-    """Return a value of a config with `~` expanded in its paths.
+    """Return a value of a config with `~` expanded in its paths, and known models as the folders that keep them.
 
     Args:
         value: of the setting or table `key`, as TOML has it.
@@ -36,6 +38,8 @@ def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
         return [expand_paths(one, key, base=base) for one in value]
     if not isinstance(value, str) or not value:
         return value
+    if _MODEL.fullmatch(key) and value in KNOWN:
+        return str(kept_at(value))
     if key == "directory":  # relative to the working directory wherever it is written
         return os.path.expanduser(value)
     if not (_PATH.fullmatch(key) or (_SPEC.fullmatch(key) and _FILE.fullmatch(value))):

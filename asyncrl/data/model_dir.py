@@ -77,8 +77,8 @@ def model_info(path: Path) -> ModelInfo:
     """
     if not path.is_dir():
         raise ModelError(
-            f"{path} is no directory; expected a Hugging Face model directory with config.json. asyncrl downloads "
-            "nothing: `hf download ORGANISATION/NAME --local-dir FOLDER` fetches a model"
+            f"{path} is no directory; expected a Hugging Face model directory with config.json "
+            "(`asyncrl model get NAME -o DIR` fetches one)"
         )
     config = read_json(path / "config.json")
     architectures = config.get("architectures") or ["none"]

@@ -30,6 +30,8 @@ from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
 from asyncrl.engine.errors import EngineError
 from asyncrl.live.turn_boundary import AUTO, DIFFERENCE, open_seam
+from asyncrl.models.get import HUB_ID
+from asyncrl.models.known import KNOWN, kept_at
 from asyncrl.process import python
 from asyncrl.training.megatron.families import family_of
 from asyncrl.training.megatron.weight_map import EMBEDDING
@@ -52,6 +54,9 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
     if not config.model.path:
         return
     path = base / config.model.path
+    if not path.exists() and (get := _get_command(config.model.path)):
+        yield Finding(("model.path",), f"found no directory {path}; fetch the model first: {get}")
+        return
     try:
         context = check_model_directory(path).context
         if "embedded" in config.engine.kinds:
@@ -69,6 +74,16 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
         if tokens > context:
             message = f"{key} would take {tokens} tokens, and the model at {path} has room for {context}; lower {key}"
             yield Finding((key, "model.path"), message)
+
+
+def _get_command(path: str) -> str:
+    """Return the command that fetches a model named by a known name or a hub id; empty for other paths."""
+    if name := next((name for name in KNOWN if Path(path) == kept_at(name)), ""):
+        return f"asyncrl model get {name}"
+    if not HUB_ID.fullmatch(path):
+        return ""
+    folder = path.rpartition("/")[2]
+    return f"asyncrl model get {path} -o {folder}, then model.path = {folder}"
 
 
 def check_further_models(config: Config, base: Path) -> Iterator[Finding]:

@@ -1,0 +1,1 @@
+"""Models that asyncrl fetches: known names, the hub, local directories and GGUF files."""
