@@ -48,9 +48,9 @@ class OverlongSettings(Settings):
 class RewardSettings(Settings):
     """The reward: how a finished trajectory is graded."""
 
-    # `exact`, `math`, `dapo`, `deepscaler`, `f1`, `gpqa`, `boxed_math`, `boxed_f1`, `boxed_gpqa`, `ifbench`, `ifeval`,
-    # `reasoning-gym`, `random`, an `http://` address, `path/file.py:function` or `package.module:function`;
-    # empty where the rollout function gives every reward (`context.outcome`).
+    # `exact`, `last_number`, `math`, `dapo`, `deepscaler`, `f1`, `gpqa`, `boxed_math`, `boxed_f1`, `boxed_gpqa`,
+    # `ifbench`, `ifeval`, `reasoning-gym`, `random`, an `http://` address, `path/file.py:function` or
+    # `package.module:function`; empty where the rollout function gives every reward (`context.outcome`).
     function: str = "exact"
     # What one call grades: `trajectory`, or `group` where a score depends on the other answers to the same row. A
     # function of yours then gets lists over the members of the group, once all are generated or have failed.

@@ -33,6 +33,12 @@ _GPQA_ANSWERS = (
 _WHOLE = {"yes", "no", "noanswer"}  # answers that `f1` takes only as a whole
 
 
+def last_number(completion: str, label: Any) -> float:
+    """Return 1.0 where the last whole number of a completion is the label, else 0.0. Commas within it are ignored."""
+    found = re.findall(r"-?\d+", completion.replace(",", ""))
+    return float(bool(found) and found[-1] == str(label))
+
+
 def last_boxed(text: str) -> str | None:
     """The content of the last `\\boxed{...}` or `\\fbox{...}` of a text, None where there is none or it never ends."""
     starts = [match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]

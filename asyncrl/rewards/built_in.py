@@ -18,6 +18,7 @@ class BuiltIn(NamedTuple):
 BUILT_IN: dict[str, BuiltIn] = {
     "math": BuiltIn("asyncrl.rewards.scorers:make_math", {}),
     "dapo": BuiltIn("asyncrl.rewards.answers:dapo"),
+    "last_number": BuiltIn("asyncrl.rewards.answers:last_number"),
     "deepscaler": BuiltIn("asyncrl.rewards.answers:make_deepscaler", {}),
     "f1": BuiltIn("asyncrl.rewards.answers:f1"),
     "gpqa": BuiltIn("asyncrl.rewards.answers:gpqa"),

@@ -29,7 +29,7 @@ def test_a_config_takes_defaults_for_what_it_leaves_out(written):
     assert (config.learner.lr, config.learner.steps, config.buffer.max_lag) == (1e-3, 100, 2)
 
 
-@pytest.mark.parametrize("name", ["addition", "custom", "demo", "fleet", "one-card", "two-cards"])
+@pytest.mark.parametrize("name", ["addition", "custom", "demo", "fleet", "one-card", "sums", "two-cards"])
 def test_a_shipped_config_is_loaded_by_name_and_finds_its_files_among_the_examples(name):
     loaded = load_config(name)
 
@@ -101,7 +101,7 @@ def test_an_unknown_name_is_answered_with_the_shipped_configs():
     assert (
         problem.message
         == "no such file, and the shipped configs are addition, chat, custom, demo, fleet, live-demo, one-card, "
-        "two-cards; did you mean demo?"
+        "sums, two-cards; did you mean demo?"
     )
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,20 @@ def test_sum_asks_for_the_sum(tmp_path):
         assert len(left) == len(right) == 3
         assert int(left) + int(right) == int(row.label)
         assert backwards.row(index) == PromptRow(row.prompt, row.label[::-1])
+
+
+def test_sums_of_several_terms_are_asked_for_in_a_chat_message(tmp_path):
+    source = opened(tmp_path, "sum", digits=3, terms=4, chat=True)
+
+    for index in range(50):
+        row = source.row(index)
+        [message] = row.prompt
+        question = re.fullmatch(r"What is (\d+(?: \+ \d+){3})\? Answer with a number only\.", message["content"])
+        terms = [int(term) for term in question[1].split(" + ")]
+        assert all(100 <= term <= 999 for term in terms)
+        assert (message["role"], sum(terms)) == ("user", int(row.label))
+    with pytest.raises(DataError, match="16 terms of 9 digits; expected 128 digits in all at most"):
+        opened(tmp_path, "sum", digits=9, terms=16)
 
 
 @pytest.mark.parametrize("spec", ["reverse", "sum", "reasoning-gym:leg_counting"])

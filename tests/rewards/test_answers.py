@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.rewards.answers import dapo, f1, gpqa, last_boxed, make_boxed, make_deepscaler
+from asyncrl.rewards.answers import dapo, f1, gpqa, last_boxed, last_number, make_boxed, make_deepscaler
 from asyncrl.rewards.graders import GradeRequest, open_grader
 
 
@@ -20,6 +20,21 @@ from asyncrl.rewards.graders import GradeRequest, open_grader
 )
 def test_the_last_boxed_answer(text, boxed):
     assert last_boxed(text) == boxed
+
+
+@pytest.mark.parametrize(
+    ("completion", "label", "reward"),
+    [
+        ("12 + 34 = 46.", "46", 1.0),
+        ("1,234", 1234, 1.0),
+        ("-5", "-5", 1.0),
+        ("46 is not 47", "46", 0.0),
+        ("146", "46", 0.0),
+        ("forty-six", "46", 0.0),
+    ],
+)
+def test_last_number(completion, label, reward):
+    assert last_number(completion, label) == reward
 
 
 @pytest.mark.parametrize(
