@@ -1,4 +1,4 @@
-"""The identity of this host, as far as memory can be shared in it, and what hides its GPUs from a process."""
+"""The identity of this host, as far as memory can be shared in it, its instructions, and what hides its GPUs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # environment variable: the GPUs that a process sees
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SHARED = Path("/dev/shm")
+_CPU = Path("/proc/cpuinfo")
+_BFLOAT16 = {"amx_bf16", "avx512_bf16"}  # flags of CPUs that multiply it faster than float32
 
 
 def boot_id(length: int) -> str:
@@ -17,3 +19,9 @@ def boot_id(length: int) -> str:
 def host_name() -> str:
     """Return a name of this host since it was started, or of the container that has memory of its own."""
     return f"{boot_id(18)}-{_SHARED.stat().st_dev if _SHARED.exists() else 0}"
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the CPU has instructions that multiply matrices in bfloat16."""
+    lines = _CPU.read_text().splitlines() if _CPU.exists() else []
+    return any(_BFLOAT16 & set(line.split()) for line in lines if line.startswith("flags"))

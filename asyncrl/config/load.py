@@ -32,6 +32,7 @@ from asyncrl.config.reference import (
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_learners, as_in, key_of_learner
 from asyncrl.errors import AsyncRLError
+from asyncrl.host import multiplies_bfloat16
 
 PACKAGE = Path(__file__).parents[1]
 SHIPPED = {path.stem: path for path in sorted((PACKAGE / "configs").glob("*.toml"))}
@@ -154,7 +155,7 @@ def _resolved(
     raw = expand_paths(raw)
     problems = [problem for override in overrides if (problem := _override(raw, override, wanted, base))]
     findings: list[Finding] = []
-    config = _convert(Config, raw, "", findings)
+    config = _with_dtype(_convert(Config, raw, "", findings))
     # Skip checks that depend on invalid keys; they would test the default value.
     findings += load_own_algorithms(config, base)
     wrong = {key for finding in findings for key in finding.keys}
@@ -164,6 +165,16 @@ def _resolved(
     findings += [finding for finding in found if not any(_within(key, wrong) for key in finding.keys)]
     problems += [_located(finding, lines, wanted) for finding in findings]
     return config, list(dict.fromkeys(problems))  # two checks may meet the same damaged file
+
+
+def _with_dtype(config: Config) -> Config:
+    """Choose the type that `learner.dtype = "auto"` stands for: the stored config of a run names it."""
+    learner = config.learner
+    if learner.dtype != "auto":
+        return config
+    fast = learner.device != "cpu" or multiplies_bfloat16()
+    learner = msgspec.structs.replace(learner, dtype="bfloat16" if fast else "float32")
+    return msgspec.structs.replace(config, learner=learner)
 
 
 def _located(finding: Finding, lines: dict[str, int], overrides: Sequence[str]) -> Problem:

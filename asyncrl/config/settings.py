@@ -61,7 +61,8 @@ class CreateModelSettings(Settings):
 class ModelSettings(Settings):
     """The model that is trained."""
 
-    # Hugging Face model directory (Qwen3, Qwen3-MoE, Qwen2.5 or Llama); empty makes one from `model.create`.
+    # Hugging Face model directory (Qwen3, Qwen3-MoE, Qwen2.5 or Llama), or `smollm2-135m`, which `asyncrl up` fetches
+    # into the user's cache; empty makes one from `model.create`.
     path: str = ""
     create: CreateModelSettings = msgspec.field(default_factory=CreateModelSettings)
 
@@ -179,9 +180,9 @@ class LearnerSettings(Settings):
     filter_options: FilterOptions = msgspec.field(default_factory=FilterOptions)  # Options of the filters.
     # The unit that counts once in the loss: each trajectory, each trainable token, each group, or a constant.
     aggregation: AggregationName = "token"
-    # Parameter type of the trained model; `fp8`, with `trainer = "megatron"`: bfloat16, but its layers multiply in FP8
-    # by Transformer Engine.
-    dtype: Literal["float32", "bfloat16", "fp8"] = "float32"
+    # Parameter type of the trained model. `fp8`, with `trainer = "megatron"`: bfloat16, but its layers multiply in FP8
+    # by Transformer Engine. `auto`: bfloat16 on a GPU and on a CPU with AMX or AVX-512 BF16, else float32.
+    dtype: Literal["float32", "bfloat16", "fp8", "auto"] = "float32"
     device: str = "cpu"  # `cpu`, `cuda` or `cuda:N`.
     # Processes that share the rows of a step, each with a part of the model and optimiser; with `cuda` one per GPU.
     ranks: Positive = 1

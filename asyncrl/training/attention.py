@@ -81,11 +81,13 @@ def _attended(tensors: Sequence[torch.Tensor], count: int, mask: torch.Tensor | 
     query, key, value = (
         one.squeeze(0).reshape(one.shape[1], count, -1, one.shape[-1]).transpose(0, 1) for one in tensors
     )
-    grouped = query.shape[1] != key.shape[1]
+    grouped, dtype = query.shape[1] != key.shape[1], query.dtype
+    if not query.is_cuda:  # whose kernel in 16 bits has a backward pass that takes five times as long
+        query, key, value = query.float(), key.float(), value.float()
     found = scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
-    return found.transpose(1, 2).flatten(0, 1)
+    return found.to(dtype).transpose(1, 2).flatten(0, 1)
 
 
 class Runs(NamedTuple):

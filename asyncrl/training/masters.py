@@ -21,14 +21,18 @@ _LARGEST = (1 << 15) - 1  # of the bits that it leaves, without the sign
 class Masters:
     """Exact weights by name, which an optimiser moves. Gradients of the model's own weights are summed into theirs."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """Take the weights of a model, and leave it rounded ones."""
+    def __init__(self, model: nn.Module, *, halves: bool = True) -> None:
+        """Take the weights of a model, and leave it rounded ones.
+
+        Args:
+            halves: whether masters share memory with the rounded weights, where all weights are trained.
+        """
         self.parameters: dict[str, nn.Parameter] = {}
         self.rests: dict[str, torch.Tensor] = {}  # what rounding took away, of masters that are not whole
         self._names: dict[torch.Tensor, str] = {}  # by the master
         self._rounded = dict(model.named_parameters())
         # Adapters are added to exact weights at each publication: these stay whole.
-        spread = all(parameter.requires_grad for parameter in self._rounded.values())
+        spread = halves and all(parameter.requires_grad for parameter in self._rounded.values())
         for name, parameter in self._rounded.items():
             own = parameter.detach().contiguous()
             # Memory of its own, which can be given back: that of a loaded model may be mapped from a file.

@@ -140,6 +140,7 @@ class Loading:
     lora: Lora | None = None  # adapters, which alone are trained then
     trained: bool = False  # it has exact weights besides, where it computes with rounded ones
     exchange: Exchange = "auto"
+    halves: bool = True  # exact weights share memory with the rounded ones: see `Masters`
 
 
 def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> Policy:
@@ -166,7 +167,7 @@ def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> P
         if how.trained:
             policy.sharded.exchange(how.exchange)
     elif how.dtype != torch.float32 and how.trained:
-        policy.masters = Masters(policy.model)
+        policy.masters = Masters(policy.model, halves=how.halves)
     elif how.dtype != torch.float32:
         for parameter in policy.parameters():
             parameter.data = parameter.detach().to(how.dtype)
