@@ -21,7 +21,7 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.models.get import get_model
 from asyncrl.models.known import KNOWN, kept_at
 from asyncrl.run.preflight import check_surroundings
-from asyncrl.training.create import create_model
+from asyncrl.training.init_model import create_model
 from harness.gguf_files import write_gguf, write_wheel
 from topics.prompts import PromptRow
 
