@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parsers["live"].add_argument("--nice", type=int, default=10, help="gateway.nice (default: 10)")
     choices = ("none", "ranks", "all")
     parsers["live"].add_argument("--idle", choices=choices, default="none", help="gateway.idle (default: none)")
-    gap = "gateway.gap_s; 0: none (default: 0.25)"
+    gap = "gateway.idle_wait_s; 0: none (default: 0.25)"
     parsers["live"].add_argument("--gap", dest="gap_s", type=float, default=0.25, metavar="SECONDS", help=gap)
     ways = ("resume", "in_place")
     parsers["live"].add_argument("--update", choices=ways, default="resume", help="weights.update (default: resume)")

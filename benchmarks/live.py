@@ -115,7 +115,7 @@ def _config(model: Path, gateway: dict[str, Any], weights: dict[str, Any], share
         model={"path": str(model)},
         gateway={"count": 1, "port": 0, **gateway},
         weights=weights,
-        live={"share": share, "judge": {"kind": "rule"}},
+        live={"fraction": share, "judge": {"kind": "rule"}},
         buffer={"batch_groups": _BATCH, "max_lag": _NEVER - 1},
         rollout={"max_new_tokens": _TOKENS},
         learner={
@@ -133,7 +133,7 @@ async def _measured(config: Config, rate: float, seconds: float) -> dict[str, fl
     async with Stage.open(config) as stage, aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
         address = f"http://127.0.0.1:{stage.config.gateway.port}"
         await stage.enter_all()
-        if config.live.share:
+        if config.live.fraction:
             await stage.enter("prompter")
         key = await gateway_key(stage, http, address)
         begin = time.monotonic() + _WARM_S

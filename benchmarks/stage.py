@@ -22,6 +22,7 @@ from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.provision import equal_sizes, provision, queue_states
 from asyncrl.bus.publish import publish
 from asyncrl.bus.server import EmbeddedServer
+from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import ChildProcess, python, with_parent
@@ -99,7 +100,7 @@ class Stage:
         """
         settings = msgspec.to_builtins(self.config)
         changed = {name: settings[name] | table for name, table in tables.items()}
-        self.config = msgspec.convert(settings | changed, Config)
+        self.config = read_settings(settings | changed)
         await publish(self.bus, run_opened(self.config, self.files))
 
     async def leave(self, pool: str, number: int = 1) -> None:

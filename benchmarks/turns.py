@@ -96,7 +96,7 @@ def _config(scratch: Path, server: Served, device: str, rows: int, tokens: int) 
     return bench_config(
         "bench-turns",
         model={"path": str(model)},
-        placement={"share": "turns"},
+        placement={"colocate": "time_slice"},
         task={"source": "reverse", "options": {"letters": 6}},
         reward={"function": "random"},
         rollout={"slots": rows, "group_size": _GROUP, "max_new_tokens": tokens},

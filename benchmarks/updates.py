@@ -47,7 +47,7 @@ _REFUSED = ("weights not taken directly", "weights not staged")
 class Served(NamedTuple):
     """A server, the trainer, and how versions travel between them."""
 
-    way: str  # a `weights.store`, "staged" for files with `engine.staged`, or a `weights.direct`
+    way: str  # a `weights.store`, "staged" for files with `engine.staged`, or a `weights.transport`
     update: str  # a `weights.update`
     kind: str  # of the server
     shape: str  # of the model
@@ -113,9 +113,9 @@ class Served(NamedTuple):
             gateway=gateway,
             weights={
                 "store": self.store,
-                "direct": direct,
+                "transport": direct,
                 "update": self.update,
-                "direct_deadline_s": 60.0,
+                "transport_deadline_s": 60.0,
                 "delta": "always" if self.delta else "never",
             },
             engine={

@@ -22,7 +22,7 @@ LiveTemperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 # (temperature 0), truncated (top_p, top_k), constrained (a form of the reply), penalised (frequency_penalty,
 # presence_penalty), redacted (by `live.redact`; of the reply when it ends). When it ends: gone, failed, empty (no
 # token). Later: lost (its end never came), unjudged (no judge answered in time), ungraded (no valid vote), off
-# (`live.share` is 0), garbage (quarantined), repeat (the same prompt and reply again), behind (its weights are older
+# (`live.fraction` is 0), garbage (quarantined), repeat (the same prompt and reply again), behind (its weights are older
 # than `buffer.max_lag` lets be trained), surplus (more newer ones wait than can be trained), purged (its data key was
 # erased).
 EarlySkip: TypeAlias = Literal["side", "greedy", "truncated", "constrained", "penalised", "redacted"]

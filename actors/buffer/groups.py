@@ -132,9 +132,9 @@ def dropped_too_many(state: BufferState, plan: Plan) -> str:
         return ""
     reasons = ", ".join(f"{number:,} for {reason}" for reason, number in state.dropped.items())
     return (
-        f"{count:,} groups in a row were dropped ({reasons}); buffer.most_dropped allows {plan.most_dropped:,} for "
-        f"each of the {takes:,} that a batch takes. Change what drops them, and go on with "
-        "`asyncrl up --resume RUN --set KEY=VALUE`, for example learner.filters or buffer.most_dropped"
+        f"{count:,} groups in a row were dropped ({reasons}); buffer.max_dropped_groups allows "
+        f"{plan.most_dropped:,} for each of the {takes:,} groups of a batch. Change the filter or the task, then "
+        "resume with `asyncrl up --resume RUN --set KEY=VALUE`, such as learner.filters or buffer.max_dropped_groups"
     )
 
 

@@ -158,6 +158,6 @@ class Plan(NamedTuple):
             objective=lru_cache(2)(partial(objective_of, config)),  # each group of a batch is filtered by it
             held_out=held_out_sets(config),
             stages=first_stages(config.start),
-            most_dropped=config.buffer.most_dropped,
+            most_dropped=config.buffer.max_dropped_groups,
             tenant_most=math.ceil(config.live.safety.tenant_share * config.buffer.batch_groups),
         )

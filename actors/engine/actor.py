@@ -73,9 +73,9 @@ class EngineActor:
         self._fetcher = Fetcher(context.bus, context.files, Adapting(home.model, merges=not self._server.adds))
         self._pinned, followed = versions_of(config, context.actor_id)
         # Only the newest version lies in the learner's memory.
-        direct = config.weights.direct != "never" and isinstance(self._server, EngineClient) and not self._pinned
+        direct = config.weights.transport != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = DirectWay(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
-        self._card = Card(context, self._news) if config.placement.share == "turns" else None
+        self._card = Card(context, self._news) if config.placement.colocate == "time_slice" else None
         self._listeners = [context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])]
         if self._pinned is not None:
             self._listeners = [context.listen(stream, self._on_pinned, topics) for stream, topics in followed]

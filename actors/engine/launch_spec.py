@@ -30,7 +30,7 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
     home = EngineHome(engine_id, config.engine, model, log_file, key_file, host=context.host)
     home = home._replace(priorities=bool(config.gateway.count), form=config.weights.format)
     if config.gateway.count and serves_clients(config, engine_id):
-        home = home._replace(gap_s=config.gateway.gap_s)
+        home = home._replace(gap_s=config.gateway.idle_wait_s)
     if announced is not None:
         home = home._replace(address=announced.address)
     if not config.trains:
@@ -46,7 +46,7 @@ def _is_staged(config: Config, group: EngineGroup, model: Path) -> bool:
     if group.staged != "auto":
         return group.staged == "always"
     on_gpu = group.kind == "sglang" and group.value_of("--device") in ("", "cuda")
-    if not on_gpu or group.gpus_needed > 1 or config.weights.direct != "never":
+    if not on_gpu or group.gpus_needed > 1 or config.weights.transport != "never":
         return False
     learner = config.learner
     if learner.device.startswith("cuda"):

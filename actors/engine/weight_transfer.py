@@ -47,7 +47,7 @@ def unseen(config: Config, group: EngineGroup) -> str:
     Each rank has its share on a GPU of its own. SGLang ends where it is given memory of one that it does not see.
     """
     ranks = config.learner.ranks
-    if config.weights.direct != "ipc" or config.learner.device == "cpu" or ranks == 1:
+    if config.weights.transport != "ipc" or config.learner.device == "cpu" or ranks == 1:
         return ""
     for found, why in (
         (group.kind == "external", "it is of another owner"),
@@ -67,10 +67,10 @@ class DirectWay:
     """The versions that one engine takes out of the learner's memory."""
 
     def __init__(self, context: Context, group: EngineGroup, server: EngineClient) -> None:
-        self.kind = context.config.weights.direct
+        self.kind = context.config.weights.transport
         self.failure = ""  # why the version asked for last does not come this way; "" also while the sender starts
         self._context = context
-        self._deadline_s = context.config.weights.direct_deadline_s
+        self._deadline_s = context.config.weights.transport_deadline_s
         self._server = server
         self._ranks = group.ranks
         self._unseen = unseen(context.config, group)
@@ -176,7 +176,7 @@ class DirectWay:
                 raise TimeoutError
         except (EngineError, DirectFailed, SenderFailed, OSError, TimeoutError) as error:
             self._end_senders()
-            late = f"it took longer than weights.direct_deadline_s = {self._deadline_s:g} s"
+            late = f"it took longer than weights.transport_deadline_s = {self._deadline_s:g} s"
             raise DirectFailed(late if isinstance(error, TimeoutError) else str(error)) from error
 
     async def _prepare(self, offer: WeightsOffered, loaded: str) -> None:

@@ -94,8 +94,8 @@ class Gateway:
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
         shared = self._keys.are_of_several
-        self._places = Places(self._settings.in_flight, self._settings.hold_s, shared=shared)
-        self._leaving = Leaving(self._settings.hold_s)
+        self._places = Places(self._settings.in_flight, self._settings.queue_timeout_s, shared=shared)
+        self._leaving = Leaving(self._settings.queue_timeout_s)
         self._claims = Claims(context, self._log, self._caught_up, self._facts, self._leaving.has_client)
         bounds = Bounds(partial(begin_reply, wording=self._wording, grammars=has_grammars(config)), most)
         self._prompts = Prompts(self._settings, self._log, self._facts, self._caught_up, bounds=bounds, shared=shared)

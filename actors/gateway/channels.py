@@ -42,7 +42,7 @@ class Channels:
         # Engines that hold a version load the next one without requests.
         in_place = context.config.weights.update == "in_place" and not settings.engines
         self._fleet = open_fleet(context, reserved="canary")
-        trains = context.config.live.share > 0
+        trains = context.config.live.fraction > 0
         self._row_bytes = served.route_bytes if trains and context.config.learner.routing == "replay" else 0
         routed = self._row_bytes > 0
         manner = Manner(

@@ -59,7 +59,8 @@ class Claims:
         self._catch_up = catch_up
         self._facts = facts
         self._has_client = has_client
-        self._lease = f"{math.ceil(context.config.gateway.hold_s + _SPARE_S)}s"  # that a request may wait for its begin
+        # A request may wait this long before it starts.
+        self._lease = f"{math.ceil(context.config.gateway.queue_timeout_s + _SPARE_S)}s"
         self._asked: dict[str, asyncio.Future[None]] = {}  # of turns of other gateways
         self._keeping: set[str] = set()  # turns of this one, of which another gateway asks
 

@@ -65,10 +65,10 @@ class Prompts:
         """
         self._settings, self._log, self._facts = settings, log, facts
         self._caught_up, (self._begin, self._most) = caught_up, bounds
-        self._large = Places(_LARGE_AT_ONCE, settings.hold_s, shared=shared)  # of large bodies
+        self._large = Places(_LARGE_AT_ONCE, settings.queue_timeout_s, shared=shared)  # of large bodies
         # Encoding, where that takes long: one at a time, so that it leaves cores to streams, and one beside it of those
         # that take seconds.
-        self._long, self._longest = (Places(1, settings.hold_s, waiting=settings.in_flight) for _ in range(2))
+        self._long, self._longest = (Places(1, settings.queue_timeout_s, waiting=settings.in_flight) for _ in range(2))
 
     async def read(self, http: web.Request, tenant: str, parse: Parse, *, private: bool = False) -> Taken:
         """Return a request and its prompt. Of large bodies few are in memory at once.

@@ -89,7 +89,7 @@ class Turn(Watch):
         self._left = False  # its client is gone
         self._requested = False  # an engine was asked for it, and reads its prompt
         self._patience = asyncio.timeout(None)  # with its wait for an engine
-        self._patience_s = settings.hold_s  # of that wait is left
+        self._patience_s = settings.queue_timeout_s  # of that wait is left
         if self.continues and self._is_ended(wording.tokenizer):
             self._answer.done, self._answer.finish = True, "stop"
 
@@ -232,8 +232,8 @@ class Turn(Watch):
 
     async def _stream(self, task: asyncio.Task[None], facts: Facts, send: Send) -> None:
         """Send text as it becomes final, and a sign of life where none does for a time, until the task is done."""
-        now, alive_s = asyncio.get_running_loop().time, self._settings.alive_s
-        had, stored, alive_at = 0, 0, now() + alive_s
+        now, keepalive_s = asyncio.get_running_loop().time, self._settings.keepalive_s
+        had, stored, alive_at = 0, 0, now() + keepalive_s
         if len(self._answer.tokens):
             self._came.set()
         while not (task.done() and had == len(self._answer.tokens)):
@@ -248,7 +248,7 @@ class Turn(Watch):
                 pieces = [None if self._held else ""]
             for piece in pieces:
                 await send(piece)
-                alive_at = now() + alive_s
+                alive_at = now() + keepalive_s
             if self._recorded and had - stored >= _STORED_TOKENS and not task.done():
                 await facts.progress(self._sampled(stored, had))
                 stored = had
@@ -290,7 +290,7 @@ class Turn(Watch):
                     self.prompt.ids, self._sampling, wanted=wanted, answer=self._answer, watch=self
                 )
         except TimeoutError as error:
-            words = f"no engine took the request within {self._settings.hold_s:g} s; try again later"
+            words = f"no engine took the request within {self._settings.queue_timeout_s:g} s; try again later"
             raise LiveError("overloaded", words) from error
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:

@@ -23,11 +23,11 @@ class Stopping(AsyncRLError):
 
 
 class Turns:
-    """Asks for the card, and returns it; without `placement.share = "turns"` the card is the learner's own."""
+    """Asks for the card, and returns it; without `placement.colocate = "time_slice"` the card is the learner's own."""
 
     def __init__(self, context: Context, keeper: Keeper, fold: LearnerFold) -> None:
         self._context, self._keeper, self._fold = context, keeper, fold
-        self.shared = context.config.placement.share == "turns"
+        self.shared = context.config.placement.colocate == "time_slice"
         engine = context.config.engine
         # An engine may just start its server, and then take a version, before it sees that it is asked.
         self._patience_s = engine.start_deadline_s + engine.update_deadline_s

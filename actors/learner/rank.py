@@ -104,7 +104,7 @@ class Rank:
         if self._ranks > 1:
             join_ranks(self._rendezvous, self._rank, self._ranks, self._config.learner.device)
             self._work = work_of(model) if self._replicas > 1 else None
-        if self._config.placement.share == "memory":
+        if self._config.placement.colocate == "memory":
             limit_memory(self._config.learner.device, self._config.placement.learner_fraction)
         with named_where_full(self._rank):
             self.trainer = open_trainer(self._config, model, self._files.base)

@@ -23,8 +23,8 @@ _MARGIN_S = 0.5  # an engine gives up so much earlier than the learner: its dead
 class Offers:
     """The version in memory, and which engines read it.
 
-    An engine that asks for it may read it for `weights.direct_deadline_s`. Within that time it stays as it is; one that
-    is dead or frozen holds the next copy back no longer.
+    An engine that requests the version may read it for `weights.transport_deadline_s`. The version does not change
+    within that time. A dead or frozen engine delays the next copy no longer than that.
     """
 
     def __init__(self, context: Context, share: Callable[[], Awaitable[list[list[bytes]]]]) -> None:
@@ -38,7 +38,7 @@ class Offers:
 
     async def start(self) -> None:
         """Begin to answer requests, if engines may ask."""
-        if self._context.config.weights.direct != "never":
+        if self._context.config.weights.transport != "never":
             await self._listener.start()
 
     async def close(self) -> None:
@@ -71,7 +71,7 @@ class Offers:
             self._readers.pop(message.engine_id, None)
             self._news.set()
             return
-        deadline_s = self._context.config.weights.direct_deadline_s
+        deadline_s = self._context.config.weights.transport_deadline_s
         if time.time() - record.time_ns / 1e9 < deadline_s:  # no engine waits for the answer to an older one
             if message.key == self._key:  # at once: that it is returned may be read next
                 self._readers[message.engine_id] = time.monotonic() + deadline_s + _MARGIN_S

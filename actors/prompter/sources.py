@@ -131,7 +131,7 @@ class TaskSource(PromptSource):
 
     def __init__(self, config: Config) -> None:
         self._rules, self._epochs = _Rules(config), config.task.epochs
-        self._end = 0 if config.live.share == 1 else None  # number of the first prompt that there is not
+        self._end = 0 if config.live.fraction == 1 else None  # number of the first prompt that there is not
 
     def opened(self, data: str, rows_per_epoch: int | None) -> None:
         """Their end follows from the number of epochs."""
@@ -170,7 +170,7 @@ class LiveSource(PromptSource):
     letter = LIVE
 
     def __init__(self, config: Config) -> None:
-        share = config.live.share
+        share = config.live.fraction
         self.share = math.inf if share == 1 else share / (1 - share)  # beside 1 for the tasks
         method = config.live.method
         self._alone, self._together = estimator_of(method, config.live.advantage), estimator_of(method, "rloo")

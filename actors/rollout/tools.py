@@ -69,7 +69,7 @@ class Tools:
 
     def _hint_reader(self, context: Context) -> HintReader | None:
         live = context.config.live
-        if not live.share or live.method == "binary":
+        if not live.fraction or live.method == "binary":
             return None
         return HintReader(context.bus, HintWriter(self.tokenizer, live.hindsight.wording), context=self.model_context)
 

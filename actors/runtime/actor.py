@@ -29,6 +29,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.publish import EXPECT_SUBJECT, publish, send
 from asyncrl.bus.pull import Source
+from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
 from asyncrl.own_code import use_copies
@@ -223,7 +224,7 @@ async def _opened(bus: Bus) -> tuple[RunOpened, Config]:
         raise ActorFault(f"no run called {bus.run} was opened on the server at {bus.address.url}")
     opened, _ = newest
     try:
-        return opened, msgspec.convert(opened.settings, Config)
+        return opened, read_settings(opened.settings)
     except msgspec.ValidationError as error:
         raise ActorFault(f"the settings of run {bus.run} cannot be read: {error}") from error
 

@@ -42,7 +42,7 @@ class SessionsFold(Fold):
 
     def __init__(self, settings: LiveSettings, room: Room) -> None:
         self._admission = Admission(settings, room)
-        self._learns, self._allowed = settings.share > 0, frozenset(settings.allow)
+        self._learns, self._allowed = settings.fraction > 0, frozenset(settings.allow)
         self._idle_ns, self._judge_ns = int(settings.idle_s * 1e9), int(settings.judge_s * 1e9)
         self.state = SessionsState()
 

@@ -57,7 +57,7 @@ def first_fleet(config: Config) -> dict[str, int]:
         elif role.setting:
             fleet[role.name] = int(attrgetter(role.setting)(config))
         else:
-            fleet[role.name] = 1 + config.supervision.spares if role.kind == "keeper" else role.processes
+            fleet[role.name] = 1 + config.supervision.standbys if role.kind == "keeper" else role.processes
     return fleet | dict.fromkeys(lent_pools(config), 0)
 
 
@@ -264,7 +264,7 @@ class Supervisor:
 
     def _frees_card(self, child: _Child, code: int) -> bool:
         """Return whether it is an engine that failed as it should leave, maybe with a card that it shares."""
-        shared = child.role == "engine" and self.context.config.placement.share == "turns"
+        shared = child.role == "engine" and self.context.config.placement.colocate == "time_slice"
         return shared and child.leaving and code != 0
 
     def _of_others(self, child: _Child) -> bool:

@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     loaded = load_config(arguments.config, overrides=arguments.set, further=check_surroundings)
     planned = plan(loaded.config, loaded.base)
     print("ok")
-    for hint in (*hints(loaded.config), *planned.hints(), *label_hints(loaded.config, loaded.base)):
+    for hint in (*loaded.warnings, *hints(loaded.config), *planned.hints(), *label_hints(loaded.config, loaded.base)):
         print(f"hint: {hint}")
     for line in reward_lines(loaded.config, loaded.base):
         print(line)

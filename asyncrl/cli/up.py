@@ -78,8 +78,9 @@ def _new(arguments: argparse.Namespace) -> Launch:
     name = arguments.config or "demo"
     with contextlib.suppress(ConfigError):  # every problem of the config is reported at once below
         _fetch_known_models(load_config(name, overrides=overrides).config)
-    launch = Launch(load_config(name, overrides=overrides, further=check_surroundings))
-    for hint in (*hints(launch.config), *plan(launch.config, launch.base).hints()):
+    loaded = load_config(name, overrides=overrides, further=check_surroundings)
+    launch = Launch(loaded)
+    for hint in (*loaded.warnings, *hints(launch.config), *plan(launch.config, launch.base).hints()):
         print(f"hint: {hint}")
     return launch
 

@@ -243,10 +243,12 @@ def _limits(config: Config) -> Iterator[Finding]:
 
 def _lag(config: Config) -> Iterator[Finding]:
     lag, learner = config.buffer.max_lag, config.learner
-    if config.buffer.ahead > lag:
-        ahead = config.buffer.ahead
-        message = f"buffer.ahead = {ahead} packs a batch that has lag, but buffer.max_lag = {lag}; set ahead to 0"
-        yield Finding(("buffer.ahead", "buffer.max_lag"), message)
+    if config.buffer.max_batches_ahead > lag:
+        ahead = config.buffer.max_batches_ahead
+        message = (
+            f"buffer.max_batches_ahead = {ahead} packs a batch that has lag, but buffer.max_lag = {lag}; set ahead to 0"
+        )
+        yield Finding(("buffer.max_batches_ahead", "buffer.max_lag"), message)
     if learner.publish_every > lag + 1:
         message = (
             f"learner.publish_every = {learner.publish_every}, expected at most buffer.max_lag + 1 = {lag + 1}: "

@@ -138,49 +138,51 @@ def direct_contradictions(config: Config) -> Iterator[Finding]:
             found = f'a group of kind "{group.kind}" with {group.gpus_needed} GPUs a server'
             message = f'staged = "always" needs servers of one GPU that are started here, found {found}; set "never"'
             yield Finding((f"{table}.staged", f"{table}.kind"), message)
-    way, learner = config.weights.direct, config.learner
+    way, learner = config.weights.transport, config.learner
     if way == "never" or not config.trains:
         return
     if learner.trainer == SCRIPTED:
-        message = 'a scripted trainer has no weights in memory; set weights.direct = "never"'
-        yield Finding(("weights.direct", "learner.trainer"), message)
+        message = 'a scripted trainer has no weights in memory; set weights.transport = "never"'
+        yield Finding(("weights.transport", "learner.trainer"), message)
     if (way == "nccl" and learner.device == "cpu") or (way == "gloo" and learner.device != "cpu"):
-        other = 'a GPU; set learner.device, or weights.direct = "gloo"' if way == "nccl" else 'the CPU; set "nccl"'
-        message = f'weights.direct = "{way}" found learner.device = "{learner.device}", expected {other}'
-        yield Finding(("weights.direct", "learner.device"), message)
+        other = 'a GPU; set learner.device, or weights.transport = "gloo"' if way == "nccl" else 'the CPU; set "nccl"'
+        message = f'weights.transport = "{way}" found learner.device = "{learner.device}", expected {other}'
+        yield Finding(("weights.transport", "learner.device"), message)
     for table, group in config.engine.tables.items():
         yield from _group(table, group, way, learner)
 
 
 def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -> Iterator[Finding]:
-    kind, gpu = (f"{table}.kind", "weights.direct"), learner.device != "cpu"
+    kind, gpu = (f"{table}.kind", "weights.transport"), learner.device != "cpu"
     if group.kind == SCRIPTED:
-        yield Finding(kind, 'scripted engines have no weights; set weights.direct = "never"')
+        yield Finding(kind, 'scripted engines have no weights; set weights.transport = "never"')
     if (group.kind == "embedded" and (gpu or way == "nccl")) or (group.kind == "sglang" and way == "gloo"):
         message = (
-            f'"{group.kind}" servers cannot take weights by weights.direct = "{way}" of learner.device = '
+            f'"{group.kind}" servers cannot take weights by weights.transport = "{way}" of learner.device = '
             f'"{learner.device}"; expected ipc or gloo between CPU processes, ipc or nccl between GPUs, or "never"'
         )
         yield Finding((*kind, "learner.device"), message)
     away = [address for address in group.addresses if not _is_here(address)]
     if away:
-        message = f"{away[0]} is on another host, which gets weights only from the store; set weights.direct"
-        yield Finding((f"{table}.addresses", "weights.direct"), f'{message} = "never"')
+        message = f"{away[0]} is on another host, which gets weights only from the store; set weights.transport"
+        yield Finding((f"{table}.addresses", "weights.transport"), f'{message} = "never"')
     if group.copies > 1:
         message = f"weights reach only the ranks of one tensor-parallel model, found {group.copies} of them by "
-        keys = (f"{table}.arguments", "weights.direct")
-        yield Finding(keys, message + '--pp-size and --dp-size; set --enable-dp-attention, or weights.direct = "never"')
+        keys = (f"{table}.arguments", "weights.transport")
+        yield Finding(
+            keys, message + '--pp-size and --dp-size; set --enable-dp-attention, or weights.transport = "never"'
+        )
     if way == "nccl" and any(argument.partition("=")[0] == _SPECULATIVE for argument in group.arguments):
         message = "SGLang gives weights that come over NCCL only to the model, and would draft with those of its start"
-        keys = (f"{table}.arguments", "weights.direct")
-        yield Finding(keys, f'{message}; set weights.direct = "never", or leave {_SPECULATIVE} out')
+        keys = (f"{table}.arguments", "weights.transport")
+        yield Finding(keys, f'{message}; set weights.transport = "never", or leave {_SPECULATIVE} out')
     cards = _cards_of(learner)
     if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {*cards}:
-        message = f"found {group.gpus}, expected GPUs of the learner, {[*cards]}, for weights.direct = "
-        yield Finding((f"{table}.gpus", "weights.direct"), f'{message}"ipc"; or set "nccl"')
+        message = f"found {group.gpus}, expected GPUs of the learner, {[*cards]}, for weights.transport = "
+        yield Finding((f"{table}.gpus", "weights.transport"), f'{message}"ipc"; or set "nccl"')
     if group.kind == "sglang" and gpu and way == "nccl" and (not group.gpus or {*group.gpus} & {*cards}):
-        message = f"found {group.gpus}, expected GPUs other than the learner's, {[*cards]}, for weights.direct = "
-        yield Finding((f"{table}.gpus", "weights.direct"), f'{message}"nccl"; on its GPUs set "ipc"')
+        message = f"found {group.gpus}, expected GPUs other than the learner's, {[*cards]}, for weights.transport = "
+        yield Finding((f"{table}.gpus", "weights.transport"), f'{message}"nccl"; on its GPUs set "ipc"')
 
 
 def _is_here(address: str) -> bool:
@@ -195,52 +197,54 @@ _SAVER = "--enable-memory-saver"
 def share_contradictions(config: Config) -> Iterator[Finding]:
     """Find what keeps learner and engines from one card: by turns, or with a part of its memory each."""
     placement = config.placement
-    if placement.share != "memory":
-        why = f'it is of placement.share = "memory", found "{placement.share}"'
-        yield from unused(config, "placement", "placement.share", why, "learner_fraction")
-    if placement.share != "none" and not config.trains:
-        message = 'no learner runs here (only), with which engines could share a card; set placement.share = "none"'
-        yield Finding(("placement.share", "only"), message)
-    elif placement.share != "none" and placement.kind != "local":
+    if placement.colocate != "memory":
+        why = f'it is of placement.colocate = "memory", found "{placement.colocate}"'
+        yield from unused(config, "placement", "placement.colocate", why, "learner_fraction")
+    if placement.colocate != "none" and not config.trains:
+        message = 'no learner runs here (only), with which engines could share a card; set placement.colocate = "none"'
+        yield Finding(("placement.colocate", "only"), message)
+    elif placement.colocate != "none" and placement.kind != "local":
         message = f'learner and engines have cards of their own by placement.kind = "{placement.kind}"; leave share out'
-        yield Finding(("placement.share", "placement.kind"), message)
-    elif placement.share == "turns":
+        yield Finding(("placement.colocate", "placement.kind"), message)
+    elif placement.colocate == "time_slice":
         yield from _turns(config)
-    elif placement.share == "memory":
+    elif placement.colocate == "memory":
         yield from _memory(config)
 
 
 def _turns(config: Config) -> Iterator[Finding]:
     trainer = config.learner.trainer
     if trainer == SCRIPTED:
-        message = 'a scripted trainer has nothing on a card; set placement.share = "none"'
-        yield Finding(("learner.trainer", "placement.share"), message)
-    if config.weights.direct != "never":
-        message = 'the learner has left the card when engines load; set "never", or placement.share = "none"'
-        yield Finding(("weights.direct", "placement.share"), message)
+        message = 'a scripted trainer has nothing on a card; set placement.colocate = "none"'
+        yield Finding(("learner.trainer", "placement.colocate"), message)
+    if config.weights.transport != "never":
+        message = 'the learner has left the card when engines load; set "never", or placement.colocate = "none"'
+        yield Finding(("weights.transport", "placement.colocate"), message)
     if config.engine.router.count:
-        message = 'a router does not follow turns on a card; set it to 0, or placement.share = "none"'
-        yield Finding(("engine.router.count", "placement.share"), message)
+        message = 'a router does not follow turns on a card; set it to 0, or placement.colocate = "none"'
+        yield Finding(("engine.router.count", "placement.colocate"), message)
     for purpose in own_groups(config):
         message = f"engines that serve only {purpose} keep their card; let all engines serve them"
-        yield Finding((setting_of(purpose), "placement.share"), message)
+        yield Finding((setting_of(purpose), "placement.colocate"), message)
     for table, group in config.engine.tables.items():
         if group.staged == "always":
-            message = 'staged weights stay on the card when engines leave it; set "never", or placement.share = "none"'
-            yield Finding((f"{table}.staged", "placement.share"), message)
+            message = (
+                'staged weights stay on the card when engines leave it; set "never", or placement.colocate = "none"'
+            )
+            yield Finding((f"{table}.staged", "placement.colocate"), message)
         if group.kind not in ("embedded", "sglang"):
             message = f'"{group.kind}" servers are not this run\'s to empty; expected embedded or sglang for turns'
-            yield Finding((f"{table}.kind", "placement.share"), message)
+            yield Finding((f"{table}.kind", "placement.colocate"), message)
         if group.kind == "sglang" and _SAVER not in group.arguments:
-            message = f'SGLang frees memory only with "{_SAVER}"; add it for placement.share = "turns"'
-            yield Finding((f"{table}.arguments", "placement.share"), message)
+            message = f'SGLang frees memory only with "{_SAVER}"; add it for placement.colocate = "time_slice"'
+            yield Finding((f"{table}.arguments", "placement.colocate"), message)
 
 
 def _memory(config: Config) -> Iterator[Finding]:
     placement, learner = config.placement, config.learner
     if not learner.device.startswith("cuda"):
         message = f'found "{learner.device}", expected cuda: parts of a card\'s memory are shared'
-        yield Finding(("learner.device", "placement.share"), message)
+        yield Finding(("learner.device", "placement.colocate"), message)
         return
     cards = dict.fromkeys(_cards_of(learner), placement.learner_fraction)
     keys = ["placement.learner_fraction"]
@@ -250,7 +254,7 @@ def _memory(config: Config) -> Iterator[Finding]:
         stated = _fraction(group)
         if stated is None:
             message = f'state the part of the memory that a server takes: "{_FRACTION}", a number between 0 and 1'
-            yield Finding((f"{table}.arguments", "placement.share"), message)
+            yield Finding((f"{table}.arguments", "placement.colocate"), message)
             return
         keys.append(f"{table}.arguments")
         servers = 1 if group.gpus else group.count  # without gpus all of them lie on the first cards
@@ -282,7 +286,7 @@ def autoscale_contradictions(config: Config) -> Iterator[Finding]:
     """Settings of `[autoscale]` that cannot hold."""
     settings = config.autoscale
     if not settings.pools:
-        why = "autoscale.pools names no pool, such as rollout = { least = 1, most = 4 }"
+        why = "autoscale.pools names no pool, such as rollout = { min = 1, max = 4 }"
         yield from unused(config, "autoscale", "autoscale.pools", why)
         return
     most = _scaled(config)
@@ -290,12 +294,12 @@ def autoscale_contradictions(config: Config) -> Iterator[Finding]:
         key = f"autoscale.pools.{pool}"
         if pool not in most:
             yield Finding((key,), f'found "{pool}", expected one of {", ".join(most) or "none: nothing can be scaled"}')
-        elif bounds.least > bounds.most:
-            message = f"found least = {bounds.least} and most = {bounds.most}; expected least to be no more than most"
-            yield Finding((f"{key}.least", f"{key}.most"), message)
-        elif bounds.most > most[pool]:
-            message = f"found {bounds.most}, but there are GPUs for {most[pool]}; lower it or add to the GPUs of {pool}"
-            yield Finding((f"{key}.most",), message)
+        elif bounds.min > bounds.max:
+            message = f"found min = {bounds.min} and max = {bounds.max}; expected min to be at most max"
+            yield Finding((f"{key}.min", f"{key}.max"), message)
+        elif bounds.max > most[pool]:
+            message = f"found {bounds.max}, but there are GPUs for {most[pool]}; lower it or add to the GPUs of {pool}"
+            yield Finding((f"{key}.max",), message)
     if settings.function:
         yield from not_a_function("autoscale.function", settings.function)
         of_rule, why = ("grow_waiting", "shrink_idle", "window_s"), "autoscale.function decides instead of the rule"
@@ -309,9 +313,9 @@ def lent_contradictions(config: Config) -> Iterator[Finding]:
         if pool in config.autoscale.pools:
             message = f"both change how many processes {pool} has; take its role out of one of them"
             yield Finding(("placement.lent", f"autoscale.pools.{pool}"), message)
-    if "engine" in placement.lent and placement.share != "none":
+    if "engine" in placement.lent and placement.colocate != "none":
         message = 'an engine on the learner\'s card cannot go to another run; take engine out, or set "none"'
-        yield Finding(("placement.lent", "placement.share"), message)
+        yield Finding(("placement.lent", "placement.colocate"), message)
 
 
 def _scaled(config: Config) -> dict[str, int]:

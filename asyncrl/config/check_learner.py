@@ -104,7 +104,7 @@ def adapter_contradictions(config: Config) -> Iterator[Finding]:
         return
     for key, found, why in (
         ("weights.delta", config.weights.delta, "adapters are published whole, as small as a difference"),
-        ("weights.direct", config.weights.direct, "adapters go only through the store"),
+        ("weights.transport", config.weights.transport, "adapters go only through the store"),
     ):
         if found != "never":
             message = f'found "{found}": {why}; set "never", or learner.lora.publish = "merged"'
@@ -133,8 +133,8 @@ def _not_served(config: Config, group: EngineGroup) -> str:
             bool(config.engine.router.count) and group in routed and any(one.adapters != "served" for one in routed)
         ),
         "servers that draft tokens do not": bool(group.value_of("--speculative-algorithm")),
-        'servers that leave the card (placement.share = "turns") would lose the model': (
-            config.placement.share == "turns"
+        'servers that leave the card (placement.colocate = "time_slice") would lose the model': (
+            config.placement.colocate == "time_slice"
         ),
         'adapters are not staged (staged = "always")': group.staged == "always",
     }
@@ -177,7 +177,7 @@ def needed_columns(config: Config) -> Iterator[tuple[str, str]]:
             yield key_of_learner(config.stages, stage, "reference.kl_coef"), "reference"
     if config.live.method != "binary":
         yield "live.method", "reference"
-    if config.live.share and config.live.safety.kl_bound:
+    if config.live.fraction and config.live.safety.kl_bound:
         yield "live.safety.kl_bound", "reference"
     for task in every_task(config):
         for column in ADVANTAGES[task.advantage].needs:

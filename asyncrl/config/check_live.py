@@ -21,12 +21,12 @@ _OWN = {  # settings of each kind of judge, which no other has
 
 def live_contradictions(config: Config) -> Iterator[Finding]:
     """Settings of the gateway, of judges, and of what is learnt from them that cannot hold together."""
-    if config.live.share and not config.gateway.count:
+    if config.live.fraction and not config.gateway.count:
         message = (
-            f"live.share = {config.live.share:g}, but there is no gateway whose turns could be trained; "
-            "set gateway.count to 1, or live.share to 0"
+            f"live.fraction = {config.live.fraction:g}, but there is no gateway whose turns could be trained; "
+            "set gateway.count to 1, or live.fraction to 0"
         )
-        yield Finding(("live.share", "gateway.count"), message)
+        yield Finding(("live.fraction", "gateway.count"), message)
     yield from _of_judges(config)
     yield from _of_redaction(config)
     yield from _of_hints(config)
@@ -35,8 +35,8 @@ def live_contradictions(config: Config) -> Iterator[Finding]:
     except re.error as error:
         message = f'found "{config.live.safety.question}", expected a regular expression: {error}'
         yield Finding(("live.safety.question",), message)
-    if config.live.safety.kl_bound and not (config.live.share and config.learner.trainer == "torch"):
-        message = 'has no effect: it is measured with live.share above 0 and learner.trainer = "torch"; leave it out'
+    if config.live.safety.kl_bound and not (config.live.fraction and config.learner.trainer == "torch"):
+        message = 'has no effect: it is measured with live.fraction above 0 and learner.trainer = "torch"; leave it out'
         yield Finding(("live.safety.kl_bound",), message)
     for task in every_task(config):
         if HINDSIGHT in ADVANTAGES[task.advantage].needs:
@@ -47,7 +47,7 @@ def live_contradictions(config: Config) -> Iterator[Finding]:
 def _of_hints(config: Config) -> Iterator[Finding]:
     live, hindsight, learner = config.live, config.live.hindsight, config.learner
     changed = changed_keys(hindsight)
-    if live.method == "binary" or not (live.share and config.gateway.count and live.judge.kind):
+    if live.method == "binary" or not (live.fraction and config.gateway.count and live.judge.kind):
         why = 'live.method is "binary"' if live.method == "binary" else "no judge looks at turns that are trained"
         # The wording belongs to what the model was taught; a config may keep it while it tries methods.
         keys = [f"live.hindsight.{key}" for key in changed if key != "wording"]

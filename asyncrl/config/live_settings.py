@@ -36,11 +36,11 @@ class GatewaySettings(Settings):
     # Seconds of sampling that are streamed together where that is more than `stream_tokens`, at the speed of the
     # replies before: events of fast engines cost cores, and readers do not see them. 0: always `stream_tokens`.
     stream_s: NonNegative = 0.02
-    alive_s: Seconds = 5.0  # Seconds without text after which a stream gets an event that keeps its client waiting.
+    keepalive_s: Seconds = 5.0  # Seconds without text after which a stream gets an event that keeps its client waiting.
     # Seconds that a reply may take in all, the wait for an engine included, before it fails as overloaded.
     deadline_s: Seconds = 600.0
     # Seconds that a request without a token may wait for a place or an engine before it is refused as overloaded.
-    hold_s: Seconds = 20.0
+    queue_timeout_s: Seconds = 20.0
     # Seconds for which the repeat of a request that was cut goes on with its reply.
     retry_s: Seconds = 300.0
     # Requests at once of each gateway; as many more wait, and further ones are refused as overloaded. Free places go to
@@ -61,7 +61,7 @@ class GatewaySettings(Settings):
     connection_s: Seconds = 120.0
     # Seconds for which an embedded engine that answers the gateway waits, before it takes a new version, for a moment
     # without a request of a client; then it ends those under way and sends them again (`weights.update`). 0: at once.
-    gap_s: NonNegative = 0.25
+    idle_wait_s: NonNegative = 0.25
     body_kb: Positive = 8192  # Greatest size of a request's body.
     # What writes the text behind a reply: `difference`, the chat template by difference; a family of the package
     # `renderers`, such as "qwen3", whose program must write as the template does; `auto`: the family, where the package
@@ -176,7 +176,7 @@ class LiveSettings(Settings):
     """Learning from live traffic: turns of the gateway, judged, beside the task."""
 
     # Share of the groups of RL that are graded turns, as long as some wait; 0: none, 1: nothing else.
-    share: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    fraction: Annotated[float, Meta(ge=0, le=1)] = 0.0
     # `binary`: rewards; `distillation`: hints of judges, which a frozen copy of the policy is shown; `combine`: both.
     method: Literal["binary", "distillation", "combine"] = "binary"
     # Advantage of the reward of a turn: `none` takes it as it is, `less_others` less the mean of its batch's others. Of

@@ -29,6 +29,7 @@ from asyncrl.config.reference import (
     text_settings,
     toml_text,
 )
+from asyncrl.config.renamed import current_key, current_names
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_learners, as_in, key_of_learner
 from asyncrl.errors import AsyncRLError
@@ -87,6 +88,7 @@ class LoadedConfig(NamedTuple):
     config: Config
     base: Path  # folder that the paths written in the config are relative to
     source: Path  # the TOML file itself
+    warnings: tuple[str, ...] = ()  # one for each setting under an old name
 
 
 def _within(key: str, tables: Iterable[str]) -> bool:
@@ -119,10 +121,14 @@ def load_config(
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot be read ({error}); expected a TOML file in UTF-8"
         raise ConfigError(label, [Problem(None, "", message)]) from error
-    config, problems = _resolved(raw, overrides, key_lines(text), base, further)
+    raw, renamed = current_names(raw)
+    lines = key_lines(text)
+    lines |= {new: lines[old] for old, new in renamed.items() if old in lines}
+    config, problems = _resolved(raw, overrides, lines, base, further)
     if problems:
         raise ConfigError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
-    return LoadedConfig(config, base, source)
+    renamed |= {key: new for key in map(_key_of, overrides) if (new := current_key(key)) != key}
+    return LoadedConfig(config, base, source, tuple(f"{old} is now called {new}" for old, new in renamed.items()))
 
 
 def with_overrides(
@@ -154,6 +160,7 @@ def _resolved(
     wanted: list[str] = []
     raw = expand_paths(raw)
     problems = [problem for override in overrides if (problem := _override(raw, override, wanted, base))]
+    raw, _ = current_names(raw)  # an override may set a table with old names
     findings: list[Finding] = []
     config = _with_dtype(_convert(Config, raw, "", findings))
     # Skip checks that depend on invalid keys; they would test the default value.
@@ -255,8 +262,8 @@ def _paths(value: dict[str, Any]) -> Iterator[str]:
 
 def _override(raw: dict[str, Any], override: str, wanted: list[str], base: Path) -> Problem | None:
     """Set one `a.b.c=value` in the values of a config and note its key."""
-    key, sign, text = override.partition("=")
-    key = key.strip()
+    _, sign, text = override.partition("=")
+    key = current_key(_key_of(override))
     parts = key.split(".")
     if not sign or not all(parts):
         return Problem(None, f"--set {override}", "expected KEY=VALUE, such as learner.lr=1e-5")
@@ -268,6 +275,10 @@ def _override(raw: dict[str, Any], override: str, wanted: list[str], base: Path)
     table[parts[-1]] = expand_paths(_override_value(key, text.strip()), key, base=base)
     wanted.append(key)
     return None
+
+
+def _key_of(override: str) -> str:
+    return override.partition("=")[0].strip()
 
 
 def _override_value(key: str, text: str) -> Any:

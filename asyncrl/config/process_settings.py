@@ -82,8 +82,8 @@ class PlacementSettings(Settings):
     # How learner and engines use a card that both have: `none` (each has cards of its own, or they fit together by
     # themselves), `memory` (both stay on it, each with a stated part of its memory), `turns` (one at a time: the other
     # one's memory is given back meanwhile).
-    share: Literal["none", "memory", "turns"] = "none"
-    # With `share = "memory"`: part of a card's memory that a rank of the learner may take.
+    colocate: Literal["none", "memory", "time_slice"] = "none"
+    # With `colocate = "memory"`: part of a card's memory that a rank of the learner may take.
     learner_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
 
 
@@ -94,7 +94,7 @@ class SupervisionSettings(Settings):
     # waited for a CPU for half of that time is killed after six times as many.
     silence_s: Seconds = 10.0
     # Standby processes of prompter, buffer, learner and sessions each; one takes over when the active one falls silent.
-    spares: Annotated[int, Meta(ge=0, le=4)] = 0
+    standbys: Annotated[int, Meta(ge=0, le=4)] = 0
     # Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log.
     snapshot_every: Positive = 20_000
     # Deaths of a process in a row after which it is not started again and the run stops. The engine actor of an
@@ -112,8 +112,8 @@ class SupervisionSettings(Settings):
 class PoolBounds(Settings):
     """The bounds of a pool: fewest and most processes."""
 
-    least: Positive = 1  # Fewest processes.
-    most: Annotated[int, Meta(ge=1, le=MOST_PROCESSES)] = 8  # Most processes.
+    min: Positive = 1  # Fewest processes.
+    max: Annotated[int, Meta(ge=1, le=MOST_PROCESSES)] = 8  # Most processes.
 
 
 class AutoscaleSettings(Settings):

@@ -139,7 +139,7 @@ class BufferSettings(Settings):
     # Versions between the weights that sampled a token and those it updates; no trained token exceeds it.
     max_lag: Count = 2
     # Batches packed ahead of the one in training: 0, 1, or -1 for min(1, max_lag).
-    ahead: Annotated[int, Meta(ge=-1, le=1)] = -1
+    max_batches_ahead: Annotated[int, Meta(ge=-1, le=1)] = -1
     # Treatment of a trajectory with tokens beyond max_lag: they are masked, it is dropped, or it is dropped and issued
     # again as a new attempt.
     stale: Literal["mask", "drop", "reissue"] = "mask"
@@ -150,7 +150,7 @@ class BufferSettings(Settings):
     # Groups dropped in a row, for each that a batch takes, after which the run ends with their reasons. 0: never. Live
     # turns and groups dropped for lag do not count. A group that is kept, and a stage that begins, let the count begin
     # anew.
-    most_dropped: Count = 100
+    max_dropped_groups: Count = 100
 
 
 class LearnerSettings(Settings):
@@ -252,9 +252,9 @@ class WeightsSettings(Settings):
     # A quicker way beside the store, out of the learner's memory: `never`, `ipc` (engines that share its GPUs, or on
     # the CPU its host, read it there), `nccl` (GPU to GPU), `gloo` (the same between processes on the CPU). An engine
     # for which it fails reads the store.
-    direct: Literal["never", "ipc", "nccl", "gloo"] = "never"
+    transport: Literal["never", "ipc", "nccl", "gloo"] = "never"
     # Seconds that one engine may take for it; a learner may wait so long before it copies the next version away.
-    direct_deadline_s: Seconds = 10.0
+    transport_deadline_s: Seconds = 10.0
     full_every: Positive = 16  # Versions after which one is full, whatever `delta` is.
     # Versions that stay in the store because they are live or were: the newest of them. `asyncrl weights rollback` goes
     # back from each to the one before.
@@ -361,9 +361,9 @@ class Config(Settings):
     @property
     def session_keepers(self) -> int:
         """Keepers of sessions, spares among them; none where there is no gateway."""
-        return 1 + self.supervision.spares if self.gateway.count else 0
+        return 1 + self.supervision.standbys if self.gateway.count else 0
 
     @property
     def ahead(self) -> int:
         """Batches packed ahead of the one in training."""
-        return min(1, self.buffer.max_lag) if self.buffer.ahead < 0 else self.buffer.ahead
+        return min(1, self.buffer.max_lag) if self.buffer.max_batches_ahead < 0 else self.buffer.max_batches_ahead

@@ -166,7 +166,7 @@ def needs(config: Config, row_bytes: float, parameters: int = 0, route_bytes: in
     evaluations, prompts = _evaluations(config), _answers(config)
     scored = _SCORED + prompts * _MEMBER
     score_inside = scored <= INLINE_BYTES
-    turns_taken = _TURNS * (config.placement.share == "turns")
+    turns_taken = _TURNS * (config.placement.colocate == "time_slice")
     saved, published = _SAVED / learner.checkpoint_every, 1 / learner.publish_every
     per_step = {  # of RL, and of the warm-up
         PROMPTS: (

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from asyncrl.config.engine_settings import EngineSettings
+from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.errors import UNREADABLE, DamagedFile
 from asyncrl.files import write_private
@@ -127,7 +128,7 @@ class RunFiles:
             OSError, DamagedFile: they are not there, or cannot be read.
         """
         try:
-            return msgspec.json.decode(self.config.read_bytes(), type=Config)
+            return read_settings(msgspec.json.decode(self.config.read_bytes(), type=dict[str, Any]))
         except UNREADABLE as error:
             raise DamagedFile(f"{self.config} holds no settings of a run: {error}") from error
 

@@ -315,9 +315,9 @@ def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
     """Return whether conversations can go on from their tokens, and a learner runs where turns are to be learnt."""
     if not config.gateway.count:
         return
-    if config.live.share and not config.trains:
-        message = f"live turns are learnt, and only {', '.join(config.only)} runs; set only=[], or live.share=0"
-        yield Finding(("live.share", "only"), message)
+    if config.live.fraction and not config.trains:
+        message = f"live turns are learnt, and only {', '.join(config.only)} runs; set only=[], or live.fraction=0"
+        yield Finding(("live.fraction", "only"), message)
     path, create = base / config.model.path, config.model.create
     if not config.model.path:
         if not create.template:

@@ -48,7 +48,7 @@ def placed_actors(config: Config) -> list[str]:
     """Return the actors of the start that Ray places."""
     counts = {pool: group.servers for pool, group in config.engine.pools.items()}
     counts |= {"rollout": config.rollout.workers, "reward": config.reward.workers, "groupreward": config.group_workers}
-    counts |= {"learner": 1 + config.supervision.spares}
+    counts |= {"learner": 1 + config.supervision.standbys}
     counts |= dict.fromkeys(lent_pools(config), 0)
     if config.only:
         counts = {pool: count for pool, count in counts.items() if role_of(pool) in config.only}
@@ -77,8 +77,8 @@ def _settings(config: Config) -> Iterator[Finding]:
     engines = "engine" in placement.roles
     yield from _names(config)
     if placement.shared:
-        if "learner" in placement.roles and config.weights.direct != "never":
-            yield Finding(("weights.direct", "placement.roles"), "needs learner and engines on one host")
+        if "learner" in placement.roles and config.weights.transport != "never":
+            yield Finding(("weights.transport", "placement.roles"), "needs learner and engines on one host")
     else:
         if engines and config.weights.store != "stream" and config.trains:
             message = 'found "files", a folder that other hosts do not have; set weights.store = "stream"'
@@ -90,8 +90,8 @@ def _settings(config: Config) -> Iterator[Finding]:
             if group.api_key_file and "rollout" in placement.roles:
                 message = "is not sent to hosts; take rollout out of placement.roles, or set placement.shared"
                 yield Finding((f"{table}.api_key_file",), message)
-    if config.weights.direct != "never" and engines:
-        yield Finding(("weights.direct",), 'needs learner and engines on one host; set it to "never"')
+    if config.weights.transport != "never" and engines:
+        yield Finding(("weights.transport",), 'needs learner and engines on one host; set it to "never"')
     if config.engine.router.count and {"engine", "rollout"} & set(placement.roles):
         message = "listens on this machine's loopback, which other hosts do not reach; set engine.router.count to 0"
         yield Finding(("engine.router.count",), message)

@@ -34,9 +34,9 @@ def check_quantised(config: Config, base: Path) -> Iterator[Finding]:
     if not config.trains or form in ("plain", "model"):
         return
     keys, plain = ("weights.format", "model.path"), 'set weights.format = "plain"'
-    if config.weights.direct != "never":
-        message = f'versions in the form {form} go only through the store; set weights.direct = "never", or {plain}'
-        yield Finding((*keys, "weights.direct"), message)
+    if config.weights.transport != "never":
+        message = f'versions in the form {form} go only through the store; set weights.transport = "never", or {plain}'
+        yield Finding((*keys, "weights.transport"), message)
     if form == "int4-groups" and not config.model.path and (columns := _uneven(config.model.create)):
         message = f"a matrix of the made model has {columns} columns, which are no groups of {GROUP}"
         yield Finding(("weights.format", "model.create"), f"{message}; change its sizes, or {plain}")

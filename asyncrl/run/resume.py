@@ -24,7 +24,7 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED
 # docs/guides/operate.md lists all of these.
 _LENGTHS = ("learner.steps", "task.epochs", "buffer.batch_groups")
 _ROOM = (
-    *("buffer.most_dropped", "task.row_limit_s", "task.open_limit_s"),
+    *("buffer.max_dropped_groups", "task.row_limit_s", "task.open_limit_s"),
     *("nats.stream_max_mb", "nats.ledger_max_mb", "nats.disk_max_mb", "supervision.log_mb"),
     *("nats.host", "nats.port", "gateway.host", "gateway.port", "gateway.count", "placement.address"),
 )

@@ -99,9 +99,9 @@ def _bounded(settings: AutoscaleSettings, load: PoolLoad, wish: Change | None) -
     """Keep a wish within the bounds; a pool that is outside of them goes there without any."""
     bounds = settings.pools[load.pool]
     wished = load.wanted if wish is None else wish.processes
-    count = max(bounds.least, min(bounds.most, wished))
+    count = max(bounds.min, min(bounds.max, wished))
     if count == load.wanted:
         return None
-    bound = "" if count == wished else f"autoscale.pools.{load.pool} is {bounds.least} to {bounds.most}"
+    bound = "" if count == wished else f"autoscale.pools.{load.pool} is {bounds.min} to {bounds.max}"
     reason = "" if wish is None or wish.processes == load.wanted else wish.reason
     return Change(load.pool, count, "; ".join(filter(None, (reason, bound))))

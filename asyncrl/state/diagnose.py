@@ -316,7 +316,7 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     limit = min(config.buffer.max_lag + 1, _left(state)) * groups
     open_groups = state.gauge("prompter", "open_groups")
     ready = int(state.gauge("buffer", "ready_groups") or 0)
-    dropped, has_rows = sum(state.drops.values()), config.live.share < 1
+    dropped, has_rows = sum(state.drops.values()), config.live.fraction < 1
     activities = (actor.vitals.doing for actor in state.of_role("prompter") if actor.vitals is not None)
     doing = next(activities, Activity())
     waits_s = state.gauge("prompter", "doing_s") or 0.0

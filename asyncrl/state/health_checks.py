@@ -26,13 +26,13 @@ ADVICE: dict[Cause, str] = {
     "dead letters": "read them with `asyncrl dead`, fix the cause, then bring them back with `asyncrl dead --reissue`",
     "actor silent": "wait: it is killed after supervision.silence_s and started again; check its machine if it repeats",
     "actor dying": "read its last lines with `asyncrl logs`; after eight quick deaths the run ends by itself",
-    "no writer": "read the log of that keeper with `asyncrl logs`; supervision.spares = 1 shortens such a gap",
+    "no writer": "read the log of that keeper with `asyncrl logs`; supervision.standbys = 1 shortens such a gap",
     "no worker": "start some with `asyncrl scale ROLE=N`; those of placement.lent are given by `asyncrl share`",
     "engine dead": "read the log of the server; an external server must be started again by its owner",
     "engine paused": "send POST /continue_generation to the server, with its key, and find out who paused it",
     "version not loaded": "read the log of the engine with `asyncrl logs`; it must be able to read the weights' folder",
     "mislabelled": "find the client that loads other weights there or restarts the server; it may serve one run only",
-    "weights not direct": 'fix the reason named, raise weights.direct_deadline_s, or set weights.direct = "never"',
+    "weights not direct": 'fix the named reason, raise weights.transport_deadline_s, or set weights.transport="never"',
     "weights unchanged": "check rewards and learner.lr: a step below the last bit of learner.dtype changes nothing",
     "weights not finite": "lower learner.lr or learner.max_grad_norm, and resume from the last checkpoint",
     "assertion broken": "compare sampler and trainer in that step with `asyncrl replay`; see docs/guides/replay.md",
@@ -257,7 +257,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
         )
         yield finding("engine paused", engine_id, evidence)
         return
-    if state.config.placement.share == "turns" and engine.state == "updating":
+    if state.config.placement.colocate == "time_slice" and engine.state == "updating":
         return  # the learner has the card, or the update has a deadline of its own
     if purpose_of(state.config, engine_id) != "training":
         return  # it holds the versions of evaluations, which end by their deadline and say why, or of a channel
@@ -293,13 +293,13 @@ def _mislabelled(state: RunState) -> Iterator[StallFound]:
 
 
 def _not_direct(state: RunState, ill: set[str]) -> Iterator[StallFound]:
-    """Find engines that read the store though `weights.direct` is set; a single time may be a learner that went on."""
+    """Find engines that repeatedly read the store although `weights.transport` is set."""
     for engine in state.engines.values():
         if engine.fallbacks >= _FALLBACKS and engine.state != "gone" and engine.engine_id not in ill:
             settings = state.config.weights
             evidence = (
                 f"{engine.fallbacks} versions one after another, the last {engine.version}, did not come by "
-                f'weights.direct = "{settings.direct}": {engine.fallback}; it reads them from the store '
+                f'weights.transport = "{settings.transport}": {engine.fallback}; it reads them from the store '
                 f'("{settings.store}") instead, the last in {engine.update_s:.2f} s'
             )
             yield finding("weights not direct", engine.engine_id, evidence)

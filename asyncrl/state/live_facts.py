@@ -31,7 +31,7 @@ def live_faults(state: RunState) -> Iterator[StallFound]:
 def _behind(state: RunState) -> Iterator[StallFound]:
     """A version so old that nothing it says can be trained."""
     most = state.config.buffer.max_lag
-    if state.version is None or not state.config.live.share:
+    if state.version is None or not state.config.live.fraction:
         return
     for engine_id, engine in sorted(state.engines.items()):
         if purpose_of(state.config, engine_id) != "live" or engine.version is None:

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from asyncrl.bus.log import Record
+from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Begun, first_stages
 from asyncrl.run.connect import SUPERVISOR
@@ -316,7 +317,7 @@ class RunState(Roster):
     def _on_opened(self, message: RunOpened, record: Record) -> None:
         """A run begins or goes on: what was asked and how it ended before is past."""
         resumed = self.opened_ns > 0
-        self.config = msgspec.convert(message.settings, Config)
+        self.config = read_settings(message.settings)
         self.total, self.warmup_steps, self.opened_ns = message.steps, message.warmup_steps, record.time_ns
         self.phase, self.failure, self.stop_requested = "starting", "", False
         self.stalls.clear()

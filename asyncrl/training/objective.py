@@ -54,7 +54,7 @@ def objective_of(config: Config, step: int, stage: str = "") -> Objective:
         penalties=_penalties(learner),
         distillation=_distillation(learner.teacher),
         hindsight=_hindsight(config.live),
-        live_kl=bool(config.live.share and config.live.safety.kl_bound),
+        live_kl=bool(config.live.fraction and config.live.safety.kl_bound),
         critic=_critic_step(learner.critic, step - config.critic_origin) if has_critic(config) else None,
         **optimizer,
     )
@@ -106,7 +106,7 @@ def _distillation(teacher: TeacherSettings) -> Distillation | None:
 
 
 def _hindsight(live: LiveSettings) -> Hindsight | None:
-    if not live.share or live.method == "binary":
+    if not live.fraction or live.method == "binary":
         return None
     given = live.hindsight
     return Hindsight(given.w_rl, given.w_opd, given.clip, given.top_k)

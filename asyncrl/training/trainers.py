@@ -79,7 +79,7 @@ def _common(config: Config, model: Path, base: Path) -> dict[str, Any]:
         "replays": settings.routing == "replay",
         "records": settings.routing == "trainer",
         "offloads": settings.offload_idle,
-        "shares": config.weights.direct != "never",
+        "shares": config.weights.transport != "never",
         "quantised": quantised_as(model, config.weights.format),
         "teacher": base / settings.teacher.model if settings.teacher.model else None,
         "critic": _critic(config, model, base),

@@ -69,7 +69,7 @@ def _room(size: int, make: Callable[[], T]) -> T:
         except RuntimeError as error:
             tries += 1
             if tries == _TRIES or _LATE not in str(error):
-                words = f"{size} bytes for weights.direct cannot be shared ({error}); is /dev/shm large enough?"
+                words = f"{size} bytes for weights.transport cannot be shared ({error}); is /dev/shm large enough?"
                 raise NotShared(words) from error
 
 

@@ -20,7 +20,7 @@ def all_targets(config: Config | None = None) -> list[Target]:
     config = config or Config()
     there = {"groupreward": config.group_workers, "sessions": config.session_keepers, "judge": config.judges}
     absent = [role for role, count in there.items() if not count]  # what is drawn for those is lost
-    passed = [point for point in POINTS if not point.startswith("card.") or config.placement.share == "turns"]
+    passed = [point for point in POINTS if not point.startswith("card.") or config.placement.colocate == "time_slice"]
     points = [Target(role, point) for point in passed for role in POINTS[point] if role not in absent]
     return [*signal_targets(), Target("up", "kill"), Target("up", "wake"), *points]
 

@@ -23,7 +23,7 @@ TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=
 @pytest.mark.parametrize(
     ("overrides", "keys"),
     [
-        (["live.share=0.5"], "live.share gateway.count"),
+        (["live.fraction=0.5"], "live.fraction gateway.count"),
         (["rollout.group_size=1"], "rollout.group_size learner.advantage learner.loss"),
         (["rollout.group_size=1", "learner.advantage=centered"], "rollout.group_size learner.advantage learner.loss"),
         (
@@ -54,7 +54,7 @@ TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=
         (["rollout.max_new_tokens=512"], "rollout.max_new_tokens model.create.context"),
         (["engine.context=11"], "rollout.max_new_tokens engine.context"),
         (["engine.context=513"], "engine.context model.create.context"),
-        (["buffer.max_lag=0", "buffer.ahead=1"], "buffer.ahead buffer.max_lag"),
+        (["buffer.max_lag=0", "buffer.max_batches_ahead=1"], "buffer.max_batches_ahead buffer.max_lag"),
         (["eval.prompts=0", "weights.gate_metric=accuracy"], "weights.gate_metric eval.prompts"),
         (["buffer.max_lag=3"], "learner.keep_versions buffer.max_lag"),
         (["learner.publish_every=4"], "learner.publish_every buffer.max_lag"),
@@ -115,29 +115,29 @@ TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=
         (["learner.lora.rank=4", "learner.lora.targets=['wq']"], "learner.lora.targets"),
         (["reward.function="], "reward.function task.rollout"),
         (["engine.addresses=['http://a:1']"], "engine.addresses engine.kind"),
-        (["weights.direct=nccl", "engine.kind=sglang", "engine.gpus=[1]"], "weights.direct learner.device"),
+        (["weights.transport=nccl", "engine.kind=sglang", "engine.gpus=[1]"], "weights.transport learner.device"),
         (
             ["engine.staged=always", "engine.kind=external", "engine.addresses=['http://a:1']"],
             "engine.staged engine.kind",
         ),
         (["engine.staged=always", "engine.kind=sglang", "engine.arguments=['--tp=2']"], "engine.staged engine.kind"),
-        (["weights.direct=gloo", "engine.kind=sglang"], "engine.kind weights.direct learner.device"),
-        (["weights.direct=ipc", "learner.device=cuda"], "engine.kind weights.direct learner.device"),
+        (["weights.transport=gloo", "engine.kind=sglang"], "engine.kind weights.transport learner.device"),
+        (["weights.transport=ipc", "learner.device=cuda"], "engine.kind weights.transport learner.device"),
         (
-            ["weights.direct=ipc", "engine.kind=external", "engine.addresses=['http://a:1']"],
-            "engine.addresses weights.direct",
+            ["weights.transport=ipc", "engine.kind=external", "engine.addresses=['http://a:1']"],
+            "engine.addresses weights.transport",
         ),
         (
-            ["weights.direct=ipc", "learner.device=cuda", "engine.kind=sglang", "engine.arguments=['--dp-size=2']"],
-            "engine.arguments weights.direct",
+            ["weights.transport=ipc", "learner.device=cuda", "engine.kind=sglang", "engine.arguments=['--dp-size=2']"],
+            "engine.arguments weights.transport",
         ),
         (
-            ["weights.direct=ipc", "learner.device=cuda", "engine.kind=sglang", "engine.gpus=[1]"],
-            "engine.gpus weights.direct",
+            ["weights.transport=ipc", "learner.device=cuda", "engine.kind=sglang", "engine.gpus=[1]"],
+            "engine.gpus weights.transport",
         ),
         (
-            ["weights.direct=nccl", "learner.device=cuda:1", "engine.kind=sglang", "engine.gpus=[1]"],
-            "engine.gpus weights.direct",
+            ["weights.transport=nccl", "learner.device=cuda:1", "engine.kind=sglang", "engine.gpus=[1]"],
+            "engine.gpus weights.transport",
         ),
         (["engine.kind=external", "engine.addresses=['a:1']"], "engine.addresses"),
         (["engine.kind=external", "engine.addresses=['http://a:x']"], "engine.addresses"),

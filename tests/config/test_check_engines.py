@@ -78,14 +78,14 @@ def test_prefill_groups_with_ports_of_their_own_are_taken():
 
 
 def test_weights_go_directly_to_the_ranks_of_one_model_alone():
-    settings = ["weights.direct=nccl", "learner.device=cuda:0", *sglang(gpus=[1, 2], arguments=["--dp-size=2"])]
+    settings = ["weights.transport=nccl", "learner.device=cuda:0", *sglang(gpus=[1, 2], arguments=["--dp-size=2"])]
     problem = the_problem("demo", *settings)
 
     assert problem.key == "--set engine.arguments"
     drafting = the_problem("demo", *settings[:-1], "engine.arguments=['--tp=2', '--speculative-algorithm', 'EAGLE']")
     assert "would draft with those of its start" in drafting.message
     from_settings(*settings[:-1], "engine.arguments=['--dp-size=2', '--tp=2', '--enable-dp-attention']")
-    settings = ["weights.direct=nccl", "learner.device=cuda", "learner.ranks=2", *sglang(gpus=[1])]
+    settings = ["weights.transport=nccl", "learner.device=cuda", "learner.ranks=2", *sglang(gpus=[1])]
     assert the_problem("demo", *settings).message.startswith(
         "found [1], expected GPUs other than the learner's, [0, 1]"
     )
@@ -143,7 +143,7 @@ def test_gpus_are_numbered_among_those_that_the_run_sees(monkeypatch: pytest.Mon
 
 
 SGLANG = ("engine.kind=sglang", "learner.device=cuda")
-TURNS, MEMORY = "placement.share=turns", "placement.share=memory"
+TURNS, MEMORY = "placement.colocate=time_slice", "placement.colocate=memory"
 
 
 def part(fraction: float, *further: str) -> str:
@@ -154,7 +154,7 @@ def part(fraction: float, *further: str) -> str:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ([TURNS, "weights.direct=ipc"], "the learner has left the card when engines load"),
+        ([TURNS, "weights.transport=ipc"], "the learner has left the card when engines load"),
         ([TURNS, "engine.router.count=1"], "a router does not follow turns"),
         ([TURNS, "engine.kind=sglang"], 'SGLang frees memory only with "--enable-memory-saver"'),
         ([TURNS, "engine.kind=external", 'engine.addresses=["http://a:1"]'], '"external" servers are not this run'),
@@ -167,7 +167,7 @@ def part(fraction: float, *further: str) -> str:
         ),
         (
             [TURNS, "placement.learner_fraction=0.4"],
-            'has no effect: it is of placement.share = "memory", found "turns"',
+            'has no effect: it is of placement.colocate = "memory", found "time_slice"',
         ),
         ([MEMORY], 'found "cpu", expected cuda'),
         ([MEMORY, *SGLANG], "state the part of the memory that a server takes"),

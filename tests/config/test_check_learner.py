@@ -73,8 +73,8 @@ def test_an_option_without_effect_is_refused():
             'found "auto": adapters are published whole, as small as a difference; set "never"',
         ),
         (
-            ["learner.lora.rank=4", "learner.lora.publish=adapter", "weights.direct=ipc"],
-            "weights.direct",
+            ["learner.lora.rank=4", "learner.lora.publish=adapter", "weights.transport=ipc"],
+            "weights.transport",
             "adapters go only through the store",
         ),
         (["engine.adapters=served"], "engine.adapters", "no adapters are published"),

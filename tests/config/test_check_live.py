@@ -30,7 +30,7 @@ JUDGED = {"kind": "rule", "function": "a.py:judge"}
     ],
 )
 def test_what_cannot_hold_together_is_found_by_its_settings(live: dict[str, Any], learner: dict[str, Any], keys: str):
-    tables = {"gateway": {"count": 1}, "live": {"share": 0.5, "judge": JUDGED} | live, "learner": learner}
+    tables = {"gateway": {"count": 1}, "live": {"fraction": 0.5, "judge": JUDGED} | live, "learner": learner}
 
     found = list(live_contradictions(msgspec.convert(tables, Config)))
 

@@ -52,7 +52,7 @@ def with_gateway(folder: Path, *, experts: bool = False) -> tuple[list[str], str
     settings = [f"model.path={model}", "gateway.count=1", f"gateway.port={port}"]
     # With the defaults, other work on the machine would come before what the test waits for, and an engine that starts
     # beside it would take longer than requests are held.
-    return [*settings, "gateway.nice=1", "gateway.hold_s=180"], f"http://127.0.0.1:{port}"
+    return [*settings, "gateway.nice=1", "gateway.queue_timeout_s=180"], f"http://127.0.0.1:{port}"
 
 
 async def answers(address: str, path: str = "/health", key: str = "") -> bool:

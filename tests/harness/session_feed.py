@@ -33,7 +33,7 @@ class Sessions(Feed):
 
     def __init__(self, share=0.5, room=ROOM, allow=(), **safety):
         settings = LiveSettings(
-            share=share,
+            fraction=share,
             allow=[*allow],
             idle_s=IDLE_S,
             judge_s=JUDGE_S,

@@ -76,7 +76,7 @@ async def test_an_async_function_is_refused(code: Path):
     [
         (["autoscale.pools.learner={}"], 'found "learner", expected one of rollout, reward, engine'),
         (["autoscale.pools.judge={}"], 'found "judge", expected one of rollout, reward, engine'),
-        (["autoscale.pools.rollout={ least = 3, most = 2 }"], "expected least to be no more than most"),
+        (["autoscale.pools.rollout={ min = 3, max = 2 }"], "expected min to be at most max"),
         (["autoscale.cool_s=9"], "has no effect: autoscale.pools names no pool"),
         (["autoscale.pools.rollout={}", "autoscale.function='mine'"], "expected path/to/file.py:function"),
         (

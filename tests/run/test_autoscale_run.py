@@ -19,7 +19,7 @@ BUSY = (
     "rollout.slots=4",
     "buffer.batch_groups=4",
     "engine.scripted_mean_s=0.5",  # three workers take longer for a batch than all others for its step
-    "autoscale.pools.rollout={ least = 1, most = 3 }",
+    "autoscale.pools.rollout={ min = 1, max = 3 }",
     "autoscale.window_s=1.0",
     "autoscale.cool_s=1.0",
 )

@@ -25,7 +25,12 @@ pytestmark = pytest.mark.slow
 
 GROUPS = [f"engine.groups.{name}.kind=embedded" for name in ("train", "served", "canary")]
 SERVED = ["gateway.engines=served", "gateway.canary_engines=canary", "weights.canary.turns=6"]
-PATIENCE = ["gateway.hold_s=180", "engine.start_deadline_s=300", "live.idle_s=600", "learner.keep_versions=300"]
+PATIENCE = [
+    "gateway.queue_timeout_s=180",
+    "engine.start_deadline_s=300",
+    "live.idle_s=600",
+    "learner.keep_versions=300",
+]
 SIDES = ("canary_turns", "others_turns")
 PAIRS = 3  # fewer than decide
 JUDGE = """

@@ -73,7 +73,7 @@ def test_limits_and_data_of_rollouts_are_no_matter_where_nothing_is_rolled_out(t
 def test_a_gateway_whose_turns_shall_be_learnt_needs_a_learner(tmp_path: Path):
     model = f"model.path={conversing_model(tmp_path / 'mine')}"
 
-    assert "set only=[]" in the_problem("chat", model, "live.share=1", files=True).message
+    assert "set only=[]" in the_problem("chat", model, "live.fraction=1", files=True).message
 
 
 def test_a_template_that_cannot_go_on_from_tokens_is_found_before_the_start(tmp_path: Path):

@@ -24,14 +24,14 @@ from topics.stages import StageBegan
 @pytest.mark.slow
 async def test_a_filter_that_drops_everything_ends_the_run_with_the_counts_and_others_let_it_go_on(tmp_path: Path):
     (tmp_path / "users.py").write_text("def flat(completion):\n    return 1.0\n")
-    settings = ["reward.function=users.py:flat", "learner.filters=['zero_variance']", "buffer.most_dropped=3"]
+    settings = ["reward.function=users.py:flat", "learner.filters=['zero_variance']", "buffer.max_dropped_groups=3"]
     async with up(tmp_path, *WITHOUT_MODEL, *settings) as run:
         assert await run.ended() == 1, run.story
 
     pattern = r"buffer-1: (\d+) groups in a row were dropped \((\d+) for zero_variance\)"
     found = re.search(pattern, run.error)
     assert found is not None and found[1] == found[2] and int(found[1]) >= 3 * 8, run.error
-    assert "buffer.most_dropped allows 3 for each" in run.error
+    assert "buffer.max_dropped_groups allows 3 for each" in run.error
     assert re.search(r"dropped  \d+ for zero_variance", run.out), run.out
     assert [row.state for row in runs_in(run.root.parent)] == ["failed"]
     async with resume(tmp_path, "short") as run:
@@ -45,7 +45,7 @@ async def test_a_filter_that_drops_everything_ends_the_run_with_the_counts_and_o
 
 def a_dropping_buffer(count: int, *, reason: str = "zero_variance", stage: str = "p", most: int = 2) -> Feed:
     """A buffer of three groups in a batch, after so many dropped groups, a second apart."""
-    fed = Feed(BufferFold(Plan.of(Config(buffer=BufferSettings(batch_groups=3, most_dropped=most)))))
+    fed = Feed(BufferFold(Plan.of(Config(buffer=BufferSettings(batch_groups=3, max_dropped_groups=most)))))
     fed.publish(RunOpened(steps=5, warmup_steps=0, settings={}), at_s=9)
     for number in range(count):
         fed.publish(GroupDropped(f"{stage}{number:06d}", reason, 2), at_s=10 + number)

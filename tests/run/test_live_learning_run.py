@@ -82,7 +82,7 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
     settings, address = with_gateway(tmp_path, experts=True)
     more = [
         "learner.routing=replay",
-        "live.share=0.5",
+        "live.fraction=0.5",
         "live.idle_s=2",
         "live.advantage=less_others",
         "learner.steps=100000",
@@ -90,7 +90,7 @@ async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
     ]
     (tmp_path / "hinting.py").write_text(HINTING)
     more += ["live.judge.kind=rule", f"live.judge.function={tmp_path / 'hinting.py'}:judge"]
-    more += ["live.method=combine", "live.hindsight.wording={hint}", "gateway.hold_s=180", PACED]
+    more += ["live.method=combine", "live.hindsight.wording={hint}", "gateway.queue_timeout_s=180", PACED]
     async with up(tmp_path, *settings, *more) as run:
         key = await new_key(tmp_path, address)
         bus = await Bus.connect(address_of(run), "short")

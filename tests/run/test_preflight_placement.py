@@ -37,7 +37,7 @@ RAY = ("placement.kind=ray", 'weights.store="stream"')
             'found "files", a folder that other hosts do not have; set weights.store = "stream"',
         ),
         (('placement.roles=["learner"]',), "holds learner, whose checkpoints would lie only on its host"),
-        (("weights.direct=gloo",), "needs learner and engines on one host"),
+        (("weights.transport=gloo",), "needs learner and engines on one host"),
         (('placement.files=["nowhere.py"]',), "nowhere.py is not there"),
         (("placement.address=head:x",), 'found "head:x", expected HOST:PORT of the head'),
         (("placement.address=head",), 'found "head", expected HOST:PORT of the head'),

@@ -150,7 +150,7 @@ async def killed_purge(folder: Path, erased: int, *words: str) -> None:
 
 async def test_what_is_planted_stands_in_no_file_and_a_purge_leaves_nothing_that_decrypts_to_it(tmp_path: Path):
     settings, address = with_gateway(tmp_path)
-    more = ["live.share=0.5", "live.judge.kind=rule", "gateway.hold_s=300"]
+    more = ["live.fraction=0.5", "live.judge.kind=rule", "gateway.queue_timeout_s=300"]
     more += [PACED, "learner.steps=100000", "nats.keep=run"]
     planted = TaskTokenizer.load(tmp_path / "conversing").encode(PLANTED).tobytes()
     needles = {"text": PLANTED.encode(), "tokens": planted, "user": USER.encode()}

@@ -43,7 +43,7 @@ async def test_a_run_trains_real_weights_and_serves_them_as_its_model_was(tmp_pa
     ("settings", "words"),
     [
         (
-            ["weights.format=fp8-blocks", "weights.direct=ipc"],
+            ["weights.format=fp8-blocks", "weights.transport=ipc"],
             "versions in the form fp8-blocks go only through the store",
         ),
         (["weights.format=fp8-blocks", "engine.staged=always"], "in the form fp8-blocks only from files"),
@@ -61,7 +61,7 @@ def test_a_form_that_cannot_be_published_is_refused(settings, words):
 
 def test_a_quantised_model_is_checked_by_the_names_that_its_matrices_stand_for(tmp_path: Path):
     model = quantised_model(tmp_path, "int4-groups")
-    given = [f"model.path={model}", "weights.direct=ipc"]
+    given = [f"model.path={model}", "weights.transport=ipc"]
     [problem] = problems("demo", *given, files=True)
     assert "in the form int4-groups go only through the store" in problem.message
 

@@ -32,7 +32,7 @@ async def test_learner_and_engines_never_have_the_card_at_once_and_whoever_dies_
 ):
     points = tmp_path / "points"
     monkeypatch.setenv(CRASH_FOLDER, str(points))
-    async with up(tmp_path, "placement.share=turns", "engine.count=2", "learner.steps=10000") as run:
+    async with up(tmp_path, "placement.colocate=time_slice", "engine.count=2", "learner.steps=10000") as run:
         await two_steps_more(run, "steps by turns")
         for learner, engine in ROUNDS:
             files = [arm(points, learner, "learner"), *([arm(points, engine, "engine")] if engine else [])]

@@ -17,7 +17,7 @@ from topics.actors import (
 )
 
 PLACES = 10
-SETTINGS = AutoscaleSettings(pools={"rollout": PoolBounds(least=1, most=8)})
+SETTINGS = AutoscaleSettings(pools={"rollout": PoolBounds(min=1, max=8)})
 
 
 def load(wanted: int, demand: int, *, live: int | None = None, under_way: int | None = None) -> PoolLoad:
@@ -112,7 +112,7 @@ def test_a_users_function_decides_within_the_bounds():
 
 def made(**pools: PoolBounds) -> MadeState:
     case = MadeState()
-    text = {"pools": {pool: {"least": bounds.least, "most": bounds.most} for pool, bounds in pools.items()}}
+    text = {"pools": {pool: {"min": bounds.min, "max": bounds.max} for pool, bounds in pools.items()}}
     text["function"] = "mine.py:scale"
     case.publish(RunOpened(100, 0, {"autoscale": text, "engine": {"max_running": 8}}), at_s=2.0)
     for role in (*FLEET, "supervisor"):

@@ -157,7 +157,7 @@ def test_a_run_that_goes_on_without_engines_does_not_wait_for_their_start():
 
 def test_versions_that_an_engine_reads_from_the_store_though_they_should_come_directly_are_found():
     case = MadeState(last_step_s=NOW_S - 1)
-    case.state.config.weights.direct = "nccl"
+    case.state.config.weights.transport = "nccl"
 
     def ready(version: int, fallback: str) -> None:
         message = EngineReady("engine-1", "http://e", 0, version, "d", 8, update_s=0.25, fallback=fallback)
@@ -169,7 +169,7 @@ def test_versions_that_an_engine_reads_from_the_store_though_they_should_come_di
     ready(6, "the sender ended: NCCL error")
     assert case.found() == [("weights not direct", "engine-1")]
     assert case.evidence() == (
-        '2 versions one after another, the last 6, did not come by weights.direct = "nccl": the sender ended: '
+        '2 versions one after another, the last 6, did not come by weights.transport = "nccl": the sender ended: '
         'NCCL error; it reads them from the store ("files") instead, the last in 0.25 s'
     )
     ready(7, "")

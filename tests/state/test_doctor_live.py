@@ -11,7 +11,7 @@ from topics.groups import GroupDropped
 def with_gateway(**safety: float) -> MadeState:
     case = MadeState()
     config = case.state.config
-    config.gateway.count, config.gateway.engines, config.live.share = 1, "served", 0.5
+    config.gateway.count, config.gateway.engines, config.live.fraction = 1, "served", 0.5
     for name, bound in safety.items():
         setattr(config.live.safety, name, bound)
     for role, actor in (("sessions", "sessions-1"), ("engine", "engine-served-1")):
@@ -77,13 +77,13 @@ def test_a_run_that_learns_from_turns_alone_waits_for_people_and_not_for_data():
     case.vitals("prompter-1", open_groups=1, no_more_prompts=1)
     assert ("end of data", "prompter") in case.found()
 
-    case.state.config.live.share = 1.0
+    case.state.config.live.fraction = 1.0
     assert case.found() == []
 
 
 def test_turns_that_were_dropped_do_not_end_the_data_of_a_run_without_rows():
     case = with_gateway()
-    case.state.config.live.share = 1.0
+    case.state.config.live.fraction = 1.0
     case.vitals("prompter-1", open_groups=1, no_more_prompts=1)
     for number in range(2):
         case.publish(GroupDropped(f"l00000{number}", "purged"))

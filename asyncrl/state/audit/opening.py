@@ -9,6 +9,7 @@ import msgspec
 
 from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import Record
+from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.state.audit.violations import Violations
@@ -65,12 +66,12 @@ class Opening(Fold):
     def _on_opened(self, message: RunOpened, record: Record) -> None:
         """Fold one in; one that changes what the ledger rests on is named, and changes nothing."""
         try:
-            config = msgspec.convert(message.settings, Config)
+            config = read_settings(message.settings)
         except msgspec.ValidationError as error:
             self.fault = str(error)
             return
         if self.config is None:
-            self.config, self._sequence = msgspec.convert(message.settings, Config), record.sequence
+            self.config, self._sequence = read_settings(message.settings), record.sequence
             self.first_step = config.start.step + 1 - message.warmup_steps
         changed = [
             f"learner.filter_options.{name}"

@@ -63,7 +63,7 @@ async def context(bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.Mon
     made = stage(
         engine={"kind": "embedded", "count": 2, "max_running": 4},
         learner={"trainer": "megatron", "ranks": 2, "layout": {"pipeline": 2}, "start_s": 300.0, "lr": 1e-3},
-        weights={"direct": "gloo", "direct_deadline_s": 2 * DEADLINE_S},
+        weights={"transport": "gloo", "transport_deadline_s": 2 * DEADLINE_S},
         supervision={"silence_s": 5.0},
     )
     made.make_model()

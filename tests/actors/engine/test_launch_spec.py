@@ -24,7 +24,7 @@ def test_an_engine_waits_before_an_update_where_clients_wait_for_it(
     bus: Bus, stage: Callable[..., Stage], gateway: dict[str, Any], seconds: float
 ):
     groups = {name: {"kind": "embedded"} for name in ("own", "other", "third")}
-    made = stage(engine={"groups": groups}, gateway={"gap_s": 0.5, **gateway})
+    made = stage(engine={"groups": groups}, gateway={"idle_wait_s": 0.5, **gateway})
     made.make_model()
 
     assert home_of(made.context("engine-own", bus), None, "").gap_s == seconds

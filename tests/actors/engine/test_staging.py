@@ -81,7 +81,7 @@ SERVER = {"kind": "sglang", "gpus": [1], "arguments": ["--skip-tokenizer-init"]}
         ({}, {"learner": {"device": "cuda", "ranks": 2}}, False),
         ({"gpus": []}, {"learner": {"device": "cuda"}}, False),
         ({"gpus": [1, 2], "arguments": ["--tp-size", "2"]}, {}, False),
-        ({}, {"weights": {"direct": "nccl"}, "learner": {"device": "cuda:0"}}, False),
+        ({}, {"weights": {"transport": "nccl"}, "learner": {"device": "cuda:0"}}, False),
         ({}, {"weights": {"format": "fp8-blocks"}}, False),
         ({"arguments": ["--device", "cpu"]}, {}, False),
         ({"staged": "never"}, {}, False),

@@ -34,7 +34,7 @@ def context(
     kind = getattr(request, "param", "gloo")
     made = stage(
         engine={"kind": "embedded", "count": 2, "max_running": 4},
-        weights={"direct": kind, "direct_deadline_s": 2 * DEADLINE_S},
+        weights={"transport": kind, "transport_deadline_s": 2 * DEADLINE_S},
         supervision={"silence_s": 5.0},
     )
     made.make_model()
@@ -59,7 +59,7 @@ async def test_two_engines_take_versions_out_of_memory_and_one_that_joins_late_d
             await until(lambda: len([m for m in answers.messages if isinstance(m, EngineReady)]) == 7, "it is back")
             again = await sampled(context, answers, "engine-2")
 
-    kind = context.config.weights.direct
+    kind = context.config.weights.transport
     assert ways(answers) == dict.fromkeys(range(4), kind)
     assert ways(answers, "engine-2")[3] in (kind, "")
     assert both[0] == both[1] == again
@@ -77,7 +77,7 @@ async def test_two_engines_take_versions_out_of_memory_and_one_that_joins_late_d
     ],
 )
 def test_a_server_that_may_not_see_the_gpus_of_all_ranks_maps_none_of_them(engine: list[str], reason: str):
-    settings = ["weights.direct=ipc", "learner.device=cuda", "learner.ranks=2", *(f"engine.{one}" for one in engine)]
+    settings = ["weights.transport=ipc", "learner.device=cuda", "learner.ranks=2", *(f"engine.{one}" for one in engine)]
     config = from_settings(*settings).config
 
     assert unseen(config, config.engine).endswith(reason) and bool(unseen(config, config.engine)) == bool(reason)
@@ -218,7 +218,7 @@ async def test_tensors_with_another_digest_are_refused_and_the_store_is_read(bus
         await memory.publish()
         await reached(answers, 2)
 
-    kind = context.config.weights.direct
+    kind = context.config.weights.transport
     assert ways(answers) == {0: kind, 1: "", 2: kind}
     assert label == message.key
     assert first.context.vitals["direct_failed"] == 1
@@ -240,5 +240,5 @@ async def test_a_learner_that_starts_again_offers_memory_of_its_own(bus: Bus, co
             await reached(answers, 1)
             label, _ = await sampled(context, answers, "engine-1")
 
-    assert ways(answers) == dict.fromkeys(range(2), context.config.weights.direct)
+    assert ways(answers) == dict.fromkeys(range(2), context.config.weights.transport)
     assert label == message.key

@@ -73,7 +73,7 @@ async def test_a_prompt_that_is_certainly_too_long_is_not_encoded(
 async def test_a_long_text_holds_up_no_shorter_one_and_one_whose_client_left_is_not_encoded(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, encoding: Encoding
 ):
-    async with gateway(bus, stage, tmp_path / "model", inference, hold_s=600.0) as served:
+    async with gateway(bus, stage, tmp_path / "model", inference, queue_timeout_s=600.0) as served:
         lines = served.gateway._prompts
         async with ClientSession(served.address, headers={"x-api-key": served.key}) as http, asyncio.timeout(LIMIT_S):
             first = asyncio.create_task(http.post("/v1/messages", json=body_of(" " * LARGE)))
@@ -92,7 +92,7 @@ async def test_slow_bodies_of_one_tenant_leave_room_to_others(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(prompts, "_LARGE_AT_ONCE", 2)
-    async with gateway(bus, stage, tmp_path / "model", inference, hold_s=600.0) as served:
+    async with gateway(bus, stage, tmp_path / "model", inference, queue_timeout_s=600.0) as served:
         key, added = make_key("ben")
         await publish(bus, added)
         await until(served.gateway._keys.are_of_several, "the gateway knows of both")

@@ -140,7 +140,7 @@ async def test_where_the_stream_of_turns_is_full_replies_are_given_and_those_tha
 async def test_where_engines_cannot_be_reached_either_each_api_has_its_overload(
     bus: Bus, server: EmbeddedServer, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
-    async with gateway(bus, stage, tmp_path / "model", inference, hold_s=0.3, alive_s=0.1) as served:
+    async with gateway(bus, stage, tmp_path / "model", inference, queue_timeout_s=0.3, keepalive_s=0.1) as served:
         await server.stop()
         await inference.die()
         async with sdks(served.address, served.key) as (first, second):
@@ -161,7 +161,7 @@ async def test_requests_beyond_the_places_are_held_and_then_refused_as_overload(
 ):
     go_on = in_two_halves(inference)
     async with (
-        gateway(bus, stage, tmp_path / "model", inference, in_flight=1, hold_s=600.0) as served,
+        gateway(bus, stage, tmp_path / "model", inference, in_flight=1, queue_timeout_s=600.0) as served,
         sdks(served.address, served.key) as (first, second),
     ):
         talking = asyncio.create_task(replies(first, second))

@@ -70,7 +70,7 @@ async def test_a_request_whose_connection_breaks_ends_at_once_and_its_repeat_goe
     go_on = in_two_halves(inference, 10)
     asked = {"model": "any", "messages": USER, "max_tokens": 20, "extra_headers": headers}
     async with (
-        gateway(bus, stage, tmp_path / "model", inference, in_flight=1, alive_s=600) as served,
+        gateway(bus, stage, tmp_path / "model", inference, in_flight=1, keepalive_s=600) as served,
         sdks(served.address, served.key) as (first, _),
     ):
         under_way = asyncio.create_task(first.chat.completions.create(**asked))

@@ -88,7 +88,7 @@ async def test_a_client_that_is_gone_before_its_request_is_whole_is_counted_and_
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(prompts, "_LARGE_AT_ONCE", 1)
-    async with gateway(bus, stage, tmp_path / "model", inference, hold_s=600.0) as served:
+    async with gateway(bus, stage, tmp_path / "model", inference, queue_timeout_s=600.0) as served:
         head = (
             f"POST /v1/messages HTTP/1.1\r\nHost: a\r\nx-api-key: {served.key}\r\nContent-Length: {2**18 + 1}\r\n\r\n"
         )

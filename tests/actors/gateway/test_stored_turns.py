@@ -54,7 +54,7 @@ async def test_the_experts_of_a_conversation_are_told_once_and_are_those_of_its_
 ):
     engine = Embedded()
     async with (
-        gateway(bus, stage, tmp_path / "model", engine, routed=True, live={"share": 0.5}) as served,
+        gateway(bus, stage, tmp_path / "model", engine, routed=True, live={"fraction": 0.5}) as served,
         sdks(served.address, served.key) as (first, _),
     ):
         before: str | None = None
@@ -80,7 +80,7 @@ async def test_a_server_that_tells_no_experts_serves_all_the_same(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
     async with (
-        gateway(bus, stage, tmp_path / "model", inference, routed=True, live={"share": 0.5}) as served,
+        gateway(bus, stage, tmp_path / "model", inference, routed=True, live={"fraction": 0.5}) as served,
         sdks(served.address, served.key) as (first, _),
     ):
         reply = await first.responses.create(model="any", input="abc", max_output_tokens=6)

@@ -103,7 +103,7 @@ async def test_a_client_is_kept_while_tokens_come_that_make_no_text_yet(
     inference.events = events
     form = {"type": "json_object"}  # its text waits for the end
     async with (
-        gateway(bus, stage, tmp_path / "model", inference, stream_tokens=1, alive_s=0.3) as served,
+        gateway(bus, stage, tmp_path / "model", inference, stream_tokens=1, keepalive_s=0.3) as served,
         sdks(served.address, served.key) as (first, _),
     ):
         alive, text = 0, ""

@@ -16,7 +16,7 @@ from topics.gpu_handoff import CARD_REQUESTED, CARD_RETURNED, CardLeft, CardTake
 from topics.topic import TRAINING
 from topics.wire import decode
 
-SHARED = {"placement": {"share": "turns"}, "engine": {"start_deadline_s": 0.2, "update_deadline_s": 0.2}}
+SHARED = {"placement": {"colocate": "time_slice"}, "engine": {"start_deadline_s": 0.2, "update_deadline_s": 0.2}}
 
 
 class Learner:

@@ -18,7 +18,7 @@ OLD, NEW = "0:1:a", "0:2:b"
 async def test_a_version_that_is_not_or_no_longer_in_memory_is_offered_to_no_engine(
     bus: Bus, stage: Callable[..., Stage]
 ):
-    context = stage(weights={"direct": "ipc", "direct_deadline_s": 60.0}).context("learner", bus)
+    context = stage(weights={"transport": "ipc", "transport_deadline_s": 60.0}).context("learner", bus)
     offered: dict[str, WeightsOffered] = {}
     asked, packed = asyncio.Event(), asyncio.Event()
 

@@ -86,7 +86,7 @@ def test_the_credit_is_shared_and_a_source_with_nothing_leaves_it_to_the_others(
     ("method", "alone", "together"), [("binary", "none", "rloo"), ("combine", "combine", "combine_rloo")]
 )
 def test_turns_with_one_prompt_are_issued_as_one_group_and_compared(method: str, alone: str, together: str):
-    fed = Feed(PrompterFold(config(live={"share": 1.0, "method": method})))
+    fed = Feed(PrompterFold(config(live={"fraction": 1.0, "method": method})))
     pair = admitted(0)
     pair.siblings = [Sibling("t1", "s", -1.0, "judge")]
     for one in (pair, admitted(2)):
@@ -109,7 +109,7 @@ def test_turns_with_one_prompt_are_issued_as_one_group_and_compared(method: str,
 
 @pytest.mark.parametrize("name", SOURCES)
 def test_each_source_names_its_prompts_by_its_letter(name: str):
-    source, state = SOURCES[name](config(live={"share": 0.5})), PrompterFold(config()).state
+    source, state = SOURCES[name](config(live={"fraction": 0.5})), PrompterFold(config()).state
     state.origins.append("p000007")
     state.requests[0] = EvalRequested("e000000", 0, 4, 0.0)
     state.live, state.live_admitted = {0: admitted(0)}, 1
@@ -187,7 +187,7 @@ def test_an_evaluation_of_a_named_set_issues_each_row_as_often_as_it_wants_answe
 
 
 def test_admitted_turns_are_issued_in_their_order_beside_the_task_and_once():
-    fed = feed(live={"share": 0.5, "advantage": "less_others"})
+    fed = feed(live={"fraction": 0.5, "advantage": "less_others"})
     for number in range(3):
         fed.publish(admitted(number, temperature=0.5))
     wanted = [item for item in fed.fold.wanted() if item.prompt_id.startswith("l")]
@@ -203,7 +203,7 @@ def test_admitted_turns_are_issued_in_their_order_beside_the_task_and_once():
 
 
 def test_an_issue_that_is_read_before_its_turn_was_admitted_is_not_made_again():
-    fed = feed(live={"share": 1.0}).issued("l000000-0", size=1)
+    fed = feed(live={"fraction": 1.0}).issued("l000000-0", size=1)
     fed.publish(admitted(0)).publish(admitted(1))
 
     assert issue(fed) == ["l000001-0"], "and with a share of 1 no row of a task is"

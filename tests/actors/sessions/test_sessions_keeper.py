@@ -37,7 +37,7 @@ async def test_what_a_user_says_of_an_admitted_turn_is_on_the_log_once_and_can_b
         await publish(bus, TurnFinished(**at, finish="stop", tokens=TOKENS, logprobs=reals, versions=0 * TOKENS))
         await say(turn, 1.0)
 
-    await stage(gateway={"count": 1}, live={"share": 1.0}).start("sessions")
+    await stage(gateway={"count": 1}, live={"fraction": 1.0}).start("sessions")
     await serve("a")
     await until(lambda: admitted() == ["a"], "the turn is admitted")
     await say("a", -1.0)
