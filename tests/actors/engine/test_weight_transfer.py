@@ -180,7 +180,7 @@ async def test_a_server_leaves_a_group_whose_sender_is_gone(bus: Bus, context: C
 async def test_a_frozen_server_holds_the_learner_back_for_the_deadline_at_most_and_reads_the_store(
     bus: Bus, context: Context
 ):
-    weights = msgspec.structs.replace(context.config.weights, direct_deadline_s=2.0)
+    weights = msgspec.structs.replace(context.config.weights, transport_deadline_s=2.0)
     context.config = msgspec.structs.replace(context.config, weights=weights)
     async with Memory(bus, context, context.files.model) as memory, Answers(bus) as answers:  # noqa: SIM117 - servers of that memory
         async with playing(context) as first, playing(context, 2) as second:
