@@ -1,4 +1,4 @@
-"""A run's copies of the user's code: each process of the run loads a file from its copy, whatever becomes of the file.
+"""A run's copies of the user's code: each process of the run loads the copy of a file, not the file.
 
 A loaded module keeps the path of the original as `__file__`, so that it finds the data files next to it.
 """
@@ -87,7 +87,7 @@ def read_inputs(root: Path) -> Inputs | None:
 
 
 def use_copies(root: Path) -> None:
-    """Load the user's files from the copies of a run, in this process and in the child processes that it starts.
+    """Load the user's files from the copies of a run, in this process and in its child processes.
 
     Args:
         root: run directory, or the folder of a host that was sent the copies.
@@ -120,7 +120,7 @@ def copy_of(path: Path) -> Path | None:
 
 
 def spec_of(name: str, path: Path, copy: Path | None) -> ModuleSpec | None:
-    """Return how a file is imported: from its copy, where there is one. Its neighbours are imported as it is."""
+    """Return how to import a file: from its copy, if there is one. The modules next to it are then copies, too."""
     if copy is None:
         return importlib.util.spec_from_file_location(name, path)
     if str(path.parent) not in _copies.folders:
@@ -153,7 +153,7 @@ class _CopyLoader(SourceFileLoader):
 
 
 class _Finder:
-    """Finds the copies of modules that user files import from their own folder, where no installed package has them."""
+    """Finds the copies of local modules that user files import, unless an installed package has the name."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None

@@ -22,6 +22,7 @@ from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError, LaunchError
 from asyncrl.models.get import get_model
 from asyncrl.models.known import KNOWN, kept_at
+from asyncrl.own_code import use_copies
 from asyncrl.run.connect import find_run
 from asyncrl.run.detach import detached, on_hangup
 from asyncrl.run.first_keys import served_lines
@@ -98,6 +99,8 @@ def _resumed(arguments: argparse.Namespace) -> Launch:
     if arguments.config or arguments.run_id or arguments.only:
         raise LaunchError("--resume goes on with a run's own config and id; give neither a config nor --run nor --only")
     found = find_run(arguments.resume, Path("runs"), live=False)
+    if not arguments.refresh_code:
+        use_copies(found.files.root)
     launch = Launch.of(found.files.root, arguments.set)
     launch.skip_batch = arguments.skip_batch
     launch.accepted = Accepted(data=arguments.accept_data, code=arguments.refresh_code)

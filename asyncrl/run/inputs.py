@@ -1,4 +1,4 @@
-"""The inputs of a run: user code, of which the run keeps copies, and data files, which it knows by their digests."""
+"""The inputs of a run: copies of the user's code, and digests of the data files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NOTHING = Accepted()
 
 
 def find_inputs(config: Config, base: Path) -> Inputs:
-    """Return the files that a config names, and the local modules that its code imports, as they are now.
+    """Return the present files that a config names, and the local modules that its code imports.
 
     Raises:
         OSError: a file cannot be read.
