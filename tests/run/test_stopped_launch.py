@@ -18,46 +18,36 @@ import time
 from pathlib import Path
 
 def rows(seed):
-    Path(__file__).with_name("opening").touch()
-    time.sleep(600)
+    if Path(__file__).with_name("slow").exists():
+        Path(__file__).with_name("opening").touch()
+        time.sleep(600)
     return [{"prompt": "^ab=", "label": "ba"}]
 """
 
 
-def opens_data(run: Run) -> bool:
-    return (run.folder / "opening").exists()
-
-
-def has_server(run: Run) -> bool:
-    return run.server() is not None
-
-
-def has(actor_id: str) -> Callable[[Run], bool]:
-    return lambda run: run.actor(actor_id) is not None
+async def terminated(run: Run, stage: Callable[[], object], what: str) -> int:
+    """Send SIGTERM at a stage of a launch; returns the exit code."""
+    await run.reaches(stage, what)
+    run.process.send_signal(signal.SIGTERM)
+    return await run.ended(LIMIT_S)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [has_server, opens_data])
-async def test_sigterm_ends_a_launch_before_its_actors_start(tmp_path: Path, stage: Callable[[Run], bool]):
-    (tmp_path / "slow.py").write_text(SLOW_DATA)
-    async with up(tmp_path, *WITHOUT_MODEL, "task.source=slow.py:rows", "task.options={}") as run:
-        await run.reaches(lambda: stage(run), "the stage of the launch")
-        run.process.send_signal(signal.SIGTERM)
-        assert await run.ended(LIMIT_S) in (0, -signal.SIGTERM), run.story
+async def test_sigterm_ends_a_launch_at_each_stage(tmp_path: Path):
+    (tmp_path / "data.py").write_text(SLOW_DATA)
+    data = ["task.source=data.py:rows", "task.options={}"]
+    async with up(tmp_path, *WITHOUT_MODEL, *data) as run:
+        assert await terminated(run, run.server, "its server is there") in (0, -signal.SIGTERM), run.story
     assert not run.processes()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("actor_id", ["supervisor-1", "prompter-1", "learner-1"])
-async def test_sigterm_ends_a_launch_while_its_actors_start(tmp_path: Path, actor_id: str):
-    async with up(tmp_path) as run:
-        await run.reaches(lambda: has(actor_id)(run), f"{actor_id} starts")
-        run.process.send_signal(signal.SIGTERM)
-        assert await run.ended(LIMIT_S) == 0, run.story
-    async with resume(tmp_path, "short", "--skip-batch", "9") as failing:
-        await failing.reaches(lambda: has_server(failing), "its server is there")
-        failing.process.send_signal(signal.SIGTERM)
-        assert await failing.ended(LIMIT_S) in (0, 1), failing.story
+    for actor_id in ("supervisor-1", "prompter-1", "learner-1"):
+        async with up(tmp_path, *data, f"run={actor_id}") as run:
+            assert await terminated(run, lambda run=run, name=actor_id: run.actor(name), actor_id) == 0, run.story
+    (tmp_path / "slow").touch()
+    async with resume(tmp_path, "learner-1") as run:
+        assert await terminated(run, (tmp_path / "opening").exists, "its data is being opened") == 0, run.story
+    (tmp_path / "slow").unlink()
+    async with resume(tmp_path, "learner-1", "--skip-batch", "9") as run:
+        assert await terminated(run, run.server, "a launch that fails has its server") in (0, 1), run.story
 
 
 async def test_a_function_on_a_daemon_thread_answers_raises_or_is_left_alone():
