@@ -113,7 +113,8 @@ async def test_a_run_whose_actor_reads_another_queue_now_is_not_resumed(tmp_path
         assert await run.ended() == 0, run.story
     (tmp_path / "critic.py").write_text(CRITIC.replace("trajectory.graded", other))
 
-    code, output = await command(tmp_path, "up", "--resume", "short", "--set", "learner.steps=4")
+    words = ("--set", "learner.steps=4", "--refresh-code")
+    code, output = await command(tmp_path, "up", "--resume", "short", *words)
 
     words = f"hands out asyncrl.short.trajectory.graded.*, and is to hand out asyncrl.short.{other}"
     assert (code, words in output, "critic" in output) == (1, True, True), output
