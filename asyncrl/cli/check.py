@@ -10,7 +10,7 @@ from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.preflight_megatron import memory_lines
-from asyncrl.run.preflight_memory import torch_memory_lines
+from asyncrl.run.preflight_memory import engine_memory_lines, torch_memory_lines
 from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print `ok`, hints, a reward each, the memory of a rank, and the room for streams, where there is no problem."""
+    """Print `ok`, hints, a reward each, estimates of memory, and the room for streams, where there is no problem."""
     loaded = load_config(arguments.config, overrides=arguments.set, further=check_surroundings)
     planned = plan(loaded.config, loaded.base)
     print("ok")
@@ -30,8 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"hint: {hint}")
     for line in reward_lines(loaded.config, loaded.base):
         print(line)
-    for line in (*memory_lines(loaded.config, loaded.base), *torch_memory_lines(loaded.config, loaded.base)):
-        print(line)
+    for lines in (memory_lines, torch_memory_lines, engine_memory_lines):
+        for line in lines(loaded.config, loaded.base):
+            print(line)
     print(planned.line())
     if arguments.streams:
         print(planned.table())

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from asyncrl.algorithms.lag import open_groups
+from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
@@ -47,6 +48,20 @@ _BUSY_ENOUGH = 0.95  # share of busy slots that needs no hint
 
 
 def _speed_hints(config: Config) -> Iterator[str]:
+    if config.rolls_out:
+        yield from _slot_hints(config)
+    yield from _gpu_hints(config)
+    if not _training_servers(config):
+        yield "there are no engines: trajectories wait until `asyncrl engines add URL` announces one"
+
+
+def _training_servers(config: Config) -> list[EngineGroup]:
+    """Return the groups of which servers that start with the run sample for training."""
+    groups = [group for pool, group in config.engine.pools.items() if purpose_of(config, pool) == "training"]
+    return [group for group in groups if group.servers]
+
+
+def _slot_hints(config: Config) -> Iterator[str]:
     rollout, lag, batch = config.rollout, config.buffer.max_lag, config.buffer.batch_groups
     slots, opened = _slot_groups(config), open_groups(batch, lag)
     if busy_share(config) < _BUSY_ENOUGH:
@@ -56,16 +71,12 @@ def _speed_hints(config: Config) -> Iterator[str]:
             f"{math.ceil(slots / max(lag - 1, 1))}) or fewer slots (rollout.slots = {_busy_slots(config)}) keep all "
             f"busy; so does older data, buffer.max_lag = {math.ceil(slots / batch) + 1}"
         )
-    groups = [group for pool, group in config.engine.pools.items() if purpose_of(config, pool) == "training"]
-    running = sum(group.servers * group.max_running for group in groups)
+    running = sum(group.servers * group.max_running for group in _training_servers(config))
     if "external" not in config.engine.kinds and rollout.workers * rollout.slots > running:
         yield (
             f"{rollout.workers * rollout.slots} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
         )
-    yield from _gpu_hints(config)
-    if not any(group.servers for group in groups):
-        yield "there are no engines: trajectories wait until `asyncrl engines add URL` announces one"
 
 
 def _gpu_hints(config: Config) -> Iterator[str]:

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.data.quantisation import served_otherwise
 from asyncrl.engine.client import EngineClient
+from asyncrl.engine.embedded.budget import memory_share
 from asyncrl.engine.errors import EngineError, EngineRefused, RequestFailed
 from asyncrl.engine.lora_serving import ServedAdapters, Shape
 from asyncrl.engine.server_load import EngineLoad
@@ -285,6 +286,12 @@ class EmbeddedControl(OwnControl):
     def __init__(self, home: EngineHome) -> None:
         super().__init__(home)
         self.adds = not home.staged  # the process beside it reads whole models
+
+    def arguments(self) -> list[str]:
+        """Return its command line, with its part of the memory."""
+        run, module, *others = super().arguments()
+        share = memory_share(self._home.settings, self._home.group)
+        return [run, module, *others, "--mem-fraction-static", f"{share:g}"]
 
     async def hold(self, *, keep: bool = False) -> None:
         self._keeps = keep

@@ -28,6 +28,10 @@ def test_the_max_lag_of_the_hint_is_the_least_that_keeps_all_busy():
     assert len(hints(from_settings(*with_lag, "buffer.max_lag=4").config)) == 1
 
 
+def test_a_run_without_rollouts_has_no_hint_about_rollout_slots():
+    assert hints(from_settings('only=["engine", "gateway"]', "engine.max_running=8").config) == []
+
+
 @pytest.mark.parametrize(
     ("overrides", "start"),
     [

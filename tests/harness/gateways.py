@@ -35,7 +35,8 @@ class Embedded:
     @contextlib.asynccontextmanager
     async def serving(self, model: Path) -> AsyncIterator[None]:
         """Serve a model for the length of the block."""
-        engine = Engine(model, max_running=SLOTS, weight_version=self.weight_version, seed=1)
+        engine = Engine(model, max_running=SLOTS, seed=1)
+        engine.weight_version = self.weight_version
         runner = web.ServerRunner(EngineServer(engine, incremental=True).protocol())
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)

@@ -3,9 +3,10 @@
 import pytest
 
 from asyncrl.config.load import load_config
-from asyncrl.engine.embedded.config import ModelConfig, RopeConfig
+from asyncrl.engine.embedded import budget
+from asyncrl.engine.embedded.config import ModelConfig, RopeConfig, read_shape
 from asyncrl.run import preflight_memory
-from asyncrl.run.preflight_memory import Learning, torch_memory, torch_memory_lines
+from asyncrl.run.preflight_memory import Learning, engine_memory_lines, torch_memory, torch_memory_lines
 from asyncrl.training import vocabulary
 from harness.models import made_model
 
@@ -60,3 +61,18 @@ def test_a_run_on_a_gpu_is_told_its_estimate(tmp_path):
     assert line.startswith("memory of a rank of the learner, estimated: ")
     assert list(torch_memory_lines(others.config, others.base)) == []
     assert list(torch_memory_lines(two.config, two.base))[1].startswith("0.0 GiB more where its card has room")
+
+
+def test_check_tells_how_many_requests_of_full_length_the_embedded_engine_holds(tmp_path, monkeypatch):
+    made_model(tmp_path)
+    monkeypatch.setattr(budget, "free_memory", lambda: 1 << 20)
+    given = [f"model.path={tmp_path}", "engine.count=2"]
+    loaded, narrow = (load_config("custom", overrides=[*given, *more]) for more in ((), ("engine.context=1000000",)))
+    shape = read_shape(tmp_path)
+    tokens = (1 << 20) // 8 // budget.token_bytes(shape, 4) // 16 * 16  # an eighth of the memory for each of two
+
+    [line] = engine_memory_lines(loaded.config, loaded.base)
+    assert f"{tokens:,} tokens, {tokens // shape.max_positions} requests of full length" in line
+    assert list(engine_memory_lines(narrow.config, narrow.base))[1].startswith(
+        f"engine: a request ends with reason length at {tokens:,} tokens"
+    )

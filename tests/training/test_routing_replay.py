@@ -118,7 +118,8 @@ class Noting(EngineClient):
 async def sampled(model, *, noise):
     """Segments of two turns each, and their experts."""
     asked = []
-    engine = Engine(model, max_running=8, weight_version=KEY, seed=0)
+    engine = Engine(model, max_running=8, seed=0)
+    engine.weight_version = KEY
     if noise:
         disturb(engine)
     tokenizer, found = TaskTokenizer.load(model), []
@@ -244,7 +245,9 @@ def test_an_engine_that_returns_no_row_for_each_token_is_refused(recorded):
 
 async def test_an_engine_tells_the_experts_from_the_least_token_that_is_asked_for(model):
     prompts = [[3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 9]]
-    async with serving(Engine(model, max_running=2, weight_version=KEY, seed=0)) as address:
+    engine = Engine(model, max_running=2, seed=0)
+    engine.weight_version = KEY
+    async with serving(engine) as address:
         client = EngineClient(address)
 
         async def tell(*first):

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from asyncrl.engine.embedded.budget import SHARE
 from asyncrl.telemetry.output import print_lossy
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32")
     parser.add_argument("--weight-version", default="default")
     parser.add_argument("--incremental-streaming-output", action="store_true", help="events carry only new tokens")
+    parser.add_argument(
+        "--mem-fraction-static", type=float, default=SHARE, help="part of the free memory for keys and values"
+    )
     parser.add_argument("--seed", type=int, help="for requests that bring none; default: another one at each start")
     parser.add_argument(
         "--api-key-file", type=Path, help="ask for the bearer token in this file everywhere but /health and /metrics"
@@ -66,12 +70,13 @@ def main() -> int:
             max_running=options.max_running_requests,
             context_length=options.context_length,
             dtype=getattr(torch, options.dtype),
-            weight_version=options.weight_version,
             seed=options.seed,
+            memory_share=options.mem_fraction_static,
         )
     except EngineError as fault:
         print(f"engine: {fault}", file=sys.stderr)
         return 1
+    engine.weight_version = options.weight_version
     return uvloop.run(serve(engine, listener, options))
 
 

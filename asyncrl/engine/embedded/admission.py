@@ -1,122 +1,136 @@
-"""Rows for waiting requests: what is known of a prompt is copied, the rest is computed together in the next pass."""
+"""Rows for waiting requests: what is known of a prompt is copied, the rest is computed in parts by later steps."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 
+from asyncrl.engine.embedded.budget import BLOCK, in_blocks
 from asyncrl.engine.embedded.model import Block, Model
 from asyncrl.engine.embedded.prefix import PrefixCache
 from asyncrl.engine.embedded.request import Request
 
-_CHUNK_TOKENS = 512
-"""Longest run of one prompt in a forward pass."""
+_PASS_TOKENS = 512
+"""Most prompt tokens, padding included, of one forward pass."""
 
-_PASS_TOKENS = 2048
-"""Most prompt tokens, padding included, that one step takes on, unless a single prompt has more."""
+_PATIENCE_STEPS = 8
 
 _Key = tuple[str | None, tuple[int, ...]]
-
-
-class _Entry(NamedTuple):
-    """A request that is about to get a row. `fed` is everything but its last token, which a decode row carries."""
-
-    request: Request
-    fed: list[int]
-    donor: Request | None  # runs with the same prompt
-    places: list[int]  # of cached blocks
-    known: int  # tokens that need not be computed
-
-    @property
-    def open_tokens(self) -> int:
-        return len(self.fed) - self.known
 
 
 class Admission:
     """Takes requests in their order of arrival. The members of a group share their prompt, so it is computed once:
 
-    a member whose prompt is being computed waits one step and copies it then, from the row of the member before it.
+    a member waits until the row of another member has it, and copies it then.
     """
 
     def __init__(self, model: Model, cache: PrefixCache) -> None:
         self._model = model
         self._cache = cache
+        self._patience = 0  # steps that free rows have waited for more
         self._live: dict[_Key, Request] = {}
+        self.filling: list[Request] = []  # requests with a row whose prompts are not computed to their end
 
-    def admit(
-        self, waiting: deque[Request], first_row: int, free: int, epoch: int
-    ) -> tuple[list[Request], Block | None]:
-        """Move requests from `waiting` to rows `first_row`, ...; also what the next forward pass must compute."""
-        entries = self._choose(waiting, free, epoch)
-        entries.sort(key=lambda entry: entry.open_tokens)
-        for row, entry in enumerate(entries, first_row):
-            request = entry.request
-            request.row = row
-            request.epoch = epoch
-            if not request.tokens:  # tokens that a retracted request reads again do not count as its prompt
-                request.cached_tokens = entry.known
+    @property
+    def open_tokens(self) -> int:
+        """Prompt tokens of the rows that are still to be computed."""
+        return sum(request.open_tokens for request in self.filling)
+
+    def admit(self, waiting: deque[Request], rows: range, room: int, epoch: int) -> list[Request]:
+        """Move requests from `waiting` to free rows.
+
+        Args:
+            rows: the free ones.
+            room: tokens that memory has room for.
+        """
+        self._patience = self._patience + 1 if self._is_patient(waiting, rows) else 0
+        if self._patience:
+            return []
+        batch = self._choose(waiting, rows, room, epoch)
+        for row, (request, donor, places) in zip(rows, batch, strict=False):
+            request.row, request.epoch = row, epoch
             self._live[_key(request)] = request
-            if entry.donor is not None:
-                self._model.copy_slot(entry.donor.row, row, entry.known)
+            if donor is not None:
+                self._model.copy_slot(donor.row, row, request.known)
             else:
-                self._cache.load(entry.places, row)
-        return [entry.request for entry in entries], self._block([entry for entry in entries if entry.open_tokens])
+                self._cache.load(places, row)
+        admitted = [request for request, _, _ in batch]
+        self.filling += [request for request in admitted if request.open_tokens]
+        return admitted
+
+    def _is_patient(self, waiting: deque[Request], rows: range) -> bool:
+        """Prompts are cheaper together: a nearly full engine lets a few rows come free, unless a request is urgent."""
+        few = len(rows) < min(len(waiting), 1 + rows.start // 16)
+        return few and self._patience < _PATIENCE_STEPS and waiting[0].priority <= 0
 
     def forget(self, request: Request) -> None:
         """The request gives up its row."""
+        if request in self.filling:
+            self.filling.remove(request)
         if self._live.get(_key(request)) is request:
             del self._live[_key(request)]
 
-    def _choose(self, waiting: deque[Request], free: int, epoch: int) -> list[_Entry]:
-        entries: list[_Entry] = []
-        computing: set[_Key] = set()
+    def next_block(self) -> Block | None:
+        """Return the prompt tokens of the next forward pass; the rows know them from now on."""
+        chosen: list[Request] = []
+        width = 0
+        for request in self.filling:
+            wider = max(width, request.open_tokens)
+            if chosen and wider * (len(chosen) + 1) > _PASS_TOKENS:
+                break
+            chosen.append(request)
+            width = min(wider, _PASS_TOKENS)
+        if not width:
+            return None
+        tokens = torch.zeros((len(chosen), width), dtype=torch.int64)
+        positions = torch.full((len(chosen), width), self._model.waste)
+        for index, request in enumerate(chosen):
+            part = (request.prompt + request.tokens)[request.known : -1][:width]
+            tokens[index, : len(part)] = torch.tensor(part)
+            positions[index, : len(part)] = torch.arange(request.known, request.known + len(part))
+            request.known += len(part)
+        return Block(tokens, positions, torch.tensor([request.row for request in chosen]))
+
+    def _choose(
+        self, waiting: deque[Request], rows: range, room: int, epoch: int
+    ) -> list[tuple[Request, Request | None, list[int]]]:
+        """Return the requests with the row or the blocks that have the beginning of their tokens."""
+        batch: list[tuple[Request, Request | None, list[int]]] = []
+        computing = {_key(request) for request in self.filling}
         postponed: list[Request] = []
-        longest = 0
-        while waiting and len(entries) < free:
+        opened = self.open_tokens
+        while waiting and len(batch) < len(rows):
             request = waiting[0]
             if _key(request) in computing:
                 postponed.append(waiting.popleft())
                 continue
-            entry = self._entry(request, epoch)
-            longest = max(longest, entry.open_tokens)
-            if entries and longest * (len(entries) + 1) > _PASS_TOKENS:
+            # Each row may grow by a block before another one must give way.
+            room -= in_blocks(len(request.prompt) + len(request.tokens)) + BLOCK
+            if room < 0 and (batch or rows.start):
                 break
-            waiting.popleft()
-            entries.append(entry)
-            if entry.open_tokens:
+            donor, places = self._find(request, epoch)
+            if opened and opened + request.open_tokens > _PASS_TOKENS:
+                break
+            batch.append((waiting.popleft(), donor, places))
+            opened += request.open_tokens
+            if request.open_tokens:
                 computing.add(_key(request))
+            if not request.tokens:  # tokens that a retracted request reads again do not count as its prompt
+                request.cached_tokens = request.known
         waiting.extendleft(reversed(postponed))
-        return entries
+        return sorted(batch, key=lambda entry: entry[0].open_tokens)
 
-    def _entry(self, request: Request, epoch: int) -> _Entry:
-        fed = (request.prompt + request.tokens)[:-1]
+    def _find(self, request: Request, epoch: int) -> tuple[Request | None, list[int]]:
+        """Find the beginning of a request's tokens in a row or in the cache."""
         donor = self._live.get(_key(request))
         if donor is not None and donor.epoch == epoch:
-            return _Entry(request, fed, donor, [], len(request.prompt) - 1)
-        places = self._cache.find(fed, request.extra_key)
-        return _Entry(request, fed, None, places, self._cache.tokens(places))
-
-    def _block(self, entries: list[_Entry]) -> Block | None:
-        """The rows are consecutive, shortest first. All but the last columns of long prompts are computed at once."""
-        if not entries:
-            return None
-        columns = torch.arange(entries[-1].open_tokens)
-        known = torch.tensor([[entry.known] for entry in entries])
-        lengths = torch.tensor([[len(entry.fed)] for entry in entries])
-        positions = known + columns
-        positions = torch.where(positions < lengths, positions, self._model.waste)
-        padded = [entry.fed[entry.known :] + [0] * (len(columns) - entry.open_tokens) for entry in entries]
-        tokens = torch.tensor(padded)
-        slot, done = entries[0].request.row, 0
-        while len(columns) - done > _CHUNK_TOKENS:
-            part = slice(done, done + _CHUNK_TOKENS)
-            self._model.prefill(Block(tokens[:, part], positions[:, part], slot))
-            done += _CHUNK_TOKENS
-        return Block(tokens[:, done:], positions[:, done:], slot)
+            request.known = len(request.prompt) - 1
+            return donor, []
+        places = self._cache.find((request.prompt + request.tokens)[:-1], request.extra_key)
+        request.known = len(places) * BLOCK
+        return None, places
 
 
 def _key(request: Request) -> _Key:
@@ -135,6 +149,11 @@ def enqueue(waiting: deque[Request], request: Request) -> None:
     waiting.insert(ahead, request)
 
 
+def by_loss(request: Request) -> tuple[int, int]:
+    """Order requests by priority, then by what is to be computed again if they give up their row."""
+    return request.priority, len(request.prompt) + len(request.tokens)
+
+
 def to_retract(running: Sequence[Request], waiting: deque[Request], free: int) -> list[Request]:
     """Return the running requests that give their rows to waiting ones of higher priority.
 
@@ -146,26 +165,6 @@ def to_retract(running: Sequence[Request], waiting: deque[Request], free: int) -
     if not waiting or waiting[0].priority <= min((one.priority for one in running), default=waiting[0].priority):
         return []
     urgent = [request.priority for request in waiting][free:]
-    rows = sorted(running, key=lambda one: (one.priority, len(one.prompt) + len(one.tokens)))
+    rows = sorted(running, key=by_loss)
     pairs = zip(rows, urgent, strict=False)  # the least of those that run, with the most urgent that waits
     return [row for row, priority in pairs if row.priority < priority]
-
-
-class Signal:
-    """A condition that wakes all waiters each time it fires."""
-
-    def __init__(self) -> None:
-        self._waiters: list[asyncio.Future[None]] = []
-
-    def fire(self) -> None:
-        """Wake the present waiters."""
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
-    async def wait(self) -> None:
-        """Return at the next `fire`."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters.append(waiter)
-        await waiter

@@ -14,6 +14,9 @@ from asyncrl.engine.embedded.config import ExpertsConfig
 _PACKED_ROWS = 12
 """From this many rows on, oneDNN's packed product wins over MKL's; on AMD processors it is twice as fast at 64."""
 
+_BOTH_BYTES = 1 << 20
+"""Larger matrices are kept in the packed form alone, which takes half the memory."""
+
 _ROWS_STEP = 16
 """Rows are padded to a multiple of this: oneDNN compiles a product for each number of rows, which takes up to a
 millisecond, and keeps 1,024 of them."""
@@ -39,15 +42,16 @@ class Matrix:
     __slots__ = ("_bias", "_packed", "_weight")
 
     def __init__(self, weight: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> None:
-        self._weight = weight.to(dtype).contiguous()
+        weight = weight.to(dtype).contiguous()
         self._bias = None if bias is None else bias.to(dtype)
         pack = _PACKED and dtype == torch.float32
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self._weight, None) if pack else None
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None) if pack else None
+        self._weight = weight if self._packed is None or weight.nbytes <= _BOTH_BYTES else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[N, inputs] to a new tensor [N, outputs]."""
         rows = len(x)
-        if self._packed is None or rows < _PACKED_ROWS:
+        if self._weight is not None and (self._packed is None or rows < _PACKED_ROWS):
             return F.linear(x, self._weight, self._bias)
         if beyond := -rows % _ROWS_STEP:
             x = F.pad(x, (0, 0, 0, beyond))

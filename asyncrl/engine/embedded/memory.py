@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Collection
-
-import torch
+from contextlib import suppress
 
 from asyncrl.engine.embedded.model import Model
 from asyncrl.engine.embedded.prefix import PrefixCache
@@ -26,7 +26,6 @@ class Memory:
         self._model, self._cache = model, cache
         self._away: set[str] = set()  # tags that are given back
         self._blank = False  # no weights came since they were given back
-        self._sizes: list[tuple[torch.Tensor, int]] = []  # of the stores that are given back, in bytes
 
     @property
     def whole(self) -> bool:
@@ -47,9 +46,7 @@ class Memory:
                 self._blank = True
             elif tag == CACHE:
                 self._cache.clear()
-                self._sizes = [(one, one.untyped_storage().nbytes()) for one in self._stores()]
-                for store, _ in self._sizes:
-                    store.untyped_storage().resize_(0)
+                self._model.free_all()
             self._away.add(tag)
 
     def resume(self, tags: Collection[str]) -> None:
@@ -59,11 +56,6 @@ class Memory:
             EngineRefused: an unknown tag.
         """
         for tag in _known(tags):
-            if tag == CACHE:
-                for store, size in self._sizes:
-                    store.untyped_storage().resize_(size)
-                    store.zero_()  # what lies behind a row's tokens is multiplied by 0, and must be a number
-                self._sizes = []
             self._away.discard(tag)
 
     def fill(self, weights: Weights) -> None:
@@ -76,9 +68,8 @@ class Memory:
             raise EngineRefused("the memory of the weights is released; call resume_memory_occupation first")
         self._model.weights = weights
         self._blank = False
-
-    def _stores(self) -> list[torch.Tensor]:
-        return [*self._model.stores, *self._cache.pools]
+        with suppress(AttributeError):  # where the C library has such a call: it keeps what the old ones took
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def _known(tags: Collection[str]) -> Collection[str]:

@@ -1,7 +1,9 @@
-"""Forward passes over a static key-value store: one token for each running row, and prompts along with them."""
+"""Forward passes over a key-value store: one token for each running row, and parts of prompts along with them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Generator
 from typing import NamedTuple
 
 import numpy as np
@@ -9,10 +11,11 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F  # noqa: N812 - torch's own convention
 
+from asyncrl.engine.embedded.budget import token_bytes
 from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.engine.embedded.matrix import Experts
+from asyncrl.engine.embedded.paged import Paged
 from asyncrl.engine.embedded.weights import Layer, Weights
-from asyncrl.engine.errors import EngineError
 
 ATTENTION_STEP = 16
 """Attention reads the used prefix of the store, rounded up to this many tokens."""
@@ -20,13 +23,22 @@ ATTENTION_STEP = 16
 SPAN_ROWS = 32
 """Rows that attend together, as far as the longest of them reaches; it pays to keep rows of like length together."""
 
+_TURN_S = 0.02
+"""Seconds of computation after which other work of the process gets a turn, at the end of a layer."""
+
+_SLACK_BYTES = 1 << 20
+"""Memory that a slot may keep beyond its tokens: giving it back and taking it again costs a system call a page."""
+
+Computation = Generator[None, None, torch.Tensor]
+"""Stops where other work of the process may be done; returns a result."""
+
 
 class Block(NamedTuple):
-    """Prompt tokens for consecutive slots. Padding stands at position `Model.waste`."""
+    """Prompt tokens for some slots. Padding has the position `Model.waste`."""
 
     tokens: torch.Tensor  # [R, S] int64
     positions: torch.Tensor  # [R, S] int64
-    slot: int  # of the first row
+    slots: torch.Tensor  # [R] int64
 
 
 class _Span(NamedTuple):
@@ -63,19 +75,17 @@ class Model:
         self.positions = -(-(positions + 1) // ATTENTION_STEP) * ATTENTION_STEP
         self.waste = self.positions - 1  # no token ever stands here
         shape = (config.layers, 2, slots, config.kv_heads, self.positions, config.head_dim)
-        try:
-            self.store = torch.zeros(shape, dtype=self.dtype)
-        except RuntimeError as fault:
-            raise EngineError(
-                f"key-value store of {slots} requests x {positions} tokens does not fit in memory; "
-                "lower --max-running-requests or --context-length"
-            ) from fault
+        self._paged = [Paged(shape, self.dtype)]
+        self.store = self._paged[0].tensor
         experts = config.experts
         # What the router chose where a token was fed, in the form of the store: [layer, 1, slot, 1, position, chosen].
         self.routes: torch.Tensor | None = None
         if experts is not None:
             wide = torch.uint8 if experts.count <= 256 else torch.int16
-            self.routes = torch.zeros((config.layers, 1, slots, 1, self.positions, experts.chosen), dtype=wide)
+            self._paged.append(Paged((config.layers, 1, slots, 1, self.positions, experts.chosen), wide))
+            self.routes = self._paged[1].tensor
+        self._written = [0] * slots  # tokens of each slot that occupy memory
+        self._slack = _SLACK_BYTES // token_bytes(config, self.dtype.itemsize)
         self._slots = [store.unbind(2) for store in self.stores]  # made once: a view costs as much as a short copy
         angles = torch.outer(torch.arange(self.positions).float(), config.rope.inverse_frequencies(config.head_dim))
         self._rotations = torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
@@ -93,7 +103,30 @@ class Model:
     @property
     def stores(self) -> list[torch.Tensor]:
         """Return all that is kept of the tokens of a slot."""
-        return [self.store] if self.routes is None else [self.store, self.routes]
+        return [paged.tensor for paged in self._paged]
+
+    def free_all(self) -> None:
+        """Give back the memory of all tokens."""
+        for paged in self._paged:
+            paged.free(0, paged.tensor.numel())
+        self._written = [0] * len(self._written)
+
+    def free(self, slot: int, kept: int, written: int) -> None:
+        """Give back the memory of a slot's tokens but the first `kept`.
+
+        Args:
+            written: tokens that the slot held last.
+        """
+        self._written[slot] = written = max(written, self._written[slot])
+        if written - kept <= self._slack:
+            return
+        self._written[slot] = kept
+        for paged in self._paged:
+            layers, kinds, slots, heads, positions, width = paged.tensor.shape
+            for part in range(layers * kinds):
+                first = (part * slots + slot) * heads
+                for head in range(first, first + heads):
+                    paged.free((head * positions + kept) * width, (written - kept) * width)
 
     def routed(self, slot: int, tokens: int) -> npt.NDArray[np.int32]:
         """Return the experts of the first tokens of a slot, [T, layers, K]; without experts [T, 0, 0]."""
@@ -101,37 +134,33 @@ class Model:
             return np.zeros((tokens, 0, 0), np.int32)
         return self.routes[:, 0, slot, 0, :tokens].permute(1, 0, 2).numpy().astype(np.int32)
 
-    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, block: Block | None = None) -> torch.Tensor:
+    def decode(self, tokens: torch.Tensor, positions: torch.Tensor, block: Block | None = None) -> Computation:
         """One token for each of the slots 0..B-1, and on the way the keys and values of a block of prompts.
 
         A row may follow the block's tokens in its slot: every layer writes before it reads.
 
         Args:
             tokens: [B] int64, the newest token of each row.
-            positions: [B] int64, where it stands.
+            positions: [B] int64, where it is.
             block: prompt tokens to compute along with them.
 
         Returns:
             [B, vocab] float32 logits of the next token.
         """
-        x = self._forward(tokens, positions, block)
+        x = yield from self._forward(tokens, positions, block)
         return self.weights.head(self._normed(x)).float()
 
-    def prefill(self, block: Block) -> None:
-        """Only the keys and values of a block of prompts."""
+    def read(self, block: Block) -> Computation:
+        """Logits after each token of a block, [R * S, vocab] float32; its keys and values are stored."""
         nothing = torch.empty(0, dtype=torch.int64)
-        self._forward(nothing, nothing, block)
-
-    def read(self, block: Block) -> torch.Tensor:
-        """Logits behind each token of a block, [R * S, vocab] float32; its keys and values are stored."""
-        nothing = torch.empty(0, dtype=torch.int64)
-        return self.weights.head(self._normed(self._forward(nothing, nothing, block, whole=True))).float()
+        x = yield from self._forward(nothing, nothing, block, whole=True)
+        return self.weights.head(self._normed(x)).float()
 
     def _forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, block: Block | None, *, whole: bool = False
-    ) -> torch.Tensor:
+    ) -> Computation:
         """[B, hidden] of the decoding rows; with `whole` of the block's tokens, too."""
-        rows = len(tokens)
+        rows, turn_s = len(tokens), time.perf_counter() + _TURN_S
         shared = self._prepare(positions, block)
         if block is not None:
             tokens = torch.cat([tokens, block.tokens.reshape(-1)])
@@ -139,6 +168,9 @@ class Model:
         # Of the last layer's block, only keys and values are wanted; what its router chooses is, too.
         last = len(self.weights.layers) - (0 if whole or self.routes is not None else 1)
         for index, layer in enumerate(self.weights.layers):
+            if time.perf_counter() > turn_s:
+                yield
+                turn_s = time.perf_counter() + _TURN_S
             qkv = self._project(x, layer, index, shared)
             if index == last and block is not None:
                 x, qkv = x[:rows], qkv[:rows]
@@ -160,8 +192,9 @@ class Model:
         real = block.positions[block.positions != self.waste]
         used = int(real.max()) + 1
         mask = (self._steps[:used] <= block.positions.unsqueeze(2)).unsqueeze(1)
-        slots = self._cells[block.slot : block.slot + len(block.tokens)].unsqueeze(1)
-        block_cells = (slots + block.positions.unsqueeze(2)).view(-1, cells.shape[1])
+        block_cells = self._cells[block.slots].unsqueeze(1) + block.positions.unsqueeze(2)
+        padding = (block.positions == self.waste).unsqueeze(2)  # all of it in one cell, which takes less memory
+        block_cells = torch.where(padding, self._cells[0] + self.waste, block_cells).view(-1, cells.shape[1])
         every = torch.cat([positions, block.positions.reshape(-1)])
         return _Pass(self._rotations[every], torch.cat([cells, block_cells]), spans, block, used, mask)
 
@@ -209,7 +242,7 @@ class Model:
     def _attend_block(self, qkv: torch.Tensor, index: int, shared: _Pass, block: Block) -> torch.Tensor:
         """S query tokens for each of R rows, over what the store holds of these rows."""
         rows, config = len(block.tokens), self.config
-        keys, values = self.store[index, :, block.slot : block.slot + rows, :, : shared.used]
+        keys, values = self.store[index].narrow(3, 0, shared.used)[:, block.slots]
         queries = qkv[:, : config.heads].view(rows, -1, config.heads, config.head_dim).transpose(1, 2)
         mixed = F.scaled_dot_product_attention(queries, keys, values, shared.mask, scale=1.0, enable_gqa=True)
         return mixed.transpose(1, 2).reshape(len(qkv), -1)

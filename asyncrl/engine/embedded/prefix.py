@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-BLOCK = 16
-"""Tokens per block: a prefix is shared in whole blocks."""
+from asyncrl.engine.embedded.budget import BLOCK
+from asyncrl.engine.embedded.paged import Paged
 
 _Key = tuple[int | str | None, bytes]
 
@@ -25,7 +25,7 @@ class PrefixCache:
     def __init__(self, stores: Sequence[torch.Tensor], tokens: int) -> None:
         """Keep up to `tokens` tokens of stores, each [layer, kind, slot, head, position, width]."""
         self._stores = [(store, _pool(store, tokens // BLOCK)) for store in stores]
-        self._room = tokens // BLOCK
+        self._most = self._room = tokens // BLOCK
         self._identities = itertools.count()
         self.clear()
 
@@ -33,15 +33,23 @@ class PrefixCache:
         """Tokens held."""
         return len(self._blocks) * BLOCK
 
-    @property
-    def pools(self) -> list[torch.Tensor]:
-        """Return the memory of all blocks, of each store."""
-        return [pool for _, pool in self._stores]
-
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget everything, and free the memory."""
         self._blocks: OrderedDict[_Key, tuple[int, int]] = OrderedDict()  # key -> identity, place in the pool
-        self._free = list(range(self._room))
+        self._free: list[int] = []
+        self._unused = 0  # the first place that was never used
+        for _, pool in self._stores:
+            pool.free(0, pool.tensor.numel())
+
+    def limit(self, tokens: int) -> None:
+        """Keep at most so many tokens from now on."""
+        self._room = min(self._most, max(0, tokens) // BLOCK)
+        while len(self._blocks) > self._room:
+            place = self._evict()
+            self._free.append(place)
+            for _, pool in self._stores:
+                size = pool.tensor[place].numel()
+                pool.free(place * size, size)
 
     def find(self, tokens: Sequence[int], extra_key: str | None) -> list[int]:
         """Return the blocks of the longest known prefix of `tokens`."""
@@ -56,18 +64,14 @@ class PrefixCache:
         self._touch([key for key, _ in found])
         return [place for _, place in found]
 
-    def tokens(self, places: Sequence[int]) -> int:
-        """Tokens in so many blocks."""
-        return len(places) * BLOCK
-
     def load(self, places: Sequence[int], slot: int) -> None:
-        """Copy blocks to the start of `slot`; valid until the next `save`."""
+        """Copy blocks to the start of `slot`; valid until the next `save` or `limit`."""
         if places:
             for store, pool in self._stores:
-                _window(store, slot, 0, len(places)).copy_(pool[list(places)])
+                _window(store, slot, 0, len(places)).copy_(pool.tensor[list(places)])
 
     def save(self, tokens: Sequence[int], extra_key: str | None, slot: int) -> None:
-        """Keep the whole blocks of `tokens`, whose keys and values stand in `slot`."""
+        """Keep the whole blocks of `tokens`, whose keys and values are in `slot`."""
         parent: int | str | None = extra_key
         keys: list[_Key] = []
         places: list[int] = []  # of new blocks; all that follow a new one are new, too
@@ -75,7 +79,7 @@ class PrefixCache:
             key = (parent, piece)
             block = self._blocks.get(key)
             if block is None:
-                block = next(self._identities), self._free.pop() if self._free else self._evict()
+                block = next(self._identities), self._take()
                 self._blocks[key] = block
                 places.append(block[1])
             else:
@@ -85,20 +89,28 @@ class PrefixCache:
         self._touch(keys)
         if places:
             for store, pool in self._stores:
-                pool[places] = _window(store, slot, len(keys) - len(places), len(keys))
+                pool.tensor[places] = _window(store, slot, len(keys) - len(places), len(keys))
 
     def _touch(self, keys: list[_Key]) -> None:
         """The first block becomes the most recent, so that a chain is dropped from its end."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 
+    def _take(self) -> int:
+        if len(self._blocks) >= self._room:
+            return self._evict()
+        if self._free:
+            return self._free.pop()
+        self._unused += 1
+        return self._unused - 1
+
     def _evict(self) -> int:
         return self._blocks.popitem(last=False)[1][1]
 
 
-def _pool(store: torch.Tensor, blocks: int) -> torch.Tensor:
+def _pool(store: torch.Tensor, blocks: int) -> Paged:
     layers, kinds, _, heads, _, width = store.shape
-    return torch.zeros((blocks, layers, kinds, heads, BLOCK, width), dtype=store.dtype)
+    return Paged((max(blocks, 1), layers, kinds, heads, BLOCK, width), store.dtype)
 
 
 def _window(store: torch.Tensor, slot: int, first: int, end: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
@@ -84,6 +84,7 @@ class Request:
     late: bool = False  # it came while the engine was paused
     epoch: int = -1  # which weights computed its keys and values
     row: int = -1
+    known: int = 0  # tokens whose keys and values the row has, as long as the prompt is not computed
     seed: int = 0
     limit: int = 0
     check_at: int = 0
@@ -98,6 +99,11 @@ class Request:
         self.limit = min(_MAX_NEW_TOKENS, room) if sampling.max_new_tokens is None else sampling.max_new_tokens
         self.stops = frozenset(sampling.stop_token_ids).union(() if sampling.ignore_eos else eos)
         self.plan_check()
+
+    @property
+    def open_tokens(self) -> int:
+        """Tokens that must be computed before the newest one can be fed."""
+        return len(self.prompt) + len(self.tokens) - 1 - self.known
 
     def plan_check(self) -> None:
         """Set the number of tokens at which the scheduler must look at this request again, stop tokens aside."""
@@ -128,6 +134,26 @@ class Request:
         """Notify the listener."""
         if self.listener is not None:
             self.listener(self)
+
+
+def check_request(request: Request, vocab: int, context: int, eos: Collection[int]) -> None:
+    """Refuse a request that no model of this vocabulary and context could run.
+
+    Raises:
+        EngineRefused: the prompt is empty or does not fit, or a token is not in the vocabulary.
+    """
+    prompt, sampling = request.prompt, request.sampling
+    if not prompt:
+        raise EngineRefused(f"request {request.rid}: input_ids is empty; give at least one token")
+    check_length(len(prompt), sampling.max_new_tokens, context)
+    if min(prompt) < 0 or max(prompt) >= vocab:
+        wrong = next(token for token in prompt if not 0 <= token < vocab)
+        raise EngineRefused(f"request {request.rid}: token id {wrong} is outside the vocabulary of {vocab}")
+    for token in sampling.stop_token_ids:
+        if not 0 <= token < vocab:
+            raise EngineRefused(f"request {request.rid}: stop id {token} is outside the vocabulary of {vocab}")
+    if sampling.min_new_tokens and len({*sampling.stop_token_ids, *eos}) >= vocab:
+        raise EngineRefused(f"request {request.rid}: min_new_tokens, and every token of {vocab} is a stop id")
 
 
 def check_length(prompt: int, new: int | None, context: int) -> None:

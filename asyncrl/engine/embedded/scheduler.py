@@ -6,30 +6,31 @@ import asyncio
 import random
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 
-from asyncrl.engine.answer import stop_string
-from asyncrl.engine.embedded.admission import Admission, Signal, enqueue, to_retract
+from asyncrl.engine.embedded.admission import Admission, by_loss, enqueue, to_retract
+from asyncrl.engine.embedded.batch import Batch
+from asyncrl.engine.embedded.budget import SHARE, in_blocks, token_budget
 from asyncrl.engine.embedded.config import read_config, read_eos_ids
 from asyncrl.engine.embedded.counters import Counters
 from asyncrl.engine.embedded.memory import Memory
-from asyncrl.engine.embedded.model import SPAN_ROWS, Block, Model
+from asyncrl.engine.embedded.model import Model
 from asyncrl.engine.embedded.prefix import PrefixCache
 from asyncrl.engine.embedded.reading import read_prompt
-from asyncrl.engine.embedded.request import Finish, Request, check_length
-from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows, mix
+from asyncrl.engine.embedded.request import Finish, Request, check_request
+from asyncrl.engine.embedded.sampling import mix
+from asyncrl.engine.embedded.stops import StopStrings
+from asyncrl.engine.embedded.turns import Signal, between_steps
 from asyncrl.engine.embedded.weights import ReadAhead, load_weights
 from asyncrl.engine.errors import EngineError, EngineRefused
 
 PauseMode = Literal["abort", "in_place", "retract"]
 
-_PATIENCE_STEPS = 8
 _SPINS = 2
 
 
@@ -43,8 +44,8 @@ class Engine:
         max_running: int = 64,
         context_length: int | None = None,
         dtype: torch.dtype = torch.float32,
-        weight_version: str = "default",
         seed: int | None = None,  # of requests that bring none; None: another one each time
+        memory_share: float = SHARE,  # of the free memory, for keys and values
     ) -> None:
         self.model_path = model_path
         self.config = read_config(model_path)
@@ -54,40 +55,30 @@ class Engine:
         self.dtype = dtype
         weights = load_weights(model_path, self.config, dtype)
         self.model = Model(self.config, weights, max_running, self.context_length)
-        self.cache = PrefixCache(self.model.stores, max_running * self.context_length)
+        rows_tokens = max_running * in_blocks(self.context_length)
+        budget = token_budget(self.config, dtype.itemsize, memory_share)
+        self.budget_tokens = min(budget, 2 * rows_tokens)  # of running requests and the prefix cache
+        self.cache = PrefixCache(self.model.stores, min(budget, max_running * self.context_length))
         self.memory = Memory(self.model, self.cache)
         self.ahead = ReadAhead(model_path, self.config, dtype)
         self._admission = Admission(self.model, self.cache)
-        self.weight_version = weight_version
+        self.weight_version = "default"
         self.epoch = 0
         self.paused: PauseMode | None = None
-        self.running: list[Request] = []
+        self._batch = Batch(self.model, max_running)
+        self.running = self._batch.requests
         self.waiting: deque[Request] = deque()
         self.unread: deque[Request] = deque()  # of which the log-probs of the prompt come before all else
         self.requests: dict[str, Request] = {}
         self.counters = Counters()
         self.changed = Signal()
-        self._tokenizer: Tokenizer | None = None
+        self._stop_strings = StopStrings(model_path)
         self._held: deque[Request] | None = None  # arrivals while an update waits for the engine to drain
         self._updating = asyncio.Lock()
+        self.computing = False
+        self.later: list[Callable[[], None]] = []  # changes that wait for the end of the step
         self._young: set[Request] = set()  # must not stop yet
-        self._patience = 0
-        self._rows = Rows(max_running)
         self._random = random.Random(seed)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer, read when it is first needed.
-
-        Raises:
-            EngineRefused: the model directory has none.
-        """
-        if self._tokenizer is None:
-            path = self.ahead.model / "tokenizer.json"
-            if not path.exists():
-                raise EngineRefused(f"stop strings need {path}, which does not exist; use stop_token_ids")
-            self._tokenizer = Tokenizer.from_file(str(path))
-        return self._tokenizer
 
     @property
     def runnable(self) -> bool:
@@ -97,7 +88,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing runs, and nothing waits but what came since it is paused: SGLang keeps that at its door."""
-        return all(request.late for request in self.requests.values())
+        return not self.computing and all(request.late for request in self.requests.values())
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -128,25 +119,20 @@ class Engine:
 
     def check(self, request: Request) -> None:
         """Refuse what could never run; raises as `submit` does."""
-        prompt, vocab = request.prompt, self.config.vocab_size
-        if not prompt:
-            raise EngineRefused(f"request {request.rid}: input_ids is empty; give at least one token")
-        check_length(len(prompt), request.sampling.max_new_tokens, self.context_length)
-        if min(prompt) < 0 or max(prompt) >= vocab:
-            wrong = next(token for token in prompt if not 0 <= token < vocab)
-            raise EngineRefused(f"request {request.rid}: token id {wrong} is outside the vocabulary of {vocab}")
-        for token in request.sampling.stop_token_ids:
-            if not 0 <= token < vocab:
-                raise EngineRefused(f"request {request.rid}: stop id {token} is outside the vocabulary of {vocab}")
-        if request.sampling.min_new_tokens and len({*request.sampling.stop_token_ids, *self.eos}) >= vocab:
-            raise EngineRefused(f"request {request.rid}: min_new_tokens, and every token of {vocab} is a stop id")
+        check_request(request, self.config.vocab_size, self.context_length, self.eos)
+        if len(request.prompt) >= self.budget_tokens:
+            raise EngineRefused(
+                f"request {request.rid}: its prompt has {len(request.prompt)} tokens, and the memory for keys and "
+                f"values holds {self.budget_tokens}; free memory on the engine's host, or send a shorter prompt"
+            )
         if request.rid in self.requests:
             raise EngineRefused(f"Duplicate request ID detected: {request.rid}")
         if request.sampling.stop:
-            _ = self.tokenizer
+            self._stop_strings.check()
 
+    @between_steps
     def abort(self, rid: str) -> None:
-        """End one request with what it has; an unknown id is no fault."""
+        """End one request with what it has, at the latest after this step; an unknown id is no fault."""
         request = self.requests.get(rid)
         if request is None:
             return
@@ -158,16 +144,18 @@ class Engine:
                 queue.remove(request)
         self._end(request, Finish("abort", message="Abort in waiting queue"))
 
+    @between_steps
     def abort_all(self) -> None:
-        """End everything that runs or waits with what it has."""
+        """End everything that runs or waits with what it has, at the latest after this step."""
         for row in reversed(range(len(self.running))):
             self._end(self.running[row], Finish("abort", message="Aborted"))
         for queue in (self.waiting, self.unread, self._held):
             while queue:
                 self._end(queue.popleft(), Finish("abort", message="Abort in waiting queue"))
 
+    @between_steps
     def pause(self, mode: PauseMode) -> None:
-        """Stop stepping. `abort` ends all requests, `in_place` freezes them, `retract` sends them back to the queue."""
+        """Stop after this step. `abort` ends all requests, `in_place` freezes them, `retract` sends them back."""
         if mode == "abort":
             self.abort_all()
         elif mode == "retract":
@@ -176,6 +164,7 @@ class Engine:
         self.paused = mode
         self.changed.fire()
 
+    @between_steps
     def resume(self) -> None:
         """Step again."""
         self.paused = None
@@ -183,9 +172,14 @@ class Engine:
             request.late = False
         self.changed.fire()
 
+    async def settled(self) -> None:
+        """Return when no step is computing, and all changes are made that waited for its end."""
+        while self.computing:
+            await self.changed.wait()
+
     def flush_cache(self) -> bool:
         """Forget all prefixes; false, and nothing done, while requests hold keys and values or are about to."""
-        if self.running or ((self.waiting or self.unread) and self.paused is None):
+        if self.computing or self.running or ((self.waiting or self.unread) and self.paused is None):
             return False
         self.cache.clear()
         return True
@@ -209,7 +203,7 @@ class Engine:
                         f"{len(self.running)} requests are paused in place and hold keys and values; "
                         "send flush_cache false, or pause with abort or retract"
                     )
-                self._swap(source, version, flush=flush)
+                self._swap(source, version)
             finally:
                 held, self._held = self._held or (), None
                 for request in held:
@@ -218,10 +212,10 @@ class Engine:
 
     async def _drain(self) -> None:
         self._held = deque()
-        while self.runnable:
+        while self.runnable or self.computing:
             await self.changed.wait()
 
-    def _swap(self, source: Path | Mapping[str, torch.Tensor], version: str | None, *, flush: bool) -> None:
+    def _swap(self, source: Path | Mapping[str, torch.Tensor], version: str | None) -> None:
         started, path = time.perf_counter(), source if isinstance(source, Path) else self.model_path
         if isinstance(source, Path) and (source / "config.json").exists() and read_config(source) != self.config:
             raise EngineError(f"weights {source}: config.json differs from the served model's, {self.model_path}")
@@ -234,50 +228,81 @@ class Engine:
         self.model_path = path
         self.weight_version = self.weight_version if version is None else version
         self.epoch += 1
-        if flush:
-            self.cache.clear()
+        self.cache.clear()  # also without `flush`: requests for the new weights must not meet what others computed
         self.counters.weight_load_s = time.perf_counter() - started
 
     async def run(self) -> None:
-        """Step for ever, inside the event loop; asleep while there is nothing to do."""
+        """Step for ever, inside the event loop, which has turns during long steps; asleep when there is no work."""
         while True:
-            if self.runnable:
-                self.step()
-                for _ in range(_SPINS):  # reading a socket, then starting its handler, takes two turns of the loop
-                    await asyncio.sleep(0)
-            else:
+            if not self.runnable:
                 await self.changed.wait()
+                continue
+            self.computing = True
+            try:
+                for _ in self._step():
+                    await asyncio.sleep(0)
+            finally:
+                self.computing = False
+            while self.later:
+                self.later.pop(0)()
+            self.changed.fire()
+            for _ in range(_SPINS):  # reading a socket, then starting its handler, takes two turns of the loop
+                await asyncio.sleep(0)
 
-    @torch.inference_mode()
     def step(self) -> None:
         """Read one prompt, admit what waits, then sample one token for every running request."""
-        if self.unread and len(self.running) < self.max_running:
-            self._read_prompt(self.unread.popleft())
-        if not (self.running or self.waiting):
+        for _ in self._step():
+            pass
+
+    @torch.inference_mode()
+    def _step(self) -> Iterator[None]:
+        """Make a step. It stops where the event loop may have a turn, in which requests may come, but none may end."""
+        yield from self._read_prompt()
+        self._admit()
+        self._make_room()
+        if not self.running:
             return
-        block = self._admit()
-        running, count = self.running, len(self.running)
-        logits = self.model.decode(self._rows.tokens[:count], self._rows.positions[:count], block)
+        block = self._admission.next_block()
+        filling = self._admission.filling
+        self._batch.feed(filling)
+        filling[:] = [request for request in filling if request.open_tokens]  # of the others, the sample counts
+        rows, count = self._batch.rows, len(self.running)
+        logits = yield from self.model.decode(rows.tokens[:count], rows.positions[:count], block)
         if self._young:
             self._hold_back_stops(logits)
-        sampled = self._rows.sample(logits)
-        self._rows.advance(sampled)
+        sampled = rows.sample(logits)
+        rows.advance(sampled)
         touched = []
-        for request, token, logprob in zip(running, sampled.tokens.tolist(), sampled.logprobs.tolist(), strict=True):
+        tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
+        for request, token, logprob in zip(self.running, tokens, logprobs, strict=True):
+            if filling and request in filling:
+                request.known += 1  # the step fed a token of its prompt, and what follows it is given
+                continue
             request.tokens.append(token)
             request.logprobs.append(logprob)
             if request.top:
-                request.top_logprobs.append(self._rows.likeliest(sampled, request.row, request.top))
+                request.top_logprobs.append(rows.likeliest(sampled, request.row, request.top))
             if token in request.stops or len(request.tokens) >= request.check_at:
                 touched.append(request)
-        self.counters.stepped(count)
+        self.counters.stepped(count - len(filling))
         for request in touched[::-1]:
             self._review(request)
 
-    def _read_prompt(self, request: Request) -> None:
-        """Compute the log-probs of a prompt, in the slot behind those that run."""
+    def _read_prompt(self) -> Iterator[None]:
+        """Compute the log-probs of a prompt, in the slot after those that run, if there is one and memory."""
+        if not self.unread or len(self.running) >= self.max_running:
+            return
+        request = self.unread[0]
         assert request.scores is not None
-        read_prompt(self.model, request.prompt, len(self.running), request.scores)
+        rest = self.budget_tokens - in_blocks(len(request.prompt))
+        rest -= self._batch.held_tokens(self._admission.open_tokens)
+        if rest < 0 and self.running:
+            return
+        self.unread.popleft()
+        self.cache.limit(rest)
+        slot = len(self.running)
+        yield from read_prompt(self.model, request.prompt, slot, request.scores)
+        self.model.free(slot, 0, len(request.prompt))
         if request.limit == 0:
             self._end(request, Finish("length", length=0))
         else:
@@ -294,7 +319,7 @@ class Engine:
         token = request.tokens[-1]
         if token in request.stops:
             self._end(request, Finish("stop", matched=token))
-        elif request.sampling.stop and (matched := self._stop_string(request)) is not None:
+        elif request.sampling.stop and (matched := self._stop_strings.found(request)) is not None:
             self._end(request, Finish("stop", matched=matched))
         elif len(request.tokens) >= request.limit:
             self._end(request, Finish("length", length=len(request.tokens)))
@@ -303,24 +328,15 @@ class Engine:
                 request.emit()
             request.plan_check()
 
-    def _stop_string(self, request: Request) -> str | None:
-        if len(request.tokens) < request.sampling.min_new_tokens:
-            return None
-        return stop_string(
-            request.tokens, request.sampling.stop, lambda tail: self.tokenizer.decode(tail, skip_special_tokens=False)
-        )
-
-    def _admit(self) -> Block | None:
-        free = self.max_running - len(self.running)
-        for request in to_retract(self.running, self.waiting, free):
+    def _admit(self) -> None:
+        count = len(self.running)
+        for request in to_retract(self.running, self.waiting, self.max_running - count):
             self._retract(request)
-            free += 1
-        if not self.waiting or not free:
-            return None
-        self._patience = self._patience + 1 if self._is_patient(free) else 0
-        if self._patience:
-            return None
-        batch, block = self._admission.admit(self.waiting, len(self.running), free, self.epoch)
+        count = len(self.running)
+        if not self.waiting or count == self.max_running:
+            return
+        room = self.budget_tokens - self._batch.held_tokens(self._admission.open_tokens)
+        batch = self._admission.admit(self.waiting, range(count, self.max_running), room, self.epoch)
         now = time.perf_counter()
         for request in batch:
             if request.admitted_s is None:
@@ -328,29 +344,16 @@ class Engine:
                 self.counters.cached_tokens += request.cached_tokens
             if request.sampling.min_new_tokens and request.stops:
                 self._young.add(request)
-            self._place(request)
-        self.running += batch
-        return block
+            self._batch.add(request)
 
-    def _is_patient(self, free: int) -> bool:
-        """Prompts are cheaper together: a nearly full engine lets a few rows come free, unless a request is urgent."""
-        few = free < min(len(self.waiting), 1 + len(self.running) // 16)
-        return few and self._patience < _PATIENCE_STEPS and self.waiting[0].priority <= 0
-
-    def _place(self, request: Request) -> None:
-        sampling, vocab = request.sampling, self.config.vocab_size
-        cut = sampling.top_p < 1.0 or sampling.min_p > 0.0 or 0 <= sampling.top_k < vocab
-        greedy = sampling.temperature == 0.0 or sampling.top_k == 1
-        self._rows.records[request.row] = (
-            request.tokens[-1] if request.tokens else request.prompt[-1],
-            len(request.prompt) + len(request.tokens) - 1,
-            request.seed,
-            GREEDY if greedy else TRUNCATED if cut else PLAIN,
-            sampling.temperature or 1.0,
-            sampling.top_p,
-            sampling.top_k if sampling.top_k > 0 else vocab,
-            sampling.min_p,
-        )
+    def _make_room(self) -> None:
+        """Drop prefixes, then send requests back, until the next step's keys and values have memory."""
+        while (held := self._batch.held_tokens(self._admission.open_tokens)) > self.budget_tokens:
+            if len(self.running) == 1:
+                self._end(self.running[0], Finish("length", length=len(self.running[0].tokens)))
+            else:
+                self._retract(min(self.running, key=by_loss))
+        self.cache.limit(self.budget_tokens - held)
 
     def _end(self, request: Request, finish: Finish) -> None:
         """Take a request out, and notify its listener."""
@@ -376,24 +379,8 @@ class Engine:
         """Free its row; its keys and values stay for requests that share the prefix."""
         self._young.discard(request)
         if request.epoch == self.epoch:
-            self.cache.save((request.prompt + request.tokens)[:-1], request.extra_key, request.row)
+            end = request.known if request in self._admission.filling else -1
+            self.cache.limit(self.budget_tokens - self._batch.held_tokens(self._admission.open_tokens))
+            self.cache.save((request.prompt + request.tokens)[:end], request.extra_key, request.row)
         self._admission.forget(request)
-        self._vacate(request.row)
-        request.row = -1
-
-    def _vacate(self, row: int) -> None:
-        """Close the hole at `row`. Each span gives its longest row to the one before it, so that rows stay sorted."""
-        positions, count = self._rows.records["position"], len(self.running)
-        for start in range((row // SPAN_ROWS + 1) * SPAN_ROWS, count, SPAN_ROWS):
-            donor = start + int(positions[start : min(start + SPAN_ROWS, count)].argmax())
-            self._move(donor, row)
-            row = donor
-        if row != count - 1:
-            self._move(count - 1, row)
-        self.running.pop()
-
-    def _move(self, source: int, target: int) -> None:
-        self.model.copy_slot(source, target, int(self._rows.records["position"][source]))
-        self._rows.records[target] = self._rows.records[source]
-        self.running[target] = self.running[source]
-        self.running[target].row = target
+        self._batch.remove(request)

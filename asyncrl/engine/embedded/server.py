@@ -163,7 +163,7 @@ class EngineServer:
     # -- information ---------------------------------------------------------------------------------------------
 
     async def health(self, request: BaseRequest) -> web.Response:
-        """GET /health: the loop that answers is the loop that samples, so an answer is the proof. Cheap when paused."""
+        """GET /health: the loop that samples answers it between two layers, so an answer is the proof."""
         return web.Response()
 
     async def model_info(self, request: BaseRequest) -> web.Response:
@@ -203,7 +203,7 @@ class EngineServer:
                 "weight_version": engine.weight_version,
                 "context_length": engine.context_length,
                 "max_running_requests": engine.max_running,
-                "max_total_num_tokens": engine.max_running * engine.context_length,
+                "max_total_num_tokens": engine.budget_tokens,
                 "vocab_size": engine.config.vocab_size,
                 "incremental_streaming_output": self.incremental,
                 "startup_time": self.started_s,
@@ -237,7 +237,7 @@ class EngineServer:
     def _load(self) -> dict[str, float]:
         engine = self.engine
         used = sum(len(request.prompt) + len(request.tokens) for request in engine.running)
-        total = engine.max_running * engine.context_length
+        total = engine.budget_tokens
         counters = engine.counters
         return {
             "num_running_reqs": len(engine.running),
@@ -269,12 +269,14 @@ class EngineServer:
         for known in modes:
             if mode == known:
                 self.engine.pause(known)
+                await self.engine.settled()
                 return _json({"message": "Generation paused successfully.", "status": "ok"})
         raise EngineRefused(f"pause mode {mode!r}; expected one of {', '.join(modes)}")
 
     async def resume(self, request: BaseRequest) -> web.Response:
         """POST /continue_generation; no fault when nothing is paused."""
         self.engine.resume()
+        await self.engine.settled()
         return _json({"message": "Generation continued successfully.", "status": "ok"})
 
     async def read_ahead(self, request: BaseRequest) -> web.Response:
@@ -332,6 +334,7 @@ class EngineServer:
             self.engine.abort_all()
         else:
             self.engine.abort(body.rid)
+        await self.engine.settled()
         return web.Response()
 
     async def flush(self, request: BaseRequest) -> web.Response:

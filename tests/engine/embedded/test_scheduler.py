@@ -38,7 +38,9 @@ def versions(tmp_path_factory):
 
 @pytest.fixture
 def engine(versions):
-    return Engine(versions[0], max_running=4, context_length=128, weight_version="0")
+    engine = Engine(versions[0], max_running=4, context_length=128)
+    engine.weight_version = "0"
+    return engine
 
 
 def ask(rid="a", prompt=PROMPT, listener=None, streaming=False, extra_key=None, **sampling):
