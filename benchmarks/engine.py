@@ -28,6 +28,7 @@ from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights.files import write_model
 from asyncrl.weights.folders import DiskFolder
+from benchmarks.engine_model import bench_model
 from topics.batches import Objective
 
 VOCAB = 512
@@ -62,16 +63,21 @@ def save_random_model(directory: Path, *, vocab: int = VOCAB, hidden: int = 128,
     return model.eval()
 
 
-def bench_engine(*, rounds: int = 3, seconds: float = 1.0) -> dict[str, float]:
+def bench_engine(
+    *, rounds: int = 3, seconds: float = 1.0, model_path: Path | None = None, dtype: str = "float32"
+) -> dict[str, float]:
     """Measure on one thread per process.
 
     Args:
+        model_path: a model to be measured instead, as `benchmarks.engine_model` does, in `dtype`.
         rounds: every figure is the median of this many rounds; a round measures everything once.
         seconds: length of one measurement.
 
     Returns:
         Tokens per second (`..._tokens_per_s`), ratios, and the greatest log-prob difference to the training forward.
     """
+    if model_path is not None:
+        return bench_model(model_path, dtype=dtype, rounds=rounds)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -41,6 +41,10 @@ _ENGINE = {
     },
     **{f"http_{running}_to_in_process_ratio": Goal(0.85) for running in (16, 64, 256)},
     "trained_weights_logprob_max_abs_diff_nats": Goal(1e-4, at_most=True),
+    **{
+        f"{batch}_engine_to_transformers_ratio": Goal(0.8)
+        for batch in ("1_prompts_of_1", "8_prompts_of_1", "64_prompts_of_1", "8_prompts_of_8")
+    },
 }
 _RECOVERY = {
     name: Goal(bound, at_most=True)

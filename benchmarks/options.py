@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 _DENSE, _MIXTURES = ("tiny", "0.6b", "4b"), ("tiny-moe", "30b-a3b")  # shapes
@@ -262,7 +263,18 @@ def _add_turns_options(parser: argparse.ArgumentParser) -> None:
     _add_server_options(parser)
 
 
+def _add_engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", dest="model_path", type=Path, metavar="DIR", help="measure this model against transformers.generate"
+    )
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="of --model (default: float32)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="figures are medians of so many (default: 3)")
+
+
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {  # of a measurement that has many
+    "engine": _add_engine_options,
     "publication": _add_publication_options,
     "weights": _add_weights_options,
     "direct": _add_direct_options,
