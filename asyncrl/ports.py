@@ -103,9 +103,7 @@ def _listen_fault(host: str, port: int) -> OSError | None:
 
 
 def hold_port(host: str, port: int) -> socket.socket:
-    """Take a port for servers that are yet to start: other programs find it taken, though nothing listens there.
-
-    Servers of this user that set SO_REUSEPORT may listen there, start again, and be several.
+    """Take a port: other programs find it taken, though nothing listens there.
 
     Args:
         port: 0 for any free one below the ephemeral range.
@@ -117,7 +115,6 @@ def hold_port(host: str, port: int) -> socket.socket:
         holder = socket.socket(_family(host))
         try:
             _bind_alone(holder, host, port or secrets.choice(_PORTS))
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
             return holder
         except OSError as error:
             holder.close()
@@ -133,10 +130,12 @@ def _bind_alone(holder: socket.socket, host: str, port: int) -> None:
             raise
         # Only connections of a server that is gone linger. The flags let it bind beside them; the one that would let
         # others bind beside it is taken back.
-        for option in (socket.SO_REUSEPORT, socket.SO_REUSEADDR):
+        options = (socket.SO_REUSEPORT, socket.SO_REUSEADDR)
+        for option in options:
             holder.setsockopt(socket.SOL_SOCKET, option, 1)
         holder.bind((host, port))
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+        for option in options:
+            holder.setsockopt(socket.SOL_SOCKET, option, 0)
 
 
 def _family(host: str) -> socket.AddressFamily:

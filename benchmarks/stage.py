@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -25,9 +24,9 @@ from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
+from asyncrl.ports import free_port
 from asyncrl.process import ChildProcess, python, with_parent
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.gateway_port import held_gateway
 from asyncrl.run.opening import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
 from topics.engines import ENGINE_READY
@@ -57,7 +56,6 @@ class Stage:
         self._watching: set[asyncio.Task[None]] = set()
         self._fallen: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._leaving = False
-        self._gateway: socket.socket | None = None  # has its port
         self.bus: Bus
 
     @classmethod
@@ -174,7 +172,8 @@ class Stage:
         return {name: [process, *process.children(recursive=True)] for name, process in found.items()}
 
     async def _prepare(self) -> None:
-        self.config, self._gateway = await held_gateway(self.config)
+        gateway = msgspec.structs.replace(self.config.gateway, port=self.config.gateway.port or free_port())
+        self.config = msgspec.structs.replace(self.config, gateway=gateway)
         self.files.logs.mkdir(parents=True)
         self.files.config.write_bytes(msgspec.json.encode(self.config))
         (self.files.root / "base").write_text(str(self.files.root))
@@ -228,8 +227,6 @@ class Stage:
         if hasattr(self, "bus"):
             await self.bus.close()
         await self._server.stop()
-        if self._gateway is not None:
-            self._gateway.close()
 
 
 def bench_config(run: str, *, learner: dict[str, Any], **tables: Any) -> Config:

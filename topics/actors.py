@@ -56,6 +56,14 @@ class ActorStopped(Message):
     again: bool = False  # another start may help
 
 
+class ActorLeaving(Message):
+    """A process was asked to leave, and serves until the next process of its name does."""
+
+    role: str
+    actor_id: Id
+    pid: Count
+
+
 class KeeperClaimed(Message):
     """From here on the writer named by the nonce keeps this log."""
 
@@ -235,6 +243,7 @@ _ALL = ROLE_NAMES
 RUN_OPENED = Topic(RunOpened, ACTORS, ("operator",), _ALL, repeats=True)
 ACTOR_STARTED = Topic(ActorStarted, ACTORS, _ALL, ("supervisor",), key="actor_id")
 ACTOR_STOPPED = Topic(ActorStopped, ACTORS, _ALL, ("supervisor", "recorder"), key="actor_id")
+ACTOR_LEAVING = Topic(ActorLeaving, ACTORS, ("gateway",), ("supervisor",), key="actor_id")
 SCALE_REQUESTED = Topic(ScaleRequested, ACTORS, ("operator", "supervisor"), ("supervisor",), repeats=True)
 STOP_REQUESTED = Topic(StopRequested, ACTORS, ("operator",), ("supervisor",), repeats=True)
 REISSUE_REQUESTED = Topic(ReissueRequested, ACTORS, ("operator",), ("prompter",), repeats=True)

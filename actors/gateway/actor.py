@@ -13,11 +13,12 @@ from aiohttp import web
 
 from actors.gateway.channels import Channels, has_grammars
 from actors.gateway.claims import Claims
-from actors.gateway.clients import Leaving, lost_of, outlasting
+from actors.gateway.clients import Leaving, Requests, lost_of
 from actors.gateway.data_keys import DataKeys
 from actors.gateway.fair_queue import Places
 from actors.gateway.feedback import Opinions
-from actors.gateway.http_server import listening
+from actors.gateway.handover import Handover
+from actors.gateway.http_server import OpenPort, listening
 from actors.gateway.meter import Meter
 from actors.gateway.prompts import Bounds, Prompts
 from actors.gateway.reply import Answered, Reply, shape_errors
@@ -26,7 +27,7 @@ from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
 from actors.gateway.turn_store import Facts
 from actors.runtime.actor import ActorFault, Context
-from asyncrl.background import all_of
+from asyncrl.background import all_of, first_of
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import Record, last_sequence, read_last
 from asyncrl.bus.publish import BY
@@ -45,6 +46,7 @@ from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.tools import Wording
 from asyncrl.live.turn_boundary import open_seam
 from asyncrl.live.turn_log import Asked, TurnLog, asked
+from asyncrl.ports import Listen
 from asyncrl.state.records import LISTENS
 from topics.keys import KEY_ADDED, KEY_REVOKED
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
@@ -55,7 +57,8 @@ _TURN_TOPICS = (TURN_STARTED, TURN_FINISHED)
 _READ_BACK = 20_000  # messages of turns that a new gateway reads
 _SPOOL_S = 10.0  # for what a gateway before this one could not store
 _CATCH_UP_S = 1.0  # for what other gateways have stored
-_LEAVE_S = 5.0  # for what waits to be stored when it is asked to stop
+_LEAVE_S = 5.0  # for what waits to be stored, or for running replies, when it is asked to stop
+_CUT_S = 2.0  # for replies that are ended to say so
 _OPINION_BYTES = 16_384  # of the body of a feedback
 
 
@@ -96,6 +99,8 @@ class Gateway:
         shared = self._keys.are_of_several
         self._places = Places(self._settings.in_flight, self._settings.queue_timeout_s, shared=shared)
         self._leaving = Leaving(self._settings.queue_timeout_s)
+        self._requests = Requests()
+        self._handover = Handover(context)
         self._claims = Claims(context, self._log, self._caught_up, self._facts, self._leaving.has_client)
         bounds = Bounds(partial(begin_reply, wording=self._wording, grammars=has_grammars(config)), most)
         self._prompts = Prompts(self._settings, self._log, self._facts, self._caught_up, bounds=bounds, shared=shared)
@@ -111,11 +116,15 @@ class Gateway:
         await self._shadows.start()
         settings, seam = self._settings, self._seam
         host, port, most, silent_s = settings.host, settings.port, settings.connections, settings.connection_s
+        place = self._handover.socket or Listen(host, port)
         try:
-            async with listening(self._application(), host, port, most=most, silent_s=silent_s):
+            async with listening(self._application(), place, most=most, silent_s=silent_s) as opened:
                 self._context.vitals[LISTENS] = 1.0
                 self._context.log.info("gateway listens", host=host, port=port, renderer=seam.name, reason=seam.reason)
+                self._handover.take_over()
                 await self._context.stop.wait()
+                await self._handover.wait()
+                await self._drain(opened)
         except OSError as error:
             raise ActorFault(f"the gateway cannot listen on {host}:{port}: {error}; set gateway.port") from error
         finally:
@@ -126,6 +135,17 @@ class Gateway:
             await self._channels.close()
             await self._shadows.close()
 
+    async def _drain(self, port: OpenPort) -> None:
+        """Accept no more connections, and give running replies their time; those that are not whole then are ended."""
+        port.close()
+        hurry, leave_s = self._context.hurry, self._handover.leave_s
+        if not hurry.is_set():
+            await first_of(self._requests.ended(), hurry.wait(), timeout_s=leave_s)
+        if hurry.is_set():
+            await first_of(self._requests.ended(), timeout_s=min(leave_s, _LEAVE_S))
+        self._leaving.interrupt()
+        await first_of(self._requests.ended(), timeout_s=_CUT_S)
+
     async def _open_redactor(self) -> None:
         live = self._context.config.live
         if live.redact:
@@ -135,12 +155,24 @@ class Gateway:
 
     async def _read_turns(self) -> None:
         """Read what is known of turns, and end those of dead gateways: of its own name, or that the run has no more."""
-        await self._facts.start(_SPOOL_S)
+        await self._facts.start(_SPOOL_S, follows=self._handover.follows)
         self._own = await last_sequence(self._context.bus, TURNS)
         await self._meter.start(self._own)
         await self._turns.start(max(0, self._own - _READ_BACK))
         await self._turns.caught_up()
-        for cut in self._log.open_of(self._context.bus.name, *self._facts.departed):
+        await self._end_departed(self._context.bus.name, *self._facts.departed)
+        if self._handover.follows:
+            self._context.tasks.start(self._outlast())
+
+    async def _outlast(self) -> None:
+        """End what the processes before this one had under way, once they have ended."""
+        await self._facts.outlast()
+        await self._caught_up()
+        await self._end_departed(*self._facts.departed)
+
+    async def _end_departed(self, *gateways: str) -> None:
+        """End the turns that dead gateways had under way."""
+        for cut in self._log.open_of(*gateways):
             await self._facts.recall(cut.started.turn_id)
             await self._facts.put(
                 TurnFinished(
@@ -176,7 +208,7 @@ class Gateway:
         self._news.set()
 
     def _application(self) -> web.Application:
-        app = web.Application(middlewares=[outlasting, shape_errors(self._context)])
+        app = web.Application(middlewares=[self._requests.outlasting(), shape_errors(self._context)])
         app.add_routes([web.post(api.path, self._answerer(name, api)) for name, api in APIS.items()])
         app.add_routes(
             [web.post(COUNT_PATH, self._count), web.get(MODELS_PATH, self._models), web.get("/health", self._health)]
@@ -251,7 +283,8 @@ class Gateway:
             return [self._turn(request, prompt, one) for one in who]
 
         await self._leaving.ended(who, lost)
-        return make(False) if private or self._settings.count == 1 else await self._claims.turns(who, make)
+        alone = self._settings.count == 1 and not self._handover.follows
+        return make(False) if private or alone else await self._claims.turns(who, make)
 
     def _turn(self, request: Request, prompt: Prompt, who: Asked) -> Turn:
         """Return a turn, which goes on with a stored one that it repeats; raises as `TurnLog.retried`."""

@@ -7,28 +7,49 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from aiohttp import web
+from aiohttp.typedefs import Middleware
 
 from actors.gateway.reply import Answered
 from actors.gateway.turn import Turn
+from asyncrl.live.apis.words import LiveError
 from asyncrl.live.turn_log import Asked
 
 _LOST = web.RequestKey("lost", asyncio.Future)  # done when the connection of a request is lost
 
 
-@web.middleware
-async def outlasting(request: web.Request, handler: Answered) -> web.StreamResponse:
-    """Let a request run on when its connection is lost, or the gateway stops, so that what it has begun is stored as
-    ended. `lost_of` is done in that moment, and not only when something is sent next."""
-    lost = request[_LOST] = asyncio.get_running_loop().create_future()
-    work = asyncio.ensure_future(handler(request))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        lost.set_result(None)
-        await asyncio.wait([work])
-        if not work.cancelled():
-            work.exception()  # its client gets no answer
-        raise
+class Requests:
+    """The running requests."""
+
+    def __init__(self) -> None:
+        self._running: set[asyncio.Future[web.StreamResponse]] = set()
+
+    def outlasting(self) -> Middleware:
+        """Return what lets a request run on when its connection is lost, so that its begun turns are stored as ended.
+
+        `lost_of` is done in that moment, and not only when something is sent next.
+        """
+
+        @web.middleware
+        async def outlasting(request: web.Request, handler: Answered) -> web.StreamResponse:
+            lost = request[_LOST] = asyncio.get_running_loop().create_future()
+            work = asyncio.ensure_future(handler(request))
+            self._running.add(work)
+            work.add_done_callback(self._running.discard)
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                lost.set_result(None)
+                await asyncio.wait([work])
+                if not work.cancelled():
+                    work.exception()  # its client gets no answer
+                raise
+
+        return outlasting
+
+    async def ended(self) -> None:
+        """Wait until no request runs."""
+        while self._running:
+            await asyncio.wait([*self._running])
 
 
 def lost_of(http: web.Request) -> asyncio.Future[None]:
@@ -47,6 +68,7 @@ class Leaving:
         self._hold_s = hold_s
         self._ends: dict[asyncio.Future[None], set[str]] = {}  # with the digests of the requests
         self._lost: dict[str, asyncio.Future[None]] = {}  # of the turns under way
+        self._turns: dict[str, Turn] = {}  # under way
 
     @contextlib.contextmanager
     def watched(self, turns: Sequence[Turn], lost: asyncio.Future[None]) -> Iterator[None]:
@@ -58,18 +80,25 @@ class Leaving:
                 return
             self._ends[ended] = {turn.digest for turn in turns}
             for turn in turns:
-                turn.leave()
+                turn.leave(ConnectionResetError("the client is gone"))
 
         lost.add_done_callback(leave)
         self._lost |= dict.fromkeys([turn.id for turn in turns], lost)
+        self._turns |= {turn.id: turn for turn in turns}
         try:
             yield
         finally:
             for turn in turns:
                 self._lost.pop(turn.id, None)
+                self._turns.pop(turn.id, None)
             lost.remove_done_callback(leave)
             self._ends.pop(ended, None)
             ended.set_result(None)
+
+    def interrupt(self) -> None:
+        """End all running turns: the gateway stops."""
+        for turn in self._turns.values():
+            turn.leave(LiveError("overloaded", "the gateway stops before this reply is whole; ask again", retry_s=1))
 
     def has_client(self, turn: str) -> bool:
         """Return whether a turn is under way here, and the connection of its client is not lost."""

@@ -8,6 +8,7 @@ import json
 import logging
 import resource
 import secrets
+import socket
 from collections.abc import AsyncIterator, Iterable
 from http import HTTPStatus
 from typing import Any, cast
@@ -16,19 +17,23 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 
 from actors.gateway.reply import id_headers
+from asyncrl.ports import Listen
+from asyncrl.run.gateway_port import WAITING
 
 _READ_S = 30.0  # for a client to read anything of what waits to be sent
-_LEAVE_S = 5.0  # for replies under way when it is asked to stop
-_WAITING = 1024  # connections that the system holds until they are taken
+_END_S = 1.0  # for requests that still run at the end
 _ANSWERED = 3  # what is lost with a connection whose request is answered
 _FILES = 512  # that are open besides connections, those of files among them
 
 
 @contextlib.asynccontextmanager
-async def listening(app: web.Application, host: str, port: int, *, most: int, silent_s: float) -> AsyncIterator[None]:
+async def listening(
+    app: web.Application, place: Listen | socket.socket, *, most: int, silent_s: float
+) -> AsyncIterator[OpenPort]:
     """Serve an application for the length of the block.
 
     Args:
+        place: an address, or a socket that listens.
         most: connections at once; fewer where the system allows the process fewer open files.
         silent_s: seconds after which a connection without a whole request is closed, in the middle of headers, too.
 
@@ -37,7 +42,7 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
     """
     most = _connections(most)
     # What aiohttp calls keep-alive is counted from the begin of a connection, and from the end of each reply.
-    runner = web.AppRunner(app, shutdown_timeout=_LEAVE_S, handler_cancellation=True)
+    runner = web.AppRunner(app, shutdown_timeout=_END_S, handler_cancellation=True)
     await runner.setup()
     server, loop, quiet = runner.server, asyncio.get_running_loop(), _quiet()
     assert server is not None
@@ -50,13 +55,29 @@ async def listening(app: web.Application, host: str, port: int, *, most: int, si
         )
 
     try:
-        port_of = await loop.create_server(connected, host, port, reuse_port=True, backlog=_WAITING)
+        if isinstance(place, socket.socket):
+            accepting = await loop.create_server(connected, sock=place, backlog=WAITING)
+        else:
+            accepting = await loop.create_server(connected, *place, reuse_port=True, backlog=WAITING)
         try:
-            yield
+            yield OpenPort(accepting, server)
         finally:
-            port_of.close()
+            accepting.close()
     finally:
         await runner.cleanup()
+
+
+class OpenPort:
+    """A port that accepts connections."""
+
+    def __init__(self, accepting: asyncio.Server, server: web.Server) -> None:
+        self._accepting, self._server = accepting, server
+
+    def close(self) -> None:
+        """Accept no more connections, and close each connection after its running request."""
+        self._accepting.close()
+        for one in cast(list[_Connection], self._server.connections):
+            one.retire()
 
 
 def _make_room(connections: Iterable[_Connection]) -> bool:
@@ -106,6 +127,12 @@ class _Connection(web.RequestHandler):
     def cut(self) -> None:
         """Close it at once."""
         self._out.abort()
+
+    def retire(self) -> None:
+        """Close it after its running or, on a new connection, its first request."""
+        self._close = True
+        if self._request_count and not self._request_in_progress:
+            self._out.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See `asyncio.Protocol`."""

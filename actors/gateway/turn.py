@@ -86,7 +86,7 @@ class Turn(Watch):
         self._started: TurnStarted | None = None  # None of a repeated reply
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
-        self._left = False  # its client is gone
+        self._left: Exception | None = None  # why it ends with the tokens that there are
         self._requested = False  # an engine was asked for it, and reads its prompt
         self._patience = asyncio.timeout(None)  # with its wait for an engine
         self._patience_s = settings.queue_timeout_s  # of that wait is left
@@ -196,6 +196,8 @@ class Turn(Watch):
         except EngineRefused as error:
             raise LiveError("internal", f"the engines refuse the request: {error}") from error
         finally:
+            if self._left is not None and finish not in ("stop", "length"):
+                finish = "gone"  # an equal request continues with its tokens
             await to_its_end(self._end(task, facts, finish, safety))  # where another choice fails meanwhile, too
         parts, tokens = self._parts, self._answer.tokens
         sampled = await asyncio.to_thread(self._sampled_tokens) if self.request.logprobs else None
@@ -210,9 +212,9 @@ class Turn(Watch):
         elif self._started is not None:
             facts.know(self._started, owner=self._asked.owner)
 
-    def leave(self) -> None:
-        """End with the tokens that there are: the client is gone."""
-        self._left = True
+    def leave(self, why: Exception) -> None:
+        """End with the tokens that there are: the client is gone, or the gateway stops."""
+        self._left = self._left or why
         self._came.set()
 
     def _sampled_tokens(self) -> list[Sampled]:
@@ -238,8 +240,8 @@ class Turn(Watch):
             self._came.set()
         while not (task.done() and had == len(self._answer.tokens)):
             await self._news(alive_at)
-            if self._left:
-                raise ConnectionResetError("the client is gone")
+            if self._left is not None:
+                raise self._left
             waits = self.request.schema and not task.done()  # it may be sampled anew
             new = self._answer.tokens[had:had] if waits else self._answer.tokens[had:]
             had += len(new)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -30,6 +31,7 @@ from topics.turns import FeedbackGiven, SessionLeft, TurnFinished, TurnSampled, 
 from topics.wire import SEALED
 
 _PATIENCE_S = 2.0  # for an acknowledgement, before a client waits no longer for it
+_POLL_S = 0.2  # the kernel does not announce that a lock is free
 _LOST = 65_536  # turns, more than histories are kept of
 _ANYWAY_BYTES = 16 * 2**20  # of facts that wait beyond the bound of the others
 
@@ -48,20 +50,24 @@ class Facts:
         self._context = context
         self._log = log  # it takes each fact at once
         self._most = most_bytes  # of all facts that wait
-        self._spool = Spool(context.files.spool / context.bus.name)
+        self._name = context.bus.name  # of the spool, once it is open
+        self._spool = Spool(context.files.spool / self._name)
         self._lost: OrderedDict[str, None] = OrderedDict()  # turns that are not stored as they were, the newest
         self._storing: asyncio.Task[None] | None = None
         self._left: dict[Path, Spool] = {}  # of gateways that the run has no more, locked
         self._purges: dict[str, tuple[PurgeRequested, int]] = {}  # with when each was asked for, ns since 1970
 
-    async def start(self, within_s: float) -> None:
+    async def start(self, within_s: float, *, follows: bool = False) -> None:
         """Store what a process before this one left; what is not stored in time is stored later.
+
+        Args:
+            follows: such a process may live; then this one has another spool, and is known by its name.
 
         Raises:
             SpoolTaken: such a process lives.
         """
         try:
-            self._spool.open()
+            self._open(follows=follows)
             self._adopt()
         except (OSError, SpoolFault) as error:
             self._failed(SpoolFault(f"the spool cannot be opened: {error}"))
@@ -74,10 +80,28 @@ class Facts:
             assert self._storing is not None
             await asyncio.wait([self._storing], timeout=within_s)
 
+    def _open(self, *, follows: bool) -> None:
+        """Open the first spool of this gateway that no living process has: `gateway-1`, then `gateway-1.1`."""
+        for number in itertools.count(1):
+            try:
+                return self._spool.open()
+            except SpoolTaken:
+                if not follows:
+                    raise
+                self._context.bus.name = f"{self._name}.{number}"
+                self._spool = Spool(self._context.files.spool / self._context.bus.name)
+
     def _adopt(self) -> None:
-        """Take over what waits for gateways that the run had, and has no more; their files stay locked."""
-        folder, gateways = self._context.files.spool, self._context.config.gateway.count
-        for path in {*folder.iterdir()} - {folder / f"gateway-{number}" for number in range(1, gateways + 1)}:
+        """Take over what waits for dead processes: earlier ones of this gateway, and gateways that the run has no more.
+
+        Their files stay locked.
+        """
+        gateways = range(1, self._context.config.gateway.count + 1)
+        others = {f"gateway-{number}" for number in gateways} - {self._name}
+        own = self._context.bus.name
+        for path in self._context.files.spool.iterdir():
+            if path.name == own or path in self._left or path.name.partition(".")[0] in others:
+                continue
             left = Spool(path)
             try:
                 left.open()
@@ -88,9 +112,19 @@ class Facts:
                 left.drop_first()
             self._left[path] = left
 
+    async def outlast(self) -> None:
+        """Wait for the end of the processes before this one, and take over what waits for them."""
+        folder, own = self._context.files.spool, self._context.bus.name
+        before = [path for path in folder.iterdir() if path.name.partition(".")[0] == self._name and path.name != own]
+        while any(is_taken(path) for path in before):  # noqa: ASYNC110 - see _POLL_S
+            await asyncio.sleep(_POLL_S)
+        self._adopt()
+        if len(self._spool):
+            self._store_soon()
+
     @property
     def departed(self) -> list[str]:
-        """Return the gateways that the run has no more, and whose turns only this one ends."""
+        """Return the dead gateways whose turns only this one ends."""
         return [path.name for path in self._left]
 
     def forget_departed(self) -> None:

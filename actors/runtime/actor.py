@@ -76,6 +76,7 @@ class Context:
     credentials: Path = Path()  # file with its login
     host: str = LOOPBACK  # IP address at which others reach servers that are started here
     stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: finish what is under way and leave
+    hurry: asyncio.Event = field(default_factory=asyncio.Event)  # set: it was asked to leave once more
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
     holding: Callable[[], list[HeldWork]] = list  # the oldest pieces of work it has
@@ -120,6 +121,10 @@ class Context:
             doing=doing,
             denied=self.bus.denied,
         )
+
+    def leave(self) -> None:
+        """Ask this actor to leave; asked once more, it hurries."""
+        (self.hurry if self.stop.is_set() else self.stop).set()
 
     def fail(self, error: BaseException) -> None:
         """End this actor because of a fault in one of its tasks."""
@@ -247,7 +252,7 @@ async def run_actor(context: Context, main: Any) -> int:
     """Run an actor's main coroutine until it ends or is asked to stop; returns the exit code."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, context.stop.set)
+        loop.add_signal_handler(number, context.leave)
     bus, actor_id = context.bus, context.actor_id
     await context.started()
     vitals = asyncio.create_task(_publish_vitals(context))

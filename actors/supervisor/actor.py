@@ -29,6 +29,7 @@ from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 from asyncrl.process import DENIED, FATAL, ChildProcess, RestartPolicy, cpu_wait_s
+from asyncrl.run.gateway_port import follows, inherited_socket, with_gateway_socket
 from asyncrl.run.placement import LOST, Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
 from topics.gpu_handoff import CardLeft
@@ -38,6 +39,8 @@ from topics.topic import FLEET
 
 _STOP_S = 10.0  # for an actor to leave by itself
 _SUMMARY_S = 40.0  # for the recorder, which reads the logs to their end then and draws the plot: seconds of a free core
+_REPLACED = -257  # no exit code: a process waits for the next one, and ends by itself
+_NEXT_S = 60.0  # besides the time that its replies have, for a replaced process to end
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 
 
@@ -72,6 +75,8 @@ class _Child:
         self.restarts = restarts
         self.achieved = 0  # by the run when it died last, see `SupervisorFold`
         self.leaving = False
+        self.replaced = asyncio.Event()  # its process waits for the next one
+        self.before: dict[asyncio.Task[None], Placed] = {}  # processes that were replaced, and have not ended
         self.task: asyncio.Task[None] | None = None
 
 
@@ -85,7 +90,8 @@ class Supervisor:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.fold = SupervisorFold(context.config, self._on_started)
+        self.fold = SupervisorFold(context.config, self._on_started, self._on_leaving)
+        self._gateway_socket = inherited_socket()
         self._children: dict[str, _Child] = {}
         self._starts = Starts()
         self._lingering: set[str] = set()  # actors that published their end and have time to exit
@@ -233,13 +239,16 @@ class Supervisor:
 
     def _dismiss(self, child: _Child) -> None:
         child.leaving = True
-        if child.process is not None:
-            child.process.terminate()
+        for process in (*child.before.values(), child.process):
+            if process is not None:
+                process.terminate()
 
     async def _keep_alive(self, child: _Child) -> None:
         """Run one actor, again and again, until it leaves on purpose or cannot be helped."""
         while not child.leaving:
             code, words = await self._live(child)
+            if code == _REPLACED:
+                continue
             self._liveness.end(child.actor_id)
             self._lingering.discard(child.actor_id)
             if self._frees_card(child, code):
@@ -274,7 +283,9 @@ class Supervisor:
     async def _live(self, child: _Child) -> tuple[int, str]:
         """Run one process of an actor; returns its exit code, and the reason to report if it publishes none itself."""
         job = actor_job(self.context.files.credentials, self.context.config.run, child.role, child.actor_id)
-        again = child.restarts.count > 0
+        if child.role == "gateway":
+            job = follows(with_gateway_socket(job, self._gateway_socket), list(child.before.values()))
+        again = child.restarts.count > 0 or bool(child.before)
         turn = self._starts.turn(again=again) if self.context.placement.here(job) else contextlib.nullcontext()
         try:
             async with turn:
@@ -283,16 +294,37 @@ class Supervisor:
                 process = await self._placed(child, job)
                 self._on_placed(child, process)
                 await first_of(process.wait(), child.started.wait())
+            await first_of(process.wait(), child.replaced.wait())
         except OSError as error:  # no process, no memory, no file left: it may be another time
             return 1, f"it cannot be started: {error}"
         except AsyncRLError as error:
             return FATAL if error.fatal else 1, f"it cannot be started: {error}"
+        if process.returncode is None:
+            child.before[self.context.tasks.start(self._outlived(child, process))] = process
+            return _REPLACED, ""
         return await process.wait(), process.end_text
+
+    async def _outlived(self, child: _Child, process: Placed) -> None:
+        """Wait for the end of a process that the next one replaces."""
+        await first_of(process.wait(), timeout_s=self.context.config.gateway.leave_s + _NEXT_S)
+        process.kill()
+        await process.wait()
+        child.before = {task: one for task, one in child.before.items() if one is not process}
+
+    def _on_leaving(self, actor_id: str, pid: int) -> None:
+        """Start the next process of an actor that waits for it; one that shall leave is told that none comes."""
+        child = self._children.get(actor_id)
+        if child is not None and child.process is not None and child.process.pid == pid:
+            if child.leaving:
+                child.process.terminate()
+            else:
+                child.replaced.set()
 
     def _on_placed(self, child: _Child, process: Placed) -> None:
         crash_point("actor.started")
         child.process = process
         child.started.clear()
+        child.replaced.clear()
         child.restarts.begin()
         self._liveness.begin(child.actor_id)
         self._on_started(child.actor_id)  # one on another host may have published its start before this
@@ -344,12 +376,13 @@ class Supervisor:
                     # a signal before its start would end it without any
                     await first_of(child.task, child.started.wait(), timeout_s=_STOP_S)
                 self._dismiss(child)
-            tasks = {child.task for child in leaving if child.task is not None}
+            tasks = {task for child in leaving for task in (child.task, *child.before) if task is not None}
             if not tasks:
                 continue
             await asyncio.wait(tasks, timeout=_SUMMARY_S if "recorder" in roles else _STOP_S)
             for child in leaving:
-                if child.process is not None and child.process.returncode is None:
-                    self.context.log.warning("actor killed", actor=child.actor_id)
-                    child.process.kill()
-                    await child.process.wait()
+                for process in (*child.before.values(), child.process):
+                    if process is not None and process.returncode is None:
+                        self.context.log.warning("actor killed", actor=child.actor_id)
+                        process.kill()
+                        await process.wait()

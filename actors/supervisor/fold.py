@@ -10,7 +10,16 @@ from actors.supervisor.trimmer_fold import RoomState, TrimmerFold
 from asyncrl.bus.log import Record
 from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
-from topics.actors import ActorStarted, ActorStopped, FleetScaled, RunOpened, ScaledBy, ScaleRequested, StopRequested
+from topics.actors import (
+    ActorLeaving,
+    ActorStarted,
+    ActorStopped,
+    FleetScaled,
+    RunOpened,
+    ScaledBy,
+    ScaleRequested,
+    StopRequested,
+)
 from topics.batches import BatchTrained
 from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.evals import EvalRequested, EvalScored
@@ -97,9 +106,15 @@ class SupervisorFold(TrimmerFold):
 
     state: SupervisorState
 
-    def __init__(self, config: Config, on_started: Callable[[str], None] = lambda _actor_id: None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        on_started: Callable[[str], None] = lambda _actor_id: None,
+        on_leaving: Callable[[str, int], None] = lambda _actor_id, _pid: None,
+    ) -> None:
         super().__init__(config)
         self._announce_start = on_started  # called with the id of an actor whose process has published its start
+        self._announce_leaving = on_leaving  # called with id and process of an actor that waits for its successor
         self.state = SupervisorState(self.state.asked_after)
         self._engines, self._lent = config.engine, lent_pools(config)
         self._steps = config.learner.steps
@@ -154,7 +169,12 @@ class SupervisorFold(TrimmerFold):
         self.state.reasons.pop(started.actor_id, None)  # why it waited, or how the one before had ended
         self._announce_start(started.actor_id)
 
+    def _on_leaving(self, leaving: ActorLeaving, _record: Record) -> None:
+        self._announce_leaving(leaving.actor_id, leaving.pid)
+
     def _on_stopped(self, stopped: ActorStopped, _record: Record) -> None:
+        if stopped.pid and self.state.pids.get(stopped.actor_id, stopped.pid) != stopped.pid:
+            return  # the next process has started
         self.state.left.add(stopped.actor_id)
         if stopped.reason:
             self.state.reasons[stopped.actor_id] = stopped.reason

@@ -33,7 +33,7 @@ from asyncrl.process import DENIED, FATAL, RestartPolicy, cpu_wait_s
 from asyncrl.run.connect import RECOVER_S, SUPERVISOR
 from asyncrl.run.directory import RunFiles, is_locked, reader_of
 from asyncrl.run.first_keys import add_first_keys
-from asyncrl.run.gateway_port import held_gateway
+from asyncrl.run.gateway_port import held_gateway, with_gateway_socket
 from asyncrl.run.inputs import NOTHING, take_inputs
 from asyncrl.run.opening import open_run
 from asyncrl.run.placement import Placed, actor_job
@@ -380,6 +380,7 @@ class Launch:
 
     async def _start_supervisor(self) -> None:
         job = actor_job(self.files.credentials, self.config.run, "supervisor", SUPERVISOR, apart=True)
+        job = with_gateway_socket(job, self._gateway)
         self._supervisor = await PLACEMENTS[self.config.placement.kind](self.config, self.files).start(job)
 
 

@@ -19,6 +19,7 @@ class Job(NamedTuple):
     credentials: Path | None = None  # file that follows as `--credentials FILE`; it holds a secret
     environment: Mapping[str, str] = {}
     apart: bool = False  # Ctrl-C in the terminal is not for it
+    inherits: tuple[int, ...] = ()  # file descriptors that stay open in it
 
 
 class NoRoom(AsyncRLError):
@@ -92,6 +93,7 @@ class LocalProcesses:
             log=self.log(job.name),
             environment={"OMP_NUM_THREADS": "1", **job.environment},
             apart=job.apart,
+            inherits=job.inherits,
         )
 
     def here(self, _job: Job) -> bool:

@@ -75,8 +75,14 @@ class Actor:
         self.starts = [*again, time_ns][-_STARTS:]
         self.tokens_per_s = 0.0
 
+    def on_leaving(self, time_ns: int) -> None:
+        """Note that it was asked to leave, and serves until its next process does."""
+        self.stopped_ns, self.asked = time_ns, True
+
     def on_stopped(self, message: ActorStopped, time_ns: int) -> None:
-        """Take in an end."""
+        """Take in an end; that of a process before this one changes nothing."""
+        if message.pid and self.live and self.pid not in (0, message.pid):
+            return
         self.stopped_ns, self.asked, self.tokens_per_s = time_ns, not message.reason, 0.0
         if message.reason:
             self.last_error, self.denied = message.reason, message.denied

@@ -27,7 +27,16 @@ from asyncrl.state.records import (
     one_line,
 )
 from asyncrl.state.roster import Roster
-from topics.actors import ActorStarted, ActorStopped, DeadLetter, FleetScaled, RunOpened, StopRequested, Vitals
+from topics.actors import (
+    ActorLeaving,
+    ActorStarted,
+    ActorStopped,
+    DeadLetter,
+    FleetScaled,
+    RunOpened,
+    StopRequested,
+    Vitals,
+)
 from topics.batches import BatchPackedHeaders, BatchTrained
 from topics.evals import EvalScored
 from topics.groups import GroupDropped
@@ -353,6 +362,11 @@ class RunState(Roster):
             self.report("warning", record.time_ns, f"{actor.actor_id} died without an error message")
         if actor.restarts:
             self.report("news", record.time_ns, f"{actor.actor_id} started again")
+
+    def _on_leaving(self, message: ActorLeaving, record: Record) -> None:
+        if message.actor_id in self.actors:
+            self.actors[message.actor_id].on_leaving(record.time_ns)
+            self.report("news", record.time_ns, f"{message.actor_id} restarts, and serves until its next process does")
 
     def _on_stopped(self, message: ActorStopped, record: Record) -> None:
         actor = self.actors.setdefault(message.actor_id, Actor(message.actor_id, message.role))

@@ -26,6 +26,7 @@ from asyncrl.run.connect import SUPERVISOR
 from asyncrl.state.records import Disk, StreamFill
 from asyncrl.state.run_state import RunState
 from topics.actors import (
+    ACTOR_LEAVING,
     ACTOR_STARTED,
     ACTOR_STOPPED,
     AUTOSCALE_FAILED,
@@ -73,7 +74,17 @@ class _Part(NamedTuple):
 
 
 _PARTS = (  # starts and ends first, so that vital signs find their actor
-    _Part((ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED, STOP_REQUESTED, ENGINE_ANNOUNCED, ENGINE_WITHDRAWN)),
+    _Part(
+        (
+            ACTOR_STARTED,
+            ACTOR_LEAVING,
+            ACTOR_STOPPED,
+            RUN_OPENED,
+            STOP_REQUESTED,
+            ENGINE_ANNOUNCED,
+            ENGINE_WITHDRAWN,
+        )
+    ),
     _Part((FLEET_SCALED, AUTOSCALE_FAILED, STALL_FOUND, STALL_ENDED, ADMISSION_PAUSED, ADMISSION_RESUMED)),
     _Part((STREAM_TRIMMED,), brief=0),
     _Part((ENGINE_READY, ENGINE_UPDATING, WEIGHTS_REFUSED, ENGINE_GONE), "newest", "newest"),

@@ -115,7 +115,7 @@ async def test_the_port_of_the_gateways_is_theirs_before_they_listen(tmp_path: P
             LaunchError, match=rf"port {place[1]} on 127.0.0.1 is taken by another program; name another"
         ):
             await held_gateway(config)
-        serving = [await asyncio.start_server(answer, *place, reuse_port=True) for _ in range(2)]
+        serving = [await asyncio.start_server(answer, sock=holder.dup()) for _ in range(2)]
         _, writer = await asyncio.open_connection(*place)
         writer.close()
         for one in serving:

@@ -12,7 +12,7 @@ from aiohttp import web
 from actors.gateway import http_server as listening_of
 from actors.gateway.http_server import listening
 from actors.gateway.reply import Answered
-from asyncrl.ports import free_port
+from asyncrl.ports import Listen, free_port
 
 LIMIT_S = 120
 
@@ -30,7 +30,7 @@ async def port_of(answer: Answered, *, most: int, silent_s: float) -> AsyncItera
     """Serve one handler as a gateway does."""
     app = web.Application()
     app.add_routes([web.post("/", answer)])
-    async with listening(app, "127.0.0.1", port := free_port(), most=most, silent_s=silent_s):
+    async with listening(app, Listen("127.0.0.1", port := free_port()), most=most, silent_s=silent_s):
         yield port
 
 
