@@ -11,7 +11,7 @@ from aiohttp.typedefs import Middleware
 
 from actors.gateway.reply import Answered
 from actors.gateway.turn import Turn
-from asyncrl.live.apis.words import LiveError
+from asyncrl.live.apis.schema import LiveError
 from asyncrl.live.turn_log import Asked
 
 _LOST = web.RequestKey("lost", asyncio.Future)  # done when the connection of a request is lost
