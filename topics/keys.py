@@ -7,7 +7,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from topics.topic import ACTORS, TURNS, Topic
-from topics.wire import Count, Id, Message, Seconds
+from topics.wire import Count, Id, MaybeId, Message, Seconds
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 
@@ -36,6 +36,7 @@ class TurnCounted(Message):
     tenant: Id
     begun_s: Seconds  # since 1970
     tokens: Count  # of prompt and reply
+    api_key: MaybeId = ""  # id of the API key of its request; "": not known
 
 
 KEY_ADDED = Topic(KeyAdded, ACTORS, ("operator",), ("gateway",), key="key_id")

@@ -46,6 +46,8 @@ class TurnStartedHeaders(Headers):
     secret: SecretIds = ""
     older: SecretIds = ""
     siblings: ShortDigest = ""
+    api_key: MaybeId = ""
+    prompt_tokens: Count = 0
 
 
 class TurnStarted(Message):
@@ -70,6 +72,12 @@ class TurnStarted(Message):
     older: SecretIds = ""  # other data keys, of the turns before it, that reading its whole prompt takes
     siblings: ShortDigest = ""  # equal for turns of one session with the same prompt and temperature
     tools: ShortDigest = ""  # of the tools that its prompt declares; "": not known
+    api_key: MaybeId = ""  # id of the API key of its request; "": not known
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self.known + len(self.tokens)
 
 
 class TurnClaimed(Message):

@@ -20,6 +20,7 @@ from actors.gateway.feedback import Opinions
 from actors.gateway.handover import Handover
 from actors.gateway.http_server import OpenPort, listening
 from actors.gateway.meter import Meter
+from actors.gateway.operations import Operations
 from actors.gateway.prompts import Bounds, Prompts
 from actors.gateway.reply import Answered, Reply, shape_errors
 from actors.gateway.request_body import read_body
@@ -208,14 +209,18 @@ class Gateway:
         self._news.set()
 
     def _application(self) -> web.Application:
-        app = web.Application(middlewares=[self._requests.outlasting(), shape_errors(self._context)])
-        app.add_routes([web.post(api.path, self._answerer(name, api)) for name, api in APIS.items()])
-        app.add_routes(
-            [web.post(COUNT_PATH, self._count), web.get(MODELS_PATH, self._models), web.get("/health", self._health)]
-        )
-        app.add_routes([web.get(f"{MODELS_PATH}/{{name:.+}}", self._models)])
-        app.add_routes([web.delete("/v1/sessions/{name}", self._leave), web.post(FEEDBACK_PATH, self._feedback)])
-        app.router.add_route("*", "/{path:.*}", self._nothing)
+        operations = Operations(self._context, self._keys, lambda: self._channels.unready_s)
+        shaped = shape_errors(self._context)
+        app = web.Application(middlewares=[operations.cors(), self._requests.outlasting(), shaped])
+        app.on_response_prepare.append(operations.add_cors)
+        app.add_routes(operations.routes())
+        posts = {api.path: self._answerer(name, api) for name, api in APIS.items()}
+        posts |= {COUNT_PATH: self._count, FEEDBACK_PATH: self._feedback}
+        app.add_routes([web.post(path, handler, expect_handler=operations.expect) for path, handler in posts.items()])
+        models = (MODELS_PATH, f"{MODELS_PATH}/{{name:.+}}")
+        app.add_routes([operations.get(path, self._models) for path in models])
+        app.add_routes([web.delete("/v1/sessions/{name}", self._leave, expect_handler=operations.expect)])
+        app.router.add_route("*", "/{path:.*}", self._nothing, expect_handler=operations.expect)
         return app
 
     def _answerer(self, name: str, api: Api) -> Answered:
@@ -234,7 +239,7 @@ class Gateway:
             missed = True
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:
-                turn.begin(self._facts, key.tenant, name, session, secret=secret)
+                turn.begin(self._facts, key, name, session, secret=secret)
                 service = self._channels.service(user, session.id)
                 return await turn.run(service, self._facts, partial(reply.send, number), self._safety)
 
@@ -360,6 +365,3 @@ class Gateway:
 
     async def _nothing(self, http: web.Request) -> web.StreamResponse:
         raise LiveError("absent", f"there is no {http.method} {http.path} here; docs/guides/gateway.md lists all paths")
-
-    async def _health(self, _http: web.Request) -> web.StreamResponse:
-        return web.json_response({"status": "ok"})

@@ -77,6 +77,11 @@ class Channels:
         """
         return Service(self._generator, self._trials.arm(owner, session), self._row_bytes)
 
+    @property
+    def unready_s(self) -> float:
+        """Return for how many seconds no engine was ready; 0 where one is."""
+        return self._fleet.unready_s
+
     async def close(self) -> None:
         """Follow them no more, and close the connections."""
         for listener in self._listeners:

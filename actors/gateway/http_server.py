@@ -175,6 +175,7 @@ class _Connection(web.RequestHandler):
         words = "the request cannot be read as HTTP/1.1: a line of its head is malformed, or it has too many headers"
         if isinstance(exc, LineTooLong):
             words = "the first line or a header of the request is too long; send a shorter one"
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
             words = "the gateway failed at this request"
         kind = "server_error" if status == HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"

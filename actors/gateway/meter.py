@@ -62,7 +62,7 @@ class Meter:
             alone: of one of its turns nothing else is stored, or not all: it is private, or there was no room.
         """
         if alone or key.requests_per_minute or key.tokens_per_day:
-            counted = TurnCounted(turn_id=turn_id, tenant=key.tenant, begun_s=begun_s, tokens=tokens)
+            counted = TurnCounted(turn_id, key.tenant, begun_s, tokens, key.key_id)
             self._usage.take(counted, known=True)
             await self._facts.put(counted, anyway=True)
 

@@ -42,6 +42,11 @@ def _api_of(http: web.Request) -> Api:
     return next((api for api in APIS.values() if http.path.startswith(api.path)), client)
 
 
+def refuse(http: web.Request, error: LiveError) -> web.Response:
+    """Return the refusal of a request in the shape of its API."""
+    return refusal(_api_of(http), error)
+
+
 def shape_errors(context: Context) -> Middleware:
     """Return what answers, in the shape of its API, a request that is refused or at which the gateway itself fails."""
 
@@ -53,7 +58,7 @@ def shape_errors(context: Context) -> Middleware:
             raise
         except LiveError as error:
             context.count("requests_refused")
-            return refusal(_api_of(request), error)
+            return refuse(request, error)
         except ConnectionError:  # before its request was whole
             context.count("clients_gone")
             return web.Response()

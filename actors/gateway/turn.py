@@ -31,6 +31,7 @@ from asyncrl.live.tools import Wording
 from asyncrl.live.traffic_split import Arm
 from asyncrl.live.turn_log import Asked, Stored
 from topics.actors import Waiting
+from topics.keys import KeyAdded
 from topics.payload_refs import Experts
 from topics.trajectories import Answer
 from topics.turns import EarlySkip, Finish, Mark, TurnFinished, TurnSampled, TurnStarted
@@ -129,7 +130,7 @@ class Turn(Watch):
             return None
         return Shadowed(self.id, self.prompt.ids, sampling, self._secret, arm.shadow, arm.version)
 
-    def begin(self, facts: Facts, tenant: str, api: str, session: Session, *, secret: str) -> None:
+    def begin(self, facts: Facts, api_key: KeyAdded, api: str, session: Session, *, secret: str) -> None:
         """Make the fact that it begins, which `run` stores; where that is lost, or it is private, it is served alone.
         `secret` is the id of the data key that it is sealed under; "" of a private one.
         """
@@ -145,7 +146,7 @@ class Turn(Watch):
         self._started = TurnStarted(
             turn_id=self.id,
             session=session.id,
-            tenant=tenant,
+            tenant=api_key.tenant,
             api=api,
             parent=prompt.parent,
             known=prompt.known,
@@ -160,6 +161,7 @@ class Turn(Watch):
             siblings=siblings_of(key, session.id, prompt.ids, self._sampling.temperature) if key else "",
             older=",".join(older),
             tools=prompt.tools,
+            api_key=api_key.key_id,
         )
 
     async def run(self, service: Service, facts: Facts, send: Send, safety: SafetySettings) -> Ending:
@@ -201,7 +203,8 @@ class Turn(Watch):
             await to_its_end(self._end(task, facts, finish, safety))  # where another choice fails meanwhile, too
         parts, tokens = self._parts, self._answer.tokens
         sampled = await asyncio.to_thread(self._sampled_tokens) if self.request.logprobs else None
-        ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled)
+        versions = (int(min(self._answer.versions)), int(max(self._answer.versions))) if len(tokens) else None
+        ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled, versions=versions)
         if not self.request.thoughts:
             return ending
         return msgspec.structs.replace(ending, thoughts=parts.thoughts, thought_tokens=parts.thought_tokens(tokens))

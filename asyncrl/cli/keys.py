@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged_reader import newest_message, read_each
@@ -11,7 +13,9 @@ from asyncrl.bus.publish import publish
 from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.target import action_of, add_action, any_run, live_run, read_topics
 from asyncrl.errors import WrongUsage
+from asyncrl.live.key_usage import KeyUsage, read_key_usage
 from asyncrl.live.keys import Keys, make_key
+from asyncrl.state.records import counted
 from topics.actors import RUN_OPENED
 from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded, KeyRevoked
 from topics.wire import ID_PATTERN
@@ -60,7 +64,8 @@ async def _done(bus: Bus, action: str, name: str, made: tuple[str, KeyAdded]) ->
             raise WrongUsage(f"run {bus.run} has no valid key {name!r}; `asyncrl keys list` shows those that it has")
         await publish(bus, KeyRevoked(key_id=name))
         return f"key {name} is revoked"
-    rows = [f"{one.key_id}  {one.tenant}{_limits(one)}" for one in keys.valid.values()]
+    usage = await read_key_usage(bus)
+    rows = [f"{one.key_id}  {one.tenant}{_limits(one)}{_used(usage, one.key_id)}" for one in keys.valid.values()]
     return "\n".join(rows) or f"run {bus.run} has no keys{'' if serves else f': {_NONE}'}"
 
 
@@ -74,6 +79,14 @@ def _limits(key: KeyAdded) -> str:
     words += [f"{key.tokens_per_day} tokens a day"] if key.tokens_per_day else []
     words += ["private"] if key.private else []
     return f"  ({', '.join(words)})" if words else ""
+
+
+def _used(usage: Mapping[str, KeyUsage], key_id: str) -> str:
+    used = usage.get(key_id)
+    if used is None:
+        return "  not used"
+    last = datetime.fromtimestamp(used.last_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M")
+    return f"  {counted(used.replies, 'reply')}, {used.tokens:,} tokens, last at {last} UTC"
 
 
 async def _read(bus: Bus) -> Keys:

@@ -21,6 +21,9 @@ class GatewaySettings(Settings):
     host: str = "127.0.0.1"
     # Port that it listens on, which the run keeps for it from its start; 0: any free one, which `asyncrl up` prints.
     port: Annotated[int, Meta(ge=0, le=65535)] = 8321
+    page: bool = False  # Whether `/` is a page to chat with the model and to vote on its replies.
+    # Origins of web pages that may call the APIs from a browser (CORS), such as `https://chat.example.org`; `*`: any.
+    origins: list[str] = msgspec.field(default_factory=list)
     # Names of models that requests may give; empty: any, and the list of models has the run's name.
     models: list[str] = msgspec.field(default_factory=list)
     # Tenants that get a key when the run starts, in the file `keys/NAME` of its directory; others: `asyncrl keys add`.

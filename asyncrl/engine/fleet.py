@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple, Protocol, TypeAlias
@@ -120,6 +121,19 @@ class Fleet:
         self._refused: dict[int, dict[str, str]] = {}  # why engines could not take a version, by version and engine
         self._changed = asyncio.Event()  # set, and replaced, at each change
         self._tasks = BackgroundTasks(fail)
+        self._ready_at = -math.inf  # of the monotonic clock, when an engine was known to be ready last
+
+    @property
+    def unready_s(self) -> float:
+        """Return for how many seconds no engine was ready; 0 where one is, infinity where none ever was."""
+        self._note_ready()
+        return max(0.0, time.monotonic() - self._ready_at)
+
+    def _note_ready(self) -> None:
+        if any(engine.ready is not None and not engine.reserved for engine in self._engines.values()):
+            self._ready_at = math.inf
+        elif self._ready_at == math.inf:
+            self._ready_at = time.monotonic()
 
     def apply(self, news: EngineNews) -> None:
         """Fold in what an engine published.
@@ -187,6 +201,7 @@ class Fleet:
             mislabelled: its tokens came from other weights; else it did not answer, or is not well.
         """
         announced, engine.ready = engine.ready, None
+        self._note_ready()
         if announced is not None:
             self._tasks.start(self._confirm(engine, announced, mislabelled=mislabelled))
 
@@ -283,5 +298,6 @@ class Fleet:
             await engine.client.close()
 
     def _wake(self) -> None:
+        self._note_ready()
         self._changed.set()
         self._changed = asyncio.Event()

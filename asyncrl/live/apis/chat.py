@@ -64,7 +64,8 @@ class ChatCompletions:
     def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
         choices = [_choice(number, ending) for number, ending in enumerate(endings)]
         head = _head(opening) | {"object": "chat.completion"}
-        return {**head, "choices": choices, "usage": _usage(opening, endings)}
+        usage = {"usage": _usage(opening, endings)}
+        return {**head, "choices": choices, **usage, "system_fingerprint": _fingerprint(endings[0])}
 
     def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
         return _ChatEvents(opening, choice, usage=request.usage)
@@ -99,7 +100,7 @@ class _ChatEvents:
         return self._chunk({})
 
     def end(self, ending: Ending) -> bytes:
-        return self._chunk({}, _finish(ending), _logprobs(ending))
+        return self._chunk({}, _finish(ending), _logprobs(ending), _fingerprint(ending))
 
     def done(self, endings: list[Ending]) -> bytes:
         usage = _head(self._opening) | {"choices": [], "usage": _usage(self._opening, endings)}
@@ -108,9 +109,16 @@ class _ChatEvents:
     def fail(self, error: LiveError) -> bytes:
         return event(openai_error(error)[1])
 
-    def _chunk(self, delta: dict[str, Any], finish: str | None = None, logprobs: dict[str, Any] | None = None) -> bytes:
+    def _chunk(
+        self,
+        delta: dict[str, Any],
+        finish: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+        fingerprint: str | None = None,
+    ) -> bytes:
         choice = {"index": self._choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return event(_head(self._opening) | {"choices": [choice]} | ({"usage": None} if self._usage else {}))
+        more = {"system_fingerprint": fingerprint} if fingerprint else {}
+        return event(_head(self._opening) | {"choices": [choice]} | ({"usage": None} if self._usage else {}) | more)
 
 
 def _choice(number: int, ending: Ending) -> dict[str, Any]:
@@ -154,6 +162,14 @@ def _logprobs(ending: Ending) -> dict[str, Any] | None:
     if ending.sampled is None:
         return None
     return {"content": token_logprobs(ending), "refusal": None}
+
+
+def _fingerprint(ending: Ending) -> str | None:
+    """Return the versions of the weights that sampled a reply, as `v12` or `v12-v13`; None of an empty reply."""
+    if ending.versions is None:
+        return None
+    oldest, newest = ending.versions
+    return f"v{oldest}" if oldest == newest else f"v{oldest}-v{newest}"
 
 
 def _finish(ending: Ending) -> str:

@@ -13,8 +13,8 @@ from asyncrl.live.apis.tool_fields import Choice, call_of, chosen, declared, res
 _THINKING = ("thinking", "signature")  # fields of a block
 COUNT_PATH = "/v1/messages/count_tokens"
 
-_COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "metadata")
-READ = (*_COUNTED, "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream")
+COUNTED = ("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config", "metadata")
+READ = (*COUNTED, "max_tokens", "temperature", "top_p", "top_k", "stop_sequences", "stream")
 # A history is known without its reasoning, so `context_management` that leaves it out changes nothing.
 IGNORED = ("service_tier", "speed", "cache_control", "diagnostics", "context_management")
 _THREAD = "thread_unsupported_request"  # to this the tool runner of the SDK sends all messages, with no thread
@@ -66,7 +66,7 @@ class Messages:
     def parse_count(self, body: bytes) -> Request:
         """Read the body of a request for the number of tokens of a prompt; errors as `parse`."""
         fields = Body(body)
-        fields.only(_COUNTED, IGNORED, {})
+        fields.only(COUNTED, IGNORED, {})
         tools, forced = _tools(fields)
         asked = Request(fields.text("model"), _conversation(fields), tools=tools, user=_user(fields))
         return msgspec.structs.replace(asked, forced=forced, schema=_schema(fields))
