@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -75,6 +75,7 @@ class Turn(Watch):
         self._tokenizer = wording.tokenizer
         self._form = wording.form if request.tools else None
         self._parts = ReplyParts(request, wording, self.id, begun=prompt.begun)
+        self._cached = -1  # tokens of its prompt that the engine had, by the first request
         self._likeliest: list[Likeliest] = [[]] * len(self._answer.tokens)
         self._settings = settings
         self._came = asyncio.Event()  # tokens, or the end
@@ -96,8 +97,7 @@ class Turn(Watch):
 
     @property
     def size(self) -> int:
-        """Tokens of prompt and reply; 0 of a repeated reply, and of none, but where an engine read the prompt of a
-        client that left."""
+        """Tokens of prompt and reply; 0 of a repeated reply, and of a prompt that no engine read."""
         tokens = len(self._answer.tokens)
         counts = not self.repeats and (tokens or (self._left and self._requested))
         return len(self.prompt.ids) + tokens if counts else 0
@@ -131,9 +131,7 @@ class Turn(Watch):
         return Shadowed(self.id, self.prompt.ids, sampling, self._secret, arm.shadow, arm.version)
 
     def begin(self, facts: Facts, api_key: KeyAdded, api: str, session: Session, *, secret: str) -> None:
-        """Make the fact that it begins, which `run` stores; where that is lost, or it is private, it is served alone.
-        `secret` is the id of the data key that it is sealed under; "" of a private one.
-        """
+        """Make the fact that it begins, which `run` stores; `secret` names its data key, "" of a private one."""
         if self.repeats:
             return
         prompt, self._session, self._secret = self.prompt, session.id, secret
@@ -204,7 +202,8 @@ class Turn(Watch):
         parts, tokens = self._parts, self._answer.tokens
         sampled = await asyncio.to_thread(self._sampled_tokens) if self.request.logprobs else None
         versions = (int(min(self._answer.versions)), int(max(self._answer.versions))) if len(tokens) else None
-        ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled, versions=versions)
+        counts: dict[str, Any] = {"cached": max(0, self._cached), "versions": versions}
+        ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled, **counts)
         if not self.request.thoughts:
             return ending
         return msgspec.structs.replace(ending, thoughts=parts.thoughts, thought_tokens=parts.thought_tokens(tokens))
@@ -349,6 +348,9 @@ class Turn(Watch):
         if tokens:
             self._lineages = [*{*self._lineages, lineage}]
             self._came.set()
+
+    def on_cached(self, tokens: int) -> None:
+        self._cached = min(tokens, len(self.prompt.ids)) if self._cached < 0 else self._cached
 
     def on_likeliest(self, likeliest: list[Likeliest]) -> None:
         self._likeliest += likeliest

@@ -56,6 +56,7 @@ class Generation(msgspec.Struct, frozen=True):
     likeliest: list[Likeliest] = []  # in the place of each token, where that was asked for
     passes: int = 0  # in which the model checked tokens that were drafted; 0 where none were
     routed_from: int = 0  # first token of `routed`, as it was asked for
+    cached: int = 0  # tokens of the prompt that the engine had in its prefix cache
 
 
 OnTokens: TypeAlias = Callable[[Chunk], bool | None]
@@ -80,6 +81,7 @@ class _Meta(msgspec.Struct, frozen=True):
     output_top_logprobs: list[list[_Triple] | None] | None = None
     routed_experts: bytes | None = None  # Base64 of int32, in the last event
     spec_verify_ct: int = 0  # passes so far; sent by servers that draft tokens
+    cached_tokens: int = 0
 
 
 class _Fault(msgspec.Struct, frozen=True):
@@ -126,6 +128,7 @@ class Member:
     _spans: list[VersionSpan] = field(default_factory=list)
     _routed: Int32Array | None = None
     _passes: int = 0
+    _cached: int = 0
 
     @property
     def streaming(self) -> bool:
@@ -158,7 +161,7 @@ class Member:
         if not self.future.done():
             tokens, logprobs = np.array(self._tokens, np.int32), np.array(self._logprobs, np.float32)
             finish = cast(FinishType, reason) if reason in ("stop", "length") else "abort"
-            further = (self._routed, self._likeliest, self._passes, self.routed or 0)
+            further = (self._routed, self._likeliest, self._passes, self.routed or 0, self._cached)
             self.future.set_result(Generation(tokens, logprobs, self._spans, finish, *further))
 
     def fail(self, fault: Exception) -> None:
@@ -175,6 +178,7 @@ class Member:
         """
         meta, wanted = answer.meta_info, True
         self._passes = max(self._passes, meta.spec_verify_ct)
+        self._cached = max(self._cached, meta.cached_tokens)
         if meta.routed_experts is not None:
             if len(meta.routed_experts) % 4:
                 raise RequestFailed(f"{len(meta.routed_experts)} bytes of experts came; expected int32 numbers")

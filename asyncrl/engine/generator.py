@@ -53,6 +53,9 @@ class Watch:
     def on_verified(self, tokens: int, passes: int) -> None:
         """A request ended whose tokens were drafted: so many, in so many passes of the model."""
 
+    def on_cached(self, tokens: int) -> None:
+        """A request ended: the engine had so many tokens of its prompt in its prefix cache."""
+
     def on_likeliest(self, likeliest: list[Likeliest]) -> None:
         """The likeliest tokens in the places of tokens that `on_tokens` is given next, where they were asked for."""
 
@@ -192,6 +195,7 @@ class Generator:
             return "abort"
         if streamed:
             self.pace.generated(len(generation.token_ids), time.monotonic() - began)
+        watch.on_cached(generation.cached)
         if generation.passes:
             watch.on_verified(len(generation.token_ids), generation.passes)
         # Rows of other weights, or of a request that ended before it was read, would keep out those of the next one.

@@ -186,7 +186,8 @@ def _usage(opening: Opening, endings: list[Ending]) -> dict[str, Any]:
         sum(counts) for counts in zip(*((one.tokens, one.thought_tokens) for one in endings), strict=True)
     )
     usage = {"prompt_tokens": opening.prompt_tokens, "completion_tokens": tokens}
-    details = {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
+    details: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": endings[0].cached}}
+    details |= {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
     return usage | {"total_tokens": opening.prompt_tokens + tokens} | details
 
 

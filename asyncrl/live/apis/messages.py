@@ -76,8 +76,7 @@ class Messages:
         content: list[dict[str, Any]] = [_thinking(ending.thoughts, opening.turn)] if ending.thoughts else []
         content += [{"type": "text", "text": ending.text}] if ending.text else []
         content += [_use(call) | {"input": call.arguments} for call in ending.calls]
-        usage = {"input_tokens": opening.prompt_tokens, "output_tokens": ending.tokens}
-        return _message(opening, usage) | {"content": content} | _stop(ending)
+        return _message(opening, _usage(opening, ending)) | {"content": content} | _stop(ending)
 
     def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
         return _MessageEvents(opening)
@@ -140,7 +139,7 @@ class _MessageEvents:
         return _event("ping")
 
     def end(self, ending: Ending) -> bytes:
-        usage = {"input_tokens": self._opening.prompt_tokens, "output_tokens": ending.tokens}
+        usage = _usage(self._opening, ending)
         return self._closed() + _event("message_delta", delta=_stop(ending), usage=usage) + _event("message_stop")
 
     def done(self, endings: list[Ending]) -> bytes:
@@ -216,6 +215,12 @@ def _messages(fields: Body, entry: Message, where: str) -> list[Message]:
 
 def _use(call: Call) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+
+
+def _usage(opening: Opening, ending: Ending) -> dict[str, int]:
+    """Return the tokens of a reply; those of its prompt that the engine had are counted apart."""
+    fresh = opening.prompt_tokens - ending.cached
+    return {"input_tokens": fresh, "cache_read_input_tokens": ending.cached, "output_tokens": ending.tokens}
 
 
 def _message(opening: Opening, usage: dict[str, int]) -> dict[str, Any]:

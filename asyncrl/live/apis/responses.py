@@ -284,7 +284,7 @@ def _response(opening: Opening, request: Request, ending: Ending | None = None) 
         output = [*thought, *text, *map(_called, ending.calls)]
         usage = {
             "input_tokens": opening.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": ending.cached},
             "output_tokens": ending.tokens,
             "output_tokens_details": {"reasoning_tokens": ending.thought_tokens},
             "total_tokens": opening.prompt_tokens + ending.tokens,

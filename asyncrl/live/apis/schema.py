@@ -140,6 +140,7 @@ class Ending(msgspec.Struct, frozen=True):
     sampled: list[Sampled] | None = None  # all tokens but the end of the reply; None where they were not asked for
     thoughts: str = ""  # reasoning before the text, which is not part of it
     thought_tokens: int = 0  # of `tokens`
+    cached: int = 0  # tokens of the prompt that the engine had in its prefix cache
     versions: tuple[int, int] | None = None  # of the weights: the oldest and the newest that sampled a token
 
 
