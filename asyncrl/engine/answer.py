@@ -81,7 +81,7 @@ class _Meta(msgspec.Struct, frozen=True):
     output_top_logprobs: list[list[_Triple] | None] | None = None
     routed_experts: bytes | None = None  # Base64 of int32, in the last event
     spec_verify_ct: int = 0  # passes so far; sent by servers that draft tokens
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
 
 
 class _Fault(msgspec.Struct, frozen=True):
@@ -178,7 +178,7 @@ class Member:
         """
         meta, wanted = answer.meta_info, True
         self._passes = max(self._passes, meta.spec_verify_ct)
-        self._cached = max(self._cached, meta.cached_tokens)
+        self._cached = max(self._cached, meta.cached_tokens or 0)
         if meta.routed_experts is not None:
             if len(meta.routed_experts) % 4:
                 raise RequestFailed(f"{len(meta.routed_experts)} bytes of experts came; expected int32 numbers")

@@ -23,8 +23,7 @@ PATH = "/v1/chat/completions"
 
 @pytest.fixture
 async def served(bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path) -> AsyncIterator[Served]:
-    settings = {"origins": [ORIGIN], "hold_s": 0.2}
-    async with gateway(bus, stage, tmp_path / "model", inference, **settings) as served:
+    async with gateway(bus, stage, tmp_path / "model", inference, origins=[ORIGIN]) as served:
         yield served
 
 
@@ -38,27 +37,24 @@ async def said(served: Served, raw: bytes) -> bytes:
 
 
 async def test_a_gateway_is_ready_while_an_engine_answers_and_healthy_in_any_case(
-    served: Served, bus: Bus, inference: LikeSGLang
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
-    async with ClientSession(served.address) as client:
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference, hold_s=0.2) as served,
+        ClientSession(served.address) as client,
+    ):
 
-        async def status() -> int:
+        async def answers(status: int) -> bool:
             async with client.get("/ready") as answer:
-                return answer.status
+                return answer.status == status
 
-        async def is_ready() -> bool:
-            return await status() == 200
-
-        async def is_not() -> bool:
-            return await status() == 503
-
-        await until(is_ready, "an engine is ready")
+        await until(lambda: answers(200), "an engine is ready")
         await publish(bus, EngineGone("engine-1"))
-        await until(is_not, "no engine is ready")
+        await until(lambda: answers(503), "no engine is ready")
         async with client.get("/health") as answer:
             assert answer.status == 200
         await publish(bus, ready(inference))
-        await until(is_ready, "an engine is ready again")
+        await until(lambda: answers(200), "an engine is ready again")
 
 
 async def test_a_gateway_without_an_engine_is_not_ready(
