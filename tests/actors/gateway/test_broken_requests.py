@@ -72,7 +72,7 @@ async def test_what_cannot_be_read_as_http_is_refused_and_not_quoted(
             reader, writer = await asyncio.open_connection("127.0.0.1", int(served.address.rpartition(":")[2]))
             writer.write(f"POST /v1/messages HTTP/1.1\r\n{line}\r\n\r\n".encode())
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.0 400")
+            assert head.startswith(b"HTTP/1.0 431" if line is long else b"HTTP/1.0 400")
             error = json.loads(body)
             assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error"
             assert said in error["error"]["message"] and PLANTED not in body.decode()

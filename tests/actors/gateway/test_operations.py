@@ -49,7 +49,7 @@ async def test_a_gateway_is_ready_while_an_engine_answers_and_healthy_in_any_cas
                 return answer.status == status
 
         await until(lambda: answers(200), "an engine is ready")
-        await publish(bus, EngineGone("engine-1"))
+        await publish(bus, EngineGone("engine-1", "it ended"))
         await until(lambda: answers(503), "no engine is ready")
         async with client.get("/health") as answer:
             assert answer.status == 200
@@ -110,7 +110,7 @@ async def test_the_openapi_document_has_exactly_the_routes_of_the_gateway(served
 
 async def test_headers_that_are_too_long_are_a_431_and_a_bad_key_is_refused_before_its_body(served: Served):
     host = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\n"
-    assert (await said(served, host + b"X-A: " + b"a" * 9000 + b"\r\n\r\n")).startswith(b"HTTP/1.1 431 ")
+    assert (await said(served, host + b"X-A: " + b"a" * 9000 + b"\r\n\r\n")).startswith(b"HTTP/1.0 431 ")
     asks = b"Content-Length: %d\r\nExpect: 100-continue\r\n" % len(json.dumps(BODY))
     assert (await said(served, host + asks + b"x-api-key: no\r\n\r\n")).startswith(b"HTTP/1.1 401 ")
     key = f"x-api-key: {served.key}\r\n\r\n".encode()
