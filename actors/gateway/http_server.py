@@ -172,9 +172,9 @@ class _Connection(web.RequestHandler):
     ) -> web.StreamResponse:
         """See `web.RequestHandler`."""
         super().handle_error(request, status, exc, message)  # raises where an answer has begun
-        words = "the request cannot be read as HTTP/1.1: a line of its head is malformed, or it has too many headers"
-        if isinstance(exc, LineTooLong):
-            words = "the first line or a header of the request is too long; send a shorter one"
+        words = "the request cannot be read as HTTP/1.1: a line of its head is malformed"
+        if isinstance(exc, LineTooLong) or "Too many headers" in str(exc):
+            words = "the first line or the headers of the request are too long; send shorter ones"
             status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
         elif status == HTTPStatus.INTERNAL_SERVER_ERROR:
             words = "the gateway failed at this request"

@@ -220,7 +220,9 @@ def test_chat_completions_as_chunks(ending: Ending, finish: str):
     first = {"role": "assistant", "content": ""}
     assert deltas == [(first, None), ({"content": "Hel"}, None), ({"content": "lo"}, None), ({}, finish)]
     assert last["choices"] == []
+    cached = last["usage"].pop("prompt_tokens_details")
     assert last["usage"] == {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10}
+    assert cached == {"cached_tokens": ending.cached}
     assert APIS["chat"].whole(OPENING, parse("chat"), [ending])["choices"][0]["finish_reason"] == finish
 
 
@@ -282,7 +284,7 @@ def test_messages_as_events(ending: Ending, reason: str, sequence: str | None):
     assert [name for name, _ in events] == ["message_start", "ping", *text, "message_delta", "message_stop"]
     assert events[0][1]["message"]["usage"]["input_tokens"] == 7
     assert events[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
-    assert events[-2][1]["usage"] == {"input_tokens": 7, "output_tokens": 3}
+    assert events[-2][1]["usage"] == {"input_tokens": 7, "cache_read_input_tokens": 0, "output_tokens": 3}
     whole = APIS["messages"].whole(OPENING, parse("messages"), [ending])
     assert whole["content"] == [{"type": "text", "text": "Hello"}]
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
