@@ -112,4 +112,4 @@ async def test_a_user_chats_and_votes_on_the_page_which_shows_the_version_of_eac
         await tab.shows("document.querySelectorAll('[data-thumb=down]')[1].ariaPressed === 'true'", "the vote is taken")
         await tab.shot("chat")
         record = await asyncio.wait_for(read_last(bus, FEEDBACK_GIVEN), 60)
-        assert record is not None and record.headers["score"] == "-1.0"
+        assert record is not None and float(record.headers["score"]) == -1.0
