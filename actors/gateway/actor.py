@@ -139,11 +139,11 @@ class Gateway:
     async def _drain(self, port: OpenPort) -> None:
         """Accept no more connections, and give running replies their time; those that are not whole then are ended."""
         port.close()
-        hurry, leave_s = self._context.hurry, self._handover.leave_s
+        hurry, drain_s = self._context.hurry, self._handover.drain_s
         if not hurry.is_set():
-            await first_of(self._requests.ended(), hurry.wait(), timeout_s=leave_s)
+            await first_of(self._requests.ended(), hurry.wait(), timeout_s=drain_s)
         if hurry.is_set():
-            await first_of(self._requests.ended(), timeout_s=min(leave_s, _LEAVE_S))
+            await first_of(self._requests.ended(), timeout_s=min(drain_s, _LEAVE_S))
         self._leaving.interrupt()
         await first_of(self._requests.ended(), timeout_s=_CUT_S)
 

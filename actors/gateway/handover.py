@@ -40,9 +40,9 @@ class Handover:
         return self._before > 0
 
     @property
-    def leave_s(self) -> float:
+    def drain_s(self) -> float:
         """Return the seconds that running replies have."""
-        return self._context.config.gateway.leave_s if self._next_listens.is_set() else _LEAVE_S
+        return self._context.config.gateway.drain_s if self._next_listens.is_set() else _LEAVE_S
 
     def take_over(self) -> None:
         """Tell the process before this one that this process listens."""

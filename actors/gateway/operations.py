@@ -106,9 +106,9 @@ class Operations:
         return web.json_response({"status": "ok"})
 
     async def _ready(self, _http: web.Request) -> web.StreamResponse:
-        """Say whether a new request would be answered: it waits `gateway.hold_s` for an engine."""
+        """Say whether a new request would be answered: it waits `gateway.queue_timeout_s` for an engine."""
         stops, unready_s = self._context.stop.is_set(), self._unready_s()
-        if stops or unready_s > self._settings.hold_s:
+        if stops or unready_s > self._settings.queue_timeout_s:
             reason = "the gateway stops" if stops else "no engine is ready"
             return web.json_response({"status": "unavailable", "reason": reason}, status=503)
         return web.json_response({"status": "ok"})
@@ -116,7 +116,7 @@ class Operations:
     async def _metrics(self, http: web.Request) -> web.StreamResponse:
         """Print the vital signs of this process in the text format of Prometheus."""
         self._keys.key(http.headers)
-        values = {**self._context.vitals, "ready": float(self._unready_s() <= self._settings.hold_s)}
+        values = {**self._context.vitals, "ready": float(self._unready_s() <= self._settings.queue_timeout_s)}
         label = f'{{gateway="{self._context.actor_id}"}}'
         lines = [f"asyncrl_{re.sub(r'[^a-zA-Z0-9_]', '_', name)}{label} {values[name]:.10g}" for name in sorted(values)]
         return web.Response(text="\n".join(lines) + "\n", headers={"Content-Type": "text/plain; version=0.0.4"})

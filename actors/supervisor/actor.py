@@ -306,7 +306,7 @@ class Supervisor:
 
     async def _outlived(self, child: _Child, process: Placed) -> None:
         """Wait for the end of a process that the next one replaces."""
-        await first_of(process.wait(), timeout_s=self.context.config.gateway.leave_s + _NEXT_S)
+        await first_of(process.wait(), timeout_s=self.context.config.gateway.drain_s + _NEXT_S)
         process.kill()
         await process.wait()
         child.before = {task: one for task, one in child.before.items() if one is not process}

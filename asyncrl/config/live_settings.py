@@ -45,7 +45,7 @@ class GatewaySettings(Settings):
     # Seconds that a request without a token may wait for a place or an engine before it is refused as overloaded.
     queue_timeout_s: Seconds = 20.0
     # Seconds that running replies have when a gateway restarts; the next process takes new requests meanwhile.
-    leave_s: Seconds = 60.0
+    drain_s: Seconds = 60.0
     # Seconds for which the repeat of a request that was cut goes on with its reply.
     retry_s: Seconds = 300.0
     # Requests at once of each gateway; as many more wait, and further ones are refused as overloaded. Free places go to

@@ -40,7 +40,7 @@ async def test_a_gateway_is_ready_while_an_engine_answers_and_healthy_in_any_cas
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path
 ):
     async with (
-        gateway(bus, stage, tmp_path / "model", inference, hold_s=0.2) as served,
+        gateway(bus, stage, tmp_path / "model", inference, queue_timeout_s=0.2) as served,
         ClientSession(served.address) as client,
     ):
 
