@@ -21,7 +21,7 @@ _LEAVE_S = 5.0  # for running replies where no next process takes new requests
 
 
 class Handover:
-    """What the process before this one, this process and the next one tell each other.
+    """Signals between the process before this one, this process and the next one.
 
     A gateway that is asked to leave publishes `actor.leaving`. The supervisor starts the next process, which sends
     SIGUSR1 once it listens, or asks the gateway to leave once more: no next process comes. Both processes accept
