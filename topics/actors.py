@@ -16,7 +16,7 @@ Processes: TypeAlias = Annotated[int, Meta(ge=0, le=MOST_PROCESSES)]
 
 
 class RunOpened(Message):
-    """A run begins, or goes on after a stop or a crash: how far it shall go."""
+    """A run starts or continues, with the number of its steps."""
 
     steps: Count  # RL optimiser steps
     warmup_steps: Count
@@ -28,13 +28,13 @@ class RunOpened(Message):
 
 
 class ActorStarted(Message):
-    """A process for a role has started, or starts anew what it lost."""
+    """A process for a role has started, or restarts lost parts."""
 
     role: str
     actor_id: Id  # "rollout-2"
     host: str
     pid: Count
-    lost: str = ""  # what it starts anew, and why; empty for a new process
+    lost: str = ""  # restarted parts and the reason; empty for a new process
 
 
 class ActorStoppedHeaders(Headers):
@@ -110,7 +110,7 @@ class ScaleRequested(Message):
     wanted: dict[str, Processes]
     by: ScaledBy = "command"
     reason: str = ""
-    after: Count = 0  # with `by` autoscale or share: sequence of the `fleet.scaled` it rests on; void behind any other
+    after: Count = 0  # with `by` autoscale or share: sequence of the `fleet.scaled` it depends on; void after any other
 
 
 class AutoscaleFailed(Message):
@@ -132,7 +132,7 @@ class ReissueRequested(Message):
 
 
 class SkipRequested(Message):
-    """Request that the learner ends a batch that cannot be trained, with the weights as they are."""
+    """Request that the learner ends an untrainable batch with unchanged weights."""
 
     step: Step
 
@@ -146,7 +146,7 @@ WaitKind: TypeAlias = Literal[
     "reward",
     "evaluation",  # for answers and their rewards
     "publish",
-    "turn",  # to run in a process of its own
+    "turn",  # to run in its own process
     "isolated",  # for that process
 ]
 

@@ -81,11 +81,11 @@ class CriticStep(msgspec.Struct, frozen=True, kw_only=True):
     max_grad_norm: Real = 1.0
     betas: tuple[Real, Real] = (0.9, 0.95)  # AdamW
     weight_decay: Real = 0.0
-    alone: bool = False  # the policy stays as it is
+    alone: bool = False  # the policy does not change
 
 
 class Objective(msgspec.Struct, frozen=True, kw_only=True):
-    """All that changes the mathematics of an optimiser step, besides its groups and their rules.
+    """Everything that determines the mathematics of an optimiser step, except its groups and their rules.
 
     Buffer and learner obey it, not the config.
     """
@@ -152,7 +152,7 @@ class Carrier(msgspec.Struct):
 class Anomaly(msgspec.Struct):
     """A step whose loss or gradient is far out of those before it."""
 
-    found: str  # the figures, and what is usual
+    found: str  # the figures and their usual range
     carriers: list[Carrier]  # largest gradient first
 
 

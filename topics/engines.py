@@ -14,7 +14,7 @@ from topics.topic import ACTORS, ENGINES, Topic
 from topics.wire import Count, Id, Message, Seconds, Version
 
 _KEY = re.compile(r"(\d{1,9}):(\d{1,9}):", re.ASCII)
-ANNOUNCED = "engine-at-"  # begins the name of a server that was announced while the run goes on
+ANNOUNCED = "engine-at-"  # prefix of the names of servers that were announced during the run
 _HOST = r"(?:[A-Za-z0-9_-]{1,63}\.){0,63}[A-Za-z0-9_-]{1,63}\.?|\[[0-9A-Fa-f:.]{2,45}\]"
 # Clients leave out /./ and /../: one server would have many addresses.
 _PATH = r"(?:/(?!\.{1,2}(?:/|\Z))[\w.~:@!$&'()*+,;=-]*)*"
@@ -22,21 +22,21 @@ _ADDRESS = re.compile(rf"^https?://(?:{_HOST})(?::\d{{1,5}})?{_PATH}\Z", re.ASCI
 
 
 def check_address(address: str) -> None:
-    """Refuse what is no address of an engine.
+    """Refuse an invalid engine address.
 
     Raises:
         ValueError: it is none.
     """
     try:
         well = bool(_ADDRESS.match(address)) and urlsplit(address).port != 0
-    except ValueError:  # a port above the last one, or brackets around what is no IP address
+    except ValueError:  # a port out of range, or brackets around an invalid IP address
         well = False
     if not well:
         raise ValueError(f"{address!r} is no address of an engine; expected http://host:port")
 
 
 def announced_name(address: str) -> str:
-    """The name of a server that is announced while a run goes on: `engine-at-gpu7-30000` for `http://gpu7:30000`.
+    """The name of a server that is announced during a run: `engine-at-gpu7-30000` for `http://gpu7:30000`.
 
     Raises:
         ValueError: it is no address of an engine.
@@ -65,11 +65,11 @@ class EngineReady(Message):
     version: Version
     digest: str
     slots: Annotated[int, Meta(ge=1, le=2**20)]  # requests it runs at once
-    update_s: Seconds = 0.0  # seconds from engine.updating to here; 0: a router, or a model that is served as it is
+    update_s: Seconds = 0.0  # seconds since engine.updating; 0: a router, or the original model
     delta: bool = False  # its files were a difference to the version before
     fetch_s: Seconds = 0.0  # seconds until its host had the version, while it still sampled from the one before
     direct: Annotated[str, Meta(max_length=64)] = ""  # way out of the learner's memory by which it came; "": the store
-    fallback: Annotated[str, Meta(max_length=1024)] = ""  # why it came from the store, where it should come directly
+    fallback: Annotated[str, Meta(max_length=1024)] = ""  # why it came from the store instead of directly
     pause_s: Seconds = 0.0  # of `update_s`, from the abort or pause of its requests until it sampled again
     hold_s: Seconds = 0.0  # of `pause_s`, until the server had stopped
     load_s: Seconds = 0.0  # of `pause_s`, what the load took
@@ -126,7 +126,7 @@ class EngineAnnounced(Message):
 
 
 class EngineWithdrawn(Message):
-    """Request to sample from a server of another owner no more; what runs there goes on elsewhere."""
+    """Request to stop sampling from an external server; its requests move to other engines."""
 
     engine_id: Id
 

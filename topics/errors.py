@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class AsyncRLError(Exception):
-    """Base of every error of asyncrl; the message says which object, what was found, what was expected, what to do."""
+    """Base of every error of asyncrl; the message names the object, the found value, the expected value, and the
+    remedy."""
 
     exit_code = 1  # of the command that it ends
     fatal = False  # another start of the actor that it ends would end in the same way

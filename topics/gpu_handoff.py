@@ -1,4 +1,4 @@
-"""Messages about a card whose memory learner and engines have by turns.
+"""Messages about a GPU that learner and engines time-share.
 
 The learner asks on its own log, where only its writer can append; engines take and leave on theirs. Each side stores
 its message before it reads the other's newest: so one of the two sees the other, and never both have the card.
@@ -15,8 +15,7 @@ from topics.wire import Count, Id, Message, Seconds
 class CardRequested(Message):
     """The learner asks for the card: it has it once all engines that took it have left, and keeps it until it returns.
 
-    A learner that starts asks anew: what one before it had on the card is gone with its processes.
-    """
+    A new learner requests the GPU again, because the memory of its predecessor was released."""
 
     turn: Count  # from 1
     without: list[Id] = msgspec.field(default_factory=list)  # engines that did not leave in time, and have it no more

@@ -15,15 +15,15 @@ class GroupDropped(Message):
 
     prompt_id: Id
     reason: Id  # deadline, failed, lag, purged, or the name of the filter in asyncrl.algorithms.filters.FILTERS
-    members: Count = 0  # members that had no end of their own before
-    tokens: Count = 0  # sampled tokens thrown away with those members, as far as they are known
+    members: Count = 0  # members that had no earlier end
+    tokens: Count = 0  # discarded tokens of those members, if known
     task: Id = ONLY_TASK
     # Of its graded members, before they were shaped, where a filter dropped it.
     rewards: list[Real] = msgspec.field(default_factory=list)
 
 
 class GroupCompleted(Message):
-    """No member of a group is under way any more: one call of its reward function grades those that it has."""
+    """Every member of a group is complete: one call of its reward function grades the remaining members."""
 
     group_id: Id  # the prompt; of an evaluation with the first member that answers the same row: "e000003-8"
     members: list[TrajectorySubmitted]  # by member number

@@ -1,7 +1,6 @@
-"""Names of weights and trajectories, and of prompts: a letter for where one comes from, its number there; and sets.
+"""Names of weights, trajectories and prompts (a letter for the origin, then a number), and sets of numbers.
 
-The sets stay small however many prompts there are: what has ended lies in few spans of numbers.
-"""
+The sets stay small for any number of prompts, because ended numbers form few spans."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ import msgspec
 
 Stage: TypeAlias = Literal["warmup", "rl", "eval"]
 
-WARMUP = "w"  # the warm-up's rows have an order of their own
+WARMUP = "w"  # the warm-up rows have a separate order
 TASK = "p"
 REISSUE = "r"  # `r000003`: the fourth request to issue a prompt's row again
 LIVE = "l"  # `l000042`: the 43rd turn of live traffic that was admitted to training

@@ -1,4 +1,4 @@
-"""Places of what belongs to a trajectory and lies outside of its messages: progress in logs, experts in blobs."""
+"""References to data of a trajectory outside its messages: progress in logs, experts in blobs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from topics.wire import Count, Id, Sequence, Width
 
-ROUTING = "routing"  # header, and field, with what lies in a blob beside the message: name:size:xxh3:chunks
+ROUTING = "routing"  # header and field that name a blob: name:size:xxh3:chunks
 
 
 class Routing(msgspec.Struct):
@@ -19,16 +19,15 @@ class Routing(msgspec.Struct):
     width: Count  # bytes of a token in one layer
     layers: list[Count]  # bounds of the layers of a chunk: 0, ..., all that the model has
     tokens: list[Count]  # bounds of the tokens of a chunk, of all segments end to end: 0, ..., all
-    digests: list[str]  # xxh3_64 of each chunk as it is stored, hex
+    digests: list[str]  # xxh3_64 of each stored chunk, hex
     known: bytes  # a bit for each token, the first one in the highest: 1 where its experts were recorded
 
 
 class Experts(msgspec.Struct, omit_defaults=True):
-    """The experts of an answer's tokens: a row for each that was fed, of its prompt and of its own, from `first` on.
+    """The experts of an answer's tokens: one row for each fed token of prompt and answer, from `first`.
 
-    A row has [layers, experts of a token] of a byte each, of two where there are more than 256; zeros where they are
-    not known. In a message of progress the rows lie in the blob beside it.
-    """
+    A row has [layers, experts of a token] of one byte each, or two for more than 256 experts; unknown experts are
+    zeros. Rows of a progress message are in the blob that the message names."""
 
     width: Width  # bytes of a row
     follows: str = ""  # call whose answer has the rows of the tokens before `first`, which are the same there
@@ -44,7 +43,7 @@ class Experts(msgspec.Struct, omit_defaults=True):
 
     @property
     def end(self) -> int:
-        """The token behind that of the last row."""
+        """The token after the last row."""
         return self.first + self.before + len(self.rows) // self.width
 
 
@@ -53,5 +52,5 @@ class Holding(msgspec.Struct):
 
     log: Id
     delivery: Count
-    since: Sequence  # no entry lies below
+    since: Sequence  # the smallest entry
     until: Count  # no entry above counts: the delivery after it continued from here; 0: no bound

@@ -27,15 +27,15 @@ class PromotionRequested(Message):
 class WeightsPromoted(OfVersion):
     """The channel `live` is at this version from here on; it stays in the store while it can be rolled back to."""
 
-    # start: the first one, where engines serve the channel; canary: as good as what was live; reward: by live reward,
-    # ahead or back to the version before.
+    # start: the first one, if engines serve the channel; canary: as good as the live version; reward: by live reward,
+    # forward or back.
     by: Literal["command", "gate", "rollback", "start", "canary", "reward"]
     # Of the promotion.requested, eval.scored, weights.canaried or (start, reward) weights.published that it follows.
     cause: Sequence
     reason: str = ""
 
     def after(self, live: list[str]) -> list[str]:
-        """Return what is live behind this message, as the last key, and what can be gone back to before it.
+        """Return the live version after this message as the last key, and earlier versions for rollbacks before it.
 
         Args:
             live: the same before it.
@@ -53,11 +53,11 @@ class WeightsCanaried(OfVersion):
     share: Share  # of the sessions, by a digest of their id
     owner: Owner = ""  # of a tenant or user alone; "": of all
     reason: str = ""
-    shadow: bool = False  # what is live answers them; this version does beside it, and no client gets its answers
+    shadow: bool = False  # the live version answers them; this version answers too, unseen by clients
 
 
 class CanaryEnded(Message):
-    """No session is answered by the canary any more; the channel `live` stays where it is."""
+    """The canary answers no more sessions; the channel `live` does not move."""
 
     key: str
     # weights: engines cannot take it; divergence: it is too far from the reference to be promoted.
@@ -67,7 +67,7 @@ class CanaryEnded(Message):
 
 
 class PromotionRefused(Message):
-    """The channel `live` stays where it is."""
+    """The channel `live` does not move."""
 
     by: Literal["command", "gate", "newest", "reward"]
     cause: Sequence  # of the promotion.requested, the eval.scored, or (newest, reward) the weights.published

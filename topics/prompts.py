@@ -55,19 +55,19 @@ class PromptIssued(Message):
 
     HEADERS: ClassVar[type[Headers]] = PromptIssuedHeaders
 
-    prompt_id: Id  # "p000042"; its letter names where it comes from (topics/ids.py)
+    prompt_id: Id  # "p000042"; its letter names its origin (topics/ids.py)
     member: Member  # 0 .. group_size - 1
     group_size: GroupSize
     rows: list[PromptRow] = msgspec.field(default_factory=list)  # with member 0 once for its group, or one's own
     attempt: Attempt = 0  # raised when the prompter issues the trajectory again
     stage: Stage = "rl"
-    min_version: Version = 0  # no engine behind this version may sample it
+    min_version: Version = 0  # the oldest version that may sample it
     seed: int = 0  # of what the rollout function draws by `context.random`
     origin: MaybeId = ""  # prompt whose row this is, where an operator asked to issue it again
     task: Id = ONLY_TASK  # whose row it is
     temperature: Temperature = 1.0  # of its sampling
     estimator: str = NO_ESTIMATOR  # of its group's advantages
-    level: Annotated[int, Meta(ge=0, le=2**20)] = 0  # of the difficulty of its row, where that rises
+    level: Annotated[int, Meta(ge=0, le=2**20)] = 0  # difficulty of its row, with a curriculum
     secrets: SecretIds = ""  # data keys that reading it takes, of a turn of live traffic
 
     @property

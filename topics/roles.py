@@ -1,6 +1,6 @@
 """The roles of a run, one row each: process, work queue, count, scaling, stop order and permissions follow from it.
 
-What it publishes and subscribes to stands in the rows of the topics.
+The rows of the topics have its publications and subscriptions.
 The lists grow by the user's own actors (`topics.table.register`), for all that hold them.
 """
 
@@ -20,9 +20,9 @@ class Role(NamedTuple):
     scalable: bool = False  # by `asyncrl scale`
     slow: bool = False  # to start, so it is started before the others
     children: bool = False  # its work runs in processes that are not actors
-    processes: int = 1  # at the start, where no setting has them
-    subscribes: tuple[str, ...] = ()  # names of topics, besides those whose rows name this role
-    folder: str = ""  # below `actors`, where it is not called as the role
+    processes: int = 1  # at the start, unless a setting says otherwise
+    subscribes: tuple[str, ...] = ()  # names of further topics whose rows do not name this role
+    folder: str = ""  # below `actors`, if it differs from the role
 
     @property
     def module(self) -> str:

@@ -51,7 +51,7 @@ class ActorStatus(msgspec.Struct):
 
 
 class ScalingStatus(msgspec.Struct):
-    """The newest change of the number of processes of a pool, and why a rule leaves it as it is now."""
+    """The newest change of a pool's number of processes, and the reason of the current number."""
 
     pool: str
     before: int

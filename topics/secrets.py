@@ -1,4 +1,4 @@
-"""Messages about data keys: what live traffic says lies encrypted under one of its tenant, user and day."""
+"""Messages about data keys: each encrypts the live traffic of one tenant, user and day."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ Day: TypeAlias = Annotated[str, Meta(max_length=16)]  # UTC, "20261231"; "": of 
 
 
 class SecretMade(Message):
-    """A data key, under which a gateway seals what it states of the turns of a user on a day.
+    """A data key that encrypts the turns of one user and day.
 
-    This message is the only place that has the key: who erases it makes unreadable whatever is sealed under it.
-    """
+    Only this message has the key: deleting it makes everything encrypted with it unreadable."""
 
     secret_id: Id  # OWNER_DAY_RANDOM, as `asyncrl.live.tenant_keys` makes it
     key: bytes  # 32

@@ -1,4 +1,4 @@
-"""Messages about the stages of a run: an operator asks for one, and the prompter records where it begins."""
+"""Messages about the stages of a run: an operator requests one, and the prompter records its begin."""
 
 from __future__ import annotations
 

@@ -23,12 +23,12 @@ class StreamTrimmed(Message):
     stream: str
     below: Sequence  # every message below this sequence is gone
     messages: Count  # gone now; those at or above `below` are progress that nothing continues any more
-    bytes: Count  # by which the payload streams shrank; what was stored meanwhile makes it smaller
+    bytes: Count  # bytes by which the payload streams shrank, minus bytes stored during the purge
     chunks: Count = 0  # of blobs
 
 
 class CheckpointRequested(Message):
-    """A checkpoint is wanted before its turn: what was trained up to it need not be kept any longer."""
+    """A checkpoint is wanted early, so that older batches need not be kept."""
 
     after: Step  # step of the newest checkpoint there is; the request is met by one of a later step
     reason: str

@@ -1,4 +1,4 @@
-"""The table of topics: what is published, where it is kept, who publishes it and who subscribes.
+"""The table of topics: message, stream, publishers and subscribers.
 
 From this one table come the streams, the AsyncAPI document and docs/reference/topics.md.
 """
@@ -16,10 +16,10 @@ from topics.wire import Message
 
 M = TypeVar("M", bound=Message, covariant=True)
 
-# A NATS server sends its answers to whatever reply subject a request names, and a push consumer's messages to whatever
-# subject its creator names, without a look at what either may publish. Two kinds of subject are safe from that: it
-# accepts no reply subject that begins with `_R_.`, and delivers only to a subject that a client subscribes to
-# literally. So streams listen to wildcards below `_R_.`, which no role may subscribe to.
+# A NATS server sends answers to any reply subject that a request names, and messages of a push consumer to any subject
+# that its creator names, without checking permissions. Two kinds of subject are safe from that: it accepts no reply
+# subject that begins with `_R_.`, and delivers only to a subject that a client subscribes to literally. So streams
+# listen to wildcards below `_R_.`, which no role may subscribe to.
 _INGEST = "_R_"
 EVALUATIONS = "eval"  # token of subjects
 
@@ -58,18 +58,19 @@ class Topic(Generic[M]):
     message: type[M]
     stream: Stream
     publishers: Sequence[str]
-    subscribers: Sequence[str]  # besides the log's keeper, and monitor and supervisor, which may read everything
-    key: str = ""  # the field behind the participle: "trajectory_id"; "" for none
+    # in addition to the keeper of the log, monitor and supervisor, which may read everything
+    subscribers: Sequence[str]
+    key: str = ""  # the field after the participle: "trajectory_id"; "" for none
     json: bool = False  # JSON instead of MessagePack: read by other people's tools
-    replaced: bool = False  # the newest one takes the place of those before: what they have stored as blobs is purged
-    id: tuple[str, ...] = ()  # fields that the message id has besides the digest of the content; none: the key
-    fenced: bool = False  # each message of a key is appended only behind the newest that its worker knows of the noun
-    lane: bool = False  # messages of evaluations have a token more before their key: a work queue of their own has them
-    repeats: bool = False  # each publish is a message of its own; else equal content is stored once in two minutes
+    replaced: bool = False  # a newer message replaces older ones, and their blobs are purged
+    id: tuple[str, ...] = ()  # fields of the message id in addition to the content digest; empty: the key
+    fenced: bool = False  # each message of a key is appended only after the newest one that its worker knows
+    lane: bool = False  # messages of evaluations have one more token before their key, for a separate work queue
+    repeats: bool = False  # each publish is a new message; otherwise equal content is stored once in two minutes
     name: str = ""  # else that of the message's type: "trajectory.generated" of TrajectoryGenerated
 
     def __post_init__(self) -> None:
-        """Name it by its message where no name is given."""
+        """Derive the name from the message unless one is given."""
         words = re.findall("[A-Z][^A-Z]*", self.message.__name__)
         object.__setattr__(self, "name", self.name or ".".join(words).lower())
 
@@ -102,7 +103,7 @@ class Topic(Generic[M]):
         return f"asyncrl.{run}.{self.name}.*" if self.key else f"asyncrl.{run}.{self.name}"
 
     def fence(self, run: str, key: str) -> str:
-        """The subjects of all messages about a key of its noun, whatever happened to it."""
+        """The subjects of all messages about a key of its noun."""
         return f"asyncrl.{run}.{self.name.partition('.')[0]}.*.{key}"
 
     def ingest(self, run: str, key: str = "") -> str:

@@ -34,13 +34,13 @@ DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refu
 class Segment(msgspec.Struct, omit_defaults=True):
     """One row of tokens that is trained on. All arrays have one length T."""
 
-    tokens: Int32Array  # [T] prompt, then what was sampled and observed; "<i4"
+    tokens: Int32Array  # [T] prompt, then sampled and observed tokens; "<i4"
     mask: UInt8Array  # [T] 1 where the policy sampled (or a teacher wrote) the token; "u1"
     logprobs: Float32Array  # [T] natural log of the sampler's probability; 0.0 where mask is 0; "<f4"
     versions: Int32Array  # [T] weights version that sampled the token; -1 where mask is 0 or supervised; "<i4"
     # Where turns have rewards: number of each turn that sampled here, in the trajectory, and its tokens; in that order.
     turns: list[tuple[Count, Count]] = []
-    # Of a live turn with hints: its prompt with each of them, [P] ids; what was sampled follows as in `tokens`.
+    # Of a live turn with hints: its prompt with each hint, [P] ids; sampled tokens follow as in `tokens`.
     hinted: list[Int32Array] = []
 
     def __post_init__(self) -> None:
@@ -78,7 +78,7 @@ class Answer(msgspec.Struct, omit_defaults=True):
 
     call: str  # "generate", "tool:NAME", "time", "random", "outcome"
     inputs: str  # xxh3 of the inputs: a replay must ask the same
-    done: bool = True  # False: a generation under way, its tokens so far
+    done: bool = True  # False: an unfinished generation with its tokens so far
     result: bytes = b""  # MessagePack of what a tool, clock or die answered, or of an outcome
     failed: str = ""  # the exception of a tool
     tokens: Int32Array = msgspec.field(default_factory=lambda: np.empty(0, np.int32))  # [T] sampled
@@ -103,9 +103,9 @@ TurnRewards: TypeAlias = Annotated[list[Real], Meta(max_length=TURNS)]
 
 
 class Outcome(msgspec.Struct, omit_defaults=True):
-    """Results that a rollout function gave of its own: a reward, metrics, and values to be looked at."""
+    """Results that a rollout function returned: a reward, metrics, and artefacts."""
 
-    reward: Real | None = None  # final where it is given
+    reward: Real | None = None  # final if given
     metrics: Metrics = msgspec.field(default_factory=dict)
     artefacts: Annotated[dict[Name, bytes], Meta(max_length=ARTEFACTS)] = msgspec.field(default_factory=dict)
     turn_rewards: TurnRewards = msgspec.field(default_factory=list)  # of each `generate`, in the order of call paths
@@ -147,8 +147,7 @@ class TrajectoryProgressedHeaders(Headers):
 class TrajectoryProgressed(_OfTrajectory):
     """From here on a worker stores the progress of this trajectory in its log, and no other worker's counts.
 
-    It lies inside the trajectory's fence, once for each delivery that stores progress.
-    """
+    The message is inside the trajectory's fence, once for each delivery that stores progress."""
 
     HEADERS: ClassVar[type[Headers]] = TrajectoryProgressedHeaders
 
@@ -170,7 +169,7 @@ class ProgressEntry(_OfTrajectory):
     journal: dict[str, Answer]  # by call path: "0", "1", "1.0" (the first call of the second parallel branch) ...
     lineages: list[int] = msgspec.field(default_factory=list)  # lineages of weights that sampled tokens
     discarded: Count = 0  # tokens sampled so far that belong to no answer
-    follows: Count = 0  # entries of this attempt that it continues: where one of them is missing, it does not count
+    follows: Count = 0  # entries of this attempt that it continues; it does not count if one is missing
 
 
 class ProgressStoredHeaders(Headers):
@@ -214,9 +213,9 @@ class TrajectoryGenerated(_OfMember):
     versions: list[VersionCount]
     truncated: bool = False  # the last generation ended at its length limit
     lineages: list[int] = msgspec.field(default_factory=list)  # lineages that sampled tokens; empty: supervised
-    discarded: Count = 0  # sampled and thrown away: by weights of another name, or behind the end of a stop string
+    discarded: Count = 0  # sampled and discarded: mislabelled, or after a stop string
     verified: Count = 0  # sampled by engines that draft tokens, in this delivery
-    passes: Count = 0  # of the model, in which these checked what they had drafted
+    passes: Count = 0  # model passes that verified drafted tokens
     outcome: Outcome | None = None  # where the rollout function gave one
     hybrid: bool = False  # of an answer of it; no version reproduces such log-probs (`weights.update = "in_place"`)
     secret: SecretIds = ""  # data keys under which this is sealed, of a turn of live traffic and those before it
@@ -229,7 +228,7 @@ class TrajectoryGenerated(_OfMember):
 
     @property
     def routing_blob(self) -> str:
-        """The blob of the experts of its tokens; "" where there is none."""
+        """The blob of the experts of its tokens; "" for none."""
         return self.routing.blob if self.routing is not None else ""
 
 
@@ -267,7 +266,7 @@ class _OfResult(_OfMember, kw_only=True):
 
     @property
     def result(self) -> int:
-        """Sequence of what was graded."""
+        """Sequence of the graded message."""
         return self.payload.sequence
 
     @property
@@ -284,7 +283,7 @@ class TrajectoryGraded(_OfResult, kw_only=True):
     """A reward for a generated trajectory."""
 
     reward: Real
-    unshaped: Real | None = None  # the reward before the punishment of length, where there is one
+    unshaped: Real | None = None  # the reward before the length penalty, if any
 
     @property
     def score(self) -> float:
@@ -318,8 +317,8 @@ class TrajectoryDropped(Message):
     trajectory_id: Id
     attempt: Attempt
     reason: DropReason
-    tokens: Count = 0  # sampled tokens thrown away, as far as they are known
-    lag: Count = 0  # versions behind, where the reason is `lag`
+    tokens: Count = 0  # discarded tokens, if known
+    lag: Count = 0  # versions of lag, for the reason `lag`
     again: bool = False  # this attempt alone ends; the trajectory is to be issued again
     detail: str = ""
     task: Id = ONLY_TASK

@@ -21,10 +21,9 @@ LiveTemperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
 # Causes for which a turn is served and not trained. Known when it starts: side (the client marked it), greedy
 # (temperature 0), truncated (top_p, top_k), constrained (a form of the reply), penalised (frequency_penalty,
 # presence_penalty), redacted (by `live.redact`; of the reply when it ends). When it ends: gone, failed, empty (no
-# token). Later: lost (its end never came), unjudged (no judge answered in time), ungraded (no valid vote), off
-# (`live.fraction` is 0), garbage (quarantined), repeat (the same prompt and reply again), behind (its weights are older
-# than `buffer.max_lag` lets be trained), surplus (more newer ones wait than can be trained), purged (its data key was
-# erased).
+# token). Later: lost (its end never arrived), unjudged (no judge answered in time), ungraded (no valid vote), off
+# (`live.fraction` is 0), garbage (quarantined), repeat (the same prompt and reply again), behind (older than
+# `buffer.max_lag` allows), surplus (too many newer turns wait), purged (its data key was erased).
 EarlySkip: TypeAlias = Literal["side", "greedy", "truncated", "constrained", "penalised", "redacted"]
 LateSkip: TypeAlias = Literal["unjudged", "ungraded", "off", "garbage", "repeat", "behind", "surplus", "purged"]
 SkipReason: TypeAlias = EarlySkip | Literal["gone", "failed", "empty", "lost"] | LateSkip
@@ -59,15 +58,15 @@ class TurnStarted(Message):
     session: Id  # of the tenant, who may hold several conversations in it
     tenant: Id
     api: Id  # name in `asyncrl.live.apis.registry.APIS`
-    tokens: Int32Array  # [P - known] of the prompt, behind those of its parent
+    tokens: Int32Array  # [P - known] of the prompt, after the prompt of its parent
     parent: MaybeId = ""  # the turn whose prompt and reply its prompt begins with; "": of none
     known: Count = 0  # tokens of that turn
-    rewritten: Count = 0  # replies in the request that no turn gave as they are
+    rewritten: Count = 0  # replies in the request that no turn gave in this form
     temperature: LiveTemperature = 1.0
     digest: ShortDigest = ""  # of tenant, API and body, by which a retry is known
     key: ShortDigest = ""  # of tenant and idempotency key; "": the request has none
     continues: MaybeId = ""  # the turn, cut, whose tokens its reply begins with; "": none
-    skip: EarlySkip | None = None  # why it is not trained, where that is known already
+    skip: EarlySkip | None = None  # why it is not trained, if already known
     secret: SecretIds = ""  # data key under which this is sealed, and what follows of the turn
     older: SecretIds = ""  # other data keys, of the turns before it, that reading its whole prompt takes
     siblings: ShortDigest = ""  # equal for turns of one session with the same prompt and temperature
@@ -83,11 +82,10 @@ class TurnStarted(Message):
 class TurnClaimed(Message):
     """A gateway is about to answer a request that others may be asked for in the same moment; it expires soon.
 
-    It is stored behind the newest of its subject that its gateway knows, or not at all: the first one has the request.
-    """
+    The gateway stores it only after the newest message of its subject that it knows: the first one wins the request."""
 
-    claim_id: Id  # digest of owner and idempotency key, or the turn that the request goes on with once it is cut
-    turn_id: Id  # of its first new reply; what is claimed itself: it is free, or the client of that turn is there
+    claim_id: Id  # digest of owner and idempotency key, or the cut turn that the request continues
+    turn_id: Id  # of its first new reply; for a claim itself: it is free, or the client of that turn is connected
 
 
 class SealedHeaders(Headers):
@@ -97,7 +95,7 @@ class SealedHeaders(Headers):
 
 
 class TurnSampled(Message):
-    """Tokens of a reply under way: what another gateway goes on from."""
+    """Tokens of an unfinished reply, from which another gateway can continue."""
 
     HEADERS: ClassVar[type[Headers]] = SealedHeaders
 
@@ -161,7 +159,7 @@ class TurnFinished(Message):
 
     @property
     def newest(self) -> int:
-        """The newest version of its tokens; 0 where it has none."""
+        """The newest version of its tokens; 0 without tokens."""
         return int(self.versions.max()) if len(self.versions) else 0
 
     @property
@@ -220,11 +218,9 @@ class FeedbackGiven(Message):
 class TurnReady(Message):
     """A turn can be judged: work of the judges.
 
-    Its prompt, reply and evidence are read in TURNS by the turns' ids: `turn.started` of the turn and, by `parent`, of
-    those before it; `turn.finished` of it; of each turn of `evidence` the `tokens` of its `turn.started`, which are
-    what was appended behind the reply (its closing by the chat template, the user's answer, results of tools, and the
-    opening of the next reply).
-    """
+    Readers find prompt, reply and evidence in TURNS by turn ids: `turn.started` of the turn and of its parents, its
+    `turn.finished`, and for each turn of `evidence` the `tokens` of its `turn.started`, which were appended after the
+    reply (the closing of the reply, messages of the user, results of tools, and the opening of the next reply)."""
 
     turn_id: Id
     session: Id
@@ -324,7 +320,7 @@ class SessionClosed(Message):
 
     session_id: Id
     reason: Literal["left", "idle"]
-    until: Count  # sequence in TURNS of the newest message about it; one that comes later opens it anew
+    until: Count  # sequence in TURNS of the newest message about it; a later message reopens it
 
 
 _READERS = ("gateway", "sessions", "rollout", "judge", "monitor")

@@ -37,7 +37,7 @@ class Rows(NamedTuple):
 
 
 def shape_problem(rows: Rows) -> str:
-    """Describe what is in the place of an actor's topics, or of their parts; empty where they are all there."""
+    """Describe an invalid list of topics; empty if it is valid."""
     given: object = rows.topics
     if not isinstance(given, list | tuple):
         return f"its TOPICS are {_shown(given)}; expected a list of asyncrl.Topic"
@@ -47,14 +47,13 @@ def shape_problem(rows: Rows) -> str:
     return ""
 
 
-def problem(rows: Rows, beside: Sequence[Rows]) -> str:
-    """Describe the first fault in the rows of an actor; empty where there is none.
+def problem(rows: Rows, others: Sequence[Rows]) -> str:
+    """Describe the first fault in the rows of an actor; empty without faults.
 
     Args:
         rows: without a `shape_problem`.
-        beside: the rows of other actors that are added with it, as whole.
-    """
-    return next(chain(_of_role(rows, beside), _of_streams(rows, beside), _of_topics(rows, beside)), "")
+        others: the rows of other actors that are added with it, as whole."""
+    return next(chain(_of_role(rows, others), _of_streams(rows, others), _of_topics(rows, others)), "")
 
 
 def _shown(value: object) -> str:
@@ -62,7 +61,7 @@ def _shown(value: object) -> str:
 
 
 def _shape_of(topic: object) -> str:
-    """Describe what is in the place of a topic, or of its parts."""
+    """Describe an invalid topic or part of a topic."""
     if not isinstance(topic, Topic):
         return f"its TOPICS have {_shown(topic)}; expected asyncrl.Topic(MESSAGE, STREAM, [ROLE], [...])"
     kind: object = topic.message
@@ -78,9 +77,9 @@ def _shape_of(topic: object) -> str:
     return ""
 
 
-def _of_role(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
+def _of_role(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
     role = rows.role
-    taken = [*ROLE_NAMES, *_LOGINS, *(other.role.name for other in beside)]
+    taken = [*ROLE_NAMES, *_LOGINS, *(other.role.name for other in others)]
     if not re.fullmatch(r"[a-z]{1,32}", str(role.name)) or role.name in taken:
         yield f"{role.name!r} is no name for a role: it takes letters a to z, and is not one of {', '.join(taken)}"
     if role.kind not in _KINDS:
@@ -98,15 +97,15 @@ def _of_role(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
     named: object = role.subscribes
     if not isinstance(named, list | tuple):
         yield f"role {role.name}: subscribes is {named!r}; expected a tuple of topics: ({named!r},)"
-    names = {topic.name for other in (rows, *beside) for topic in other.all_topics}
+    names = {topic.name for other in (rows, *others) for topic in other.all_topics}
     for name in (*role.subscribes, *filter(None, [role.queue])):
         if name not in BY_NAME and name not in names:
             yield f"{role.name} subscribes to {name}, which is no topic"
 
 
-def _of_streams(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
+def _of_streams(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
     role = rows.role
-    all_streams = {id(stream): stream for stream in chain(STREAMS, *(one.streams for one in (rows, *beside)))}
+    all_streams = {id(stream): stream for stream in chain(STREAMS, *(one.streams for one in (rows, *others)))}
     taken = Counter(stream.name for stream in all_streams.values())
     for stream in rows.streams:
         if [own.name for own in rows.streams].count(stream.name) > 1:
@@ -124,9 +123,9 @@ def _of_streams(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
         yield f"role {role.name}: the streams that it keeps are {found}; expected {expected}"
 
 
-def _of_topics(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
+def _of_topics(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
     role = rows.role
-    added = [topic for one in (rows, *beside) for topic in one.all_topics]
+    added = [topic for one in (rows, *others) for topic in one.all_topics]
     names = Counter(topic.name for topic in added)
     types = Counter(topic.message for topic in added if topic.message not in SHARED_TYPES)
     own_types = {topic.message: topic.name for topic in TOPICS}
@@ -144,7 +143,7 @@ def _of_topics(rows: Rows, beside: Sequence[Rows]) -> Iterator[str]:
         if kind.HEADERS in headers:
             remedy = "derive it from asyncrl.Message"
             yield f"topic {topic.name}: {kind.__name__} has the {kind.HEADERS.__name__} of another type; {remedy}"
-        readers = [*ROLE_NAMES, *_LOGINS, *(one.role.name for one in (rows, *beside))]
+        readers = [*ROLE_NAMES, *_LOGINS, *(one.role.name for one in (rows, *others))]
         if strangers := [name for name in topic.subscribers if name not in readers]:
             yield f"topic {topic.name}: its subscriber {strangers[0]!r} is no role; there are {', '.join(readers)}"
         missing = [name for name in (topic.key, *topic.id) if name and not hasattr(kind, name)]

@@ -32,7 +32,7 @@ class WeightsPublished(OfVersion):
     base: str = ""  # key of the version that its files are a difference to; "": they are a Hugging Face model
     full: Count = 0  # sequence of the full version that its chain of differences begins with; 0 for a full one
     bytes: Count = 0  # of its tensors, or of their difference
-    encode_s: Seconds = 0.0  # to compute the difference, also where it was not used
+    encode_s: Seconds = 0.0  # to compute the difference, even if it was not used
     write_s: Seconds = 0.0  # to write it, and to keep it in memory where the next one may be a difference to it
     choice: str = ""  # why it is a difference, or why not; "" where differences are not asked for
     answers: Count = 0  # sequence of the weights.published that an engine refused; its version is there once more
@@ -44,7 +44,7 @@ class WeightsPublished(OfVersion):
         return self.base.rpartition(":")[2] == self.digest
 
 
-UNTRAINED = WeightsPublished(0, 0, "model", "files", "")  # a model that is served as it is; it is never published
+UNTRAINED = WeightsPublished(0, 0, "model", "files", "")  # the original model; it is never published
 
 
 class WeightsStored(Message):
@@ -59,7 +59,7 @@ class WeightsStored(Message):
 
 
 class WeightsRefused(Message):
-    """An engine could not take the bytes of a version; it goes on with what it has."""
+    """An engine could not take the bytes of a version; it continues with its current version."""
 
     engine_id: Id
     lineage: Count
@@ -77,7 +77,7 @@ class WeightsRejected(Message):
 
 
 class WeightsUnchanged(Message):
-    """A step changed no bit of any tensor: what is announced behind this has no weights of its own, but its number."""
+    """A step changed no bit of any tensor: the version announced after this message has only a new number."""
 
     lineage: Count
     version: Version
@@ -88,7 +88,7 @@ _Key = Annotated[str, Meta(max_length=256)]  # `lineage:version:digest`
 
 
 class WeightsRequested(Message):
-    """Request of an engine to read a version out of the learner's memory, where it stays until a deadline."""
+    """Request of an engine to read a version from the learner's memory, which keeps it until a deadline."""
 
     engine_id: Id
     key: _Key
@@ -117,7 +117,7 @@ class WeightsReturned(Message):
 
 
 class CheckpointSaved(Message):
-    """A checkpoint counts from here on: everything needed to go on after `step`."""
+    """A checkpoint counts from now on: it has everything needed to continue after `step`."""
 
     lineage: Count
     step: Step
@@ -127,7 +127,7 @@ class CheckpointSaved(Message):
 
 
 class CheckpointLost(Message):
-    """A checkpoint could not be read: it counts no more, and what it contained may have to be trained again."""
+    """A checkpoint could not be read: it no longer counts, and its steps may have to be trained again."""
 
     lineage: Count
     step: Step
@@ -136,7 +136,7 @@ class CheckpointLost(Message):
 
 
 class TrainingFinished(Message):
-    """The learner has done what it was asked for."""
+    """The learner has completed its task."""
 
     step: Step
     reason: str  # "steps" or what stopped it

@@ -49,7 +49,7 @@ SEALED = "secret"  # header, and field, of a message whose body is encrypted und
 INLINE_BYTES = 768 * 1024  # body of one message; a larger one travels in chunks of the blob stream
 ID_PATTERN = r"^[A-Za-z0-9_-]{1,128}\Z"
 
-# Values are checked on arrival: nothing behind the decoder meets a NaN or a count below 0.
+# Values are checked on arrival: no later code meets a NaN or a count below 0.
 Id: TypeAlias = Annotated[str, Meta(pattern=ID_PATTERN)]  # part of a subject
 MaybeId: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]{0,128}\Z")]
 SecretIds: TypeAlias = Annotated[str, Meta(pattern=r"^([A-Za-z0-9_-]{1,128}(,|\Z)){0,64}\Z")]  # of data keys; "": none
@@ -83,8 +83,7 @@ class Headers(msgspec.Struct, omit_defaults=True, rename=lambda name: name.remov
         """Return those of a record.
 
         Raises:
-            WireError: one is missing, or is not what it must be.
-        """
+            WireError: a field is missing or invalid."""
         try:
             return msgspec.convert(headers, cls, strict=False)
         except (msgspec.ValidationError, ValueError) as error:
@@ -104,7 +103,7 @@ M = TypeVar("M", bound=msgspec.Struct)
 
 
 def headers_of(message: Message) -> dict[str, str]:
-    """Return the headers that a message has, as they are stored."""
+    """Return the headers of a message as stored."""
     found = {}
     for field, name, default in _fields(message.HEADERS):
         value = getattr(message, field)
