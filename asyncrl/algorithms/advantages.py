@@ -84,8 +84,8 @@ def leave_one_out(groups: Sequence[Values]) -> list[Values]:
 def reinforce_pp(groups: Sequence[Values]) -> list[Values]:
     """Center on the mean of all trajectories and divide by their unbiased standard deviation + 1e-6.
 
-    Source: REINFORCE++, arXiv 2501.03262, section 3; without a penalty in the reward all tokens of a trajectory have
-    one advantage, and here a trajectory counts once, whatever its length.
+    Source: REINFORCE++, arXiv 2501.03262, section 3; without a reward penalty all tokens of a trajectory have one
+    advantage, and a trajectory counts once for any length.
     """
     rewards = np.concatenate(groups) if groups else np.zeros(0)
     if rewards.size < 2 or (rewards == rewards[0]).all():

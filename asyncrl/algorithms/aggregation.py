@@ -1,8 +1,7 @@
 """From token losses to one number: what a token weighs.
 
 Weights follow from the trainable token counts of the batch alone, before any stale or off-policy mask.
-They are therefore the same whatever the packing, the micro-batches or the ranks, and a mask only takes
-weight away: it never makes another token count more.
+They therefore do not depend on packing, micro-batches or ranks, and a mask never raises the weight of another token.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def token_weights(counts: Sequence[Sequence[int]], *, kind: str, constant_tokens
         for trajectories or groups without a trainable token, whose part is lost.
 
     Source: `trajectory` GRPO, arXiv 2402.03300, eq. 3; `token` DAPO, arXiv 2503.14476, eq. 8;
-        `constant` Dr. GRPO, arXiv 2503.20783, section 3.2.
+    `constant` Dr. GRPO, arXiv 2503.20783, section 3.2.
     """
     divisor = named(AGGREGATIONS, kind, "aggregation")
     if constant_tokens < 1:

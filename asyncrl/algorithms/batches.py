@@ -148,7 +148,7 @@ def _joined(segments: Sequence[Segment], ends: npt.NDArray[np.int64]) -> tuple[U
 
 
 def _segment_sums(values: UInt8Array, ends: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    parts = np.split(values, ends)[:-1]  # behind the last end is nothing
+    parts = np.split(values, ends)[:-1]  # no token follows the last end
     return np.array([np.count_nonzero(part) for part in parts], dtype=np.int64)
 
 

@@ -73,10 +73,10 @@ def chosen(tokens: Tokens, where: torch.Tensor) -> Tokens:
 
 
 def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
-    """Call a loss, and check what it returns.
+    """Call a loss and check its result.
 
     Raises:
-        ContractError: it returned something else than a loss and sums, or changed what it was given.
+        ContractError: it returned no loss with sums, or changed its arguments.
     """
     logprobs, before = logprobs.clone().requires_grad_(), copy.deepcopy(tokens)
     answer = loss(logprobs, tokens)
@@ -113,7 +113,7 @@ def _check_count(sums: Mapping[str, torch.Tensor], expected: int) -> None:
 
 
 def _problem(check: Callable[P, None]) -> Callable[P, str]:
-    """Let a check return the rule that it finds broken; in a thread, left behind where a user's function hangs."""
+    """Return the rule that a check finds broken; run it in a thread, which is abandoned if a user's function hangs."""
 
     @functools.wraps(check)
     def problem(*given: P.args, **named: P.kwargs) -> str:
@@ -138,7 +138,7 @@ def _problem(check: Callable[P, None]) -> Callable[P, str]:
 
 @_problem
 def loss_problem(loss: Loss) -> None:
-    """Return the rule that a loss breaks; empty where it breaks none.
+    """Return the rule that a loss breaks; empty if it is valid.
 
     Every loss is one number with a finite gradient and with sums, the same whenever it is asked; a token without weight
     has no effect on any of them; those of micro-batches add up to those of the batch.
@@ -181,10 +181,10 @@ def _alike(found: Sums, expected: Sums) -> bool:
 
 @_problem
 def advantage_problem(estimator: Estimator) -> None:
-    """Return the rule that an estimator breaks; empty where it breaks none.
+    """Return the rule that an estimator breaks; empty if it is valid.
 
-    It gives one finite number for each member of each group, the same whenever it is asked, whatever the sizes of the
-    groups, also where all rewards are equal.
+    An estimator gives one finite number for each member of each group, is repeatable, and accepts any group sizes and
+    equal rewards.
     """
     rng = np.random.default_rng(0)
     groups = [rng.normal(size=size) for size in _GROUPS] + [np.full(3, 0.1)]
@@ -207,10 +207,9 @@ def advantage_problem(estimator: Estimator) -> None:
 
 @_problem
 def column_problem(column: Column) -> None:
-    """Return the rule that a column of rows breaks; empty where it breaks none.
+    """Return the rule that a column of rows breaks; empty if it is valid.
 
-    It gives one finite number for each token of a row, the same whenever it is asked, however long the row, and leaves
-    the row as it is.
+    A column gives one finite number for each token of a row of any length, is repeatable, and does not change the row.
     """
     for size in (2, 5, 64):
         mask, half = np.minimum(np.arange(size), 1).astype(np.uint8), np.full(size, 0.5, np.float32)
@@ -224,9 +223,9 @@ def column_problem(column: Column) -> None:
 
 @_problem
 def filter_problem(drops: Callable[[Sequence[Rewarded]], bool], groups: Sequence[Sequence[Rewarded]]) -> None:
-    """Return the rule that a filter breaks; empty where it breaks none.
+    """Return the rule that a filter breaks; empty if it is valid.
 
-    It gives one answer to a group, whenever it is asked, and leaves the members as they are.
+    A filter gives a repeatable answer for a group and does not change the members.
 
     Args:
         groups: members as the buffer hands them over.

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
     Correction: TypeAlias = Callable[
         [torch.Tensor, Tokens, tuple[float, float]], tuple[torch.Tensor, torch.Tensor]
-    ]  # weight proximal/behaviour [N], tokens, (floor, cap) to the weight used [N], and where it was out of bounds [N]
+    ]  # weight proximal/behaviour [N], tokens, (floor, cap) to the used weight [N] and its out-of-bounds flags [N]
 
 
 def clamp(weight: torch.Tensor, tokens: Tokens, bounds: tuple[float, float]) -> tuple[torch.Tensor, torch.Tensor]:
     """Truncated importance sampling.
 
     Source: Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", which numbers no
-        equation: fengyao.notion.site/off-policy-rl.
+    equation: fengyao.notion.site/off-policy-rl.
     """
     return weight.clamp(*bounds), (weight < bounds[0]) | (weight > bounds[1])
 

@@ -55,7 +55,7 @@ DIRECTIONS: dict[str, Divergence] = {"reverse": reverse, "forward": forward, "bo
 
 
 def with_rest(logprobs: torch.Tensor) -> torch.Tensor:
-    """Log-probs of K tokens [N, K] and, behind them, of all others together: log(1 - their sum), [N, K + 1]."""
+    """Log-probs of K tokens [N, K], then of all others together: log(1 - their sum), [N, K + 1]."""
     import torch
 
     rest = 1.0 - logprobs.exp().sum(-1, keepdim=True)
@@ -79,7 +79,7 @@ class OverTop(Loss, frozen=True):
 
     @property
     def uses_advantages(self) -> bool:
-        """See `Loss`; a row may have what is added, and no reward."""
+        """See `Loss`; a row may have the divergence and no reward."""
         return False
 
     @property
@@ -92,7 +92,7 @@ class OverTop(Loss, frozen=True):
 
 
 class Distilled(OverTop, frozen=True):
-    """A loss, to which coef * the divergence from the teacher is added at each token, whatever its advantage."""
+    """A loss plus coef * the divergence from the teacher at each token, for any advantage."""
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
         policy, teacher = tokens.columns["outcomes"], tokens.columns[TOP][..., 1]

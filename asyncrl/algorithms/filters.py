@@ -89,7 +89,8 @@ class Repetition(Filter, frozen=True):
 
 class Garbage(Filter, frozen=True):
     """Groups of which too many members are no text, by the metric `garbage` of their grades: the share of characters of
-    the completion that no writing has (replacement, control, private and unassigned characters)."""
+    the completion that no writing has (replacement, control, private and unassigned characters).
+    """
 
     most: Share = 0.05  # Greatest value of the metric that is text.
     most_members: Share = 0.5  # Greatest share of members above it.
@@ -135,7 +136,7 @@ def filter_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Callable[[
 
 
 def filtered_by(members: Sequence[Rewarded], filters: Iterable[str], options: Mapping[str, Mapping[str, Any]]) -> str:
-    """Reason of the first of some filters that drops a group; empty where none does.
+    """Name of the first filter that drops a group; empty if all keep it.
 
     Raises:
         AlgorithmError: there is no such filter.

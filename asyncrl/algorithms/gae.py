@@ -17,9 +17,9 @@ Values: TypeAlias = npt.NDArray[np.float64]
 def gae_of_row(row: TrainRow, objective: Objective) -> Float32Array:
     """Advantages of the trained tokens of a row: each is an action, the text before it the state.
 
-    The reward of a token is its penalty; the last trained token has the reward of the trajectory besides. Tokens that
+    The reward of a token is its penalty; the last trained token also has the reward of the trajectory. Tokens that
     are not trained, as those of a tool, are no actions: the state after an action is that before the next one. Each
-    segment is an episode of its own, with the reward of its trajectory at its end.
+    segment is a separate episode with the reward of its trajectory at its end.
 
     Args:
         row: with the column `values`, of the state before each token, and the trajectory's reward as advantages.
@@ -38,7 +38,7 @@ def returns_of_row(row: TrainRow, _objective: Objective) -> Float32Array:
     """Rewards to come of the trained tokens of a row, without a critic: rewards and actions as in `gae_of_row`.
 
     Source: REINFORCE++, arXiv 2501.03262, section 3: the trajectory's reward less the sum of the penalties from the
-        token on, which is whitened over the batch.
+    token on, which is whitened over the batch.
     """
     actions = np.flatnonzero(row.mask)
     return _at(actions, discounted_sums(_rewards(row, actions), 1.0), len(row.mask))

@@ -1,8 +1,8 @@
 """Hindsight distillation: a teacher that is told what a reply should have minded scores the reply that was given.
 
-The teacher's log-prob of each token of the reply, behind a prompt with a hint, less that of the policy which sampled it
-behind the prompt without, is the advantage of the token, bounded by `Hindsight.clip`. Both are at the temperature of
-the reply. Of several hints the one counts whose teacher agrees most with the policy: a hint that makes the whole reply
+The advantage of a reply token is the teacher's log-prob after a prompt with a hint, minus the log-prob of the policy
+that sampled it after the prompt without the hint, bounded by `Hindsight.clip`. Both are at the temperature of the
+reply. Of several hints the one counts whose teacher agrees most with the policy: a hint that makes the whole reply
 improbable says nothing about its tokens.
 
 Source: OpenClaw-RL, arXiv 2603.10165, section 3 (hints, combination); the choice by overlap and the bound on the
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from asyncrl.algorithms.token_loss import Sums
 
 HINDSIGHT = "hindsight"
-"""Column of the teacher's log-probs of a reply behind its hint; of a row without a hint, those of its sampler."""
+"""Column of the teacher's log-probs of a reply after its hint; of a row without a hint, those of its sampler."""
 
 
 def differences(row: TrainRow, rule: Hindsight) -> Float32Array:
@@ -62,7 +62,8 @@ def hindsight_of_row(row: TrainRow, objective: Objective) -> Float32Array:
 
 def hindsight_sums(rows: Sequence[TrainRow], rule: Hindsight | None) -> dict[str, float]:
     """Sums over the tokens that have a gradient, for `metrics`: `hinted_fraction`, those of replies with a hint, and
-    `hindsight_difference`, the bounded differences."""
+    `hindsight_difference`, the bounded differences.
+    """
     if rule is None:
         return {}
     hinted, nats = 0.0, 0.0
@@ -88,7 +89,7 @@ def best_hint(policy: Int32Array, teachers: Sequence[Int32Array]) -> int:
 
     Args:
         policy: [R, K].
-        teachers: [R, K] behind each hint, at least one.
+        teachers: [R, K] after each hint, at least one.
     """
     found = [overlap(policy, teacher) for teacher in teachers]
     return found.index(max(found))

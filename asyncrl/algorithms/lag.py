@@ -30,7 +30,7 @@ def token_lags(versions: Int32Array, *, step: int | npt.NDArray[np.int_]) -> npt
     """Lag of every token in batch `step`.
 
     Args:
-        versions: [T] version that sampled each token, -1 where none did.
+        versions: [T] version that sampled each token, -1 for none.
         step: number of the batch, from 1; or [T] that of each token.
 
     Returns:
@@ -48,13 +48,13 @@ def split_lags(
     """Lags of the tokens of rows, in their two parts.
 
     Args:
-        versions: [T] version that sampled each token of all rows end to end, -1 where none did.
+        versions: [T] version that sampled each token of all rows end to end, -1 for none.
         lengths: [R] tokens of each row, at least 1.
         steps: [R] number of the batch of each row, from 1.
 
     Returns:
-        [T] lag in the queue, the one of the newest token: since then the whole row waited; and [T] lag in flight,
-        by which a token is behind the newest one. Both add up to `token_lags`.
+        [T] lag in the queue, which is the lag of the newest token of the row; and [T] lag in flight, the rest. Both add
+        up to `token_lags`.
     """
     lags, sampled = token_lags(versions, step=np.repeat(steps, lengths)), versions != SUPERVISED
     least = np.minimum.reduceat(np.where(sampled, lags, np.iinfo(np.int32).max), np.cumsum(lengths) - lengths)
@@ -78,7 +78,7 @@ def fresh_mask(versions: Int32Array, mask: UInt8Array, *, min_version: int) -> U
 
 
 def fresh_share(counts: Sequence[VersionCount], *, min_version: int) -> float:
-    """Share of a trajectory's trainable tokens that `fresh_mask` keeps; 1.0 where none is trainable."""
+    """Share of a trajectory's trainable tokens that `fresh_mask` keeps; 1.0 without trainable tokens."""
     trainable = sum(count.tokens for count in counts)
     fresh = sum(count.tokens for count in counts if count.version >= min_version or count.version == SUPERVISED)
     return fresh / trainable if trainable else 1.0

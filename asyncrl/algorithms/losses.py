@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sft(Loss, frozen=True):
-    """Weighted negative log-likelihood, whatever the reward. The warm-up's loss."""
+    """Weighted negative log-likelihood; the reward is ignored. The warm-up's loss."""
 
     @property
     def uses_advantages(self) -> bool:

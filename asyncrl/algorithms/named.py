@@ -34,7 +34,7 @@ class Table(dict[str, T]):
         """Take the entries, and what makes one of a user's function or class.
 
         Args:
-            made: raises TypeError where it cannot be one.
+            made: raises TypeError if the value is invalid.
         """
         super().__init__(entries)
         self._made = made
@@ -58,7 +58,7 @@ class Table(dict[str, T]):
 
 
 def guarded(function: Callable[P, R]) -> Callable[P, R]:
-    """Let whatever a user's function raises be an `AlgorithmError` that names it."""
+    """Turn any exception of a user's function into an `AlgorithmError` that names it."""
 
     @wraps(function)
     def call(*arguments: P.args, **options: P.kwargs) -> R:

@@ -18,7 +18,7 @@ def first_fit(lengths: Sequence[int], budget: int) -> list[npt.NDArray[np.intp]]
 
     Args:
         lengths: [R] tokens of each row.
-        budget: largest sum of a micro-batch. A single longer row gets a micro-batch of its own.
+        budget: largest sum of a micro-batch. A longer row gets a separate micro-batch.
 
     Returns:
         Row indices per micro-batch, longest first; together each row exactly once.

@@ -1,4 +1,4 @@
-"""Penalties in the rewards of tokens: the distance of the policy from another model, estimated where it sampled."""
+"""Penalties in the rewards of tokens: the estimated distance of the policy from another model at the sampled tokens."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def penalized(row: TrainRow, penalties: Sequence[Penalty]) -> TrainRow:
     An estimator of single tokens reads that column; to the advantages of any other they are added here.
 
     Source: KL penalty in the reward, InstructGPT, arXiv 2203.02155, eq. 2, per token. With a teacher as the other model
-        and k1 it is on-policy distillation by the sampled reverse KL (MiniLLM, arXiv 2306.08543, section 2.2, without
-        the sum over later tokens).
+    and k1 it is on-policy distillation by the sampled reverse KL (MiniLLM, arXiv 2306.08543, section 2.2, without
+    the sum over later tokens).
     """
     if not penalties:
         return row

@@ -56,7 +56,7 @@ class PolicyLoss(Loss, frozen=True):
     second_moment_cap: Annotated[float, Meta(ge=0)] = 0.04  # Largest mean of the squared log ratios with `m2po`.
     opsm_cap: Annotated[float, Meta(ge=0)] = 1e-4  # Nats of probability per token that `opsm` lets a row lose.
     max_in_queue_lag: Annotated[int, Meta(ge=0)] = 1  # Largest lag of a row's newest token with `in_queue`.
-    max_in_flight_lag: Annotated[int, Meta(ge=0)] = 1  # Largest lag behind that one with `in_flight`.
+    max_in_flight_lag: Annotated[int, Meta(ge=0)] = 1  # Largest lag relative to the newest token, with `in_flight`.
     # Coefficient of the divergence from the reference model, which is added to the loss; 0 needs no reference.
     kl: Annotated[float, Meta(ge=0)] = 0.0
     # Its estimate from d = log p - log reference: d, d^2 / 2, or exp(-d) - 1 + d.

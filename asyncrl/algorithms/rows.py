@@ -19,8 +19,8 @@ TOP = "teacher_top"
 class Routed(NamedTuple):
     """The experts of a segment's tokens, as far as this rank has them."""
 
-    rows: UInt8Array  # [T, B]; see `Answer.routing`; zeros where they are not known or not this rank's
-    known: npt.NDArray[np.bool_]  # [T] whether they were recorded, whoever has them
+    rows: UInt8Array  # [T, B]; see `Answer.routing`; zeros if unknown or held by another rank
+    known: npt.NDArray[np.bool_]  # [T] whether they were recorded, on any rank
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,9 +39,9 @@ class TrainRow:
     estimator: str = NO_ESTIMATOR  # of its group's advantages, a name in `ADVANTAGES`
     columns: dict[str, Float32Array] = field(
         default_factory=dict
-    )  # [T] each, but for `TOP`: what the objective needs besides
+    )  # [T] each, except `TOP`: further columns of the objective
     hinted: Sequence[Int32Array] = ()  # other prompts of its reply, [P] each; see `Segment`
-    routing: UInt8Array | None = None  # [T, B] experts that each token went to where it was sampled; see `Routed`
+    routing: UInt8Array | None = None  # [T, B] experts of each token when it was sampled; see `Routed`
     routed: npt.NDArray[np.bool_] | None = None  # [T] whether they were recorded; see `Routed`
 
     @property

@@ -36,7 +36,7 @@ def row_sums(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
 
 
 def row_means(values: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    """Mean over a row's trained tokens, for each of its tokens: as `row_sums`; 0 where none is trained."""
+    """Mean over a row's trained tokens, for each of its tokens: as `row_sums`; 0 without trained tokens."""
     return row_sums(values, tokens) / row_sums(values.new_ones(len(values)), tokens).clamp(min=1.0)
 
 

@@ -25,7 +25,7 @@ def merge_sums(parts: list[Sums]) -> Sums:
 
 
 def metrics(sums: Sums) -> dict[str, float]:
-    """Turn sums into the numbers of a step; empty where no token was trained on.
+    """Turn sums into the numbers of a step; empty if no token was trained.
 
     Args:
         sums: merged, and so of one type, with `tokens`, their number. `NAME/PART` is a sum over a part of them, of

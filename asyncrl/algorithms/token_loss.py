@@ -37,7 +37,7 @@ class Tokens(NamedTuple):
     weights: torch.Tensor  # [N] from `aggregation`
     rows: torch.Tensor  # [N] number of the token's row in the micro-batch, from 0 and below N
     in_queue: torch.Tensor  # [N] integers, lag of the newest token of the row
-    in_flight: torch.Tensor  # [N] integers, lag of the token behind that one
+    in_flight: torch.Tensor  # [N] integers, lag of the token relative to the newest one
     columns: dict[str, torch.Tensor]  # those that the loss needs, [N] each, but for `teacher_top` and `outcomes`
 
 
@@ -61,12 +61,12 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def uses_entropy(self) -> bool:
-        """True where it reads the column `entropy`, in nats at each token, and sends a gradient through it."""
+        """True if it reads the column `entropy` (nats per token) and sends a gradient through it."""
         return False
 
     @property
     def top_k(self) -> int:
-        """K where it reads the column `outcomes`, [N, K + 1] log-probs of the ids in `teacher_top` and of all others.
+        """K if it reads the column `outcomes`, [N, K + 1] log-probs of the ids in `teacher_top` and of all others.
 
         A gradient goes through that column. Without others, where K is the vocabulary, it is [N, K].
         """
@@ -74,7 +74,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Options that have no effect beside the values of the others."""
+        """Options without effect given the other values."""
         return ()
 
     def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
@@ -82,7 +82,7 @@ class Loss(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
         Args:
             logprobs: [N] natural log of the trainer's probability of each token.
-            tokens: the rest of what is known of them. One of weight 0 has no effect.
+            tokens: the other columns of the tokens. One of weight 0 has no effect.
 
         Returns:
             The summed loss, and sums for `metrics`.

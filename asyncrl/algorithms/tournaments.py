@@ -19,7 +19,7 @@ Judge: TypeAlias = Callable[[int, int], Awaitable[tuple[float, float]]]
 """Compares two members by their numbers in the group: their scores, in that order."""
 
 Tournament: TypeAlias = Callable[[int, Judge, random.Random], Awaitable[list[float]]]
-"""Scores of a group of so many members."""
+"""Scores of a group of this size."""
 
 
 class Matches:
@@ -30,7 +30,7 @@ class Matches:
         self.scores: dict[tuple[int, int], tuple[float, float]] = {}  # by pair, the smaller number first
 
     async def play(self, left: int, right: int) -> tuple[float, float]:
-        """Scores of two members, each the sum of what they got in both places; the same whenever they meet again."""
+        """Scores of two members, each the sum over both orders; a repeated meeting returns the same scores."""
         first, second = sorted((left, right))
         if (first, second) not in self.scores:
             there, back = await asyncio.gather(self._judge(first, second), self._judge(second, first))
@@ -55,8 +55,9 @@ class Matches:
 
     def tied(self, standings: Sequence[Any]) -> list[set[int]]:
         """Return of each member those that it cannot be told apart from: it met and tied with them, or with others who
-        did. A tie counts for nothing where it would put two together of whom one beat the other: of several the one
-        between members of greater standing counts."""
+        did. A tie is ignored if it would join two members of which one beat the other; among several ties the one
+        between higher ranks counts.
+        """
         groups = [{member} for member in range(len(standings))]
         decided = {pair for pair, (a, b) in self.scores.items() if a != b}
         ties = sorted(self.scores.keys() - decided)
@@ -92,12 +93,12 @@ async def round_robin(size: int, judge: Judge, _draw: random.Random) -> list[flo
 
 
 async def swiss(size: int, judge: Judge, draw: random.Random) -> list[float]:
-    """Rounds in which members of about equal points meet, none of them twice: log2(size), rounded up.
+    """Rounds in which members of about equal points meet, no pair twice: log2(size), rounded up.
 
     One that is left over rests, and none does twice: a point in the pairing, in the end the mean of its matches. Equal
-    points are told apart by the points of the opponents (Buchholz), of which a rest is one with half of all. Where
-    several never lost, they meet until all of these are tied, and stand above the others. Members that met and tied
-    share the place of the best of them.
+    points are told apart by the points of the opponents (Buchholz), of which a rest is one with half of all. If several
+    never lost, they meet until all of them are tied, and rank above the others. Members that met and tied share the
+    place of the best of them.
     """
     points, opponents = [0.0] * size, [list[int]() for _ in range(size)]
     rested: set[int] = set()
@@ -147,8 +148,8 @@ async def double_elimination(size: int, judge: Judge, draw: random.Random) -> li
     """A knock-out in which two losses end it: at most 2 * size - 1 matches.
 
     Members without a loss are paired with each other, and so are those with one. The last of both meet in the final,
-    once more where it leaves both with one loss. Who was out later is above who was out before. Members that met and
-    tied share the place of the best of them.
+    and again if both then have one loss. Who was out later is above who was out before. Members that met and tied share
+    the place of the best of them.
     """
     matches = Matches(judge)
     lost = dict.fromkeys(range(size), 0)
@@ -192,7 +193,7 @@ def places(standings: Sequence[Hashable]) -> list[float]:
 
 
 def _shared(standings: Sequence[Any], matches: Matches) -> list[float]:
-    """Scores by standings, where members that are tied stand where the best of them does."""
+    """Scores by standings; tied members share the best of their ranks."""
     return places([max(standings[one] for one in group) for group in matches.tied(standings)])
 
 
@@ -214,7 +215,7 @@ def _award(points: list[float], left: int, right: int, scores: tuple[float, floa
 
 
 def _pairs(order: list[int], opponents: list[list[int]]) -> list[tuple[int, int]]:
-    """Pair members in their order with the next one that they have not met; with the next where they met all."""
+    """Pair members in their order with the next opponent that they have not met, or with the next if they met all."""
     left, pairs = list(order), []
     while left:
         first = left.pop(0)

@@ -34,8 +34,8 @@ def turn_advantages(members: Sequence[Sequence[float]], discount: float) -> list
     Raises:
         ValueError: a reward is not finite.
 
-    Source: returns as in Sutton and Barto 2018, eq. 3.8; normalised over a group as the rewards of steps are in GRPO
-    with process supervision, arXiv 2402.03300, section 4.1.3 (which sums behind the division, not before it).
+    Source: returns as in Sutton and Barto 2018, eq. 3.8; normalised over a group as the rewards of steps in GRPO with
+    process supervision, arXiv 2402.03300, section 4.1.3 (which sums after the division, not before).
     """
     returns = [discounted_sums(np.asarray(rewards, dtype=np.float64), discount) for rewards in members]
     values = np.concatenate(returns) if returns else np.zeros(0)
@@ -47,7 +47,7 @@ def turn_advantages(members: Sequence[Sequence[float]], discount: float) -> list
 
 
 def of_tokens(segment: Segment, advantages: Values) -> Float32Array:
-    """The advantage of each token of a segment: that of the turn that sampled it, 0 where none did.
+    """The advantage of each token of a segment: that of the turn that sampled it, 0 for other tokens.
 
     Args:
         segment: with the turns that it holds; one without them holds a trajectory's last turn alone.

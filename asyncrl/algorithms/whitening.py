@@ -20,14 +20,14 @@ def whitened(rows: Sequence[TrainRow], gathered: Callable[[Values], Values]) -> 
     """Rows with (A - mean) / sqrt(variance + 1e-8) of their trained tokens, and 0 elsewhere.
 
     Mean and unbiased variance are those of the trained tokens of all ranks, so that longer trajectories count more.
-    Fewer than two tokens are left as they are.
+    Fewer than two tokens are not changed.
 
     Args:
         rows: of this rank.
         gathered: returns the values of all ranks from those of one.
 
-    Source: the normalisation over the batch of REINFORCE++, arXiv 2501.03262, section 3, and of PPO as it is
-        implemented, arXiv 2006.05990, appendix B.9.
+    Source: the batch normalisation of REINFORCE++, arXiv 2501.03262, section 3, and of PPO implementations, arXiv
+    2006.05990, appendix B.9.
     """
     own = np.concatenate([np.zeros(0), *(row.advantages[row.mask != 0] for row in rows)])
     count, total = gathered(np.array([[len(own), own.sum()]])).sum(0)

@@ -12,7 +12,7 @@ import nats.errors
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.errors import BusDenied, BusRefused, WrongSequence
 
-MESSAGE_ID = "Nats-Msg-Id"  # header: what has one that is stored already is a duplicate
+MESSAGE_ID = "Nats-Msg-Id"  # header: a message that is already stored is a duplicate
 _STREAM_FULL = 10077
 _WRONG_SEQUENCE = (10070, 10071, 10164)
 PASSING = (10005, 10008, 10009, 10118, 10119, 10158)  # a cluster that finds itself: no leader, too few servers yet

@@ -24,7 +24,8 @@ _PEM = "-----BEGIN CERTIFICATE"
 
 def _matters(record: logging.LogRecord) -> bool:
     """False for what asyncio logs, on the user's terminal, whenever a server ends a connection that turned to TLS after
-    the INFO line, as every one to NATS does."""
+    the INFO line, as every one to NATS does.
+    """
     return "has no effect when using ssl" not in record.getMessage()
 
 
@@ -38,7 +39,7 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
     tls_ca: str = ""  # the certificates that the server's must be signed by, in PEM or a file; empty for the system's
     tls_cert: str = ""  # client certificate, where the server asks for one
     tls_key: str = ""
-    runs: list[str] = []  # runs that this user serves, where it was made for some
+    runs: list[str] = []  # runs that this user serves, if it is limited to some
 
     def __repr__(self) -> str:
         return f"BusAddress({self.who} at {self.url})"  # logs and tracebacks show no password
@@ -77,14 +78,14 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
             raise DamagedFile(f"{path} holds no credentials: {error}") from error
 
     def login(self, speaks_tls: Callable[[], bool] = bool) -> dict[str, Any]:
-        """Return what the client is given besides the URL.
+        """Return the options of the client in addition to the URL.
 
         Args:
             speaks_tls: whether the server that was reached speaks TLS. Where the URL insists on TLS no password goes to
                 one that does not: the client itself would follow a server, or a man in the middle, that does not.
 
         Raises:
-            BusUnreachable: a file of it is missing, or not what it must be.
+            BusUnreachable: a file is missing or invalid.
         """
         options: dict[str, Any] = {}
         if self.nkey_file:
@@ -122,11 +123,10 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
 
 
 def own_address(file: Path, listen: Listen, servers: int = 1) -> BusAddress:
-    """Return how to reach the servers that a run starts, and as their owner: as at the start before, where that is
-    possible.
+    """Return the owner's address of the servers that a run starts: the previous address if possible.
 
     Args:
-        file: the address of the start before, where there was one.
+        file: the previous address, if any.
     """
     known = BusAddress.read(file) if file.exists() else None
     if listen.port:

@@ -29,7 +29,7 @@ _REFERENCE = re.compile(
     r"^(?P<blob>\w{1,64}):(?P<size>\d{1,12}):(?P<digest>[0-9a-f]{2,32}):(?P<chunks>\d{1,7})\Z", re.ASCII
 )
 _BLOB_NAME = re.compile(r"(?P<topic>[a-z]+_[a-z]+)_(?P<sequence>\d{1,19})_[0-9a-f]{16}\Z")
-BLOB = "blob"  # header of a record whose body lies in a blob stream: id:size:xxh3:chunks
+BLOB = "blob"  # header of a record whose body is in a blob stream: id:size:xxh3:chunks
 CHUNKS = {BLOBS: BLOB_STORED, LEDGER_BLOBS: BLOB_KEPT}  # topic of the chunks in each blob stream
 
 
@@ -38,7 +38,7 @@ class BlobMissing(BusError):
 
 
 class Blob(NamedTuple):
-    """A body that lies in a blob stream."""
+    """A body in a blob stream."""
 
     name: str
     size: int  # bytes
@@ -47,7 +47,7 @@ class Blob(NamedTuple):
 
 
 def chunk_bytes(bus: Bus) -> int:
-    """Return the largest size of a body that lies in a message, and of a chunk of a larger one."""
+    """Return the largest size of a body inside a message, and of a chunk of a larger one."""
     return min(INLINE_BYTES, bus.max_payload - HEADER_ROOM)
 
 
@@ -99,7 +99,7 @@ def blob_owner(name: str) -> BlobOwner | None:
 
 
 def blobs_of(record: Record) -> Iterator[Blob]:
-    """The blobs that a record names: of its body, and beside it.
+    """The blobs that a record names: its body and its experts.
 
     Raises:
         WireError: a header is no reference to one.

@@ -16,7 +16,7 @@ from asyncrl.bus.log import LogReader, Record, read_last
 from topics.topic import Topic
 
 _CHUNK_BYTES = 4 << 20  # larger ones are no quicker
-_WRITES = 8  # under way
+_WRITES = 8  # unacknowledged publishes
 _READS = 16  # chunks asked for ahead
 _SILENT_S = 30.0  # without a chunk, of a content that is there
 
@@ -38,7 +38,7 @@ class ChunkWriter:
         self._error: BaseException | None = None
 
     def put(self, name: str, headers: Mapping[str, str], body: bytes) -> None:
-        """Store a chunk under a key; up to eight are under way when it returns."""
+        """Store a chunk under a key; up to eight publishes are still unacknowledged when it returns."""
         self._check()
         self._room.acquire()
         message_id = ":".join([self._topic.name, name, *headers.values()])
@@ -63,7 +63,7 @@ class ChunkWriter:
 
 
 async def read_newest_chunk(bus: Bus, topic: Topic[Any], name: str) -> bytes | None:
-    """Read what was stored last under a key; None where nothing is."""
+    """Read the newest value of a key; None without a value."""
     record = await read_last(bus, topic, name)
     return record.data if record is not None else None
 
@@ -72,7 +72,7 @@ async def read_chunks(bus: Bus, topic: Topic[Any], name: str, take: Callable[[Re
     """Hand on all that is stored under a key, in its order.
 
     Args:
-        take: is called by a thread, one chunk after the other, while those behind it come; by none any more once this
+        take: called by a thread for one chunk after another while later chunks arrive; never called after this function
             has returned or raised.
 
     Raises:

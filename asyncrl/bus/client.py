@@ -16,7 +16,7 @@ from nats.protocol.command import hpub_cmd
 
 from asyncrl.bus.errors import BusUnreachable
 
-LAST_S = 3.0  # for a server to take in what was published, and to send on what is under way, before an end
+LAST_S = 3.0  # time for a server to process publishes and deliver pending messages before an end
 End: TypeAlias = Callable[[], Coroutine[Any, Any, None]]  # of a subscription
 
 
@@ -37,10 +37,10 @@ class Client(client.Client):
 
         Args:
             callback: is called as a message is read, and waits for no other one.
-            drained: at its end, what the server sent before comes to the callback still.
+            drained: at its end, messages that the server already sent still reach the callback.
 
         Raises:
-            BusUnreachable: the connection broke meanwhile.
+            BusUnreachable: the connection broke.
         """
         try:
             opened = await self.subscribe(subject, cb=callback, pending_msgs_limit=0, pending_bytes_limit=0)
@@ -56,7 +56,7 @@ class Client(client.Client):
         return end
 
     async def _drain_subscription(self, subscription: Subscription) -> None:
-        """Have the server send no more, and what it has sent handed on; its own `drain` flushes, see `answers`."""
+        """Make the server send no more, and deliver received messages; the client's `drain` flushes, see `acks`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
                 await self._send_unsubscribe(subscription._id)
@@ -121,6 +121,6 @@ class Client(client.Client):
 
 @lru_cache(1024)
 def _name_in(text: str) -> str:
-    """Return the name of a header; "" for what has white space within, or other than ASCII characters, and is none."""
+    """Return the name of a header; "" for an invalid one with white space or characters other than ASCII."""
     words = text.split() if text.isascii() else []
     return words[0] if len(words) == 1 else ""

@@ -53,14 +53,14 @@ class Bus:
         self.on_reconnect: list[Callable[[], None]] = []
         self.on_fault: Callable[[BaseException], None] = lambda _: None  # a reader raised, or the connection ended
         client.on_raised = self._on_raised
-        self.readers = BackgroundTasks(self._on_raised)  # work of readers beside callbacks
-        self.ended_by: BusError | None = None  # why the connection ended for good, unless it was closed here
+        self.readers = BackgroundTasks(self._on_raised)  # work of readers outside callbacks
+        self.ended_by: BusError | None = None  # why the connection ended permanently, unless it was closed here
         self._prefix = ""
         self._closing = False
         self._ending: asyncio.Task[None] | None = None
         self._next = 0
         self._waiting: dict[str, _Waiting] = {}
-        self._window = asyncio.Semaphore(512)  # publishes under way; more only lengthens the server's queue
+        self._window = asyncio.Semaphore(512)  # concurrent publishes; more only lengthens the server's queue
 
     @classmethod
     async def connect(
@@ -139,7 +139,7 @@ class Bus:
         await self.subscribe(f"{self._prefix}.*", self._on_reply)
 
     async def close(self) -> None:
-        """Send what is buffered, then disconnect."""
+        """Send buffered data, then disconnect."""
         self._closing = True
         if self.client.is_connected:
             await self.client.answers(LAST_S)
@@ -152,11 +152,11 @@ class Bus:
 
     @property
     def clustered(self) -> bool:
-        """Return whether several servers keep copies, so that a reader may be behind a writer."""
+        """Return whether several servers keep copies, so that a reader may lag a writer."""
         return bool(self.client._server_info.get("cluster"))
 
     async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> End:
-        """Listen to live traffic (core NATS: what is missed is gone); returns what ends it.
+        """Listen to live traffic (core NATS: missed messages are lost); returns a function that ends it.
 
         Raises:
             BusDenied: the server does not allow it.
@@ -175,8 +175,9 @@ class Bus:
             self._waiting.pop(f"subscribe {subject}", None)
 
     async def open_inbox(self, callback: Callable[[Msg], Awaitable[None]], *, drained: bool) -> tuple[str, End]:
-        """Open an inbox that only this user may read; returns its name, for replies to `name.anything`, and its end;
-        where it is `drained`, what the server sent before that comes to the callback still."""
+        """Open an inbox that only this user may read; returns its name, for replies to `name.anything`, and a function
+        that ends it; with `drained`, messages already sent still reach the callback.
+        """
         inbox = self._new_inbox()
         return inbox, await self.client.listen(f"{inbox}.*", callback, drained=drained)
 
@@ -204,14 +205,14 @@ class Bus:
         timeout_s: float = REQUEST_S,
         is_last: Callable[[Msg], bool] = lambda _: True,
     ) -> Msg:
-        """Ask, and return the answer, the last one where there are several.
+        """Send a request and return the answer, the last one of several.
 
         Args:
             is_last: is given each answer until it returns True, or raises what this raises.
 
         Raises:
             TimeoutError: the answer has not come in time.
-            Disconnected: the connection broke meanwhile.
+            Disconnected: the connection broke.
             BusDenied: the server does not allow it.
         """
         self._next += 1
@@ -328,7 +329,7 @@ class Bus:
             self.on_fault(refused)
 
     def _end(self, error: BusError) -> None:
-        """End the connection for good: waiting callers get the reason, and no retry follows."""
+        """End the connection permanently: waiting callers get the reason, and no retry follows."""
         if self._closing:
             return
         self._closing, self.ended_by = True, error
@@ -353,7 +354,7 @@ def _time_out(future: asyncio.Future[Msg], subject: str) -> None:
 
 
 async def _close_quietly(client: Client, within_s: float = 3.0) -> None:
-    # What is broken may break again; RuntimeError: uvloop has closed the socket.
+    # A broken connection may break again; RuntimeError: uvloop has closed the socket.
     with contextlib.suppress(TimeoutError, nats.errors.Error, OSError, RuntimeError):
         async with asyncio.timeout(within_s):
             await client.close()

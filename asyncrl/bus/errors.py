@@ -35,7 +35,7 @@ class WrongSequence(BusError):
 
 
 class Disconnected(AsyncRLError):
-    """The connection was lost while a request was under way; whether it was carried out is unknown."""
+    """The connection broke during a request; it is unknown whether the request was carried out."""
 
 
 class ProvisionError(BusError):

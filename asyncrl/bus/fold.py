@@ -56,7 +56,7 @@ class Fold:
 
 def _kind_of(method: Callable[..., None]) -> _Kind:
     """Return the type of a method's message; of a union, for readers of bodies or headers, the first."""
-    message = next(iter([*inspect.signature(method).parameters][1:]), "")  # behind `self`
+    message = next(iter([*inspect.signature(method).parameters][1:]), "")  # after `self`
     annotation = get_type_hints(method).get(message)
     if annotation is None:
         raise TypeError(

@@ -37,7 +37,7 @@ class GroupRows:
             self._remember(issued.prompt_id, rows)
 
     async def of(self, issued: PromptIssued) -> list[PromptRow]:
-        """The rows of a trajectory's prompt, read from the log where they are not at hand.
+        """The rows of a trajectory's prompt, read from the log unless they are cached.
 
         Raises:
             RowsUnreadable: the message that carries them is missing, or cannot be read.
@@ -45,7 +45,7 @@ class GroupRows:
         """
         if issued.rows:
             return issued.rows
-        if issued.prompt_id not in self._rows:  # members that ask meanwhile wait for the same answer
+        if issued.prompt_id not in self._rows:  # concurrent requests of members wait for the same answer
             self._remember(issued.prompt_id, asyncio.create_task(self._read(issued.prompt_id)))
         rows = self._rows[issued.prompt_id]
         return rows.result() if rows.done() else await asyncio.shield(rows)

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from asyncrl.errors import AsyncRLError
 
 _KEPT = 4096  # keys that a process remembers
-_KEPT_S = 30.0  # for so long: what is erased is forgotten soon
+_KEPT_S = 30.0  # seconds in memory: erased keys are forgotten soon
 
 
 class SecretGone(AsyncRLError):
-    """A data key is not there, was erased, or may not be read by this login: what is sealed under it has no content."""
+    """A data key is missing, erased, or forbidden to this login: messages encrypted with it have no content."""
 
 
 class Vault:
@@ -46,7 +46,7 @@ class Vault:
         return key if until_s > time.monotonic() else None
 
     def erase(self, secrets: Iterable[str]) -> None:
-        """Forget keys for good."""
+        """Forget keys permanently."""
         self._erased.update(secrets)
         for secret in secrets:
             self._known.pop(secret, None)

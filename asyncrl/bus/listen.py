@@ -25,11 +25,10 @@ Refuse: TypeAlias = Callable[[Record, Exception], None]
 
 
 class Listener:
-    """Hands every message of a log to `take`, in order; one that is not what it must be goes to `refuse`.
+    """Hands every message of a log to `take`, in order; invalid messages go to `refuse`.
 
-    A body that lies in the blob stream is fetched first, and one that is sealed is opened: messages that arrive
-    meanwhile wait. What is sealed under a data key that is gone is passed over. A LookupError or ValueError from `take`
-    means that a message is invalid.
+    Bodies in the blob stream are fetched first and encrypted ones decrypted; later messages wait. Messages whose data
+    key is gone are skipped. A LookupError or ValueError from `take` means that a message is invalid.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Listener:
         self._handing: asyncio.Task[None] | None = None
 
     async def start(self, after: int = 0) -> None:
-        """Begin to listen, behind a sequence.
+        """Begin to listen after a sequence.
 
         Raises:
             BusError: the stream is not there, or may not be read.
@@ -112,14 +111,14 @@ class Listener:
             else:
                 self._hand_over(record)
             self._late.popleft()
-            if record.sequence % _AT_ONCE == 0:  # what is at hand is opened without a wait, however much there is
+            if record.sequence % _AT_ONCE == 0:  # available messages are opened without a wait
                 await asyncio.sleep(0)
 
     def _hand_over(self, record: Record) -> None:
         self.last = record.sequence
         try:
             self._take(*unpack(record, None if self._by_headers(record) else record.data), record)
-        except (LookupError, ValueError) as error:  # a WireError, or values that are not what they must be
+        except (LookupError, ValueError) as error:  # a WireError, or invalid values
             self._refuse(record, error)
 
     def _by_headers(self, record: Record) -> bool:

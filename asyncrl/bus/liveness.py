@@ -13,7 +13,7 @@ from topics.actors import VITALS_TAKEN
 from topics.topic import VITALS
 
 _ANSWER_S = 2.0  # for the server to answer with the newest vital signs
-_START_S = 60.0  # for a process to come to its first vital sign
+_START_S = 60.0  # time until the first vital signs of a process
 _STARVED = 6  # times the silence after which one that waits for a CPU counts as frozen, too
 _AT_ONCE = 500  # actors asked for in one request; the server answers 1,024 at most
 
@@ -34,14 +34,15 @@ class Liveness:
         Args:
             silence_s: seconds without a vital sign after which an actor counts as frozen.
             on_silent: called with the actor's id, once per silence.
-            on_starved: called instead, once per silence, where it waited for a CPU for half of the silence at least.
+            on_starved: called instead, once per silence, if the process waited for a CPU for at least half of the
+                silence.
             waited_s: returns the seconds for which an actor's process has waited for a CPU since it began.
         """
         self._bus = bus
         self._silence_s = silence_s
         self._on_silent, self._on_starved = on_silent, on_starved
         self._waited_s = waited_s
-        self._quiet: dict[str, tuple[float, float]] = {}  # since when an actor is quiet, and what it had waited by then
+        self._quiet: dict[str, tuple[float, float]] = {}  # since when an actor is silent, and its CPU wait until then
         self._starved: set[str] = set()
         self._seen_at: dict[str, float] = {}
         self._newest: dict[str, int] = {}  # sequence of the newest vital signs of each actor

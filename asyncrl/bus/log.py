@@ -48,10 +48,10 @@ class Record(NamedTuple):
 class LogReader:
     """Hands every message of a stream to `on_record`, in order and without gaps.
 
-    It reads through a consumer of its own and makes a new one, from the last message seen, when the server forgot it,
-    the connection broke or a message is missing. A log that keeps the newest of each subject lies in the server's
-    memory, and begins anew with the server: of such a one the newest of each are read again, and handed on if they are
-    new. `caught_up` is set once everything that was there at the start has been read.
+    It reads through its own consumer and makes a new one, from the last message seen, when the server forgot it, the
+    connection broke or a message is missing. A log that keeps the newest message of each subject is in the server's
+    memory and starts empty with the server: the newest of each are then read again, and handed on if they are new.
+    `caught_up` is set once everything that was there at the start has been read.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LogReader:
         self._subjects = list(subjects)
         self._headers_only = headers_only
         self._newest = newest  # begin with the newest message of each subject
-        self._paced = paced  # hand on so many messages, and then no more than `more` allows; 0 for all as they come
+        self._paced = paced  # hand on this many messages, and then no more than `more` allows; 0 for all as they arrive
         self.last = after  # sequence of the newest message handed on
         self.caught_up = asyncio.Event()
         self._news = asyncio.Event()  # a message was handed on, or the end was found
@@ -82,8 +82,8 @@ class LogReader:
         self._restart: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._closed = False
-        # Of a log that may begin anew: server's clock at the newest message of each subject. Equal ones are the same
-        # message; which one is later does not count, for the clock may be set back.
+        # Of a log in memory: server's clock at the newest message of each subject. Equal ones are the same message;
+        # which one is later does not count, for the clock may be set back.
         self._seen: dict[str, int] = {}
 
     async def start(self) -> None:
@@ -171,8 +171,8 @@ class LogReader:
         """Wait until it has handed on enough, or all that was there at the start.
 
         Raises:
-            BusGone: the server sends nothing more, for so many seconds.
-            BusError: the connection ended for good, as where the login was revoked.
+            BusGone: the server has sent nothing for this many seconds.
+            BusError: the connection ended permanently, for example because the login was revoked.
         """
         since_s = time.monotonic()
         while not (self.caught_up.is_set() or enough()):
@@ -205,11 +205,11 @@ class LogReader:
                     self._end()
 
     def _reconnected(self) -> None:
-        """Begin anew: what the server had sent into the connection that broke is missed only by a message behind it."""
+        """Make a new consumer: only a later message would show that messages were lost in the broken connection."""
         self._lost("the connection broke")
 
     def _beat(self, sent: int) -> None:
-        """Begin anew where the last messages were lost on their way, between servers for example: none follows them."""
+        """Make a new consumer if the last messages were lost, for example between servers: no message follows them."""
         if sent >= self._expected:
             self._lost(f"message {self._expected} is missing")
 
@@ -245,12 +245,12 @@ async def read_message(bus: Bus, stream: Stream, sequence: int, *, stored: bool 
 
 
 async def read_next(bus: Bus, stream: Stream, subject: str, sequence: int) -> Record | None:
-    """The first message of a subject at or above a sequence; None where there is none."""
+    """The first message of a subject at or above a sequence; None without one."""
     return await retry_until_deadline(bus, lambda: _get(bus, stream, {"seq": sequence, "next_by_subj": subject}))
 
 
 async def read_last(bus: Bus, topic: Topic[Any], key: str | None = None, *, stored: bool = False) -> Record | None:
-    """The newest message of a topic, of one key or of all of them; None where there is none.
+    """The newest message of a topic, of one key or of all keys; None without one.
 
     Args:
         stored: the log was given one, as in `read_message`.
@@ -262,7 +262,7 @@ async def read_last(bus: Bus, topic: Topic[Any], key: str | None = None, *, stor
 async def read_newest(bus: Bus, stream: Stream, subject: str = "", *, stored: bool = False) -> Record | None:
     """The newest message of a log that is still there, or of those that a subject or pattern matches; None for none.
 
-    For `>` the server looks at the log's last sequence alone, and finds nothing where that message has expired or was
+    For `>` the server looks only at the log's last sequence, and finds nothing if that message has expired or was
     purged.
     """
     get = _get_stored if stored else _get
@@ -271,12 +271,12 @@ async def read_newest(bus: Bus, stream: Stream, subject: str = "", *, stored: bo
 
 
 async def last_sequence(bus: Bus, stream: Stream) -> int:
-    """Sequence of the last message that a log was given, also where that is gone by now; 0 for none."""
+    """Sequence of the last message that a log was given, even if it was purged; 0 for none."""
     return int((await stream_info(bus, stream))["state"]["last_seq"])
 
 
 async def first_since(bus: Bus, stream: Stream, time_ns: int) -> int:
-    """Sequence of the first message that was stored at a time or later; behind the last one where there is none."""
+    """Sequence of the first message stored at or after a time; one past the last without such a message."""
     state = (await stream_info(bus, stream))["state"]
     low, high = max(1, int(state["first_seq"])), int(state["last_seq"]) + 1
     while low < high:
@@ -290,7 +290,7 @@ async def first_since(bus: Bus, stream: Stream, time_ns: int) -> int:
 
 
 async def stream_info(bus: Bus, stream: Stream, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The server's description of a stream: its `config` and `state`, with what `body` asks for besides."""
+    """The server's description of a stream: its `config` and `state`, plus the parts that `body` requests."""
     return await retry_until_deadline(bus, lambda: bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}", body))
 
 
@@ -336,8 +336,8 @@ async def _get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
 async def _get_stored(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
     """Read what a log was given.
 
-    A cluster's leader answers from its election on, and lacks what it has yet to apply of what its predecessor
-    had acknowledged: so it is asked again until it has led for `_SETTLED_S`, and its log has come so far.
+    A cluster's new leader answers before it has applied everything that its predecessor acknowledged: the request is
+    repeated until it has led for `_SETTLED_S` and its log has caught up.
 
     Raises:
         Disconnected: the leader may not have applied it yet.
@@ -355,7 +355,7 @@ async def _get_stored(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record 
 
 
 async def _get_from_leader(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
-    """Read from the leader: any copy answers a direct get, and one that is behind lacks new messages."""
+    """Read from the leader: any copy answers a direct get, and a lagging copy misses new messages."""
     try:
         answer = await bus.api(f"STREAM.MSG.GET.{stream.full_name(bus.run)}", body)
     except BusRefused as error:

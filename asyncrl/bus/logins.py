@@ -26,7 +26,7 @@ def numbered(run: str) -> Iterator[str]:
 
 
 def made_logins(runs: Sequence[str], url: str, known: Mapping[str, BusAddress]) -> dict[str, BusAddress]:
-    """A user for each role of some runs, with a random password where none is known."""
+    """A user for each role of some runs, with the known password or a random one."""
     logins = {}
     for role in login_roles():
         password = known[role].password if role in known else secrets.token_urlsafe(18)
@@ -89,7 +89,7 @@ def write_accounts(
         The monitor's login.
 
     Raises:
-        OSError, ValueError: what is there cannot be read, or the files cannot be written.
+        OSError, ValueError: existing files cannot be read, or new ones cannot be written.
     """
     known = known_logins(folder)
     before = known.get(MONITOR, BusAddress(DEFAULT_URL))

@@ -26,15 +26,15 @@ _UNREADABLE = (LookupError, ValueError, BlobMissing, SecretGone)
 
 
 class Part(NamedTuple):
-    """A log, as far as it is read."""
+    """A log and its read position."""
 
     stream: Stream
     end: float = math.inf  # sequence of the last message that is read; else all that is there at the start
     subjects: Sequence[str] = ()  # none for all
     headers_only: bool = False
     unread: Collection[str] = ()  # subjects of which only headers are read
-    after: int = 0  # sequence behind which reading begins
-    beside: bool = False  # what messages name beside their bodies is looked at, too
+    after: int = 0  # reading starts after this sequence
+    beside: bool = False  # blobs that messages name are checked too
 
     @property
     def ahead(self) -> int:
@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refuse) -> None:
-    """Hand all messages of some logs to `take`, the oldest of all first; one that is not what it must be to `refuse`.
+    """Hand all messages of some logs to `take`, the oldest of all first; invalid messages go to `refuse`.
 
     A LookupError or ValueError from `take` means that a message is invalid. One that is sealed under a data key that is
     gone is refused with a `SecretGone`. Records have the bodies that are stored.
@@ -80,7 +80,7 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
 async def read_log(
     bus: Bus, stream: Stream, fold: Fold, subjects: Sequence[str] = (), *, headers_only: bool = False
 ) -> None:
-    """Fold in a log up to its end as it is now.
+    """Fold in a log up to its current end.
 
     Args:
         subjects: that are read; none for all topics of it that `fold` reads.
@@ -96,7 +96,7 @@ async def read_log(
 
 
 async def read_each(bus: Bus, topic: Topic[M], take: Callable[[M, Record], None]) -> None:
-    """Hand every message of a topic to `take`, up to the end of its log as it is now; unreadable ones are passed over.
+    """Hand every message of a topic to `take`, up to the current end of its log; unreadable ones are skipped.
 
     Raises:
         BusGone: the server sends nothing more.
@@ -125,7 +125,7 @@ async def newest_message(bus: Bus, topic: Topic[M], key: str | None = None) -> t
 
 
 class _Source(LogReader):
-    """One log: what was read of it and not handed over yet."""
+    """One log: read messages that were not handed over yet."""
 
     def __init__(self, bus: Bus, part: Part) -> None:
         super().__init__(
@@ -160,7 +160,7 @@ class _Source(LogReader):
         return self.waiting.popleft()
 
     async def filled(self) -> bool:
-        """Wait for a message; False where there are no more.
+        """Wait for a message; False at the end.
 
         Raises:
             BusGone: none comes.

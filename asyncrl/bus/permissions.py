@@ -1,7 +1,7 @@
 """Permissions of each role: made from the topic table, the work queues and the calls that readers make.
 
-A role publishes its own topics, and reads logs through consumers that it makes for itself, whose messages and answers
-come to an inbox that only it may subscribe to. The work queues are closed to all but their own pool.
+A role publishes its own topics and reads logs through its own consumers, whose messages and answers go to an inbox that
+only this role may read. The work queues are closed to all but their own pool.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from topics.topic import LEDGER_BLOBS, STREAMS, Retention, Stream, Topic
 
 
 class Permissions(NamedTuple):
-    """Subjects as a server's configuration takes them; what is denied is so although a wildcard allows it."""
+    """Subjects for a server's configuration; denied subjects win over an allowing wildcard."""
 
     publish: list[str]
     denied: list[str]  # of what may be published
@@ -26,7 +26,7 @@ class Permissions(NamedTuple):
 
 
 def login_roles() -> list[str]:
-    """Return all that log in as users of their own."""
+    """Return all names with a separate login."""
     return [OPERATOR, *ROLE_NAMES, MONITOR]
 
 
@@ -89,7 +89,7 @@ def _allowed(role: str, stream: Stream, run: str) -> list[str]:
         calls += _of_any_client(stream, run)
     elif _follows(role, stream):
         calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
-    if role == SUPERVISOR:  # it trims what is no longer needed
+    if role == SUPERVISOR:  # it trims messages that are no longer needed
         calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(stream)]
         calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Retention.PAYLOAD or stream is LEDGER_BLOBS else []
         calls += [f"$JS.API.STREAM.MSG.DELETE.{name}"] if stream.closed else []  # of data keys that are too old
@@ -142,7 +142,7 @@ def authorization(users: Iterable[tuple[BusAddress, Permissions | None]]) -> str
     """The `authorization` block of a server's configuration.
 
     Args:
-        users: each with what it may do; None for everything.
+        users: each with its permissions; None for everything.
     """
     lines = []
     for address, allowed in users:

@@ -1,5 +1,5 @@
-"""Progress of trajectories, with the experts of its tokens in a blob beside the message: who reads a log reads no rows
-but those of the trajectories that it goes on with.
+"""Progress of trajectories, with the experts of tokens in a separate blob: readers of the log fetch only the rows of
+trajectories that they resume.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from topics.wire import WireError
 
 
 async def publish_progress(bus: Bus, log: str, entries: list[ProgressEntry]) -> int:
-    """Store what is new of some trajectories, the experts of tokens first, and return the sequence of the message."""
+    """Store new progress of some trajectories, the experts of tokens first, and return the sequence of the message."""
     rows = _Rows()
     message = ProgressStored(log, [rows.taken_from(entry) for entry in entries])
     if rows.size:
@@ -34,7 +34,7 @@ async def with_rows(bus: Bus, record: Record, entry: ProgressEntry) -> ProgressE
         record: of the message, by its headers.
 
     Raises:
-        BlobMissing: they are gone, or are not what was stored.
+        BlobMissing: the blob is gone or altered.
         WireError: the message contradicts itself.
     """
     if not any(experts.stop for experts in _experts(entry.journal.values())):

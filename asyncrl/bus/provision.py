@@ -107,7 +107,7 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
             if error.code != _OTHER_CONSUMER:
                 raise
             found = (await queue_info(bus, queue))["config"].get("filter_subject", "")
-            if found != pattern:  # the server would hand out what comes from now on, and pass over what is there
+            if found != pattern:  # the server would hand out only new messages and skip the stored ones
                 raise _moved(queue.name, found, pattern) from error
             await _ask(bus, call, {"stream_name": stream, "config": config})
     except BusRefused as error:
@@ -116,7 +116,7 @@ async def make_queue(bus: Bus, queue: WorkQueue, lease_s: float) -> None:
 
 
 async def _check_queues(bus: Bus, streams: Sequence[Stream]) -> None:
-    """Refuse a queue that another stream has from before: what it had to hand out would be left.
+    """Refuse a queue that exists on another stream: its pending messages would be lost.
 
     Args:
         streams: those that have consumers.
@@ -264,7 +264,7 @@ async def _give(bus: Bus, config: dict[str, Any], found: dict[str, Any] | None) 
             f"stream {config['name']} is already there with other settings: {differences}; choose another run id, or "
             "delete that stream if it is not needed"
         )
-    # Requested only where it differs: a server whose disk has become smaller refuses even the present size.
+    # Requested only if it differs: a server whose disk became smaller refuses even the current size.
     if found["max_bytes"] != config["max_bytes"]:
         await _ask(bus, f"STREAM.UPDATE.{config['name']}", config)
 
@@ -286,7 +286,7 @@ async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
 
 
 async def _room(bus: Bus, most: int, copies: int) -> int:
-    """Bytes, to a MB, that a server has for the streams of a run, with what they have there already.
+    """Bytes, to a MB, that a server has for the streams of a run, existing streams included.
 
     It does not report this: the size of one stream is tried until the server refuses.
 

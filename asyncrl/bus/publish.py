@@ -48,7 +48,7 @@ class Unpublishable(WireError):
 
 
 class Prepared(msgspec.Struct):
-    """A message as it is stored: sealed, with its headers. It may wait, and be published again."""
+    """A message ready to be stored: encrypted, with its headers. It may wait, and be published again."""
 
     topic: str
     key: str
@@ -78,7 +78,7 @@ async def publish(
 
     Args:
         topic: of a type of message that several topics share; else it follows from the type.
-        headers: further headers (expectations, time to live, or a message id that is to be taken as it is).
+        headers: further headers (expectations, time to live, or a message id that is used unchanged).
 
     Raises:
         SecretGone: it is to be sealed under a data key that is not there.
@@ -98,7 +98,7 @@ async def prepare(
 
 
 async def publish_prepared(bus: Bus, prepared: Prepared) -> int:
-    """Publish durably what was prepared, here or in a process before this one, and return its sequence."""
+    """Publish a prepared message durably, prepared here or in an earlier process, and return its sequence."""
     return await _store(bus, BY_NAME[prepared.topic], prepared.key, prepared.body, dict(prepared.headers))
 
 
@@ -122,7 +122,7 @@ async def publish_if_latest(
         headers: further headers.
 
     Raises:
-        Fenced: it is not; another one went on with it.
+        Fenced: the known message is no longer the newest, because another worker continued.
         Unpublishable: as of `publish`.
     """
     topic = topic_for(message)
@@ -146,7 +146,7 @@ def _headers(topic: Topic[Message], message: Message, body: bytes) -> dict[str, 
 
 
 async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: dict[str, str]) -> int:
-    """Store a body, in a blob stream where it is large.
+    """Store a body, in a blob stream if it is large.
 
     Raises:
         TwoContents: another content is stored under this message id.
@@ -160,7 +160,7 @@ async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: di
         headers[BY] = bus.name
     ack = await bus.store(topic.subject(bus.run, key), stored, headers)
     if ack.duplicate:
-        # A repeat counts as stored only if what is there is what was to be published.
+        # A repeat counts as stored only if the stored message is equal.
         there = await read_message(bus, topic.stream, ack.seq)
         if there is not None and await body_of(bus, there) != body:
             raise TwoContents(f"{headers[MESSAGE_ID]}: message {ack.seq} has this id and another content")
@@ -168,7 +168,7 @@ async def _store(bus: Bus, topic: Topic[Any], key: str, body: bytes, headers: di
 
 
 async def read(bus: Bus, kind: type[M], record: Record) -> M:
-    """Decode a record, fetching its blob where it has one.
+    """Decode a record, fetching its blob if it has one.
 
     Raises:
         WireError: it is no such message, or not the one that its subject names.
@@ -186,7 +186,7 @@ def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
     """The topic of a record of a log, and its message.
 
     Args:
-        body: None where the record is read by its headers alone; then these stand for the message.
+        body: None if only the headers are read; then they represent the message.
 
     Raises:
         WireError: it is no such message, or not the one that its subject and its headers name.
@@ -204,7 +204,7 @@ def _decoded(topic: Topic[Any], record: Record, body: bytes) -> Any:
 
 
 def decode_body(topic: Topic[Any], body: bytes) -> Any:
-    """The message of a topic, whatever its subject and headers say; what `pack` wrote.
+    """The message of a topic as `pack` wrote it, without a check of subject and headers.
 
     Raises:
         WireError: it is no such message.
@@ -261,7 +261,7 @@ def _pattern(topic: Topic[Any]) -> re.Pattern[str]:
 
 
 def attempt_of(record: Record) -> int | None:
-    """The attempt in a record's header; None where that is no number."""
+    """The attempt in a record's header; None for an invalid number."""
     text = record.headers.get("attempt", "")
     return int(text) if text.isdecimal() and len(text) < 11 else None
 
@@ -279,14 +279,14 @@ async def _body(bus: Bus, topic: Topic[Any], message: Message) -> bytes:
             raise WireError(f"its {topic.key} is {key[:80]!r}; expected {expected}")
         body = pack(message, topic)
         if "operator" in topic.publishers or topic.publishers[0] not in OWN:
-            decode_body(topic, body)  # what was typed, or a user's program has made, may be anything
+            decode_body(topic, body)  # typed input and messages of users' programs may be anything
         return await _under_keys(bus, topic, message, body)
     except WireError as error:
         raise Unpublishable(f"{topic.name} cannot be published: {error}") from error
 
 
 async def _sealed(bus: Bus, topic: Topic[Any], message: Message) -> bytes:
-    """The body of a message as it is stored: encrypted, where it names data keys."""
+    """The body of a message in its stored form: encrypted, if it names data keys."""
     return await _under_keys(bus, topic, message, pack(message, topic))
 
 
@@ -296,7 +296,7 @@ async def _under_keys(bus: Bus, topic: Topic[Any], message: Message, body: bytes
 
 
 async def body_of(bus: Bus, record: Record) -> bytes:
-    """The body of a record as it is stored, from the blob stream where it lies there."""
+    """The stored body of a record, from the blob stream if necessary."""
     reference = record.headers.get(BLOB)
     if reference is None:
         return record.data
@@ -305,7 +305,7 @@ async def body_of(bus: Bus, record: Record) -> bytes:
 
 
 async def check_beside(bus: Bus, record: Record) -> None:
-    """Refuse a record whose blob beside the message is gone or damaged.
+    """Refuse a record whose blob of experts is gone or damaged.
 
     Raises:
         WireError: its header is no reference to one.

@@ -53,8 +53,8 @@ class Source(Protocol):
 class Puller:
     """Pulls from one consumer for as long as there is credit.
 
-    `grant(n)` allows n more messages. One request at a time is open for most of the credit; it is renewed when half
-    is used, when it expires, after a reconnect, and by a watch of its own should the server forget it.
+    `grant(n)` allows n more messages. One request at a time is open for most of the credit; it is renewed when half is
+    used, when it expires, after a reconnect, and by a timer in case the server forgets it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Puller:
         leased: bool = False,
     ) -> None:
         self._bus = bus
-        self._leased = leased  # messages are work under a lease: what is on its way when this is closed is given back
+        self._leased = leased  # messages are leased work: messages in transit at a close are given back
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer}"
         self._inbox = ""
         self._on_message = on_message
@@ -104,7 +104,8 @@ class Puller:
 
     async def close(self) -> None:
         """Stop receiving. Leased work that is on its way is given back; where the server does not confirm that in time,
-        its lease has to run out."""
+        its lease has to run out.
+        """
         self._closed = True
         if self._watch is not None:
             self._watch.cancel()
@@ -136,7 +137,7 @@ class Puller:
             self._on_status(headers)
             return
         if self._closed:
-            if self._leased:  # its inbox is drained; what is read and not worked on is left alone
+            if self._leased:  # its inbox is drained; messages without a worker are left alone
                 await self._bus.send(message.reply, b"-NAK")
             return
         self._asked = max(0, self._asked - 1)
@@ -156,11 +157,11 @@ class Puller:
         if lost and self._on_lost is not None:
             self._on_lost(description or "consumer gone")
         if lost or description.startswith("Exceeded"):
-            # Should it come back (a server that starts answers 503 first), or have room below its limit again, what was
-            # open is asked for again; at once it would give the same answer.
+            # Open requests are repeated later, in case the server returns (a starting server answers 503 first) or has
+            # room again; an immediate repeat would get the same answer.
             asyncio.get_running_loop().call_later(_AGAIN_S, self._renew)
             return
-        # 408 the request expired, 409 leadership changed: what was open is asked for again
+        # 408 the request expired, 409 leadership changed: repeat the open request
         left = min(left or self._asked, self._asked)
         self._asked -= left
         self._credit += left

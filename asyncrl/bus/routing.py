@@ -1,4 +1,4 @@
-"""Experts of tokens in a blob of their own: stored by groups of layers, of which a reader fetches those that it has."""
+"""Experts of tokens in a separate blob, cut by groups of layers, so that a reader fetches only its own layers."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Part(Protocol):
     """The layers of a model and the tokens of its documents that a reader has."""
 
     def layers(self, count: int) -> Sequence[range]:
-        """Return those of so many layers."""
+        """Return the own layers of this many."""
 
     def tokens(self, length: int) -> Sequence[range]:
-        """Return the tokens of a segment of so many."""
+        """Return the own tokens of a segment of this many."""
 
 
 class Whole:
@@ -64,7 +64,7 @@ class _Chunk(NamedTuple):
 
 
 async def store_routing(bus: Bus, result: TrajectoryGenerated, rows: Sequence[UInt8Array], cut: Cut) -> Routing | None:
-    """Store the experts of a result's tokens, all acknowledged, and return what names them; None where none are known.
+    """Store the experts of a result's tokens, all acknowledged, and return the reference; None without known experts.
 
     Args:
         rows: [T, B] of each segment; see `Answer.routing`.
@@ -96,10 +96,10 @@ async def read_routing(bus: Bus, result: TrajectoryGenerated, part: Part) -> lis
     """Fetch the experts of a result's tokens that a reader has; of all others it is known whether they were recorded.
 
     Returns:
-        One for each segment; none where no engine returned experts.
+        One for each segment; empty if no engine returned experts.
 
     Raises:
-        BlobMissing: a chunk is gone, or is not what was stored.
+        BlobMissing: a chunk is gone or altered.
         WireError: the message contradicts itself.
         SecretGone: it is sealed under a data key that is not there.
     """

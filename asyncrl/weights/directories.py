@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from asyncrl.crash import crash_point
 from asyncrl.errors import AsyncRLError
 
-WRITE_FAULTS = (OSError, SafetensorError)  # safetensors reports a failed write as an error of its own
-VERSION_NAME = re.compile(r"lineage(?P<lineage>\d{1,9})-v(?P<number>\d{6,10})-", re.ASCII)  # behind it: its identity
+WRITE_FAULTS = (OSError, SafetensorError)  # safetensors reports a failed write as a separate error class
+VERSION_NAME = re.compile(r"lineage(?P<lineage>\d{1,9})-v(?P<number>\d{6,10})-", re.ASCII)  # the identity follows
 
 
 class CheckpointError(AsyncRLError):
@@ -105,7 +105,7 @@ def written_aside(target: Path, *, synced: bool = True) -> Iterator[Aside]:
 
 
 def remove_leftovers(target: Path) -> None:
-    """Remove what killed writers left half-written of a directory, and of others of its kind beside it."""
+    """Remove half-written directories of killed writers, of this directory and of others of its kind."""
     kind = re.split(r"\d", target.name)[0] or target.name
     for left in target.parent.glob(f".{kind}*.partial"):
         pid = left.name.split(".")[-2]

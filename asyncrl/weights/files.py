@@ -25,7 +25,7 @@ from asyncrl.weights.verify import TornVersion, check_version
 
 
 class FileStore:
-    """Versions as directories that inference servers load as they are, each with its manifest."""
+    """Versions as directories that inference servers can load directly, each with its manifest."""
 
     name = "files"
 
@@ -86,11 +86,11 @@ def describe_model(
         config: `config.json` in place of the source's.
 
     Returns:
-        The files beside the tensors, by name.
+        The further files, by name.
     """
     beside = {}
-    # The source's own config and tokenizer are readable by every version of every engine that read the source; a
-    # config written anew by transformers may not be.
+    # Every engine version that read the source can read its original config and tokenizer; a config rewritten by
+    # transformers may fail.
     for path in source.iterdir() if source is not None else ():
         if path.is_file() and ".safetensors" not in path.name and path.suffix not in (".bin", ".pt", ".pth"):
             content = config if config is not None and path.name == "config.json" else path.read_bytes()

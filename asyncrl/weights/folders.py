@@ -24,7 +24,7 @@ class Folder(Protocol):
     """A place for files. Several threads may write one each."""
 
     def file(self, name: str) -> AbstractContextManager[Sink]:
-        """Open a new file, which is durable behind the block."""
+        """Open a new file, which is durable after the block."""
 
 
 class DiskFolder:

@@ -29,7 +29,7 @@ def added(weight: torch.Tensor, high: torch.Tensor, low: torch.Tensor, scale: fl
 
 
 def merged(base: Mapping[str, torch.Tensor], directory: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model by name, with an adapter in them; those without one may lie where they are.
+    """Return the tensors of a model by name, with an adapter merged in; tensors without one may be views of the files.
 
     Args:
         base: tensors of the model by name.

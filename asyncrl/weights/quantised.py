@@ -3,8 +3,8 @@
 FP8 (DeepSeek-V3, arXiv 2412.19437, 3.3): the 128 x 128 values of a block are divided by their scale, the largest of
 them over 448, and rounded to e4m3; `weight_scale_inv` has the scales. INT4 (compressed-tensors, symmetric groups): the
 32 values of a group are divided by their scale and rounded to -8 to 7; eight of them lie in an int32, the first one in
-its lowest bits, each with 8 added. The scale is the largest value over 7.5, as compressed-tensors has it, or over 7 or
-8 where the group loses less by that: so what was quantised before comes back as it was.
+its lowest bits, each with 8 added. The scale is the largest value over 7.5, as in compressed-tensors, or over 7 or 8 if
+the group then loses less: so quantised values survive a second quantisation unchanged.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def stored_as(form: Form, name: str, shape: tuple[int, ...]) -> list[Stored]:
 
 
 def quantise(form: Form, weight: torch.Tensor) -> list[torch.Tensor]:
-    """Return a matrix, [out, in], as the tensors of `stored_as`. What is not finite leaves scales that are not."""
+    """Return a matrix, [out, in], as the tensors of `stored_as`. Values that are not finite give scales that are not
+    finite.
+    """
     exact = weight.float()
     return _to_blocks(exact) if form == "fp8-blocks" else _to_groups(exact)
 
@@ -74,7 +76,7 @@ def _to_groups(weight: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _of_scales(groups: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return scales as they are stored, the steps of each value, and the sum of squares that each group loses."""
+    """Return stored scales, the steps of each value, and the sum of squared errors of each group."""
     kept = scales.clamp_min(_LEAST).bfloat16()
     wide = kept.float()[..., None]
     steps = (groups / wide).round().clamp(-8, 7)
@@ -82,7 +84,7 @@ def _of_scales(groups: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor
 
 
 def plain_names(names: Collection[str]) -> set[str]:
-    """From the names on disk to those of the tensors that they stand for."""
+    """From the names on disk to the names of the represented tensors."""
     return {
         name.removesuffix(PACKED) + WEIGHT if name.endswith(PACKED) else name
         for name in names
@@ -91,10 +93,10 @@ def plain_names(names: Collection[str]) -> set[str]:
 
 
 def read_plain(name: str, names: Collection[str], read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """Read a tensor, in float32 where it is quantised.
+    """Read a tensor, in float32 if it is quantised.
 
     Args:
-        name: that it has where it is not.
+        name: the unquantised name.
         names: on disk.
         read: reads one of these.
     """

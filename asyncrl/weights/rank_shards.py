@@ -61,14 +61,14 @@ class StoredFiles(msgspec.Struct, frozen=True):
 
 @dataclass
 class Filling:
-    """A folder that a rank fills; `stored` is there behind the block that gave it."""
+    """A folder that a rank fills; `stored` is set after the block that yielded it."""
 
     folder: Folder
     stored: StoredFiles = field(init=False)
 
 
 def owners(tensors: Sequence[Sized], ranks: int, whole: Collection[str] = ()) -> list[int]:
-    """Return the rank that writes each tensor: a function of what is said of them, the same on all ranks.
+    """Return the rank that writes each tensor: a function of their sizes and holders, equal on all ranks.
 
     The ranks have about as many bytes each. Those that few ranks hold are dealt out first, then large ones before small
     ones, each to the rank with the fewest bytes.
@@ -90,10 +90,10 @@ def owners(tensors: Sequence[Sized], ranks: int, whole: Collection[str] = ()) ->
 
 @contextmanager
 def written_share(target: Path, rank: int) -> Iterator[Filling]:
-    """Give a rank a directory of its own beside a target to fill; it stays until `take_shares` or `drop_share`.
+    """Give a rank a separate directory next to a target to fill; it stays until `take_shares` or `drop_share`.
 
     Raises:
-        CheckpointError: the disk refused it; nothing is left behind.
+        CheckpointError: the disk refused it; no files remain.
     """
     path = target.parent / f".{target.name}.rank{rank}.{os.getpid()}.partial"
     try:
@@ -135,7 +135,7 @@ def take_shares(shares: Sequence[StoredFiles], directory: Path) -> None:
 
 
 def drop_share(share: StoredFiles) -> None:
-    """Remove what is left of a share on disk."""
+    """Remove the remains of a share on disk."""
     if share.place and Path(share.place).is_absolute():
         shutil.rmtree(share.place, ignore_errors=True)
 

@@ -1,8 +1,8 @@
 """A process that brings weights to a server: by NCCL or gloo out of a learner rank's memory, or into its own.
 
-It is a process of its own because a transfer to a server that dies cannot be ended in any other way than with its
-process, and because an engine actor has no GPU. `python -m asyncrl.weights.sender FD` answers commands on a socket, one
-after the other, until that closes.
+It is a separate process because only the end of a process can end a transfer to a dead server, and because an engine
+actor has no GPU. `python -m asyncrl.weights.sender FD` answers commands on a socket, one after the other, until that
+closes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class StagingMemory:
         if len(self._memory) < end:
             if device.type == "cuda" and (free := torch.cuda.mem_get_info(device)[0]) < end + spare:
                 raise NotShared(f"{free} bytes of the GPU are free, expected {end} of a version and {spare} more")
-            self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
+            self._memory = torch.empty(0, dtype=torch.uint8)  # frees the earlier group first
             self._memory, self._packed = shared_memory(end, device), b""
         for tensor, view in zip(tensors, views, strict=True):
             self._copy(tensor, view.start)
@@ -123,7 +123,7 @@ def main() -> None:
     """Answer until the socket closes."""
     sender, frames, decoder = _Sender(), Frames(), msgspec.msgpack.Decoder(Command)
     with socket.socket(fileno=int(sys.argv[1])) as channel:
-        channel.sendall(pack(Answer()))  # it has imported what it needs
+        channel.sendall(pack(Answer()))  # its imports are complete
         while data := channel.recv(1 << 20):
             for frame in frames.feed(data):
                 try:

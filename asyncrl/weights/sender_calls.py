@@ -33,7 +33,7 @@ class Stage(msgspec.Struct, tag=True):
 
     directory: str
     device: str  # "cpu" or "cuda"
-    spare: int  # bytes of that memory that must stay free, where it is a GPU's
+    spare: int  # bytes of GPU memory that must stay free
 
 
 Command: TypeAlias = Open | Join | Send | Stage
@@ -44,4 +44,4 @@ class Answer(msgspec.Struct):
 
     error: str = ""
     calls: list[list[Described]] = []  # tensors by the call that they travel in
-    packed: bytes = b""  # of what was staged, see `asyncrl.weights.shared`
+    packed: bytes = b""  # of staged tensors, see `asyncrl.weights.shared`

@@ -32,7 +32,7 @@ class SenderProcess:
 
     @classmethod
     async def start(cls, log: Path, environment: Mapping[str, str]) -> Self:
-        """Start one, and return when it has imported what it needs.
+        """Start a sender, and return when its imports are complete.
 
         Raises:
             SenderFailed: it ended.
@@ -67,6 +67,6 @@ class SenderProcess:
         raise SenderFailed(f"the sender ended: {self._process.last_lines}")
 
     def kill(self) -> None:
-        """End it, whatever it does."""
+        """End it in any state."""
         self._process.kill()
         self._writer.close()

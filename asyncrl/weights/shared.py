@@ -1,6 +1,6 @@
 """Tensors in memory that other processes of the host map: shared memory, or that of a GPU by CUDA IPC.
 
-They travel as torch's own processes exchange them, which SGLang takes as it is: a pickled list of names and tensors.
+They travel in the format of torch's own processes, which SGLang accepts: a pickled list of names and tensors.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncrl.weights.shared_names import NotShared, check_name
 T = TypeVar("T")
 
 torch_reductions: Any = reductions  # it has no types
-_CALL_BYTES = 1 << 30  # of one call: a server may make room for its tensors beside the model
+_CALL_BYTES = 1 << 30  # of one call: a server may allocate room for its tensors in addition to the model
 _TRIES = 10
 _LATE = "manager connection has timed out"  # torch's process that keeps the names had no CPU for a second
 _DEVICE = 6  # place of the device among the arguments of `rebuild_cuda_tensor`
@@ -123,7 +123,7 @@ def unpack_tensors(packed: bytes) -> list[tuple[str, torch.Tensor]]:
     """
     try:
         found = _Unpickler(io.BytesIO(packed)).load()
-    except Exception as error:  # whatever a damaged pickle raises
+    except Exception as error:  # any error of a damaged pickle
         raise NotShared(f"no tensors in shared memory: {type(error).__name__}: {error}") from error
     if not isinstance(found, list) or not all(_is_named(one) for one in found):
         raise NotShared("no list of names and tensors")

@@ -18,11 +18,11 @@ _ALLOWED = {
 
 
 class NotShared(AsyncRLError):
-    """Tensors that cannot be shared, or are not what they must be."""
+    """Tensors that cannot be shared, or are invalid."""
 
 
 class _Nothing:
-    """Takes the place of what is named, so that reading calls nothing."""
+    """Replaces named constructors, so that reading calls nothing."""
 
     def __init__(self, *_arguments: Any) -> None:
         pass
@@ -50,5 +50,5 @@ def check_names(packed: bytes) -> None:
         _Names(io.BytesIO(packed)).load()
     except NotShared:
         raise
-    except Exception as error:  # whatever a damaged pickle raises
+    except Exception as error:  # any error of a damaged pickle
         raise NotShared(f"no tensors in shared memory: {type(error).__name__}: {error}") from error

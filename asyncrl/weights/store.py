@@ -18,10 +18,10 @@ class WeightStore(Protocol):
     name: str  # in `STORES`
 
     def share(self, attempt: Attempt, rank: int) -> AbstractContextManager[Filling]:
-        """Give a rank a folder to fill with its tensors; behind the block they are durable, and not readable yet.
+        """Give a rank a folder to fill with its tensors; after the block they are durable, but not readable yet.
 
         Raises:
-            CheckpointError: they cannot be stored; nothing is left behind.
+            CheckpointError: they cannot be stored; no files remain.
         """
 
     def complete(
@@ -36,7 +36,7 @@ class WeightStore(Protocol):
             delta: whether it is a difference to another version.
 
         Raises:
-            CheckpointError: it cannot be stored; nothing is left behind.
+            CheckpointError: it cannot be stored; no files remain.
         """
 
 

@@ -29,7 +29,7 @@ class Chunks(Protocol):
     chunk_bytes: int  # greatest size of one
 
     def put(self, name: str, headers: Mapping[str, str], body: bytes) -> None:
-        """Store a chunk under a name; several may be under way when it returns."""
+        """Store a chunk under a name; several may be unacknowledged when it returns."""
 
     def flush(self) -> None:
         """Return when all chunks are stored."""
@@ -43,7 +43,7 @@ class StreamIndex(msgspec.Struct):
 
 
 class StreamStore:
-    """Versions under names of their own: one that was left half-written is never taken for another."""
+    """Versions with unique names: a half-written one is never taken for another."""
 
     name = "stream"
 
@@ -97,7 +97,7 @@ class _StreamFolder:
 
     @contextmanager
     def file(self, name: str) -> Iterator[Sink]:
-        """See `Folder.file`; it is durable behind `finish`."""
+        """See `Folder.file`; it is durable after `finish`."""
         file = _StreamFile(self, name, self._chunks.chunk_bytes)
         yield file
         file.close()
@@ -117,7 +117,7 @@ class _StreamFolder:
 
 
 class _StreamFile:
-    """Cuts what is written into chunks: small blocks are put together, large ones are not copied twice."""
+    """Cuts written data into chunks: small blocks are joined, large ones are not copied twice."""
 
     def __init__(self, folder: _StreamFolder, name: str, chunk_bytes: int) -> None:
         self._folder = folder
@@ -151,7 +151,7 @@ class Assembly:
     """Files that are put together from the chunks of a version.
 
     Raises, from every method:
-        TornVersion: what came is not what was published.
+        TornVersion: the received data differ from the published data.
         OSError: the disk refused it.
     """
 

@@ -24,7 +24,7 @@ from asyncrl.weights.folders import Folder
 T = TypeVar("T")
 R = TypeVar("R")
 
-_BLOCK_BYTES = 1 << 22  # hashed and written while it lies in the processor's cache
+_BLOCK_BYTES = 1 << 22  # hashed and written while it is in the processor's cache
 _FILE_BYTES = 1 << 29  # above that another file begins: one file is written by one thread
 _THREADS = min(16, os.cpu_count() or 1)
 _ALIGNED = 8  # bytes: where the tensors of a file begin
@@ -44,7 +44,7 @@ DTYPES = {
 
 
 FILE = "file"
-"""In place of a dtype, in the lines of a manifest that are files beside the tensors."""
+"""Replaces the dtype in manifest lines of further files."""
 
 _EXPONENTS: dict[str, tuple[type[np.unsignedinteger], Any]] = {  # all of these bits are set in NaN and infinity alone
     "float64": (np.uint64, np.uint64(0x7FF0 << 48)),
@@ -106,11 +106,11 @@ class Written(NamedTuple):
 
 
 class _Entry(msgspec.Struct, frozen=True):
-    """One tensor in the header of a safetensors file; what has none of these fields is no tensor."""
+    """One tensor in the header of a safetensors file; other entries lack these fields."""
 
     dtype: str = ""
     shape: list[int] = []
-    data_offsets: tuple[int, int] = (0, 0)  # behind the header
+    data_offsets: tuple[int, int] = (0, 0)  # after the header
 
 
 class _Part(NamedTuple):
@@ -181,18 +181,18 @@ def tensor_records(files: Files) -> list[TensorRecord]:
 
 
 def manifest_of_records(records: Sequence[TensorRecord]) -> bytes:
-    """Return the manifest that has these lines: the same in whatever files, and of whatever ranks, the tensors are."""
+    """Return the manifest with these lines: equal for any files and ranks that hold the tensors."""
     ordered = sorted(records, key=lambda record: record.name)
     return b"".join(msgspec.json.encode(record) + b"\n" for record in ordered)
 
 
 def file_line(name: str, content: bytes) -> TensorRecord:
-    """Return the line of a manifest that stands for a file beside the tensors."""
+    """Return the manifest line of a further file."""
     return TensorRecord(name, FILE, [len(content)], xxhash.xxh3_128_hexdigest(content))
 
 
 def first_not_finite(files: Files) -> str:
-    """Return the name of a tensor with values that are not finite; empty where there is none."""
+    """Return the name of a tensor with values that are not finite; empty if all are finite."""
     tensors = [tensor for tensors in files.values() for tensor in tensors]
     found = at_once(_is_finite, tensors)
     return next((tensor.name for tensor, finite in zip(tensors, found, strict=True) if not finite), "")
@@ -234,7 +234,7 @@ def at_once(function: Callable[[T], R], items: Sequence[T]) -> list[R]:
 
 
 def _parts(stem: str, tensors: Sequence[HostTensor]) -> list[_Part]:
-    """Tensors by file: one file, or several where they are large."""
+    """Tensors by file: one file, or several if they are large."""
     parts: list[list[HostTensor]] = [[]]
     size = 0
     for tensor in tensors:
@@ -268,7 +268,7 @@ def _write_part(folder: Folder, part: _Part) -> WrittenFile:
 
 
 def _header(tensors: Sequence[HostTensor]) -> bytes:
-    """Return what a safetensors file begins with: its length, and where each tensor lies."""
+    """Return the beginning of a safetensors file: its length, and the place of each tensor."""
     entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for tensor in tensors:
@@ -284,7 +284,7 @@ def _header(tensors: Sequence[HostTensor]) -> bytes:
 
 
 def tensors_in(path: Path, mode: Literal["r", "r+"] = "r") -> Iterator[HostTensor]:
-    """Tensors in a safetensors file, which is mapped; with "r+" what is written to them is written to the file.
+    """Tensors in a safetensors file, which is mapped; with "r+" writes to them reach the file.
 
     Raises:
         OSError, ValueError: it cannot be read, or is no safetensors file.

@@ -30,7 +30,7 @@ class TornVersion(AsyncRLError):
 
 
 def write_manifest(folder: Folder, manifest: bytes, beside: Mapping[str, FileRecord]) -> None:
-    """Complete a version with what it is checked by.
+    """Complete a version with its checksums.
 
     Args:
         beside: the files beside the tensors, which the manifest does not name.
@@ -42,7 +42,7 @@ def write_manifest(folder: Folder, manifest: bytes, beside: Mapping[str, FileRec
 
 
 def check_version(directory: Path, digest: str) -> None:
-    """Check all tensors of a version against its digest, and the files beside them against what was written.
+    """Check all tensors of a version against its digest, and the further files against their checksums.
 
     Args:
         directory: of the version.
@@ -78,7 +78,7 @@ def _check_beside(directory: Path) -> None:
 
 
 def _files_in(manifest: bytes, directory: Path) -> bytes:
-    """Return the lines of the files that a manifest names, as they are now."""
+    """Return the current lines of the files that a manifest names."""
     named = [line for line in manifest.splitlines() if f'"dtype":"{FILE}"'.encode() in line]
     records = [msgspec.json.decode(line, type=TensorRecord) for line in named]
     found = [file_line(one.name, (directory / Path(one.name).name).read_bytes()) for one in records]

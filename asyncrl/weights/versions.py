@@ -43,7 +43,7 @@ class DeltaShare(msgspec.Struct, frozen=True):
 
 
 def new_attempt(lineage: int, version: int) -> Attempt:
-    """Return an attempt to write a version, which has a name of its own."""
+    """Return an attempt to write a version, with a unique name."""
     return Attempt(lineage, version, secrets.token_hex(8))
 
 
@@ -51,7 +51,7 @@ def write_share(store: WeightStore, attempt: Attempt, files: Files, rank: int = 
     """Write the tensors of a rank in one pass.
 
     Raises:
-        CheckpointError: they cannot be stored; nothing is left behind.
+        CheckpointError: they cannot be stored; no files remain.
     """
     with store.share(attempt, rank) as filling:
         written = write_files(filling.folder, files)
@@ -62,7 +62,7 @@ def write_delta_share(store: WeightStore, attempt: Attempt, delta: Delta, rank: 
     """Write what a rank found changed.
 
     Raises:
-        CheckpointError: it cannot be stored; nothing is left behind.
+        CheckpointError: it cannot be stored; no files remain.
     """
     with store.share(attempt, rank) as filling:
         name = write_frames(filling.folder, delta, rank, ranks)
@@ -77,7 +77,7 @@ def complete(
     config: bytes | None = None,
     adapter: PublishedAdapter | None = None,
 ) -> WeightsPublished:
-    """Make a version of the shares of all ranks; what is returned may be published.
+    """Make a version of the shares of all ranks; the result may be published.
 
     Args:
         source: model directory whose configuration and tokenizer belong to the tensors, if there is one.
@@ -85,7 +85,7 @@ def complete(
         adapter: the tensors are an adapter, which this describes in place of the source.
 
     Raises:
-        CheckpointError: it cannot be stored; nothing is left behind.
+        CheckpointError: it cannot be stored; no files remain.
     """
     written = [file for share in shares for file in share.files]
     records = [tensor for file in written for tensor in file.tensors]
@@ -115,7 +115,7 @@ def complete_delta(
         base: key of the version that it is a difference to.
 
     Raises:
-        CheckpointError: it cannot be stored; nothing is left behind.
+        CheckpointError: it cannot be stored; no files remain.
     """
     manifest = manifest_of_records([record for share in shares for record in share.records])
     message = WeightsPublished(attempt.lineage, attempt.version, digest_of(manifest), store.name, "", base=base)
