@@ -1,6 +1,6 @@
 """AdamW (arXiv 1711.05101, algorithm 2) on weights and moments in 16 bits: one pass, each number read and written once.
 
-All is computed in float32. torch's own would need float32 copies of what it moves.
+Everything is computed in float32. torch's own AdamW would need float32 copies of rounded weights and moments.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LocalAdamW(torch.optim.AdamW):
 
 
 class NarrowAdamW(torch.optim.Optimizer):
-    """AdamW whose moments have a type of their own, and whose weights may be masters that lie in halves.
+    """AdamW with a separate dtype for moments, for weights that may be masters stored in halves.
 
     Its state has the names and shapes of that of `torch.optim.AdamW`. The group's `scale` is a factor of gradients.
     """
@@ -78,7 +78,7 @@ class NarrowAdamW(torch.optim.Optimizer):
         if not state:
             assert parameter.grad is not None
             state |= {key: torch.zeros_like(parameter.grad, dtype=self._moments) for key in MOMENTS}
-            state["step"] = torch.tensor(0.0)  # in the host's memory, where it is read
+            state["step"] = torch.tensor(0.0)  # in host memory, for readers
         return state
 
     def _move(self, parameter: torch.Tensor, moments: list[torch.Tensor], numbers: torch.Tensor) -> None:

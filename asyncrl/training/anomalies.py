@@ -12,7 +12,7 @@ from asyncrl.config.settings import Config
 
 _WINDOW = 32  # steps that are remembered
 _LEAST = 8  # steps before which nothing is usual
-# Advantages that cancel leave losses of rounding; a step whose advantages do not is no anomaly beside them.
+# Advantages that cancel leave only rounding in the loss; a normal step is no anomaly relative to them.
 _LEAST_DISTANCE = 0.05
 
 Figures: TypeAlias = list[tuple[float, float]]
@@ -35,12 +35,12 @@ def with_figures(figures: Mapping[str, Figures], stage: str, metrics: Mapping[st
 
 
 class Recent:
-    """The newest steps of a learner, and what is usual after them."""
+    """The newest steps of a learner, and the usual range after them."""
 
     def __init__(self, times: float) -> None:
         self.figures: dict[str, Figures] = {}  # by stage
-        # A gradient norm is an anomaly above so many medians; a loss farther from the median than so many times the
-        # median of these distances, which counts as at least 0.05. 0: nothing is.
+        # A gradient norm is an anomaly above this many medians; a loss, if it is this many times farther from the
+        # median than the median distance, which counts as at least 0.05. 0: no anomalies.
         self._times = times
 
     def add(self, stage: str, metrics: Mapping[str, float]) -> None:
@@ -48,7 +48,7 @@ class Recent:
         self.figures = with_figures(self.figures, stage, metrics)
 
     def usual(self, stage: str) -> Usual | None:
-        """Return the range of the next step; None where there are too few to judge."""
+        """Return the range of the next step; None with too few steps to judge."""
         figures = self.figures.get(stage, [])
         if not self._times or len(figures) < _LEAST:
             return None
@@ -60,7 +60,7 @@ class Recent:
 
 
 def departure(usual: Usual, loss: float, grad_norm: float) -> str:
-    """Name what is out of its range; empty where nothing is."""
+    """Name the values out of range; empty if there are none."""
     low, high = usual.loss
     found = (
         [f"gradient norm {grad_norm:.4g}, usual is up to {usual.grad_norm:.4g}"] if grad_norm > usual.grad_norm else []
@@ -81,7 +81,7 @@ def broken_assertions(config: Config, step: int, metrics: Mapping[str, float]) -
         metrics: of the step; a figure that it has not (no token had a gradient, or the loss compares none) is not held.
 
     Returns:
-        For each bound that the step is beyond, what was found and what was expected.
+        For each exceeded bound, the found and the expected value.
     """
     bounds, start = config.learner.assertions, config.start.step
     held = [("k3", _GAP)] if step > start else []

@@ -1,9 +1,9 @@
 """Attention within the documents of a packed sequence: no token sees another document, and no mask is built.
 
-On GPUs in 16 bits it is one variable-length kernel (FlashAttention-2, arXiv 2307.08691), or where documents are alike
-what torch takes for them, which on Hopper is a kernel nearly twice as fast. Elsewhere it is causal attention of each
-document, those of one length that follow one another at once. Dropout is never applied: the trainer's
-probabilities must be those of the policy.
+On GPUs in 16 bits attention is one variable-length kernel (FlashAttention-2, arXiv 2307.08691), or for documents of
+equal length torch's own choice, which on Hopper is nearly twice as fast. Elsewhere it is causal attention of each
+document, those of one length that follow one another at once. Dropout is never applied: the trainer's probabilities
+must be those of the policy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Documents(NamedTuple):
     longest: int  # at least the length of the longest one
     groups: tuple[tuple[int, int], ...]  # number and length of documents of one length that follow one another
     alike: int = 0  # D where all are of one length, and are best attended to at once; else 0
-    routing: torch.Tensor | None = None  # [T, B] bytes: see `asyncrl.training.routing`; zeros where nothing is known
+    routing: torch.Tensor | None = None  # [T, B] bytes: see `asyncrl.training.routing`; zeros if unknown
 
 
 def document_attention(

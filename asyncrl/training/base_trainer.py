@@ -1,4 +1,4 @@
-"""The course of one step, whatever model computes the gradient: columns, loss, anomalies, update, copies."""
+"""The course of one step for any model: columns, loss, anomalies, update, copies."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ class Steps:
     settings: TrainerSettings
     source: Path | None
     config: bytes | None = None
-    form: Quantisation | None = None  # of the published weights; None as they are trained
-    replays = False  # tokens go to the experts that they went to where they were sampled
+    form: Quantisation | None = None  # format of the published weights; None for the trained format
+    replays = False  # tokens use the experts of the sampler
     records = False  # or to those of the pass that fills `proximal`
     anomaly: Anomaly | None = None
     beside_state: Mapping[str, bytes]
@@ -136,7 +136,7 @@ class Steps:
         raise NotImplementedError
 
     def _weights(self) -> list[Source]:
-        """Tensors of the whole model, as they are published."""
+        """Tensors of the whole model in published form."""
         raise NotImplementedError
 
     def _sources(self, *, whole: bool) -> list[Source]:

@@ -24,7 +24,7 @@ from asyncrl.weights.directories import prune_directories, remove_directory, wri
 from asyncrl.weights.tensors import FileRecord, at_once, file_record
 
 _RECORD = "checkpoint.json"
-_NAME = re.compile(r"step(?P<number>-?\d+)-lineage(?P<lineage>\d+)-")  # behind it: of its digest
+_NAME = re.compile(r"step(?P<number>-?\d+)-lineage(?P<lineage>\d+)-")  # the digest follows
 
 
 def _version() -> str:
@@ -39,7 +39,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lineage: int
     step: int
-    digest: str  # of the manifest of the weights as they are published
+    digest: str  # of the manifest of the published weights
     batch_sequence: int  # last message of the batch log that the weights contain
     asyncrl: str = msgspec.field(default_factory=_version)  # version of this program
     extra: dict[str, Any] = {}
@@ -57,15 +57,15 @@ def write_checkpoint(root: Path, checkpoint: Checkpoint, save: Callable[[Path], 
 
     Args:
         root: folder of the checkpoints, made where missing.
-        checkpoint: what it is; `files` and `xxh3` are filled in here.
+        checkpoint: its description; this function fills in `files` and `xxh3`.
         save: writes the files into the directory it is given, and returns their records.
 
     Returns:
-        The checkpoint's directory. One that is already there, as after a replay, is verified and kept, or replaced
-        where it is torn.
+        The checkpoint's directory. An existing one, for example after a replay, is verified and kept, or replaced if it
+        is torn.
 
     Raises:
-        CheckpointError: when it cannot be written, for example on a full disk; nothing is left behind.
+        CheckpointError: it cannot be written, for example on a full disk; no files remain.
     """
     target = root / checkpoint.name
     if target.exists():

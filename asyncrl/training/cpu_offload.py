@@ -21,7 +21,7 @@ class _Held(NamedTuple):
     """Content that is in host memory."""
 
     own: torch.Tensor  # all of its storage
-    content: torch.Tensor  # where it is meanwhile, of the same shape and dtype
+    content: torch.Tensor  # its place in host memory, with equal shape and dtype
     copied: bool  # it was not there before
 
     @property
@@ -30,14 +30,14 @@ class _Held(NamedTuple):
         return self.content.nbytes
 
     def resize(self, size: int) -> None:
-        """Let the storage have so many bytes."""
+        """Resize the storage to this many bytes."""
         self.own.untyped_storage().resize_(size)
 
 
 class Resting:
     """Moves the content of tensors to host memory, and back into the same tensors, bit for bit.
 
-    The tensors stay what they are: their storage has no bytes meanwhile. Whatever is mapped from a file stays. The
+    The tensors stay valid objects; their storage is empty until they return. Tensors mapped from files stay. The
     host memory, page-locked where the tensors lie on a GPU, is kept from one time to the next.
     """
 
@@ -81,8 +81,8 @@ class Resting:
         """Move content away as `leave` does, and let other processes have the memory.
 
         Args:
-            order: lets the device wait for what may still read the tensors. It is called when the places of all of
-                them are there: the device copies meanwhile.
+            order: lets the device wait for what may still read the tensors. It is called when all destinations exist,
+                while the device still copies.
         """
         began = time.monotonic()
         held = self._placed(tensors, known)
@@ -117,7 +117,7 @@ class Resting:
     def _cut(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Places of this memory for such tensors, which most often are those of the time before.
 
-        Each call of torch lets other threads have the interpreter; beside those that write a version, two for each
+        Each call of torch releases the interpreter to other threads; with threads that write a version, two calls per
         tensor would take half as long as the copy.
         """
         form = [(tensor.dtype, tensor.shape) for tensor in tensors]
@@ -126,7 +126,7 @@ class Resting:
             cut = [part for size in sizes for part in (size, -size % _ALIGNED)]
             self._form, self._places = [], []
             if len(self._memory) < sum(cut):
-                self._memory = torch.empty(0, dtype=torch.uint8)  # frees what was there first
+                self._memory = torch.empty(0, dtype=torch.uint8)  # frees the earlier copies first
                 self._memory = host_memory(sum(cut), self._device)
             parts = torch.split(self._memory[: sum(cut)], cut)[::2] if cut else ()
             self._places = [part.view(dtype).view(shape) for part, (dtype, shape) in zip(parts, form, strict=True)]
@@ -171,7 +171,7 @@ class Resting:
     def reserve(self) -> None:
         """Let an allocator that has nothing get the memory for all that comes back in one piece.
 
-        A thousand tensors, each of a piece of its own, take as long to allocate and to free as to copy.
+        Allocating and freeing a thousand separate tensors takes as long as copying them.
         """
         size = self.held_bytes + sum(size for _, size in self._zeros)
         if self._device.type == "cuda" and size:
@@ -202,7 +202,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _whole(tensor: torch.Tensor, known: torch.Tensor | None) -> torch.Tensor:
-    """Return a tensor that has all bytes of its storage, as what is known of it has them."""
+    """Return a tensor with all bytes of its storage."""
     storage = tensor.untyped_storage()
     if known is not None:
         same = (known.dtype, known.shape) == (tensor.dtype, tensor.shape)

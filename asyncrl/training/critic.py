@@ -1,4 +1,4 @@
-"""The critic of PPO: a second model that learns the value of each state, with an optimiser of its own."""
+"""The critic of PPO: a second model with its own optimiser that learns the value of each state."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Critic:
     def __init__(
         self, directory: Path, how: Loading, passes: Passes, *, eps: float, moments: torch.dtype = torch.float32
     ) -> None:
-        """Load the model of a directory as far as it is below its head."""
+        """Load the model of a directory without its head."""
         self.scorer = load_policy(directory, how, ValueModel)
         self._passes = passes
         self._own = Optimized(self.scorer, directory, eps=eps, stems=STEMS, moments=moments)
@@ -102,7 +102,7 @@ class Critic:
         return [*self._own.sources(), Source(STEMS.state, "begun", begun, begun.dtype)]
 
     def load(self, directory: Path) -> None:
-        """Continue from a checkpoint; from one without a critic it begins anew.
+        """Continue from a checkpoint; without a critic in it a new one starts.
 
         Raises:
             OtherModel: its critic is another model.
@@ -112,7 +112,7 @@ class Critic:
 
 
 def largest_return(row: TrainRow) -> float:
-    """Largest absolute return of a row with values; infinite where one is no number."""
+    """Largest absolute return of a row with values; infinite if one is not a number."""
     returns = np.abs(row.advantages + row.columns["values"])[row.mask != 0]
     return float(np.nan_to_num(returns, nan=np.inf, posinf=np.inf).max(initial=0.0))
 

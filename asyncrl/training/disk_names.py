@@ -19,7 +19,7 @@ _GATE_UP, _DOWN = ".experts.gate_up_proj", ".experts.down_proj"
 
 
 def stored(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters of a model by their names, and buffers that lie on disk beside them: corrections of routers."""
+    """Parameters of a model by name, and buffers that are stored on disk: correction biases of routers."""
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     return {**dict(model.named_parameters()), **buffers}
@@ -29,7 +29,7 @@ def parts_of(name: str, shape: tuple[int, ...]) -> dict[str, Index]:
     """Names on disk of a tensor in memory, each with the part of it that has this name; `()` is the whole.
 
     Args:
-        shape: of the tensor; that of experts is [E, 2F, H], the gates before what they open, or [E, H, F].
+        shape: of the tensor; experts have [E, 2F, H], gates before up projections, or [E, H, F].
     """
     if name.endswith(_GATE_UP):
         ffn = shape[1] // 2

@@ -38,7 +38,7 @@ class RowRecord(msgspec.Struct):
     temperature: float
     estimator: str
     start: int  # its first token in the arrays
-    stop: int  # behind its last one
+    stop: int  # one past its last row
 
 
 class _Record(msgspec.Struct):
@@ -51,7 +51,7 @@ class _Record(msgspec.Struct):
 
 
 class Dump(NamedTuple):
-    """A batch as it is trained on."""
+    """A batch in trained form."""
 
     run: str
     batch: BatchPacked

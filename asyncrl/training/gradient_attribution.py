@@ -1,4 +1,4 @@
-"""The rows that carry the gradient of a batch, found by passes of their own, after a step that asks for it alone."""
+"""The rows that carry the gradient of a batch, found by separate passes after a step that requests them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from topics.batches import Carrier
 
 _TRIED = 16  # rows whose own gradient is computed
 _NAMED = 8
-_OF_MODEL = ("entropy", "outcomes")  # columns besides the log-probs that a gradient goes through
+_OF_MODEL = ("entropy", "outcomes")  # columns with a gradient, in addition to the log-probs
 _SHARE = 0.1  # of the largest gradient, from which on a row is named
 
 Inputs: TypeAlias = Callable[[Sequence[TrainRow], Loss], tuple[torch.Tensor, torch.Tensor, Tokens]]
 """From rows to log-probs and entropies, [N] each, and what else a loss reads."""
 Gradient: TypeAlias = Callable[[list[list[TrainRow]], Loss], tuple[Sums, float]]
-"""From micro-batches, as many on every rank, to their sums and the norm of the gradient that is left behind."""
+"""From micro-batches, equally many on every rank, to their sums and the norm of the resulting gradient."""
 
 
 class _Suspect(NamedTuple):

@@ -1,4 +1,4 @@
-"""The teacher's look back: log-probs that a frozen model gives to the tokens of a reply behind a prompt with a hint."""
+"""Hindsight of the teacher: log-probs of a frozen model for the tokens of a reply after a prompt with a hint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COMPARED = 4  # likeliest tokens of each place, by which a hint is chosen
 
 
 class HintedRows:
-    """Fills the columns of hindsight. Every rank calls it, with whatever rows it has."""
+    """Fills the columns of hindsight. Every rank calls it with its own rows."""
 
     def __init__(self, passes: Passes, policy: Any, teacher: Scorer) -> None:
         self._passes = passes
@@ -54,7 +54,7 @@ class HintedRows:
         return replace(row, columns={**row.columns, HINDSIGHT: column, **top})
 
     def _choose(self, rows: Sequence[TrainRow]) -> dict[int, TrainRow]:
-        """Return each row behind the hint that counts, by the `id` of the row."""
+        """Return each row with the chosen hint, by the `id` of the row."""
         several = {id(row): [_behind(row, hint) for hint in row.hinted] for row in rows if len(row.hinted) > 1}
         wanted = Top(self._count(_COMPARED), self._policy.vocab_size)
         own = [row for row in rows if id(row) in several]
@@ -96,7 +96,7 @@ def _reply(row: TrainRow) -> int:
 
 
 def _behind(row: TrainRow, prompt: Int32Array) -> TrainRow:
-    """Return the reply of a row behind another prompt: the very ids, with what is trained of them."""
+    """Return the reply of a row after another prompt: the same ids, with their trained tokens."""
     reply, size = _reply(row), len(prompt)
 
     def moved(values: npt.NDArray[Any], fill: int) -> npt.NDArray[Any]:

@@ -21,7 +21,7 @@ from asyncrl.weights.shared import View, in_calls, keep_for_reader, pack_tensors
 from asyncrl.weights.tensors import Files, HostTensor, stem_of_share
 
 _ALIGNED = 64  # bytes
-_UNDER_WAY_BYTES = 256 << 20  # copies queued at once: what a step copies to the device waits behind them
+_UNDER_WAY_BYTES = 256 << 20  # queued copies at once: copies of a step to the device wait for these
 
 
 @runtime_checkable
@@ -79,7 +79,7 @@ class _Place(NamedTuple):
 
 
 class HostCopy:
-    """Copies of tensors in host memory: page-locked, and made on a stream of their own, where they come from a GPU.
+    """Copies of tensors in host memory: page-locked and on a separate stream if they come from a GPU.
 
     The copies of one `begin` are there until the next one. Each rank keeps the tensors that it writes (`owners`).
     Sharded ones are gathered one at a time by the rank that keeps it, one of those that hold it, which has the whole of
@@ -106,7 +106,7 @@ class HostCopy:
         cuda: Any = torch.cuda if device.type == "cuda" else None
         self._stream = cuda.Stream(device) if cuda else None
         self._done: Any = cuda.Event() if cuda else None
-        # The device's queue takes about a thousand copies; who queues more stands still until it has room.
+        # The device's queue holds about a thousand copies; a longer queue would block the caller.
         self._pool = ThreadPoolExecutor(1, "copies") if cuda else None
         self._copying: Future[None] | None = None
         self._memory = torch.empty(0, dtype=torch.uint8)  # in host memory

@@ -33,7 +33,9 @@ def fill_at_once(memory: torch.Tensor) -> None:
 
 
 class _PageLocked(mmap.mmap):
-    """Memory whose pages the driver locks until nothing refers to it: what is mapped there next could not be locked."""
+    """Memory whose pages the driver locks while anything refers to it: otherwise a later mapping there could not be
+    locked.
+    """
 
     _address = 0
 

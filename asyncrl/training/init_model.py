@@ -189,7 +189,7 @@ class TorchRandom:
         values, whole = self.uniform(max(count, _BLOCK)), count // _BLOCK * _BLOCK
         values[:whole] = _box_muller(values[:whole])
         if whole < count:
-            values[-_BLOCK:] = _box_muller(self.uniform(_BLOCK))  # torch draws the last block anew
+            values[-_BLOCK:] = _box_muller(self.uniform(_BLOCK))  # torch draws the last block again
         return values[:count]
 
 

@@ -70,7 +70,7 @@ class LoraLinear(nn.Linear):
 
 
 def add_adapters(model: nn.Module, lora: Lora) -> None:
-    """Freeze a model, and put adapters beside the targets in its layers."""
+    """Freeze a model, and add adapters to the targets in its layers."""
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(_SEED)
     linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}

@@ -1,8 +1,8 @@
-"""float32 master weights of a model that computes in 16 bits, where one process holds all of it (arXiv 1710.03740).
+"""float32 master weights of a model that computes in 16 bits on one process (arXiv 1710.03740).
 
-FSDP2 has masters of its own; a device that is alone would gather and cast each layer in every pass for nothing. Where
-all weights are trained a master has no memory of its own: it is the rounded weight and 16 more bits, from which it
-comes back bit for bit.
+FSDP2 keeps its own masters, but on a single device it would gather and cast each layer in every pass for nothing. If
+all weights are trained, a master needs no extra copy: it is the rounded weight plus 16 more bits, and is restored bit
+for bit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Masters:
         spread = halves and all(parameter.requires_grad for parameter in self._rounded.values())
         for name, parameter in self._rounded.items():
             own = parameter.detach().contiguous()
-            # Memory of its own, which can be given back: that of a loaded model may be mapped from a file.
+            # Separate memory that can be released, because the memory of a loaded model may be mapped from a file.
             master = nn.Parameter(own.clone() if spread else own, requires_grad=parameter.requires_grad)
             self.parameters[name], self._names[master] = master, name
             parameter.data = own.to(torch.bfloat16)
@@ -43,11 +43,12 @@ class Masters:
                 self.rests[name] = torch.empty_like(own, dtype=torch.int16)
                 self._give_back(name)
             if parameter.requires_grad:
-                # As soon as it is whole: gradients in 16 bits would be rounded at each addition, and take memory.
+                # Add the gradient as soon as it is complete: 16-bit gradients would be rounded at each addition, and
+                # take memory.
                 parameter.register_post_accumulate_grad_hook(partial(_add, master))  # type: ignore[no-untyped-call]
 
     def halves(self, master: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the bits of a master, as the rounded weight and the rest, int16 each; None where it is whole."""
+        """Return the bits of a master as the rounded weight and the rest, int16 each; None if it is stored whole."""
         name = self._names[master]
         if name not in self.rests:
             return None
@@ -96,8 +97,8 @@ def joined_bits(rounded: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
 def split_bits(exact: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Round bits of float32 to the nearest bfloat16; of two that are as near, away from zero.
 
-    To the even one, as is usual, 2^16 + 1 numbers would be rounded to one: 16 bits do not hold both. What is no
-    number stays none, with other bits.
+    To the even one, as is usual, 2^16 + 1 numbers would be rounded to one: 16 bits do not hold both. NaN stays NaN,
+    with other bits.
 
     Returns:
         The bits of the bfloat16, and what the rounding took away, in int16.

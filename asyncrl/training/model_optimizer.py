@@ -108,7 +108,7 @@ class Optimized:
         self._optimizer.zero_grad()
 
     def sources(self) -> list[Source]:
-        """Tensors for a checkpoint; adapters by PEFT's names in files of their own."""
+        """Tensors for a checkpoint; adapters in separate files with PEFT's names."""
         found: list[Source] = []
         rests = self._masters.rests if self._masters is not None else {}
         for name, one in self.parameters.items():
@@ -137,7 +137,7 @@ class Optimized:
     def load(self, directory: Path) -> None:
         """Continue from the files of a checkpoint, whose tensors are read one at a time.
 
-        Adapters begin anew on the weights of a checkpoint that has none.
+        New adapters start on the weights of a checkpoint without adapters.
 
         Raises:
             OtherModel: it belongs to another model.
@@ -154,7 +154,7 @@ class Optimized:
             self._load_state(state)
 
     def first_other(self, directory: Path) -> str:
-        """Return the name of a weight that is not trained and differs from a model's; empty where there is none."""
+        """Return the name of a frozen weight that differs from a model's; empty if there are none."""
         with TensorFiles(directory, self._stems.weights) as files:
             for name, one in self.parameters.items():
                 if not one.requires_grad:

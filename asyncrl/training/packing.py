@@ -81,9 +81,9 @@ def by_row(values: torch.Tensor, rows: Sequence[TrainRow]) -> list[npt.NDArray[n
 
 
 def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
-    """One sequence of all rows, each without its last token; on GPUs nothing fills it up, as a document of its own.
+    """One sequence of all rows, each without its last token; on GPUs padding is a separate document.
 
-    Rows that are alike are filled up one by one, each as one document: no token sees what follows it.
+    Rows of equal length are padded one by one, each as one document: no token sees later tokens.
     """
     flat, lengths = trained_places(rows), [len(row.tokens) - 1 for row in rows]
     multiple = MULTIPLE if device.type == "cuda" else 1

@@ -18,7 +18,7 @@ from asyncrl.training.packing import MicroBatch, by_row, micro_batch
 T = TypeVar("T")
 
 Scorer: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
-"""Values of N tokens, [N, ...], from the arguments of `Policy.forward`, and what is not used here."""
+"""Values of N tokens, [N, ...], from the arguments of `Policy.forward` and unused ones."""
 
 
 class Passes:
@@ -29,7 +29,7 @@ class Passes:
     ) -> None:
         self._device = device
         self._budget = micro_batch_tokens  # of one pass
-        self._group = group  # of the ranks that have different rows, where they are not all
+        self._group = group  # of the ranks with different rows, if not all
         self.ranks = dist.get_world_size(group) if dist.is_initialized() else 1
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
 
@@ -41,7 +41,7 @@ class Passes:
     def even(self, batches: list[list[TrainRow]], columns: Sequence[str] = ()) -> list[list[TrainRow]]:
         """As many on every rank, for FSDP2 gathers parameters in step; the surplus ones weigh nothing."""
         if self.ranks == 1:
-            return batches  # and no value is read from the device: a copy of the weights may be under way from there
+            return batches  # and no value is read from the device, because it may be copying weights
         count = torch.tensor([len(batches)], device=self._device)
         dist.all_reduce(count, op=dist.ReduceOp.MAX, group=self._group)
         return batches + [[weightless(columns)]] * (int(count.item()) - len(batches))

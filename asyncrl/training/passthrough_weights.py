@@ -1,4 +1,4 @@
-"""Tensors of a model that no pass reads: layers behind the others, which predict tokens ahead where engines draft."""
+"""Tensors of a model that no pass reads: final layers that predict tokens ahead, for engines that draft."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 def further_tensors(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a model directory that belong to layers behind the others."""
+    """Names and shapes of the tensors of a model directory that belong to layers after the trunk."""
     layers, shapes = read_shape(directory).layers, tensor_shapes(directory)
     numbered = ((name, _LAYER.match(name)) for name in shapes)
     return {name: shapes[name] for name, found in numbered if found and int(found[1]) >= layers}
@@ -41,10 +41,10 @@ class FurtherTensors:
             self._files.__enter__()
 
     def published(self, own: Sequence[Source], dtype: torch.dtype) -> list[Source]:
-        """Return those that are published beside what is trained.
+        """Return the tensors that are published in addition to the trained ones.
 
         Args:
-            own: what is trained, of the trunk at least.
+            own: names of the trained tensors, at least the trunk.
             dtype: of the trunk.
         """
         trained = {one.name: one for one in own}
@@ -58,7 +58,7 @@ class FurtherTensors:
         return found
 
     def kept(self, own: Sequence[Source]) -> list[Source]:
-        """Return those for a checkpoint: where they are of another one, in which they were trained."""
+        """Return the tensors for a checkpoint, if they come from another checkpoint that trained them."""
         if self._files is self._source or self._files is None:
             return []
         trained = {one.name for one in own}
@@ -69,7 +69,7 @@ class FurtherTensors:
         ]
 
     def load(self, directory: Path) -> None:
-        """Take those of a checkpoint, where it has them, else those of the model."""
+        """Take the tensors of a checkpoint if it has them, otherwise those of the model."""
         if self._source is None:
             return
         files = TensorFiles(directory, self._stem).__enter__()

@@ -33,9 +33,9 @@ class Policy(nn.Module):
     """Log-probabilities of chosen tokens, with the vocabulary projected at their positions only."""
 
     masters: Masters | None = None
-    """Exact weights beside those that it computes with; none where both are the same, or FSDP2 has them."""
+    """Exact weights in addition to the computing ones; None if both are equal, or FSDP2 has them."""
     sharded: Sharded | None = None
-    """Where there are several ranks."""
+    """With several ranks."""
 
     def __init__(self, model: Any, *, compiled: bool = False, sparing: bool = False) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Policy(nn.Module):
 
     @property
     def mixture(self) -> Mixture | None:
-        """Return the experts of the model; None where it has none."""
+        """Return the experts of the model; None without experts."""
         config = self.model.config
         experts = getattr(config, "num_experts", 0) or getattr(config, "n_routed_experts", 0)
         if not experts:
@@ -89,8 +89,8 @@ class Policy(nn.Module):
             targets: [N] scored tokens.
             temperatures: [N] sampling temperature of each.
             documents: the rows.
-            wanted: ids [N, K], of which the log-probs of the outcomes are wanted besides; or the most probable tokens,
-                which are wanted instead, without gradient.
+            wanted: ids [N, K] whose outcome log-probs are returned too; or the most probable tokens, which are returned
+                instead, without gradient.
 
         Returns:
             [N] log-probs in nats at the given temperatures, and [N] entropies in nats, both float32; with ids also
@@ -132,19 +132,20 @@ class Loading:
     dtype: torch.dtype  # of the matrix products; float32 or bfloat16
     compiled: bool
     """Compile each layer at the first pass. Kernels are kept for later starts where torch keeps them:
-    `TORCHINDUCTOR_CACHE_DIR`, or a folder of the user among the temporary files."""
+    `TORCHINDUCTOR_CACHE_DIR`, or a folder of the user among the temporary files.
+    """
     recompute: bool = False  # keep only layer inputs for the backward pass
     activations: float = (
         1.0  # share of what compiled layers would keep for it; below 1 logits come in small chunks, too
     )
     lora: Lora | None = None  # adapters, which alone are trained then
-    trained: bool = False  # it has exact weights besides, where it computes with rounded ones
+    trained: bool = False  # it has exact weights too, if it computes with rounded ones
     exchange: Exchange = "auto"
     halves: bool = True  # exact weights share memory with the rounded ones: see `Masters`
 
 
 def load_policy(directory: Path, how: Loading, kind: type[Policy] = Policy) -> Policy:
-    """Load a Hugging Face model directory, with float32 master weights where it is trained.
+    """Load a Hugging Face model directory, with float32 master weights if it is trained.
 
     Where torch.distributed has several ranks, parameters are sharded with FSDP2 over all of them.
     """

@@ -60,9 +60,9 @@ class Trainer(Protocol):
     """
 
     source: Path | None  # model directory whose configuration and tokenizer belong to the weights
-    config: bytes | None  # `config.json` of published weights, where it is another one than the directory has
+    config: bytes | None  # `config.json` of published weights, if it differs from the directory's
     anomaly: Anomaly | None  # of the newest step
-    beside_state: Mapping[str, bytes]  # files of a checkpoint besides the tensors, by name
+    beside_state: Mapping[str, bytes]  # further files of a checkpoint, by name
     adapter: PublishedAdapter | None  # what makes adapters of versions; None: they are whole models
 
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
@@ -74,13 +74,13 @@ class Trainer(Protocol):
         Raises:
             NonFiniteLoss: the loss or the gradient is not finite; weights and optimiser are as before.
             RowError: a row is longer than the model's context, holds a token outside its vocabulary, or lacks a column.
-            AlgorithmError: the objective names what is not known here.
+            AlgorithmError: the objective names something unknown here.
         """
 
     def copy_weights(self, *, whole: bool = False) -> Copied:
-        """Copy every tensor away as it is published, by its Hugging Face name, tied ones once.
+        """Copy every tensor in published form, by its Hugging Face name, tied ones once.
 
-        The next step may begin at once. The copies stay as they are until the next call.
+        The next step may begin at once. The copies do not change until the next call.
 
         Args:
             whole: copy a whole model, also where versions are adapters.

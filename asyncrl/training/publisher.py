@@ -1,4 +1,4 @@
-"""Publication of what a trainer makes: versions, checkpoints, models, copied away and written beside its next steps.
+"""Publication of a trainer's versions, checkpoints and models: copied, and written during its next steps.
 
 Each rank writes its share; the first one completes it once all shares are durable.
 """
@@ -85,10 +85,10 @@ class VersionShare(msgspec.Struct, frozen=True):
 
 
 def choice_of(prepared: Sequence[Prepared], base: str, why: str = "") -> Choice:
-    """Return what is to be written: the difference, where every rank has the base, and it is smaller.
+    """Return the form to write: the difference, if every rank has the base and it is smaller.
 
     Args:
-        base: key of the version that it may be a difference to; empty where it is to be full.
+        base: key of the possible base version; empty for a full version.
         why: it is to be full.
     """
     size, encode_s = sum(one.bytes for one in prepared), max(one.encode_s for one in prepared)
@@ -104,8 +104,8 @@ def choice_of(prepared: Sequence[Prepared], base: str, why: str = "") -> Choice:
 class Publisher:
     """Copies of a rank's share of the weights and state, and the files that are made of them.
 
-    The trainer may step as soon as a copy returns. What is written from a copy must be done before the next copy of its
-    kind; copies of weights and of state do not touch one another.
+    The trainer may step as soon as a copy returns. Writing a copy must be complete before the next copy of its kind;
+    copies of weights and of state are separate.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class Publisher:
         """Check the copied weights, and find what changed.
 
         Args:
-            base: key of a version; where it is the newest that was written here, the difference to it is made.
+            base: key of a version; if it is the newest written here, the difference to it is made.
 
         Raises:
             NonFiniteWeights: a tensor holds values that are not finite.
@@ -179,7 +179,7 @@ class Publisher:
         """Write the share of this rank into the weight store.
 
         Raises:
-            CheckpointError: the disk refused it; nothing is left behind.
+            CheckpointError: the disk refused it; no files remain.
         """
         began, member, files = time.monotonic(), self._member, self._weights.files()
         full = delta = None
@@ -196,10 +196,10 @@ class Publisher:
         return VersionShare(time.monotonic() - began, full, delta)
 
     def complete_version(self, attempt: Attempt, choice: Choice, shares: Sequence[VersionShare]) -> WeightsPublished:
-        """Make a version of the shares of all ranks; what is returned may be published.
+        """Make a version of the shares of all ranks; the result may be published.
 
         Raises:
-            CheckpointError: a share is torn, or the disk refused it; nothing is left behind.
+            CheckpointError: a share is torn, or the disk refused it; no files remain.
         """
         began, reason = time.monotonic(), choice.reason
         deltas = [share.delta for share in shares if share.delta is not None]
@@ -232,7 +232,7 @@ class Publisher:
         """Make a checkpoint of the shares of all ranks; returns its directory.
 
         Raises:
-            CheckpointError: a share is torn, or the disk refused it; nothing is left behind.
+            CheckpointError: a share is torn, or the disk refused it; no files remain.
         """
 
         def fill(aside: Path) -> dict[str, FileRecord]:
@@ -246,7 +246,7 @@ class Publisher:
             return records | write_indexes(folder, written)
 
         path = write_checkpoint(self._checkpoints, checkpoint, fill)
-        for share in shares:  # where it was there already
+        for share in shares:  # if it already exists
             drop_share(share.stored)
         return path
 
@@ -254,7 +254,7 @@ class Publisher:
         """Write the copied weights of this rank for a model.
 
         Raises:
-            CheckpointError: the disk refused it; nothing is left behind.
+            CheckpointError: the disk refused it; no files remain.
         """
         with written_share(directory, self._member.rank) as filling:
             written = write_files(filling.folder, self._weights.files())
@@ -265,7 +265,7 @@ class Publisher:
         """Make a model of the shares of all ranks; one that is there is replaced.
 
         Raises:
-            CheckpointError: a share is torn, or the disk refused it; nothing is left behind.
+            CheckpointError: a share is torn, or the disk refused it; no files remain.
         """
         if directory.exists():  # of fewer steps, or of a learner that died before it announced it
             remove_directory(directory)

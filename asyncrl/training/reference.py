@@ -22,7 +22,7 @@ class Reference:
 
     def __init__(self, policy: Mapping[str, torch.Tensor], load: Callable[[], Any]) -> None:
         self._policy = policy  # parameters that are copied, by name
-        self._load = load  # makes another model of its architecture, placed and sharded as it is
+        self._load = load  # makes another model of its architecture, with equal placement and sharding
         self._copy: Any = None
         self._parameters: dict[str, torch.Tensor] = {}  # of the copy, sharded as those of the policy
         self._version = torch.tensor(NONE)
@@ -32,7 +32,7 @@ class Reference:
         return self._copy is not None and int(self._version) < version
 
     def follow(self, version: int) -> None:
-        """Copy the weights of the policy anew where that is due; a copy that is made later counts as this version."""
+        """Copy the weights of the policy again if that is due; a later copy counts as this version."""
         if self.is_due(version):
             self._take()
         self._version = self._version.clamp(min=version)
@@ -44,7 +44,7 @@ class Reference:
         return found
 
     def begin(self) -> None:
-        """Make the copy now, where there is none: no later step may change what it is a copy of."""
+        """Make the copy now if it is missing, before a later step changes its origin."""
         if self._copy is None:
             self._copy = self._made()
             self._take()
@@ -60,11 +60,11 @@ class Reference:
             self._parameters[name].copy_(parameter.detach())
 
     def tensors(self) -> list[torch.Tensor]:
-        """Weights of the copy, where it is made."""
+        """Weights of the copy, if it exists."""
         return [] if self._copy is None else list(self._parameters.values())
 
     def sources(self) -> list[Source]:
-        """Tensors for a checkpoint; none where nothing needed the copy so far."""
+        """Tensors for a checkpoint; none if no step needed the copy so far."""
         if self._copy is None:
             return []
         found = [Source(STEM, VERSION, self._version, self._version.dtype)]
@@ -73,7 +73,7 @@ class Reference:
         return found
 
     def load(self, directory: Path) -> None:
-        """Continue from a checkpoint of the policy. Adapters that it has none of begin as nothing."""
+        """Continue from a checkpoint of the policy. Missing adapters start at zero."""
         self._copy, self._version = None, torch.tensor(NONE)
         if not any(directory.glob(f"{STEM}*.safetensors")):
             return

@@ -1,4 +1,4 @@
-"""Routers of transformers models that go by what was recorded."""
+"""Routers of transformers models that follow recorded experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Routed: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class ReplayRouter(Qwen3MoeTopKRouter):
-    """The router of transformers, which goes by what is set in it. A gradient reaches it through the shares."""
+    """The router of transformers, which follows the experts set in it. A gradient reaches it through the shares."""
 
     recorded: torch.Tensor | None = None
     taken: torch.Tensor | None = None  # [T, K] in the newest pass

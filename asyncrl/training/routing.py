@@ -22,17 +22,17 @@ class Mixture(NamedTuple):
     chosen: int  # of each token
     experts: int
     routed: tuple[int, ...]  # numbers of the layers that have experts, of those of this rank
-    tokens: Callable[[int], Sequence[range]] = lambda length: [range(length)]  # those of this rank, of so many
+    tokens: Callable[[int], Sequence[range]] = lambda length: [range(length)]  # the own layers, of this many
 
 
 def recorded(routing: torch.Tensor, layers: int, experts: int) -> torch.Tensor:
     """Read what engines recorded.
 
     Args:
-        routing: [T, B] bytes, one for each expert where there are at most 256, else two.
+        routing: [T, B] bytes, one for each expert of up to 256, otherwise two.
 
     Returns:
-        [T, layers, K] int64; all the same where nothing was recorded.
+        [T, layers, K] int64; all equal without a recording.
     """
     wide = routing if experts <= 256 else routing.contiguous().view(torch.int16)
     return wide.view(len(routing), layers, -1).long()
@@ -59,12 +59,12 @@ class Recorded:
             start = end
 
     def of(self, row: TrainRow) -> UInt8Array | None:
-        """Return those of a row, or what it had."""
+        """Return the experts of a row, or its previous ones."""
         return self._found.get(id(row), row.routing)
 
 
 def replayed(own: torch.Tensor, recorded: torch.Tensor | None) -> torch.Tensor:
-    """Return the recorded experts [T, K], and the router's own where none were: a router never chooses one twice."""
+    """Return the recorded experts [T, K], or the router's own for missing ones: a router never chooses an expert twice."""
     if recorded is None:
         return own
     return torch.where((recorded == recorded[:, :1]).all(1, keepdim=True), own, recorded)
@@ -74,7 +74,7 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
     """Refuse a row whose recorded experts are not of this model.
 
     Raises:
-        RowError: naming what was found and what was expected.
+        RowError: names the found and the expected value.
     """
     if row.routing is None or row.routed is None:
         return

@@ -11,11 +11,11 @@ from asyncrl.data.quantisation import Quantisation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSettings:
-    """Device and precision of a trainer, and the models beside the one that it trains."""
+    """Device and precision of a trainer and its further models."""
 
     device: str = "cpu"  # "cpu", "cuda" or, with torch, "cuda:N"; the megatron trainer takes the GPU of its rank
     dtype: Literal["float32", "bfloat16", "fp8"] = "float32"
-    """Of the products and the published weights, which are bfloat16 beside FP8; masters and moments are float32."""
+    """Of the products and the published weights, which are bfloat16 with FP8; masters and moments are float32."""
     micro_batch_tokens: int = 4096
     recompute: bool = False
     compiled: bool = False
@@ -23,7 +23,7 @@ class TrainerSettings:
     shares: bool = False
     """True where other processes of the host may read the copied weights; on a GPU they take its memory."""
     replays: bool = False
-    """True where tokens go to the experts that they went to where they were sampled."""
+    """True if tokens use the experts of the sampler."""
     records: bool = False
     """True where tokens go, in the pass with the gradient, to those that they went to in the pass before the update."""
     quantised: Quantisation | None = None

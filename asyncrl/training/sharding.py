@@ -20,7 +20,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 T = TypeVar("T")
 
 Exchange: TypeAlias = Literal["auto", "step", "micro_batch"]
-"""How often ranks exchange weights and gradients; `auto` is once a step where that leaves two thirds of the memory."""
+"""How often ranks exchange weights and gradients; `auto` is once a step if that leaves two thirds of the memory."""
 
 _SHARE = 1 / 3
 _GRADIENT = torch.float32
@@ -32,7 +32,7 @@ class Sharded:
     def __init__(self, model: nn.Module, layers: Iterable[nn.Module], device: torch.device, dtype: torch.dtype) -> None:
         """
         Args:
-            model: its root; what is no part of a layer is gathered together.
+            model: its root; parameters outside layers are gathered together.
             layers: each is gathered for itself.
             device: of this rank.
             dtype: of the matrix products.
@@ -50,7 +50,7 @@ class Sharded:
         self.once = False
 
     def exchange(self, how: Exchange) -> None:
-        """Choose how often passes with a gradient exchange weights and gradients, on all ranks alike."""
+        """Choose how often passes with a gradient exchange weights and gradients, equally on all ranks."""
         self.once = how == "step"
         if how == "auto":
             least = torch.tensor(_memory(self._device), dtype=torch.float64, device=self._device)

@@ -1,4 +1,4 @@
-"""Tensors read from the files of a checkpoint or model, one at a time; quantised ones as what they stand for."""
+"""Tensors read from the files of a checkpoint or model, one at a time; quantised ones are dequantised."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from asyncrl.weights.quantised import plain_names, read_plain
 
 
 def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A full tensor, on the devices where `like` lies."""
+    """A full tensor, on the devices of `like`."""
     value = value.to(like.device)
     if not isinstance(like, DTensor):
         return value
@@ -25,7 +25,7 @@ def placed(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class TensorFiles:
-    """Tensors in the files of a stem, read as they are asked for."""
+    """Tensors in the files of a stem, read on demand."""
 
     def __init__(self, directory: Path, stem: str) -> None:
         self.directory = directory

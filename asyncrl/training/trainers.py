@@ -50,8 +50,8 @@ def _torch(config: Config, model: Path, base: Path) -> Trainer:
 
 
 def _megatron(config: Config, model: Path, base: Path) -> Trainer:
-    # Where the library finds Transformer Engine, it takes optimiser, norms and generators from there: steps come to
-    # other bits, and checkpoints to another form. What is in FP8 imports it for itself.
+    # If the library finds Transformer Engine, it takes optimiser, norms and generators from there: steps reach other
+    # bits, and checkpoints another form. FP8 modules import it separately.
     if "transformer_engine" in sys.modules and "megatron.core" not in sys.modules:
         raise ModelError('learner.trainer = "megatron": a function of the user has loaded Transformer Engine before it')
     with absent("transformer_engine"):
@@ -93,7 +93,7 @@ def _critic(config: Config, model: Path, base: Path) -> Path | None:
 
 
 def layout_of(learner: LearnerSettings) -> Layout:
-    """Return how the model lies over the ranks; one rank holds it whole, or FSDP2 divides it out of sight."""
+    """Return how the model is divided over the ranks; one rank holds it whole, or FSDP2 divides it invisibly."""
     return Layout(**msgspec.structs.asdict(learner.layout))
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 CHUNK_ELEMENTS = 1 << 27
-"""Logits held at once, forward and backward, whatever the number of tokens."""
+"""Logits held at once, forward and backward, for any number of tokens."""
 _COMPILED = 1 << 29
 """The same where kernels are compiled, and memory need not be spared: the head is read once for each chunk."""
 _TOKENS = 1 << 13  # of a block's logits, at most: its width must not depend on the micro-batch, for it is compiled
@@ -44,7 +44,7 @@ def _outcomes(scaled: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
 def _slope(
     logits: torch.Tensor, tokens: _Columns, outputs: _Columns, grads: Sequence[torch.Tensor | None]
 ) -> torch.Tensor:
-    """Gradient with respect to the logits, from those of log-probs, entropies H and outcomes P, where there are any.
+    """Gradient with respect to the logits, from those of log-probs, entropies H and outcomes P, if present.
 
     They are (1[target] - p) / temperature, -p (log p + H) / temperature, and for the outcome b of gradient g_b
     (p 1[in b] / P_b - p) g_b / temperature. The logits are those of some rows of the head that follow one another;
@@ -87,7 +87,7 @@ def _most_probable(logits: torch.Tensor, temperatures: torch.Tensor, number: int
 
 
 class Kernels:
-    """The two computations on logits, compiled where they pay for it."""
+    """The two computations on logits, compiled if that pays off."""
 
     rows: int | None = None  # of the head that belong to tokens; None for all
 
@@ -157,7 +157,7 @@ def most_probable(
 
 
 class _ChosenLogProbs(torch.autograd.Function):
-    """Keeps two numbers of each token beside its inputs; the backward pass computes the logits again."""
+    """Keeps two numbers of each token in addition to its inputs; the backward pass computes the logits again."""
 
     @staticmethod
     def forward(

@@ -24,14 +24,15 @@ from asyncrl.training.packing import Inputs, put
 
 
 class PackedDocuments(PackedSeqParams):  # type: ignore[misc]
-    """Documents as the library hands them to our own modules. It has no format of its own for them: by bounds alone it
-    would turn queries and keys document by document, for which it waits for the GPU in every layer."""
+    """Documents as the library hands them to our own modules. The library has no format for documents: given bounds
+    alone, it would rotate queries and keys document by document and wait for the GPU in every layer.
+    """
 
     def __init__(self, documents: Documents, segments: Segments | None = None) -> None:
         super().__init__()
         self.documents = documents
         self.segments = segments
-        self.recorded: torch.Tensor | None = None  # [T of this rank, layers, K] experts, where they are replayed
+        self.recorded: torch.Tensor | None = None  # [T of this rank, layers, K] experts, for a replay
         self.counted: torch.Tensor | None = None  # [T of this rank, 1] 1 for tokens whose experts are counted
 
     @property
@@ -163,7 +164,7 @@ def of_all_ranks(own: torch.Tensor, share: Share) -> torch.Tensor:
 
 
 class _Together(torch.autograd.Function):
-    """Every rank computes the whole loss, so the gradient of its own values is complete."""
+    """Every rank computes the whole loss, so the gradient of its values is complete."""
 
     @staticmethod
     def forward(ctx: Any, own: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:

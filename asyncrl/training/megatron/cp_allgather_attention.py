@@ -1,6 +1,6 @@
 """Attention of ranks that share the tokens of documents: keys and values of all ranks are gathered.
 
-Exchanges are operations of their own for the compiler, so that a layer stays one graph.
+Exchanges are separate operations for the compiler, so that a layer stays one graph.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Segments(NamedTuple):
     uses: torch.Tensor  # [2, keys of all ranks] places among the K of each key, which two runs see at most; else K
     queries: tuple[int, ...]  # length of each run
     seen: tuple[int, ...]  # number of keys of each, the queries themselves last
-    runs: tuple[Runs, Runs]  # the same, of queries and of what they see
+    runs: tuple[Runs, Runs]  # the same, of queries and their visible keys
     alike: int = 0  # documents, where these are of one length and best attended to by chunks; else 0
 
 
@@ -35,7 +35,7 @@ def segment_attention(
     Args:
         query: [T, heads, D].
         key: [T, key-value heads, D] of this rank.
-        value: as `key`; D of its own.
+        value: as `key`, with its own D.
         scale: of the products, 1 / sqrt(D) where left out.
 
     Returns:

@@ -1,6 +1,6 @@
 """Attention of ranks that share the tokens of documents of one length, in two parts that are joined by their log-sums.
 
-A chunk of a rank sees itself, while keys and values of all ranks are under way, and then all that comes before it. The
+A chunk attends to itself while keys and values of all ranks are in transit, and then to all earlier chunks. The
 gradient of each part follows from the joined result (arXiv 2310.01889, section 3). Neither part has a mask that begins
 inside its keys, so torch's kernel for dense tensors takes both: on Hopper it is nearly twice as fast as the one for
 runs of any length.
@@ -44,7 +44,8 @@ def _attended(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, documents: int, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return attention; its log-sums [documents, 2, heads, S], S the tokens of a chunk; and the keys and values of all
-    ranks, [C, 2, T, key-value heads, D]."""
+    ranks, [C, 2, T, key-value heads, D].
+    """
     every, work = gathered(torch.stack((key, value)))
     queries, *own = (_chunks(one, documents) for one in (query, key, value))
     parts = _attend(*(one.flatten(0, 1) for one in (queries, *own)), scale=scale, causal=True)
@@ -54,7 +55,7 @@ def _attended(
         if len(blocks[0]):
             other, further = _attend(queries[:, half], *_in_a_row(blocks), scale=scale, causal=False)
             share = torch.sigmoid(further - logs[:, half]).unsqueeze(-1)
-            made[:, half].lerp_(other, share.to(other.dtype))  # rounded as what it is a share of
+            made[:, half].lerp_(other, share.to(other.dtype))  # rounded as the whole output
             logs[:, half] = torch.logaddexp(logs[:, half], further)
     return _flat(made), logs.contiguous(), every
 
@@ -182,7 +183,7 @@ def _attend_backward(grad: torch.Tensor, held: Any, *, scale: float, causal: boo
     if not query.is_cuda:
         of_cpu = aten._scaled_dot_product_flash_attention_for_cpu_backward
         return list(of_cpu(grad, query, key, value, out, logs, 0.0, causal, scale=scale))
-    seed = torch.zeros((), dtype=torch.int64, device=query.device)  # of dropout, which there is none of
+    seed = torch.zeros((), dtype=torch.int64, device=query.device)  # state of dropout, which is off
     own = grad, query, key, value, out, logs.unsqueeze(-1).contiguous(), seed, seed
     lengths = None, None, None, query.shape[2], key.shape[2]  # no bias, no bounds of runs
     return list(aten._scaled_dot_product_cudnn_attention_backward(*own, *lengths, 0.0, causal, scale=scale))

@@ -1,4 +1,4 @@
-"""Exchanges between the ranks that share the tokens of documents; other work may be done while they are under way."""
+"""Exchanges between the ranks that share the tokens of documents; other work may overlap them."""
 
 from __future__ import annotations
 

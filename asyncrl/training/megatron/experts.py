@@ -50,8 +50,8 @@ class Experts(nn.Module):
     @staticmethod
     def _parameter(*shape: int) -> nn.Parameter:
         parameter: Any = nn.Parameter(torch.empty(shape))
-        # Its replicas are the ranks with the same experts, also where one expert-parallel rank has them all: these
-        # have other tokens, tensor-parallel ranks too.
+        # Its replicas are the ranks with the same experts, even if one expert-parallel rank has all of them: these
+        # ranks, tensor-parallel ones too, have other tokens.
         parameter.allreduce = False
         # Without the mark the norm of the gradient misses the experts of other ranks, in silence.
         set_tensor_model_parallel_attributes(parameter, True, 0, 1)
@@ -80,7 +80,8 @@ class Experts(nn.Module):
 
 class _ToExperts(torch.autograd.Function):
     """Rows of tokens in the order of their experts. Gradients are summed in the order of tokens, so they are the same
-    bits each time, as sums by atomic additions are not."""
+    bits each time, as sums by atomic additions are not.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, order: torch.Tensor, chosen: int) -> torch.Tensor:
@@ -125,8 +126,9 @@ def _summed(rows: torch.Tensor, order: torch.Tensor, chosen: int) -> torch.Tenso
 
 
 class ExpertMixture(nn.Module):
-    """Experts in the place of a feed-forward layer. The library's own waits for the GPU in each layer, copies rows that
-    stay where they are, and sums by atomic additions; router and shared experts are the library's."""
+    """Experts in the place of a feed-forward layer. The library's dispatcher waits for the GPU in each layer, copies
+    rows that do not move, and sums by atomic additions; router and shared experts are the library's.
+    """
 
     def __init__(self, config: Any, **_: Any) -> None:
         super().__init__()
@@ -151,7 +153,7 @@ class ExpertMixture(nn.Module):
         self.router.set_layer_number(number)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what the experts of each token make, [T, 1, H] as what is given."""
+        """Return the output of the experts of each token, [T, 1, H] as the input."""
         shares, there = self.router(hidden)  # [T, E] each
         if self.counted is not None and torch.is_grad_enabled():  # once, where a layer is computed again
             self.load += (there * self.counted).sum(0)
@@ -228,8 +230,9 @@ class _Replay:
 
 
 class ExpertLayer(Layer):
-    """A layer whose router is given the experts of each call: a layer that is computed again in a backward
-    pass gets those of its own micro-batch, whichever is under way (docs/internals/routing-replay.md)."""
+    """A layer whose router receives the experts of each call: a layer that is recomputed in a backward pass gets the
+    experts of its own micro-batch (docs/internals/routing-replay.md).
+    """
 
     compiles_fed = False
     taken: torch.Tensor | None = None
@@ -250,7 +253,7 @@ class ExpertLayer(Layer):
         return self._added(self.mlp_bda, self.mlp(self.pre_mlp_layernorm(hidden)), hidden)
 
     def compile(self) -> None:
-        """Let be compiled what has as many tokens as the micro-batch, and the activation of experts."""
+        """Compile the parts with as many tokens as the micro-batch, and the activation of experts."""
         experts = self.mlp.experts
         experts.opened = torch.compile(experts.opened, dynamic=True)
         super().compile()
@@ -291,7 +294,7 @@ class Corrections:
     """The biases that correct the scores of a model's experts, moved so that tokens are spread more evenly.
 
     Each expert that got more tokens than the mean of its layer loses the rate, each that got fewer gains it (arXiv
-    2408.15664, algorithm 1). Numbers of tokens are exact, so that every layout moves them alike.
+    2408.15664, algorithm 1). Token counts are exact, so every layout moves the biases equally.
     """
 
     def __init__(self, model: nn.Module, rate: float) -> None:

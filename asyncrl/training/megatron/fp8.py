@@ -30,7 +30,7 @@ def product(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | Non
 
 
 def absence() -> str:
-    """Return why Transformer Engine has no such products here; empty where it has."""
+    """Return why Transformer Engine cannot multiply in FP8 here; empty if it can."""
     _, reason = is_fp8_block_scaling_available(return_reason=True)
     return str(reason)
 

@@ -18,9 +18,9 @@ from asyncrl.training.megatron.mla import LatentAttention
 
 
 class Layer(TransformerLayer):  # type: ignore[misc]
-    """The library's modules in the order of its own `forward`, of documents and without dropout."""
+    """The library's modules in the order of its own `forward`, for documents and without dropout."""
 
-    compiles_fed = True  # what is behind attention, too
+    compiles_fed = True  # the part after attention too
     multiply: Multiply = staticmethod(F.linear)
 
     def forward(

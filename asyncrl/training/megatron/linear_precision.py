@@ -1,4 +1,4 @@
-"""Products of linear layers in a type of their own, which `learner.dtype` names."""
+"""Products of linear layers in a separate dtype, which `learner.dtype` names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Multiply: TypeAlias = Callable[..., torch.Tensor]
 
 
 def multiply_of(dtype: str, device: torch.device) -> Multiply | None:
-    """Return the product of a `learner.dtype`; None where it is that of the weights' own type.
+    """Return the product of a `learner.dtype`; None for the dtype of the weights.
 
     Raises:
         ModelError: Transformer Engine or the card does not have it.

@@ -41,7 +41,7 @@ OPTIONS: Mapping[str, Any] = {
     "persist_layer_norm": False,  # a kernel of Apex
     "calculate_per_token_loss": True,  # else losses are divided by the micro-batches and gradients by the replicas
     "variable_seq_lengths": True,  # packed rows have another length in each micro-batch
-    "moe_token_dispatcher_type": "alltoall",  # the default one is refused beside lengths that vary, experts or not
+    "moe_token_dispatcher_type": "alltoall",  # the default is refused with variable lengths, with or without experts
     "moe_router_load_balancing_type": "none",  # the gradient is that of the objective alone
 }
 """Of every `TransformerConfig`."""
@@ -50,7 +50,7 @@ REPLICAS = DistributedDataParallelConfig(
     grad_reduce_in_fp32=True,
     overlap_grad_reduce=False,  # the gradients of single rows, which name culprits, come from passes of any number
     use_distributed_optimizer=True,  # each replica holds its share of the moments
-    check_for_nan_in_grad=False,  # the trainer finds and names what is not finite
+    check_for_nan_in_grad=False,  # the trainer finds and names values that are not finite
 )
 
 
@@ -87,12 +87,12 @@ class _OnCpu(TorchFunctionMode):
 
 
 def around(device: torch.device) -> AbstractContextManager[object]:
-    """Return what every call of the library runs within; a mode belongs to one thread, so it is entered anew."""
+    """Return the context of every library call; a mode belongs to one thread, so each thread enters it."""
     return _OnCpu() if device.type == "cpu" else torch.cuda.device(device)  # which is each thread's own, too
 
 
 def prepare(device: torch.device) -> None:
-    """Set what the library asks of torch where there is no GPU."""
+    """Set the torch attributes that the library requires without a GPU."""
     if device.type == "cpu":
         cuda: Any = torch.cuda
         cuda.current_device = lambda: torch.device("cpu")  # buffers and rotary tables are made there

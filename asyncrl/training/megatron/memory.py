@@ -81,12 +81,12 @@ def rank_memory(family: Family, shape: ModelConfig, layout: Layout, training: Tr
 
 
 def _activations(shape: ModelConfig, layout: Layout, training: Training) -> int:
-    """Bytes that the first stage keeps, which has the most micro-batches under way, and the logits of a chunk."""
+    """Bytes of the first stage, which has the most micro-batches in progress, and the logits of a chunk."""
     element, tokens = training.element, training.tokens
     own = -(-tokens // layout.tensor)
     experts = shape.experts
     ffn = experts.intermediate * experts.chosen + experts.shared if experts else shape.intermediate
-    # Queries, and what was attended; keys and values of all ranks that share documents.
+    # Queries and attention output; keys and values of all ranks that share documents.
     heads = (2 * shape.heads + 2 * shape.kv_heads * layout.context) * shape.head_dim
     of_layer = own * element * (5 * shape.hidden + heads + 4 * ffn)  # inputs of products, norms and the activation
     layers = sum(len(layout.layers_of(chunk, shape.layers)) for chunk in range(0, layout.chunks, layout.pipeline))

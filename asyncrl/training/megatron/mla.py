@@ -14,7 +14,7 @@ from asyncrl.training.megatron.context import PackedDocuments
 from asyncrl.training.megatron.linear_precision import Multiply
 from asyncrl.training.megatron.norms import Norm
 
-_EPS = 1e-6  # of the norms of latents, whatever the model's other norms have: so does transformers
+_EPS = 1e-6  # of the norms of latents, for any other norms of the model, as in transformers
 
 
 class LatentNorm(Norm):
@@ -25,7 +25,7 @@ class LatentNorm(Norm):
 
 
 class Whole(nn.Module):
-    """A product that every rank has whole, and takes of its own tokens."""
+    """A product that every rank holds whole and applies to its own tokens."""
 
     multiply: Multiply = staticmethod(F.linear)
 
@@ -41,7 +41,7 @@ class Whole(nn.Module):
 
 
 class _OfPositions(nn.Module):
-    """The library's rotary embedding of a layer, as it calls it; each token has the angles of its own position."""
+    """The library's rotary embedding of a layer, with its signature; each token has the angles of its own position."""
 
     def __init__(self, own: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class _OfPositions(nn.Module):
         return documents  # type: ignore[no-any-return]
 
     def forward(self, packed: PackedDocuments, **_: Any) -> Any:
-        """Return angles [T, 1, D], of YaRN with the factor of what is rotated."""
+        """Return angles [T, 1, D], of YaRN with the scale of the rotated part."""
         longest = 1 << (max(length for _, length in packed.documents.groups) - 1).bit_length()  # few tables are kept
         found = self._own(longest, packed_seq=True)
         if isinstance(found, tuple):
@@ -63,7 +63,8 @@ class _OfPositions(nn.Module):
 
 class LatentAttention(MLASelfAttention):  # type: ignore[misc]
     """The library's, with products to latents that are not divided: it divides them, and then forgets to add up the
-    gradients of the keys that all heads share (Megatron-LM issue 1699)."""
+    gradients of the keys that all heads share (Megatron-LM issue 1699).
+    """
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)

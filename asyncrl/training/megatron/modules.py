@@ -1,4 +1,4 @@
-"""Modules of our own inside the library's layers: what it has without Transformer Engine knows no packed rows."""
+"""Our own modules inside the library's layers: the library cannot pack rows without Transformer Engine."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class DocumentAttention(nn.Module):
         Args:
             query: [T, 1, heads of this rank, D], or without the second dimension.
             key: as `query`, of key-value heads.
-            value: as `key`; D of its own.
+            value: as `key`, with its own D.
 
         Returns:
             [T, 1, heads * D of values].
@@ -66,10 +66,10 @@ class Trunk(GPTModel):  # type: ignore[misc]
     """The library's model, whose last stage returns its hidden states: logits of all tokens are never held."""
 
     frequencies: torch.Tensor | None = None
-    """[D / 2] radians per position; None where layers have rotary embeddings of their own."""
+    """[D / 2] radians per position; None if layers have their own rotary embeddings."""
 
     def _preprocess(self, *, packed_seq_params: PackedDocuments, **options: Any) -> tuple[Any, ...]:
-        """Return embeddings and rotary angles, [T, 1, 1, D], each of its token; and what is not used."""
+        """Return embeddings and rotary angles, [T, 1, 1, D] for each token, and unused values."""
         embedded, _, *rest = super()._preprocess(**options)
         if embedded is not None:  # with the strides that what layers make has: they are compiled once
             embedded = embedded.flatten(1).unsqueeze(1)

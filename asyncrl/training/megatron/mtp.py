@@ -14,13 +14,13 @@ from asyncrl.training.megatron.norms import Norm
 
 
 class Ahead(nn.Module):
-    """A layer on the last stage, behind the norm of the trunk."""
+    """A layer on the last stage, after the norm of the trunk."""
 
     def __init__(self, config: Any, layer: Any, vp_stage: int | None) -> None:
         """
         Args:
             layer: the library's specification.
-            vp_stage: number of the chunk in its stage, where there are several.
+            vp_stage: number of the chunk in its stage, if there are several.
         """
         super().__init__()
         size, eps = config.hidden_size, config.layernorm_epsilon

@@ -1,7 +1,7 @@
 """The loss of the layer that predicts the token after the next one, with which engines draft tokens.
 
-It learns beside the policy, from hidden states, embeddings and a head that its gradient does not reach. The library's
-own lets the gradient into the trunk and holds the logits of all tokens.
+It trains together with the policy, from hidden states, embeddings and a head that its gradient does not reach. The
+library's own lets the gradient into the trunk and holds the logits of all tokens.
 """
 
 from __future__ import annotations

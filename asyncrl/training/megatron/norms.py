@@ -16,7 +16,7 @@ class Norm(nn.RMSNorm):
     def __init__(self, config: Any, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps)
         weight: Any = self.weight
-        weight.sequence_parallel = config.sequence_parallel  # then each rank's gradient is of its own tokens
+        weight.sequence_parallel = config.sequence_parallel  # then each rank has the gradient of its own tokens
 
 
 class NormedAddition(nn.Module):
@@ -36,5 +36,5 @@ class NormedAddition(nn.Module):
 
 
 def normed_addition(config: Any) -> ModuleSpec:
-    """Return what stands in the place of the library's addition: `self_attn_bda` or `mlp_bda` of a layer."""
+    """Return the replacement of the library's addition: `self_attn_bda` or `mlp_bda` of a layer."""
     return ModuleSpec(NormedAddition, params={"config": config})

@@ -28,7 +28,7 @@ from asyncrl.training.megatron.sharded_params import Place, Reading, is_no_head,
 from asyncrl.training.model_optimizer import Stems, Update
 from asyncrl.training.tensor_files import TensorFiles
 
-MASTER = "param"  # beside the moments: the weight that is updated
+MASTER = "param"  # with the moments: the updated weight
 
 
 class MegatronOptimized:
@@ -170,7 +170,7 @@ class MegatronOptimized:
         return whole
 
     def _owned(self, parameter: torch.Tensor, kind: str) -> tuple[torch.Tensor | None, slice] | None:
-        """Return this rank's share of a master or moment, and its place; None where it has none."""
+        """Return this rank's share of a master or moment, and its place; None without a share."""
         held = self._master(parameter)
         if held is None:
             return None
@@ -180,7 +180,7 @@ class MegatronOptimized:
         return found, slice(share.start, share.end)
 
     def _master(self, parameter: torch.Tensor) -> tuple[Any, Any] | None:
-        """Return this rank's share of a master, behind the optimizer that has it; None where it has none."""
+        """Return this rank's share of a master and the optimizer that has it; None without a share."""
         for one in self._optimizer.chained_optimizers:
             if parameter in one.model_param_group_index_map:
                 group, order = one.model_param_group_index_map[parameter]

@@ -34,12 +34,13 @@ class Layout(NamedTuple):
 
     @property
     def chunks(self) -> int:
-        """Chunks of consecutive layers that a model is cut into; chunk N lies on stage N modulo `pipeline`."""
+        """Chunks of consecutive layers of a model; chunk N is on stage N modulo `pipeline`."""
         return self.pipeline * self.virtual
 
     def layers_of(self, chunk: int, layers: int) -> range:
         """Return the layers of a chunk, of all that the model has: of those that are left over the first chunks have
-        one each, and so the last one, which has the head, none, and of the others fewer by what the head counts as."""
+        one each, and so the last one, which has the head, none, and of the others fewer by what the head counts as.
+        """
         count, over = divmod(layers + self.head, self.chunks)
         first = chunk * count + min(chunk, over)
         return range(first, min(first + count + (chunk < over), layers))
@@ -88,7 +89,7 @@ class Layout(NamedTuple):
             raise ModelError(f"learner.layout: {found}; the model is {directory}")
 
     def problem(self, shape: ModelConfig) -> str:
-        """Return why a model cannot be divided so; empty where it can."""
+        """Return why a model cannot be divided so; empty if it can."""
         experts = shape.experts
         dense = [(shape.intermediate, "feed-forward channels")] if not experts or experts.dense_first else []
         if experts and experts.shared:
@@ -137,12 +138,12 @@ class Place(NamedTuple):
     part: int  # among the ranks that share the tokens of a document
 
     def layers(self, count: int) -> list[range]:
-        """Return those of so many layers."""
+        """Return the own layers of this many."""
         chunks = range(self.stage, self.layout.chunks, self.layout.pipeline)
         return [self.layout.layers_of(chunk, count) for chunk in chunks]
 
     def tokens(self, length: int) -> list[range]:
-        """Return the tokens of a segment of so many; some more where GPUs fill it up (`asyncrl.training.packing`)."""
+        """Return the tokens of a segment of this length; more if GPUs pad it (`asyncrl.training.packing`)."""
         fed, ranks = length - 1, self.layout.context
         if ranks == 1:
             return [range(fed)]

@@ -158,7 +158,7 @@ class MegatronPolicy:
         return as_bytes(found[:count], experts)
 
     def _sizes(self, count: int, wanted: torch.Tensor | Top | None) -> list[tuple[int, ...]]:
-        """Sizes of the scores of so many tokens."""
+        """Sizes of the scores of this many tokens."""
         if isinstance(wanted, Top):
             return [(count, wanted.number, 2)]
         if wanted is None:

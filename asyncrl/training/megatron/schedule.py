@@ -1,4 +1,4 @@
-"""Passes with a gradient: micro-batches go through the stages of a model one behind the other."""
+"""Passes with a gradient: micro-batches go through the stages of a model one after another."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Schedule:
         """Leave the gradient of micro-batches in the parameters; returns the sums of all ranks."""
         self._own.forget()
         rows = self._passes.even(batches, columns)
-        if self._layout.virtual > 1:  # the stages take the chunks by turns of as many micro-batches as stages
+        if self._layout.virtual > 1:  # the stages alternate between chunks after as many micro-batches as stages
             rows = rows + [[weightless(columns)]] * (-len(rows) % self._layout.pipeline)
         found: list[Sums] = []
         if rows:

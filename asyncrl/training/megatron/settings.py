@@ -13,5 +13,6 @@ class MegatronSettings(TrainerSettings):
     """The settings of a `MegatronTrainer`."""
 
     layout: Layout = field(default_factory=Layout)
-    mtp_weight: float = 0.0  # of the loss of the layer that predicts the token after the next one; 0 leaves it as it is
+    # of the loss of the layer that predicts the token after the next one; 0: the layer is not trained
+    mtp_weight: float = 0.0
     router_bias_rate: float = 0.0  # by which the biases that correct scores of experts move at each step

@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """A choice of what is gathered of the parameters."""
+    """A selection of parameters to gather."""
 
     read: Read = _itself  # from a parameter of this rank
     dtype: torch.dtype = torch.float32
@@ -120,7 +120,7 @@ class Parts:
             yield self._expert(Place(row.name, size, stage, rule, found, ahead=row.ahead))
 
     def _expert(self, place: Place) -> Place:
-        """Return the place of an expert's matrix on the rank that has it; any other as it is."""
+        """Return the place of an expert's matrix on its rank; other places unchanged."""
         found, experts = NUMBERED.search(place.name), self._shape.experts
         if found is None or experts is None:
             return place
@@ -131,7 +131,7 @@ class Parts:
         return place._replace(rule=rule, parameter=place.parameter if own else None, expert_rank=rank)
 
     def spread(self, reading: Reading = _AS_IT_IS) -> Iterator[tuple[str, Spread]]:
-        """Every tensor by its name, in the order of the model; buffers are read as they are."""
+        """Every tensor by name, in the order of the model; buffers are read directly."""
         for place in self.places:
             yield place.name, Spread(self, place, reading if place.rule.trained else _AS_IT_IS)
 
@@ -146,7 +146,7 @@ class Parts:
         return self._layout.holders(place.stage, dist.get_world_size(), place.expert_rank)
 
     def gathered(self, place: Place, reading: Reading, to: int) -> torch.Tensor | None:
-        """Gather a tensor on a rank that holds it; ranks that have none of it, or have it twice, take no part."""
+        """Gather a tensor on a rank that holds it; ranks without it, or with a second copy, do not take part."""
         if place.parameter is None:
             return None
         rank, peers, split = dist.get_rank(), self._peers_of(place), place.rule.split
@@ -195,7 +195,7 @@ class Parts:
             stem: of the files.
             prefix: of the names in them.
             into: from a parameter of this rank to the tensor of its shape that is filled.
-            wanted: says what is read; else all is.
+            wanted: selects tensors; otherwise all are read.
 
         Raises:
             OtherModel: a tensor has another shape.
@@ -205,7 +205,7 @@ class Parts:
         with TensorFiles(directory, stem) as files:
             for place in filter(wanted, self.places):
                 if place.ahead and prefix + place.name not in files.names:
-                    continue  # a checkpoint of a trainer that does not train it: it begins as it is
+                    continue  # a checkpoint of a trainer that does not train this layer: keep the model's
                 found = files.shape(prefix + place.name)
                 if found != place.shape:
                     raise OtherModel(
@@ -235,7 +235,7 @@ class Parts:
 
 
 def is_no_head(place: Place) -> bool:
-    """Return whether a tensor is none of the head."""
+    """Return whether a tensor does not belong to the head."""
     return place.name != HEAD
 
 

@@ -38,7 +38,7 @@ from asyncrl.training.tensor_files import TensorFiles
 
 
 class MegatronCritic(Critic):
-    """See `Critic`: it lies over the ranks as the policy does, with an optimiser of its own."""
+    """See `Critic`: it is divided over the ranks as the policy, with its own optimiser."""
 
     def __init__(self, values: MegatronPolicy, settings: MegatronSettings, passes: Passes) -> None:
         """

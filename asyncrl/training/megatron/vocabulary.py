@@ -1,6 +1,6 @@
 """Log-probabilities and entropies over a vocabulary whose rows are divided over tensor-parallel ranks.
 
-Three numbers of each token are summed over ranks. The logits of a chunk of tokens are held at a time, on each rank
+Three numbers of each token are summed over ranks. Only the logits of one chunk of tokens exist at a time, on each rank
 those of its own rows (`asyncrl.training.vocabulary`).
 """
 
@@ -48,7 +48,7 @@ class ParallelKernels(Kernels):
             group: of the tensor-parallel ranks.
             rows: of this rank that belong to tokens.
             vocabulary: rows of all ranks.
-            compiled: whether what is between the exchanges is.
+            compiled: whether the parts between exchanges are compiled.
         """
         super().__init__(compiled=compiled)
         self._group, self._rows, self._vocabulary, self.rows = group, rows, vocabulary, len(rows)

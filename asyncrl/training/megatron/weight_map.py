@@ -1,7 +1,7 @@
-"""The table of a family: where each tensor of its checkpoints lies in a model of megatron-core, for both directions.
+"""The table of a family: the place of each checkpoint tensor in a model of megatron-core, for both directions.
 
-A rule names a parameter and the part of it, as a view: what is written to the view is imported, what is read from it is
-exported. Moments and gradients have the shapes of their parameters, so the same views serve them.
+A rule names a parameter and a view of its part: import writes to the view, export reads it. Moments and gradients have
+the shapes of their parameters, so the same views serve them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Rule(NamedTuple):
     size: Size
     split: int | None = None  # dimension that is divided over tensor-parallel ranks; of experts over theirs
     part: Part = lambda parameter, _: parameter
-    stacked: int = 1  # so many tensors of one size lie along the first dimension, each divided by itself
+    stacked: int = 1  # this many tensors of equal size along the first dimension, each divided separately
     trained: bool = True  # else it is a buffer, in float32 everywhere
 
 
@@ -51,7 +51,7 @@ class Row(NamedTuple):
     rule: Rule
     size: tuple[int, ...]
     layer: int  # whose stage has it
-    inside: bool  # the layer; else before the first one or behind the last
+    inside: bool  # the layer; otherwise before the first one or after the last
     ahead: bool = False  # of the layer that predicts the token after the next one
 
 
@@ -119,7 +119,7 @@ NORMS: Rows = {
     "input_layernorm.weight": norm("input_layernorm.weight"),
     "post_attention_layernorm.weight": norm("pre_mlp_layernorm.weight"),
 }
-"""Of a layer: before attention, and before what is behind it."""
+"""Of a layer: norms before attention and before the part after it."""
 
 _GROUPED_QUERY: Rows = {
     **_projections("weight"),
@@ -185,11 +185,13 @@ _AHEAD: Rows = {
     "eh_proj.weight": Rule("eh_proj.weight", lambda s: (s.hidden, 2 * s.hidden)),
     "shared_head.norm.weight": norm("norm.weight"),
 }
-"""Beside a layer, of the one that predicts the token after the next one; on disk embedding and head are there again."""
+"""In addition to a layer, of the layer that predicts the token after the next one; on disk it repeats embedding and
+head.
+"""
 
 
 def mixture(shape: ModelConfig, number: int) -> Rows:
-    """Rows of what is behind the attention of a layer: experts, and those of each token; or a feed-forward layer."""
+    """Rows of the part after the attention of a layer: experts, and the number of each token; or a feed-forward layer."""
     experts = shape.experts
     if experts is None or number < experts.dense_first:
         return FEED_FORWARD
@@ -218,7 +220,7 @@ class Family:
     architecture: str  # as `config.json` names it
     layer: Callable[[ModelConfig, int], Rows] = dense_layer  # rows of a layer, by the shape and its number
     read: Callable[[Mapping[str, Any], ModelConfig], ModelConfig] = lambda _raw, shape: shape
-    """From `config.json`, and what is read alike of all models (`read_shape`), to the shape of this family."""
+    """From `config.json` and the common fields (`read_shape`) to the shape of this family."""
     options: Mapping[str, Any] = field(default_factory=dict)  # of its `TransformerConfig`
     adapt: Callable[[Any, Any], None] = lambda _layer, _config: None
     """Change the library's ModuleSpec of a layer, made for a TransformerConfig, where the family has other modules."""
@@ -227,7 +229,7 @@ class Family:
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Fields of `config.json` that this family can have with one value alone, which they also have where left out."""
     needed: tuple[str, ...] = ()
-    """Fields of `config.json` beside those of every model, for which transformers has the value of a published one."""
+    """Fields of `config.json` in addition to the common ones, with defaults of transformers from a published model."""
 
     def rows(self, shape: ModelConfig) -> Iterator[Row]:
         """Yield every tensor of a model; those of one kind follow one another, expert by expert."""

@@ -25,7 +25,7 @@ FAMILIES: dict[str, Family] = {family.architecture: family for family in _ALL}
 
 
 def family_of(directory: Path) -> tuple[Family, ModelConfig]:
-    """Family and shape of a model directory, whatever its features are.
+    """Family and shape of a model directory with any features.
 
     Raises:
         ModelError: the family is not known here, or `config.json` lacks a field of it.
@@ -66,7 +66,7 @@ def read_family(directory: Path) -> tuple[Family, ModelConfig]:
 
 
 def ahead_problem(directory: Path, shape: ModelConfig) -> str:
-    """Return why the layer that predicts the token after the next one cannot be trained; empty where it can."""
+    """Return why the layer that predicts the token after the next one cannot be trained; empty if it can."""
     name = f"model.layers.{shape.layers}.eh_proj.weight"
     if shape.further_layers > 1:
         return f"config.json has {shape.further_layers} layers that predict ahead, one is known here"
@@ -76,7 +76,7 @@ def ahead_problem(directory: Path, shape: ModelConfig) -> str:
 
 
 def _rotation(family: Family, shape: ModelConfig, rope: Mapping[str, Any]) -> str:
-    """Return why heads cannot be rotated as transformers rotates them; empty where they can."""
+    """Return why heads cannot be rotated as in transformers; empty if they can."""
     if shape.rope.share != 1.0 and not family.rotates_part:
         return f"found partial_rotary_factor = {shape.rope.share:g}, expected 1"
     if shape.rope.kind == "yarn" and rope.get("attention_factor") is not None:
@@ -88,7 +88,7 @@ def _rotation(family: Family, shape: ModelConfig, rope: Mapping[str, Any]) -> st
 
 
 def _grouping(shape: ModelConfig) -> str:
-    """Return why experts cannot be chosen by groups as the library does; empty where they can."""
+    """Return why the library cannot choose experts by groups; empty if it can."""
     experts = shape.experts
     if experts is None or experts.groups == 1:
         return ""

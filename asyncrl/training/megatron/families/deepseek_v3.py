@@ -1,4 +1,4 @@
-"""DeepSeek-V3, and what has its layers: Moonlight, whose queries are projected at once, and Kimi K2.
+"""DeepSeek-V3, and models with its layers: Moonlight, which projects queries in one step, and Kimi K2.
 
 Keys and values come from one latent of a token, and queries may come from another (arXiv 2412.19437, section 2.1.1).
 """

@@ -1,4 +1,4 @@
-"""Llama 3: the dense layer as it is, with the stretched rotary embedding of Llama 3.1 (arXiv 2407.21783)."""
+"""Llama 3: the plain dense layer, with the stretched rotary embedding of Llama 3.1 (arXiv 2407.21783)."""
 
 from __future__ import annotations
 
