@@ -64,7 +64,7 @@ class Recorded:
 
 
 def replayed(own: torch.Tensor, recorded: torch.Tensor | None) -> torch.Tensor:
-    """Return the recorded experts [T, K], or the router's own for missing ones: a router never chooses an expert twice."""
+    """Return the recorded experts [T, K], or the router's own for missing ones (equal experts mark those)."""
     if recorded is None:
         return own
     return torch.where((recorded == recorded[:, :1]).all(1, keepdim=True), own, recorded)

@@ -191,7 +191,7 @@ head.
 
 
 def mixture(shape: ModelConfig, number: int) -> Rows:
-    """Rows of the part after the attention of a layer: experts, and the number of each token; or a feed-forward layer."""
+    """Rows of the part after attention: experts, and the number of each token; or a feed-forward layer."""
     experts = shape.experts
     if experts is None or number < experts.dense_first:
         return FEED_FORWARD

@@ -1,4 +1,4 @@
-"""GLM-4.5: some dense layers, then experts chosen by corrected scores; half of each head is rotated (arXiv 2508.06471)."""
+"""GLM-4.5: dense layers, then experts chosen by corrected scores; half of each head is rotated (arXiv 2508.06471)."""
 
 from __future__ import annotations
 
