@@ -42,7 +42,7 @@ class Chunk(msgspec.Struct, frozen=True):
     reported: bool = (
         False  # by the engine, for each of these tokens; else it is the label of the event that brought them
     )
-    likeliest: list[Likeliest] = []  # in the place of each token, where that was asked for
+    likeliest: list[Likeliest] = []  # at the position of each token, if requested
 
 
 class Generation(msgspec.Struct, frozen=True):
@@ -52,9 +52,9 @@ class Generation(msgspec.Struct, frozen=True):
     logprobs: Float32Array  # [T] natural log, at the request's temperature, before top-p, top-k and min-p
     weight_versions: list[VersionSpan]  # exact where the engine reports it, else one span per streamed chunk
     finish_reason: FinishType
-    routed: Int32Array | None = None  # experts of tokens that were fed, layer by layer; None where none were returned
-    likeliest: list[Likeliest] = []  # in the place of each token, where that was asked for
-    passes: int = 0  # in which the model checked tokens that were drafted; 0 where none were
+    routed: Int32Array | None = None  # experts of fed tokens, layer by layer; None if not returned
+    likeliest: list[Likeliest] = []  # at the position of each token, if requested
+    passes: int = 0  # passes in which the model verified drafted tokens; 0 without drafts
     routed_from: int = 0  # first token of `routed`, as it was asked for
     cached: int = 0  # tokens of the prompt that the engine had in its prefix cache
 
@@ -89,7 +89,7 @@ class _Fault(msgspec.Struct, frozen=True):
     code: int | str | None = None
 
     def error(self) -> EngineError:
-        """Classify an error; SGLang gives no code where it refuses an input."""
+        """Classify an error; SGLang gives no code for a refused input."""
         return fault_of(self.code if isinstance(self.code, int) else 400, self.message)
 
 
@@ -107,7 +107,7 @@ decode_answer: Callable[[bytes], Answer] = msgspec.json.Decoder(Answer).decode
 
 @dataclass(slots=True, eq=False)
 class Member:
-    """One generation on its way: its events are put together, whether they are cumulative or carry only what is new."""
+    """One generation in progress: its events are joined, cumulative or incremental."""
 
     input_ids: list[int]
     sampling: dict[str, Any]
@@ -120,7 +120,7 @@ class Member:
     adapter: str = ""
     rid: str = field(default_factory=partial(secrets.token_hex, 16))  # SGLang matches prefixes: random ones are safe
     future: asyncio.Future[Generation] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    left: bool = False  # by its caller, while the engine may go on with it
+    left: bool = False  # by its caller, while the engine may continue
     seen_at: float = field(default_factory=time.monotonic)  # when its last part came, or when it was requested
     _tokens: list[int] = field(default_factory=list)
     _logprobs: list[float] = field(default_factory=list)
@@ -216,7 +216,7 @@ class Member:
         return wanted
 
     def _hand_on(self, span: VersionSpan, ids: list[int], logprobs: list[float], *, reported: bool) -> bool:
-        """Note the version of new tokens, and hand them to the caller; False where it wants no more."""
+        """Note the version of new tokens, and hand them to the caller; False if it wants no more."""
         if self._spans and self._spans[-1].version == span.version:
             self._spans[-1] = VersionSpan(span.version, self._spans[-1].start, span.end)
         else:
@@ -229,7 +229,7 @@ class Member:
 
 
 def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
-    """The versions of the tokens [start, end) as the engine reports them; none where it does not, for all of them.
+    """The versions of the tokens [start, end) as the engine reports them; none unless it reports all of them.
 
     A chunk may straddle an update: newer engines say which of its tokens came before.
     """
@@ -248,7 +248,7 @@ def _likeliest(meta: _Meta, fresh: int) -> list[Likeliest]:
 
 
 def _known(triples: list[_Triple], ids: list[int], have: int) -> list[float]:
-    """Log-probs of the tokens behind the first `have`: JSON spells a number that is not finite as null.
+    """Log-probs of the tokens after the first `have`: JSON spells a number that is not finite as null.
 
     Raises:
         RequestFailed: one is not finite, or would not be in float32; or it is that of another token.

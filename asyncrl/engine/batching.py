@@ -21,7 +21,8 @@ MAX_BATCH = 64
 _MOST = 1 << 30  # bytes of an answer or event: with the experts of all of its tokens it may have hundreds of megabytes
 _AT_THE_END = 1_000_000_000
 """The stream interval of members that want no chunks: no generation reaches it. SGLang sends the first token, too, the
-embedded engine does not."""
+embedded engine does not.
+"""
 
 
 class Opener(Protocol):
@@ -52,7 +53,7 @@ class Batcher:
         """Send a member and await its end. A caller that is cancelled has its generation aborted.
 
         Args:
-            alone: in an HTTP request of its own.
+            alone: in a separate HTTP request.
         """
         sending: asyncio.Task[None] | None = None
         if alone or self._abort is None:
@@ -134,7 +135,7 @@ class Batcher:
             members[0].fail(fault)
             return
         for member in members:
-            if member.begun:  # another generation could not continue this one: it comes back with what it has
+            if member.begun:  # another generation could not continue this one: it returns with its tokens
                 member.end("abort")
             elif not member.future.done():
                 member.rid = secrets.token_hex(16)
@@ -177,7 +178,7 @@ class Batcher:
                 members[answer.index].take(answer)
                 left = left or members[answer.index].left
                 if left and all(member.future.done() for member in members):
-                    return  # a server that goes on detects the closed connection
+                    return  # a server that continues detects the closed connection
         if not all(member.future.done() for member in members):
             raise RequestFailed("the stream ended before all of its generations")
 

@@ -43,14 +43,14 @@ __all__ = [
 
 _ROUTING_KEY = "X-SMG-Routing-Key"  # header of sglang-router
 _POLL_S = 0.005
-_LAST_STEPS = 3  # of a scheduler that overlaps them, until what was aborted has ended
+_LAST_STEPS = 3  # steps of an overlapping scheduler until aborted requests have ended
 _MOST = 16 << 20  # bytes of an answer that brings no tokens
 _ABORT_AGAIN_S = 0.5  # a server that is not idle by then has got requests after the abort
 
 T = TypeVar("T")
 
 
-_AS_THEY_ARE = (  # options that the engine names the same, and that are sent where they differ from its defaults
+_AS_THEY_ARE = (  # options with equal names in the engine, sent if they differ from its defaults
     *("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
     *("min_new_tokens", "stop", "stop_token_ids", "ignore_eos"),
 )
@@ -75,7 +75,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     routed: int | None = None  # the engine returns the experts of the tokens from this one on; None: of none
     top: int = 0  # likeliest tokens in each place whose log-probs are returned
     schema: str = ""  # JSON schema that the tokens must make, as JSON; "": any tokens
-    priority: int = 0  # a request takes the place of one with a smaller one, which goes on later
+    priority: int = 0  # a request may replace one with a lower priority, which continues later
     adapter: str = ""  # name of an adapter that the server has loaded; "": none
 
     def body(self, stream_interval: int | None) -> dict[str, Any]:
@@ -104,14 +104,14 @@ class EngineClient:
 
     Raises, from every method:
         EngineUnavailable: no connection, a broken one, or the deadline passed.
-        RequestFailed: a server fault, or what is no answer to this request.
+        RequestFailed: a server fault, or an invalid answer to this request.
         EngineOverloaded: the engine answered 429 or 503.
         EngineRefused: the engine answered 400; repeating the call will not help.
     """
 
     exact = True
     apart = False
-    leaves = False  # a request is given up by closing its connection, and travels alone: so it is behind a router
+    leaves = False  # a request is cancelled by closing its own connection, because it passes a router
 
     def __init__(
         self,
@@ -150,9 +150,9 @@ class EngineClient:
             sampling: how to sample.
             extra_key: requests with different keys never share cached prefixes.
             on_tokens: called with new tokens about every `stream_interval` of them, and at the end; the generation ends
-                there where it returns False.
+                if it returns False.
             stream_interval: tokens between two calls of `on_tokens`.
-            alone: in an HTTP request of its own.
+            alone: in a separate HTTP request.
 
         Returns:
             The sampled tokens. An aborted generation has its tokens so far, none if it never started.
@@ -170,7 +170,7 @@ class EngineClient:
         await self._call("POST", "/abort_request", {"rid": rid})
 
     async def abort_all(self) -> None:
-        """End all requests; their answers carry what they have."""
+        """End all requests; their answers carry the tokens so far."""
         await self._call("POST", "/abort_request", {"abort_all": True})
 
     async def wait_idle(self, deadline_s: float) -> None:
@@ -193,11 +193,11 @@ class EngineClient:
     async def empty(self) -> None:
         """Abort all requests until none is left, also those sent by clients that have not seen an update yet.
 
-        It has no deadline of its own: new requests may come as long as clients send them.
+        It has no deadline: new requests may arrive as long as clients send them.
         """
         while True:
             await self.abort_all()
-            # SGLang notes its load every 15 steps, and with a prompt before that counts: it may show none of what runs.
+            # SGLang reports its load every 15 steps or after a prompt: until then running requests may be missing.
             for _ in range(_LAST_STEPS):
                 await self.pass_scheduler()
             with contextlib.suppress(EngineUnavailable):
@@ -211,7 +211,8 @@ class EngineClient:
     async def halt(self) -> None:
         """Abort all requests, and freeze the scheduler when it has obeyed; their answers may come later.
 
-        SGLang's front process needs some 0.1 s of CPU time to hand 512 answers out, beside which weights can be loaded.
+        SGLang's front process needs some 0.1 s of CPU time to hand out 512 answers, which can overlap the load of
+        weights.
         """
         await self.abort_all()
         await self.pass_scheduler()
@@ -328,7 +329,7 @@ class EngineClient:
         """Nothing follows: the server labels its tokens itself."""
 
     async def close(self) -> None:
-        """Cancel what is in flight and close the connections."""
+        """Cancel running requests and close the connections."""
         await self._batcher.close()
         if self._session is not None:
             await self._session.close()

@@ -31,5 +31,5 @@ CLIENTS: dict[str, Callable[[EngineSettings, str, Path | None], Sampler]] = {
 }
 """Clients that sample from the servers of each kind, by the address that its control publishes.
 
-Raise ValueError for what is no address of such a server, and OSError where its key cannot be read.
+Raise ValueError for an invalid address, and OSError if the key cannot be read.
 """

@@ -29,7 +29,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",  # else a paused server answers /health after 20 s, with 503
 }
-_SPARE = 6 << 30  # bytes of its GPU that a server may still want behind its start, for long prompts
+_SPARE = 6 << 30  # GPU bytes that a server may still allocate after its start, for long prompts
 
 
 class EngineHome(NamedTuple):
@@ -40,13 +40,13 @@ class EngineHome(NamedTuple):
     model: Path  # directory that it starts from
     log_file: Path  # of its output
     key_file: Path | None  # holds the API key that it asks for; None for a server that asks for none
-    address: str = ""  # of one that was announced while the run went on
+    address: str = ""  # of a server that was announced during the run
     label: str = "none"  # of the weights that it starts with
     priorities: bool = False  # some requests come before others
     form: str = "model"  # of versions: `weights.format`
     host: str = LOOPBACK  # IP address of this host that it listens on
     gap_s: float = 0.0  # for which an update waits for a moment without requests of clients
-    staged: bool = False  # versions are brought into memory beside it before its requests stop
+    staged: bool = False  # versions are staged in memory before its requests stop
     serves: Shape | None = None  # adapters that it adds to its model at each token; None: its versions are whole models
 
     @property
@@ -79,7 +79,7 @@ class EngineControl(Protocol):
 
     address: str  # where rollout workers reach it
     own: bool = False  # it was started here, and ends with `close`
-    adapter: str = ""  # name that requests give for what was loaded last; "": none
+    adapter: str = ""  # name of the last loaded adapter for requests; "": none
     adds: bool = False  # it takes directories of adapters, and adds them to its model itself
 
     @property
@@ -91,7 +91,7 @@ class EngineControl(Protocol):
         """Start the server and return when it answers; raises EngineFailed."""
 
     async def ended(self) -> str:
-        """Return when the server has ended, with its last output; never, where that cannot be seen from here."""
+        """Return when the server has ended, with its last output; never, if this process cannot see that."""
         await asyncio.Event().wait()
         return ""
 
@@ -99,7 +99,7 @@ class EngineControl(Protocol):
         """Return whether it answers and is well."""
 
     async def weights(self) -> tuple[str, str]:
-        """Return the name of its weights, and the path from which it read some last; "" where it names none."""
+        """Return the name of its weights, and the path that it last read; "" if it names none."""
 
     async def load(self) -> EngineLoad:
         """Return its load at this moment."""
@@ -114,7 +114,7 @@ class EngineControl(Protocol):
         """Give the card's memory back; the server is held, without requests. One without a card has none."""
 
     async def resume_memory(self) -> None:
-        """Take the memory again; weights are to be loaded behind it."""
+        """Reallocate GPU memory; the caller reloads weights afterwards."""
 
     async def prepare(self, directory: Path) -> None:
         """Do what makes the load of these weights quick, while the server samples."""
@@ -231,7 +231,7 @@ class OwnControl(ExternalControl):
             self._process.kill()
 
     async def prepare(self, directory: Path) -> None:
-        """Bring the weights into memory that the server can read, where that is set."""
+        """Stage the weights in memory that the server can map, if configured."""
         if self._staging is not None:
             await self._staging.bring(directory)
 
@@ -285,7 +285,7 @@ class EmbeddedControl(OwnControl):
 
     def __init__(self, home: EngineHome) -> None:
         super().__init__(home)
-        self.adds = not home.staged  # the process beside it reads whole models
+        self.adds = not home.staged  # the staging process reads whole models
 
     def arguments(self) -> list[str]:
         """Return its command line, with its part of the memory."""
@@ -302,13 +302,13 @@ class EmbeddedControl(OwnControl):
         await self.pause("abort")
 
     async def resume(self) -> None:
-        """Sample again; what came meanwhile was sent for the weights before, and its tokens would be lost."""
+        """Continue sampling; requests that arrived during the pause were sent for the old weights and are aborted."""
         if not self._keeps:
             await self.abort_all()
         await super().resume()
 
     async def prepare(self, directory: Path) -> None:
-        """Let it read the weights while it samples, where no process beside it does."""
+        """Let the server read the weights ahead while it samples, unless a staging process does."""
         if self._staging is None:
             await self.read_weights_ahead(directory)
         await super().prepare(directory)
@@ -324,11 +324,11 @@ class SGLangControl(OwnControl):
 
     module = "sglang.launch_server"
     device = "cuda"
-    command = staticmethod(guarded_python)  # what it starts may outlive it, and hold the card's memory
+    command = staticmethod(guarded_python)  # its child processes may outlive it and hold GPU memory
     behind_a_router = ("--stream-interval", "16")  # it drops the stream interval of a request
 
     async def start(self) -> None:
-        """Start it, and exempt what it holds then from passes of Python's collector.
+        """Start the server, and exempt its objects from Python's garbage collector.
 
         A pass over all that its front process has imported keeps the tokens of all streams back for half a second.
         """
@@ -339,7 +339,7 @@ class SGLangControl(OwnControl):
     async def hold(self, *, keep: bool = False) -> None:
         """Hold it without a wait for the answers of aborted requests: SGLang hands them out while it loads."""
         group = self._home.group
-        # With a process that makes text between the two, answers could come behind the next label.
+        # With a detokenizer process between the two, answers could arrive after the next label.
         if keep or group.role != "regular" or group.copies > 1 or "--skip-tokenizer-init" not in group.arguments:
             return await super().hold(keep=keep)
         await self.halt()
@@ -350,7 +350,7 @@ class SGLangControl(OwnControl):
         await super().release_memory()
 
     def arguments(self) -> list[str]:
-        """Return its command line; each prefill server meets decode servers at a port of its own."""
+        """Return its command line; each prefill server has a separate bootstrap port."""
         group = self._home.group
         port = ["--disaggregation-bootstrap-port", str(group.bootstrap_port + self._home.number)]
         first = ["--enable-priority-scheduling"] if self._home.priorities else []
@@ -380,7 +380,7 @@ class ScriptedControl(EngineControl):
         return True
 
     async def weights(self) -> tuple[str, str]:
-        """Return what was loaded last; from no path."""
+        """Return the last loaded name, without a path."""
         return self._label, ""
 
     async def load(self) -> EngineLoad:

@@ -13,7 +13,7 @@ _WORDS = 500  # characters of what a server says
 
 
 class EngineError(AsyncRLError):
-    """The engine cannot do what was asked: what was found, what was expected, what to do."""
+    """The engine cannot carry out a call: the found value, the expected value, the remedy."""
 
 
 class EngineRefused(EngineError):
@@ -29,7 +29,7 @@ class VersionAbsent(EngineError):
 
 
 class RequestFailed(EngineError):
-    """The engine answered this one request with a fault, or with what is no answer. Retry it alone, a few times."""
+    """The engine answered this request with a fault or an invalid answer. Retry it alone, a few times."""
 
 
 class EngineUnavailable(EngineError):
@@ -42,7 +42,7 @@ class EngineUnavailable(EngineError):
 
 
 def fault_of(status: int, words: str) -> EngineError:
-    """The error that an HTTP status means, also where it is the code of an event inside a stream.
+    """The error of an HTTP status, or of the code of an event inside a stream.
 
     Of its words the beginning counts: they go into logs, vital signs and errors.
     """
@@ -61,7 +61,7 @@ class _Refusal(msgspec.Struct):
 
 
 def message_of(raw: bytes) -> str:
-    """Return the words of an error answer, in one line: what is no engine may answer with a page."""
+    """Return the text of an error answer in one line: a foreign server may answer with a page."""
     words: Any = raw[:4096].decode(errors="replace")
     with contextlib.suppress(*UNREADABLE):
         refusal = msgspec.json.decode(raw, type=_Refusal)

@@ -55,7 +55,7 @@ class Sampler(Protocol):
         """Take note that the server has these weights now."""
 
     async def close(self) -> None:
-        """Cancel what is in flight and close the connections."""
+        """Cancel running requests and close the connections."""
 
 
 class Wanted(NamedTuple):
@@ -97,7 +97,7 @@ class Engine:
 
 
 class Fleet:
-    """Hands out engines that are ready, by what they publish: one engine for a group, else the least loaded."""
+    """Hands out ready engines by their published state: one engine for a group, otherwise the least loaded."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Fleet:
     ) -> None:
         """
         Args:
-            open_client: makes the client of an engine by its name and address; raises ValueError for what is none.
+            open_client: makes the client of an engine by name and address; raises ValueError for an invalid address.
             counts: gets `mislabelled_at_s`, the time at which an engine was found to have other weights than announced.
             fail: is given an unexpected error of a background task.
             reserved: whether an engine, by its name, takes those requests alone that ask for its weights.
@@ -125,7 +125,7 @@ class Fleet:
 
     @property
     def unready_s(self) -> float:
-        """Return for how many seconds no engine was ready; 0 where one is, infinity where none ever was."""
+        """Return for how many seconds no engine was ready; 0 if one is, infinity if none ever was."""
         self._note_ready()
         return max(0.0, time.monotonic() - self._ready_at)
 
@@ -169,7 +169,7 @@ class Fleet:
         """Take a slot of an engine that is ready; waits until there is one. Give the slot back with `release`.
 
         Args:
-            avoid: engines that are chosen only where there is no other.
+            avoid: engines that are chosen only without an alternative.
 
         Raises:
             VersionAbsent: an exact version is wanted, and every engine that is ready has a newer one, or every engine
@@ -206,7 +206,7 @@ class Fleet:
             self._tasks.start(self._confirm(engine, announced, mislabelled=mislabelled))
 
     def check(self, engine: Engine) -> None:
-        """A request failed: ask an engine that has others for its health, beside the work that goes on."""
+        """A request failed: ask an engine with other requests for its health, concurrently."""
         if engine.ready is not None and not engine.checking:
             engine.checking = True
             self._tasks.start(self._check(engine))
@@ -218,7 +218,7 @@ class Fleet:
             await engine.client.close()
 
     def _absence(self, version: int) -> str:
-        """Return why no engine will have a version any more; "" where one may."""
+        """Return why no engine will ever have a version; "" if one may."""
         ready = [engine.ready.version for engine in self._engines.values() if engine.ready is not None]
         if ready and min(ready) > version:
             return f"no engine has version {version} now; the oldest that is ready is {min(ready)}"
@@ -276,7 +276,7 @@ class Fleet:
                     return
 
     def _retire(self, engine_id: str, *, asked: bool = False) -> None:
-        """An engine left, or has another address: what is under way there goes on elsewhere.
+        """An engine left or changed its address: its requests move to other engines.
 
         Args:
             asked: whether it leaves in order: what runs there comes back with its tokens, for which it has a moment.
@@ -293,7 +293,7 @@ class Fleet:
                 while engine.running:
                     await self._changed.wait()
         except TimeoutError:
-            pass  # it keeps what it has
+            pass  # it keeps its state
         finally:
             await engine.client.close()
 

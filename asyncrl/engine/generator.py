@@ -38,7 +38,7 @@ class Watch:
     """Notifications of a running `generate` to its caller; this one ignores all of them."""
 
     async def before(self, unreported: int) -> None:
-        """A request follows; so many tokens may come before `on_tokens` is called for the first of them."""
+        """A request follows; this many tokens may arrive before the first call of `on_tokens`."""
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
         """A context for the time in which the generation waits for another process."""
@@ -48,19 +48,19 @@ class Watch:
         """A request is made to this engine."""
 
     def on_tokens(self, tokens: int, discarded: int, lineage: int) -> None:
-        """Tokens came: so many that belong to the answer, and so many that belong to none."""
+        """Tokens arrived: the number in the answer, and the number of discarded ones."""
 
     def on_verified(self, tokens: int, passes: int) -> None:
-        """A request ended whose tokens were drafted: so many, in so many passes of the model."""
+        """A request with drafted tokens ended: its tokens, and the passes of the model."""
 
     def on_cached(self, tokens: int) -> None:
-        """A request ended: the engine had so many tokens of its prompt in its prefix cache."""
+        """A request ended: this many tokens of its prompt were in the prefix cache."""
 
     def on_likeliest(self, likeliest: list[Likeliest]) -> None:
-        """The likeliest tokens in the places of tokens that `on_tokens` is given next, where they were asked for."""
+        """The likeliest tokens at the positions of the next `on_tokens`, if requested."""
 
     def again(self) -> None:
-        """The tokens so far are dropped: a request goes on from none."""
+        """The tokens so far are dropped: a request starts from none."""
 
 
 class Generator:
@@ -145,7 +145,7 @@ class Generator:
         return answer
 
     def _check(self, ids: Int32Array) -> None:
-        """Refuse what no engine can sample from; a token outside of the vocabulary would end some servers."""
+        """Refuse prompts that no engine can take; a token outside the vocabulary would end some servers."""
         context, vocabulary = self._model.context, self._model.vocab_size
         if not 0 < len(ids) < context:
             raise EngineRefused(f"the prompt has {len(ids)} tokens; a context of {context} takes 1 to {context - 1}")
@@ -160,7 +160,7 @@ class Generator:
     async def _request(
         self, engine: Engine, ids: Int32Array, answer: Answer, sampling: SamplingParams, faults: _Faults, watch: Watch
     ) -> str:
-        """One request to one engine; returns how it ended: "stop", "length", or "abort" to go on from what came."""
+        """Send one request to one engine; returns its end: "stop", "length", or "abort" to continue from its tokens."""
         assert engine.ready is not None
         key, messages = engine.ready.key, engine.messages
         labels = _Labels(key if engine.client.exact else "", in_place=self._in_place)
@@ -204,7 +204,7 @@ class Generator:
             self._keep_routing(answer, generation, prompt=len(ids), had=had, model=self._model)
         if labels.wrong:
             self._count("mislabelled_tokens", intake.refused)
-            if engine.messages == messages:  # else the request was merely late for an update
+            if engine.messages == messages:  # otherwise the request was only late for an update
                 words = f"{engine.engine_id} sampled with weights {labels.wrong[:80]!r}, expected {key!r}"
                 faults.add(words, engine, its=True, messages=messages)
                 self._fleet.suspect(engine, mislabelled=True)
@@ -215,7 +215,8 @@ class Generator:
     def _failed(self, engine: Engine, error: EngineError, faults: _Faults, messages: int) -> None:
         """Distinguish a request that failed by itself from an engine that is overloaded, not well, or gone.
 
-        A stream that breaks behind an update (its `messages` grew) is no sign of it: SGLang ends some with tokens left.
+        A stream that breaks after an update (its `messages` grew) is no sign of a dead engine: SGLang ends some with
+        pending tokens.
         """
         log.warning("request failed", engine=engine.engine_id, reason=str(error))
         if isinstance(error, EngineUnavailable):
@@ -270,7 +271,7 @@ class _Faults:
         self._met.append((engine if its else None, messages))
 
     def check(self) -> None:
-        """Refuse to go on after `TRIES` of them that were no engine's fault.
+        """Refuse to continue after `TRIES` failures that were no engine's fault.
 
         Raises:
             EngineRefused: with the text of the newest refusal.
@@ -283,7 +284,7 @@ class _Faults:
             raise EngineRefused(f"{tries} requests failed without a token between them, the last: {self.words}")
 
     def pause_s(self, *, fruitful: bool) -> float:
-        """Seconds to wait before the next request; none after one that brought tokens, or was merely sent back."""
+        """Seconds to wait before the next request; none after one with tokens, or one that an update sent back."""
         if fruitful:
             self._met.clear()
             self.engines.clear()
@@ -300,7 +301,7 @@ class _Labels:
 
     def __init__(self, key: str, *, in_place: bool) -> None:
         self.wrong = ""  # label of tokens from other weights: no version can vouch for them
-        self.changed = False  # newer weights went on with the request
+        self.changed = False  # newer weights continued the request
         self.stands: Callable[[], bool] | None = None  # whether the prompt's weights are those of its first token
         self._key = key  # of the weights that are asked for; "" for any
         self._in_place = in_place  # newer ones of their lineage may follow
@@ -348,11 +349,12 @@ class _Intake:
         self._decode = decode
         self._watch = watch
         self._tape = Tape(answer)
-        # The engine looks for stop strings in the tokens of its own request; those across the seam are looked for here.
+        # The engine looks for stop strings in the tokens of its own request; this code finds strings that straddle two
+        # requests.
         self._seam_end = len(answer.tokens) + reach_of(stop) if stop and len(answer.tokens) else 0
 
     def on_tokens(self, chunk: Chunk) -> bool:
-        """Take a chunk over; False where it, or what follows, is not wanted.
+        """Take over a chunk; False if it, or its successors, are not wanted.
 
         Raises:
             RequestFailed: the model has no such token.

@@ -54,7 +54,7 @@ class ServedAdapters:
     async def load(self, directory: Path, key: str) -> str:
         """Load an adapter, and call what the server has `key`; those of versions before are removed.
 
-        Nothing runs there: the server is held, and what was aborted has ended.
+        No request runs: the server is paused, and aborted requests have ended.
 
         Returns:
             The name that requests give.

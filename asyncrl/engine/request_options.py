@@ -16,18 +16,18 @@ class Manner(NamedTuple):
 
     portion: int = QUIET_TOKENS  # greatest number of tokens between two calls of `Watch.on_tokens`, but for `event_s`
     in_place: bool = False  # engines take new weights under requests that run
-    seeded: bool = False  # servers draw by the seed of each generation, not by one of their own
+    seeded: bool = False  # servers draw by the seed of each generation, not by a server seed
     routed: bool = False  # servers return the experts of each token
     unrouted: bool = False  # an answer without them, or with others than they should be, is one, too
     priority: int = 0  # of all requests, see `SamplingParams`
-    event_s: float = 0.0  # of sampling between two such calls, where that is more, at the speed of generations before
+    event_s: float = 0.0  # seconds of sampling between two such calls, if longer, at the speed of earlier generations
 
 
 class Pace:
     """Tokens between two events of a stream.
 
-    An event costs server and client the same with one token and with many. On cores that both use, each event also
-    wakes the client where the server would go on. So events of fast servers are further apart by tokens, not by time.
+    An event costs server and client the same with one token and with many. On shared cores each event also wakes the
+    client while the server could continue. So events of fast servers are further apart by tokens, not by time.
     """
 
     def __init__(self, manner: Manner) -> None:
@@ -36,7 +36,7 @@ class Pace:
         self._token_s = 0.0  # mean of the generations before
 
     def tokens(self, most: int) -> int:
-        """Return how many tokens of a stream of at most so many come at a time.
+        """Return the tokens per event of a stream of at most this many tokens.
 
         Where a client reads it they are fewer than all: else its first token would come with the last.
         """

@@ -1,4 +1,4 @@
-"""`sglang-router` in front of the engines: a process of our own, the engines behind it, and the client that samples."""
+"""`sglang-router` in front of the engines: our process, its engines, and the client that samples."""
 
 from __future__ import annotations
 
@@ -34,25 +34,25 @@ _CALL_S = 10.0
 
 
 class RouterClient(EngineClient):
-    """Samples from the engines behind a router; their weights, all of them the same, are announced to it."""
+    """Samples from the engines of a router; their weights, all equal, are announced to it."""
 
     leaves = True
     _label = ""
 
     def __init__(self, address: str, *, api_key: str | None, apart: bool) -> None:
         super().__init__(address, api_key=api_key)
-        self.apart = apart  # servers of their own compute prompts, whose weights the label of a token does not name
+        self.apart = apart  # separate servers compute prompts, and the label of a token does not name their weights
 
     def announced(self, key: str) -> None:
-        """Take note of the weights of all engines behind it."""
+        """Note the weights of all its engines."""
         self._label = key
 
     async def label(self) -> str:
-        """Return what was announced: a router cannot be asked for all of its engines."""
+        """Return the announced engines: a router cannot list all of them."""
         return self._label
 
     async def health(self) -> bool:
-        """Return whether there are engines behind it."""
+        """Return whether it has engines."""
         try:
             await self._call("GET", "/readiness")
         except EngineError:
@@ -66,7 +66,7 @@ class RouterClient(EngineClient):
 
 
 class Member(NamedTuple):
-    """An engine behind a router."""
+    """An engine of a router."""
 
     address: str
     key: str | None  # its API key

@@ -30,15 +30,15 @@ def unrecorded(answer: Answer, prompt: int) -> int:
 def keep_routing(answer: Answer, generation: Generation, *, prompt: int, had: int, model: ModelInfo) -> None:
     """Take over the rows of a request that ended, those of tokens that have none yet.
 
-    Tokens that were known before it, and have no row, were sampled by a request without rows: its rows are lost, and
-    those of this one, which merely read the tokens, are not theirs.
+    Tokens that were known before this request and have no row were sampled by a request without rows: their rows are
+    lost, and the rows of this request, which only read them, do not replace them.
 
     Args:
         answer: with the tokens of the request.
         generation: how the request ended.
         prompt: tokens before the answer.
         had: tokens of the answer before the request.
-        model: that is trained; an expert takes two bytes where it has more than 256.
+        model: the trained one; an expert takes two bytes if there are more than 256.
 
     Raises:
         EngineRefused: there is not a row for each token that was fed, or not of this model.
@@ -75,7 +75,7 @@ def keep_routing(answer: Answer, generation: Generation, *, prompt: int, had: in
 def keep_if_there(
     answer: Answer, generation: Generation, *, prompt: int, had: int, model: ModelInfo, count: Callable[[str], None]
 ) -> None:
-    """Take rows over as `keep_routing` does; an answer whose rows are not there, or are others, goes on without any.
+    """Take over rows as `keep_routing` does; an answer with missing or wrong rows continues without any.
 
     Args:
         count: counts what went wrong.

@@ -51,7 +51,7 @@ class ScoringClient(EngineClient):
         return Denied(status, message_of(raw)) if status in (401, 403, 404) else fault
 
     async def score(self, tokens: Int32Array, start: int, top: int) -> Scores:
-        """Log-probs of the tokens behind the place `start`, [T], each seen from all before it.
+        """Log-probs of the tokens after position `start`, [T], each given all earlier tokens.
 
         Args:
             tokens: [T] ids.

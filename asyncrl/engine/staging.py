@@ -13,13 +13,13 @@ from asyncrl.weights.sender_calls import Stage
 from asyncrl.weights.sender_process import SenderFailed, SenderProcess
 
 _TRIES = 3  # one after the other that may fail: each failure makes a version late by the start of a process
-_SETTLED_S = 0.5  # after a load: the server's GPU may read for a moment behind its answer
+_SETTLED_S = 0.5  # after a load: the server's GPU may still read after its answer
 
 log = structlog.get_logger()
 
 
 class Staging:
-    """The process that holds the version of one server beside it, and what it holds."""
+    """The process that stages versions for one server, and its staged version."""
 
     def __init__(self, device: str, environment: Mapping[str, str], log_file: Path, deadline_s: float) -> None:
         self._device = device  # "cpu" or "cuda"
@@ -34,11 +34,11 @@ class Staging:
         self._free_at = 0.0
 
     def start(self) -> None:
-        """Start the process, which imports what it needs meanwhile."""
+        """Start the process; its imports run in the background."""
         self._starting = asyncio.create_task(SenderProcess.start(self._log_file, self._environment))
 
     async def bring(self, directory: Path) -> None:
-        """Copy the tensors of a directory; where that fails, the server reads the files."""
+        """Copy the tensors of a directory; if that fails, the server reads the files."""
         self._packed = b""
         if self._failures >= _TRIES:
             return
@@ -55,11 +55,11 @@ class Staging:
             self.fail(directory, error)
 
     def take(self, directory: Path) -> bytes:
-        """Return the tensors of a directory as the server can map them; nothing where they are not there."""
+        """Return the tensors of a directory in a form that the server can map; empty if they are not staged."""
         return self._packed if directory == self._directory else b""
 
     def settle(self) -> None:
-        """Leave the memory as it is for a moment: the server has answered that it has loaded it."""
+        """Do not reuse the memory for a moment: the server has answered that it has loaded it."""
         self._free_at = time.monotonic() + _SETTLED_S
 
     def fail(self, directory: Path, error: Exception) -> None:

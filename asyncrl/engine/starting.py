@@ -1,4 +1,4 @@
-"""The start of a server at a port that was free, on GPUs of its own, until it answers."""
+"""The start of a server at a free port, on its own GPUs, until it answers."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ async def start_at_free_port(
     answers: Callable[[], Awaitable[bool]],
     deadline_s: float,
 ) -> None:
-    """Start a server, and return when it answers: at other ports where one that was free is taken meanwhile.
+    """Start a server, and return when it answers; choose other ports if a free one is taken.
 
     Args:
         place: the port was free.
-        launch: starts the process, which will listen on a port of that host, and chooses others that it has anew.
+        launch: starts the process, which listens on a port of that host, and chooses its other ports each time.
         deadline_s: for each start.
 
     Raises:
@@ -114,7 +114,7 @@ def name_of_gpu(number: int) -> str:
     """Return the name of a GPU for a child process, by its number among those that this process sees.
 
     Raises:
-        EngineFailed: this process does not see so many.
+        EngineFailed: this process does not see this many.
     """
     seen = os.environ.get(VISIBLE_GPUS)
     if seen is None:

@@ -13,8 +13,8 @@ from topics.wire import Float32Array, Int32Array
 class Tape:
     """Appends sampled tokens to an open generation: the one place where tokens enter a trajectory.
 
-    The arrays have room to grow, so that a token costs the same at the end of a long generation as at its start. What
-    was handed out before (for a progress message under way) stays as it was: nothing behind an end is written again.
+    The arrays have room to grow, so that a token costs the same at the end of a long generation as at its start. Views
+    handed out before (for an unfinished progress message) do not change: no position before an end is written again.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -32,7 +32,7 @@ class Tape:
             raise ValueError(f"{len(tokens)} tokens but {len(logprobs)} log-probs; a sampler sends one per token")
         answer, start = self._answer, len(self._answer.tokens)
         end = start + len(tokens)
-        if not start:  # the whole answer, where nothing is streamed
+        if not start:  # the whole answer, if nothing is streamed
             answer.tokens, answer.logprobs = tokens, logprobs
             answer.versions = np.full(end, version, answer.versions.dtype)
             return

@@ -34,7 +34,7 @@ def _call(function: Callable[..., Any], pools: dict[str, Any]) -> tuple[Any, lis
 
 
 def _counts(answer: tuple[Any, list[str]]) -> dict[str, int]:
-    """Read what it returned: numbers of processes by pool, of some or all that it was given.
+    """Read its result: numbers of processes by pool, of some or all given pools.
 
     Raises:
         CallFailed: with reason `value`.

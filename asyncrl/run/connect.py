@@ -46,7 +46,7 @@ class FoundRun(NamedTuple):
     """A run that a command is about: its name, its directory, and how its topics are reached."""
 
     run: str
-    root: Path | None  # its directory; None where it is on another machine
+    root: Path | None  # its directory; None if it is on another machine
     login: BusAddress | None = None  # that was given for it, instead of the one in its directory
 
     @property
@@ -57,12 +57,13 @@ class FoundRun(NamedTuple):
 
     @property
     def is_held(self) -> bool:
-        """Return whether a living `asyncrl up` holds its directory; True where that is on another machine."""
+        """Return whether a living `asyncrl up` holds its directory; True if that is on another machine."""
         return self.root is None or is_locked(self.root)
 
     def absent(self, why: str) -> RunNotFound:
         """Return why its topics are not there, and whether they may be soon: one that is resumed has those of before,
-        which are over, or whose server is not up yet."""
+        which are over, or whose server is not up yet.
+        """
         return (RunStarts if self.root is not None and self.is_held else RunNotFound)(f"run {self.run} {why}")
 
     @property
@@ -109,7 +110,7 @@ def find_run(name: str, folder: Path, *, live: bool) -> FoundRun:
 
 
 def named_directory(name: str, folder: Path) -> Path | None:
-    """Return the directory of a run: below a folder, or itself; None where there is none."""
+    """Return the directory of a run: below a folder, or itself; None if it does not exist."""
     return next((root for root in (folder / name, Path(name)) if (root / "config.json").exists()), None)
 
 
@@ -175,7 +176,7 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
 async def _know_actors(bus: Bus) -> None:
     """Add the rows of the run's own actors to the tables, where this program finds their modules."""
     newest = await newest_message(bus, RUN_OPENED)
-    with contextlib.suppress(LookupError, TypeError, ActorsError):  # it shows what it knows
+    with contextlib.suppress(LookupError, TypeError, ActorsError):  # it shows its known state
         if newest is not None:
             opened, _ = newest
             load_actors(opened.settings["actors"], Path(opened.base))
@@ -185,7 +186,7 @@ async def is_over(bus: Bus, *, for_good: bool = False) -> bool:
     """Return whether the run's supervisor has left.
 
     Args:
-        for_good: not where it failed so that its owner starts it again.
+        for_good: False if it failed and its owner restarts it.
     """
     subjects = [topic.subject(bus.run, SUPERVISOR) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
     newest = max(await read_last_of_each(bus, ACTORS, subjects), key=lambda record: record.sequence, default=None)
@@ -199,7 +200,7 @@ def _starts_again(end: Record) -> bool:
 
 
 async def newest_end(bus: Bus) -> int:
-    """Sequence of the newest stop of the run's supervisor; 0 where there is none."""
+    """Sequence of the newest stop of the run's supervisor; 0 without a stop."""
     newest = await read_last(bus, ACTOR_STOPPED, SUPERVISOR)
     return 0 if newest is None else newest.sequence
 
@@ -254,7 +255,7 @@ async def opened(found: FoundRun, name: str) -> AsyncIterator[Bus]:
 async def _served(found: FoundRun) -> AsyncIterator[bool]:
     """Have a server for the topics of a run on this machine; the value says whether this process has started it.
 
-    Whoever starts it stops it behind all that have joined meanwhile. To start and to stop it is to hold the lock
+    The process that starts it stops it after all that joined. To start and to stop it is to hold the lock
     `JOINED` alone, to read through it is to share that.
     """
     root = found.files.root
@@ -278,7 +279,7 @@ async def _served(found: FoundRun) -> AsyncIterator[bool]:
 
 @asynccontextmanager
 async def _started(found: FoundRun, joined: int) -> AsyncIterator[OwnServer | None]:
-    """Start the server of a run that is over, where it had one, and let others join."""
+    """Start the server of a finished run, if it had one, and let others join."""
     server = server_left_in(found.files.root)
     try:
         if server is not None:
@@ -295,7 +296,7 @@ async def _started(found: FoundRun, joined: int) -> AsyncIterator[OwnServer | No
 
 
 async def _alone(joined: int) -> None:
-    """Wait until nobody else shares a lock, and hold it."""
+    """Wait until no other process shares a lock, and hold it."""
     while True:
         if try_lock(joined):
             return
@@ -326,7 +327,7 @@ def _writing(found: FoundRun) -> Iterator[None]:
 
 
 def _lock(root: Path) -> int | None:
-    """Lock the store of a run that is over, so that no other process opens it meanwhile; None where one has it."""
+    """Lock the store of a finished run, so that no other process opens it; None if another holds it."""
     lock = take(root / READING)
     if lock is None or is_locked(root):
         if lock is not None:

@@ -23,7 +23,7 @@ def detached(output: Path, work: Callable[[Callable[[], None]], int]) -> tuple[b
         work: is given a callback that reports readiness; returns the child's exit code.
 
     Returns:
-        Whether it became ready, and its output where it ended before.
+        Whether it became ready, and its output if it ended before.
     """
     reader, writer = os.pipe()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The directory of a run: where it keeps which file."""
+"""The directory of a run and the places of its files."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class RunFiles:
     fetched = _Inside("fetched")  # versions that engines of this host have fetched
     checkpoints = _Inside("checkpoints")  # one directory per checkpoint
     keys = _Inside("keys")  # one file per tenant that the config names: its API key; private
-    spool = _Inside("spool")  # one file per gateway: what it has to store while the server is away; private
+    spool = _Inside("spool")  # one file per gateway: messages to store while the server is unreachable; private
     clock = _Inside("clock.json")  # the time by which data keys were last erased
     reports = _Inside("reports")  # rows of the summary, as JSON objects of texts, that actors of the user's own leave
     sharing = _Inside("sharing")  # locked by the `asyncrl share` that moves processes to and from the run
-    failure = _Inside("failure")  # why the run ended, where it failed
+    failure = _Inside("failure")  # why the run failed
     own_engine_key = _Inside("engine.key")  # the API key of inference servers that the run starts; private
 
     root: Path
     start: Path | None = None  # folder that relative paths of the config start from; None: the directory knows it
-    sent: bool = False  # this host has what was sent to it alone, the model among it
+    sent: bool = False  # this host has only files that were sent to it, with the model
 
     @property
     def base(self) -> Path:
@@ -73,11 +73,11 @@ class RunFiles:
         write_private(self.own_engine_key, secrets.token_hex(32).encode())
 
     def key_of(self, actor_id: str) -> Path:
-        """The API key of a server that was announced while the run went on, or of a router; private."""
+        """The API key of a server that was announced during the run, or of a router; private."""
         return self.root / f"{actor_id}.key"
 
     def engine_key_file(self, engine: EngineSettings, engine_id: str) -> Path | None:
-        """File with the API key of an inference server: the one given; those started here have one of their own."""
+        """File with the API key of an inference server: the given one; started servers have their own."""
         group = engine.group_of(engine_id)
         if group.api_key_file:
             return self.base / group.api_key_file
@@ -101,14 +101,14 @@ class RunFiles:
         return "crashed"
 
     def read_summary(self) -> dict[str, Any]:
-        """Read what a run that came to an end wrote down; empty where there is nothing of it."""
+        """Read the record of the end of a run; empty without one."""
         try:
             return msgspec.json.decode((self.root / "summary.json").read_bytes(), type=dict[str, Any])
         except (OSError, *UNREADABLE):
             return {}
 
     def newest_steps(self) -> list[dict[str, Any]]:
-        """Read the newest rows of steps from the metrics, the newest last; none where there are none yet."""
+        """Read the newest rows of steps from the metrics, the newest last; empty before the first step."""
         rows: list[dict[str, Any]] = []
         try:
             with (self.root / "metrics.jsonl").open("rb") as file:
@@ -145,15 +145,15 @@ def is_locked(directory: Path) -> bool:
 
 
 def reader_of(directory: Path) -> str:
-    """Return which process reads the topics of a run that is over, whose server it started; empty where none does."""
+    """Return the process that reads the topics of a finished run and started its server; empty if there is none."""
     path = directory / READING
     return (path.read_text(encoding="utf-8") or "another process") if is_taken(path) else ""
 
 
 def is_taken(path: Path) -> bool:
-    """Return whether a living process has locked a file; False where there is none."""
+    """Return whether a living process has locked a file; False if it does not exist."""
     try:
-        handle = os.open(path, os.O_RDONLY)  # also where nothing can be written
+        handle = os.open(path, os.O_RDONLY)  # also without write permission
     except FileNotFoundError:
         return False
     try:

@@ -25,7 +25,7 @@ SERVER = "engine-server"  # the inference server that an engine started
 RANK = "learner-rank"  # a process of the learner's trainer group
 NATS = "nats"
 _SERVER_MODULES = ("asyncrl.engine.embedded", "sglang.launch_server")
-_GUARD = "asyncrl.guard"  # stands between an engine actor and a server that starts processes
+_GUARD = "asyncrl.guard"  # the guard between an engine actor and a server that starts processes
 
 
 class Part(NamedTuple):
@@ -78,11 +78,11 @@ def _part(process: psutil.Process, words: list[str], file: Path) -> Part:
 
 SEVERAL = "several"  # two to four processes in the same instant
 IN_A_ROW = 5  # faults of one role before it is left alone: its supervisor gives up at eight deaths in a row
-_REST_S = 25.0  # longer than a supervisor requires of a healthy start, of which something must come besides
+_REST_S = 25.0  # longer than a supervisor's healthy start; progress is required too
 
 
 class Target(NamedTuple):
-    """A role and what is done to it."""
+    """A role and its fault."""
 
     role: str
     kind: str  # "kill", "freeze", "wake", or the name of a crash point
@@ -108,11 +108,11 @@ def signal_targets() -> list[Target]:
 
 
 def parse_targets(text: str, known: Sequence[Target]) -> list[Target]:
-    """The targets that a comma-separated list names: `learner`, `nats:kill`, `engine@engine.swapped`,
-    `@work.published`; all that are known where it is empty.
+    """The targets in a comma-separated list: `learner`, `nats:kill`, `engine@engine.swapped`, `@work.published`; all
+    known ones if it is empty.
 
     Raises:
-        TargetError: with what is allowed.
+        TargetError: with the allowed targets.
     """
     found: list[Target] = []
     for word in filter(None, (word.strip() for word in text.split(","))):
@@ -149,8 +149,9 @@ def drawn(targets: Sequence[Target], seed: int) -> Iterator[Target]:
 
 
 class Rests:
-    """Knows which roles are left alone, because they had several faults in a row: until a while has passed, and the
-    run has trained a batch, so that its supervisor counts their deaths anew."""
+    """Knows which roles rest after several faults in a row: until a while has passed and the run has trained a batch,
+    so that its supervisor resets their count of deaths.
+    """
 
     def __init__(self, root: Path) -> None:
         self._metrics = root / "metrics.jsonl"  # of the run; they grow with each batch that it trains
@@ -189,7 +190,7 @@ def _supervised(role: str) -> str:
 
 
 def choose(role: str, living: Sequence[Part], dice: random.Random) -> list[Part]:
-    """Draw a living process of a role, or for `several` two to four of any roles; none where there are too few."""
+    """Draw a living process of a role, or for `several` two to four of any roles; none if there are too few."""
     if role == SEVERAL:
         return dice.sample(list(living), dice.randint(2, 4)) if len(living) > 4 else []
     fitting = [part for part in living if part.role == role]
@@ -204,8 +205,8 @@ def inject(kind: str, chosen: Iterable[Part]) -> None:
 
 
 def resume(part: Part) -> None:
-    """Let a stopped process go on."""
-    with contextlib.suppress(psutil.NoSuchProcess):  # it was replaced meanwhile
+    """Continue a stopped process."""
+    with contextlib.suppress(psutil.NoSuchProcess):  # it was already replaced
         part.process.resume()
 
 
@@ -227,7 +228,7 @@ class NodeKiller:
         self._cluster: RayCluster | None = None
 
     async def kill(self) -> str:
-        """Kill a node; returns its name, or "" where there is none that may be killed now.
+        """Kill a node; returns its name, or "" if no node may be killed now.
 
         Raises:
             NoCluster: the cluster does not answer.

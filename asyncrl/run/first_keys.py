@@ -13,7 +13,7 @@ from asyncrl.run.directory import RunFiles
 
 
 async def add_first_keys(bus: Bus, tenants: Sequence[str], files: RunFiles) -> None:
-    """Add a key for each tenant that has none in its file yet: a run that goes on keeps those it had."""
+    """Add a key for each tenant without one in its file: a resumed run keeps its keys."""
     for tenant in tenants:
         path = files.keys / tenant
         if not path.exists():

@@ -31,7 +31,7 @@ async def held_gateway(config: Config, wait_s: float = 0.0) -> tuple[Config, soc
         wait_s: how long the gateways of a start before may take to end.
 
     Returns:
-        The settings, in which a `gateway.port` of 0 is the port that was chosen; no socket where there is no gateway.
+        The settings, in which a `gateway.port` of 0 is replaced by the chosen port; no socket without a gateway.
 
     Raises:
         LaunchError: another program has it.
@@ -66,7 +66,7 @@ def with_gateway_socket(job: Job, listens: socket.socket | None) -> Job:
 
 
 def inherited_socket() -> socket.socket | None:
-    """Return the listening socket that this process inherited; None where it inherited none."""
+    """Return the listening socket that this process inherited; None without one."""
     number = os.environ.get(_INHERITED, "")
     return socket.socket(fileno=int(number)) if number else None
 

@@ -29,7 +29,7 @@ class Parcel(NamedTuple):
     config: Config
     run: RunFiles
     home: Path  # folder on that host
-    here: str  # IP address of this machine as that host reaches it; "" where it is the same machine
+    here: str  # IP address of this machine as seen by that host; "" on the same machine
 
     def files(self, role: str, credentials: Path) -> dict[str, bytes]:
         """Return the content of each file by its path below the folder on the host.

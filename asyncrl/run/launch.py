@@ -52,7 +52,7 @@ _ROOM_BYTES = 64 * 2**20  # on a disk that was full, before a server writes agai
 
 
 class Launch:
-    """A run on this machine, from its preparation to its end: a new one, or one that goes on."""
+    """A run on this machine, from its preparation to its end: a new or a resumed one."""
 
     def __init__(self, loaded: LoadedConfig, resumes: Path | None = None) -> None:
         self.config = loaded.config
@@ -61,12 +61,12 @@ class Launch:
         self.address = BusAddress("")
         self.failure = ""  # why the run could not be kept up
         self.killed = False
-        self.skip_batch: int | None = None  # of a run that goes on: it is ended untrained
-        self.accepted = NOTHING  # changed inputs of a run that goes on
+        self.skip_batch: int | None = None  # of a resumed run: this batch ends untrained
+        self.accepted = NOTHING  # changed inputs of a resumed run
         self.changes: list[str] = []  # of the inputs since it began, a line for each
         self.trained = self.config.origin  # newest step trained before the start
         self.report: Callable[[str], None] = lambda _: None  # called with deaths that no topic reports
-        self._resumes = resumes is not None  # it is the directory of the run that goes on
+        self._resumes = resumes is not None  # it is the directory of the resumed run
         self._server: OwnServer | None = None
         self._supervisor: Placed | None = None
         self._gateway: socket.socket | None = None  # has its port
@@ -86,7 +86,7 @@ class Launch:
             overrides: as for `longer`.
 
         Raises:
-            LaunchError: it has finished, or cannot go on with these settings.
+            LaunchError: it has finished, or cannot resume with these settings.
         """
         files = RunFiles(root)
         try:
@@ -184,7 +184,7 @@ class Launch:
             await making
             if self.skip_batch is not None:
                 await request_skip(bus, self.config.origin, self.skip_batch)
-            # Settings that are refused leave a run that goes on as it was.
+            # Refused settings do not change a resumed run.
             self._write_config()
             self._before = PartBefore(self.files)
             self._before.take_away()
@@ -260,7 +260,7 @@ class Launch:
             await asyncio.sleep(silence_s / 4)
             answers = not server.ready or await server.answers(_INFO_S)
             now = time.monotonic()
-            if answers or now - began > silence_s / 2 + _INFO_S:  # the latter: it was this process that stood still
+            if answers or now - began > silence_s / 2 + _INFO_S:  # the latter: this process itself was stopped
                 seen_at = now
             elif now - seen_at > silence_s:
                 self.report("the NATS server does not answer; killed")
@@ -294,7 +294,7 @@ class Launch:
             self.address = await self._server.start(RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:
-        """The server must hold a run that goes on, and no run of a new one's id; its own, once it has trained."""
+        """The server must hold a resumed run, and no run with a new one's id; its own server, once it has trained."""
         begins = not self.config.nats.url and not (self._resumes and self.files.newest_steps())
         if begins or await is_provisioned(bus) == self._resumes:
             return

@@ -23,7 +23,7 @@ class Job(NamedTuple):
 
 
 class NoRoom(AsyncRLError):
-    """No host has room for a process now; the message names what it needs, and its start may be tried again."""
+    """No host has room for a process now; the message names its needs, and its start may be tried again."""
 
 
 LOST = -256  # exit code of a process whose host is lost: no signal has this number
@@ -51,7 +51,7 @@ class Placed(Protocol):
         """Ask it to leave; one that has ended is no error."""
 
     def kill(self) -> None:
-        """End it at once, also where it is stopped; one that has ended is no error."""
+        """End it at once, even if it is stopped; an ended one is no error."""
 
 
 class Placement(Protocol):
@@ -63,7 +63,7 @@ class Placement(Protocol):
         Raises:
             NoRoom: no host has room for it now.
             OSError: it could not be started.
-            AsyncRLError: what it stands on is gone; where it is fatal, another start would not help.
+            AsyncRLError: its host is gone; if the error is fatal, another start would not help.
         """
 
     def here(self, job: Job) -> bool:
@@ -74,7 +74,7 @@ class Placement(Protocol):
 
     @property
     def away_s(self) -> float:
-        """Seconds for which that by which it reaches other hosts has not answered; 0 where it answers."""
+        """Seconds without an answer from the service that reaches other hosts; 0 if it answers."""
 
 
 class LocalProcesses:

@@ -179,7 +179,7 @@ def _start(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def _data(config: Config, base: Path) -> Iterator[Finding]:
-    """Return what is wrong with the data, or else the room for it: what hangs while it opens is opened once."""
+    """Return the faults of the data, or else the required room: data that hangs while it opens is opened only once."""
     findings = list(check_data(config, base))
     yield from findings
     with suppress(DataError, OSError):  # reported already
@@ -240,7 +240,7 @@ def _unknown_function(spec: str, known: Sequence[str]) -> str:
 
 
 def _functions_beside(config: Config, base: Path) -> Iterator[Finding]:
-    """The user's judge, redaction, and rule for the fleet are loaded where they will run."""
+    """The user's judge, redaction, and scaling function are loaded in the same way as at run time."""
     live, judge, autoscale, asked = config.live, config.live.judge, config.autoscale, dict[tuple[str, ...], Setup]()
     if config.gateway.count and ":" in live.redact:
         asked["live.redact",] = redaction_setup(live.redact, base=base, limit_s=live.redact_s)

@@ -58,7 +58,7 @@ def check_megatron(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def _unlike(learner: LearnerSettings, path: Path) -> Iterator[Finding]:
-    """Return whether the model has what is to be trained beside its layers."""
+    """Return whether the model has the parts to train in addition to its layers."""
     _, shape = read_family(path)
     if learner.mtp_weight and (problem := ahead_problem(path, shape)):
         yield Finding(("learner.mtp_weight", "model.path"), f"{path}: {problem}; set 0")

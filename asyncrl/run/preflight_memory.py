@@ -64,7 +64,7 @@ def torch_memory_lines(config: Config, base: Path) -> Iterator[str]:
 
 
 def torch_memory(shape: ModelConfig, parameters: int, learning: Learning) -> RankMemory:
-    """Estimate what a rank needs. On one the masters are 16 bits beside rounded weights; FSDP2 has them in float32."""
+    """Estimate the memory of a rank. One GPU stores masters as 16 bits plus rounded weights; FSDP2 as float32."""
     alone = learning.ranks == 1
     own = -(-parameters // learning.ranks)
     embedding = shape.vocab_size * shape.hidden
@@ -82,7 +82,7 @@ def torch_memory(shape: ModelConfig, parameters: int, learning: Learning) -> Ran
 
 
 def _activations(shape: ModelConfig, learning: Learning) -> int:
-    """Bytes of all layers: inputs of products and norms, gate, up and what they give, and those of attention."""
+    """Bytes of all layers: inputs of products and norms, gate, up and their product, and those of attention."""
     heads = 3 * (shape.heads + shape.kv_heads) * shape.head_dim
     of_layer = 2 * learning.tokens * (4 * shape.hidden + 3 * shape.intermediate + heads)
     if learning.recompute:

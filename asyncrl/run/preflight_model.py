@@ -44,7 +44,7 @@ _HEAD = "lm_head.weight"  # a critic has another one
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _BIASES = ((".self_attn.", "attention_bias"), (".mlp.", "mlp_bias"))  # which config.json announces
 _ROUTED = ".experts."  # in names of tensors of experts, which transformers has in one tensor for all
-# In processes of their own: torch takes seconds and 200 MB, and an engine may have packages of its own.
+# In separate processes: torch takes seconds and 200 MB, and an engine may have its own packages.
 _COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
 _FIND_SGLANG = "import importlib.util; print(importlib.util.find_spec('sglang') is not None)"
 
@@ -102,7 +102,7 @@ def check_further_models(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
-    """Return whether the model has the projections that adapters are put beside, and engines can add them to it."""
+    """Return whether the model has the projections for the adapters, and engines can add them."""
     lora, path = config.learner.lora, base / config.model.path
     if not lora.rank:
         return
@@ -127,7 +127,7 @@ def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
 
 
 def _differs(path: Path, policy: dict[int, str], replaced: str) -> str:
-    """Return why a model is not whole, or does not read these tokens; empty where it is and does.
+    """Return why a model is incomplete, or does not read these tokens; empty if it is fine.
 
     Args:
         replaced: the name of a tensor that is not read.
@@ -148,14 +148,14 @@ def _differs(path: Path, policy: dict[int, str], replaced: str) -> str:
 
 
 def _shorter(path: Path, tokens: int) -> str:
-    """Return why a model takes no row of these tokens; empty where it does. Longer rows are refused as they come."""
+    """Return why a model takes no row of these tokens; empty if it does. Longer rows are refused as they come."""
     context = check_model_directory(path).context
     message = f"a row would take {tokens} tokens, but the model at {path} takes {context}; lower rollout.max_new_tokens"
     return message if context < tokens else ""
 
 
 def differing_token(path: Path, known: dict[int, str], policy: dict[int, str]) -> str:
-    """Return the first token that a model has otherwise than the policy; empty where there is none."""
+    """Return the first token that differs between a model and the policy; empty if there is none."""
     for number in sorted(policy.keys() | known.keys()):
         if policy.get(number) != known.get(number):
             return (
@@ -199,7 +199,7 @@ def _compare_weights(path: Path, implied: Mapping[str, tuple[int, ...]], shape: 
 def _is_parameter(name: str, raw: Mapping[str, Any]) -> bool:
     """Return whether a tensor changes what a model computes, and `config.json` does not announce it.
 
-    Biases that it announces are refused where they cannot be computed with; scales of quantised weights, too.
+    Announced biases are refused if they cannot be computed; scales of quantised weights too.
     """
     announced = name.endswith(".bias") and any(part in name and raw.get(key) for part, key in _BIASES)
     return name.endswith((".weight", ".bias")) and not announced
@@ -264,7 +264,7 @@ def _sglang(table: str, group: EngineGroup) -> Iterator[Finding]:
 
 
 def _gpus(environment: Mapping[str, str]) -> tuple[int | None, str]:
-    """Return the number of GPUs that torch finds and its version; None, and why, where it cannot be asked."""
+    """Return the number of GPUs that torch finds and its version; None and the reason if torch cannot be asked."""
     count, _, version = (answer := _asked(_COUNT_GPUS, environment)).partition(" ")
     return (int(count), version) if count.isdecimal() else (None, answer)
 
@@ -298,7 +298,7 @@ def _problem(config: Config, one: Named) -> str:
         try:
             loss = msgspec.convert(as_in(config, one.stage).learner.loss_options, LOSSES[one.name])
         except msgspec.ValidationError:
-            return ""  # its options are a problem of their own
+            return ""  # its options are a separate problem
         return loss_problem(loss)
     if one.table is COLUMNS:
         return column_problem(COLUMNS[one.name])
@@ -312,7 +312,7 @@ def _members(rewards: list[float]) -> list[BatchMember]:
 
 
 def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
-    """Return whether conversations can go on from their tokens, and a learner runs where turns are to be learnt."""
+    """Return whether conversations can continue from their tokens, and a learner runs if turns are to be trained."""
     if not config.gateway.count:
         return
     if config.live.fraction and not config.trains:

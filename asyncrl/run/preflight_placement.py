@@ -102,7 +102,7 @@ def _settings(config: Config) -> Iterator[Finding]:
 
 
 def _names(config: Config) -> Iterator[Finding]:
-    """Find an address that is none, and bundles of what is not placed on hosts."""
+    """Find invalid addresses, and bundles of roles that are not placed on hosts."""
     placement = config.placement
     host, _, port = placement.address.rpartition(":")
     is_place = host and "/" not in host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16
@@ -133,7 +133,7 @@ def _files(placement: PlacementSettings, base: Path) -> Iterator[Finding]:
 
 
 def _cluster(config: Config) -> Iterator[Finding]:
-    """Ask a process of its own: Ray ends those that lose their cluster."""
+    """Ask in a separate process: Ray ends processes that lose their cluster."""
     command = python("-m", "asyncrl.run.ray_cluster", config.placement.address)
     try:
         done = subprocess.run(command, capture_output=True, timeout=_JOIN_S, check=False)

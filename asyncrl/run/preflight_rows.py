@@ -42,7 +42,7 @@ def check_data(config: Config, base: Path) -> Iterator[Finding]:
 
 
 class _Checked(NamedTuple):
-    """Rows to check, and what is known of them."""
+    """Rows to check, and their known properties."""
 
     keys: tuple[str, ...]  # of the settings that name them
     options: tuple[str, ...]
@@ -83,7 +83,7 @@ def _check_setup(config: Config, base: Path, setup: RowSetup, what: _Checked) ->
 
 
 def _epochs(config: Config, data: Opened) -> Iterator[Finding]:
-    """Return whether so many epochs are prompts enough for all steps, if no group is dropped."""
+    """Return whether this many epochs are enough prompts for all steps, if no group is dropped."""
     if data.rows_per_epoch is None:
         message = f"task.epochs = {config.task.epochs} needs a file: {data.description}, each once; leave it at 0"
         yield Finding(("task.epochs", "task.source"), message)

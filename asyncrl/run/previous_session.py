@@ -10,7 +10,7 @@ from asyncrl.run.directory import RunFiles
 
 
 class PartBefore:
-    """The end of the part before: it counts no more once the run goes on, and again where nothing of that began."""
+    """The end of the previous session: void once the run resumes, and valid again if the resumption did not begin."""
 
     def __init__(self, files: RunFiles) -> None:
         self._files = files

@@ -18,7 +18,7 @@ from topics.secrets import SECRET_MADE, PurgeRequested
 from topics.topic import ACTORS, SECRETS
 
 _SILENT_S = 30.0
-_NO_MESSAGE = 10057  # there is none of this sequence (any more)
+_NO_MESSAGE = 10057  # no message with this sequence exists (any more)
 
 
 class Purged(NamedTuple):
@@ -29,10 +29,10 @@ class Purged(NamedTuple):
 
 
 async def purge(bus: Bus, owner: str, before: str, reason: Literal["operator", "retention"]) -> Purged:
-    """Erase the data keys of an owner, of days before another; a repeat goes on where one was cut short.
+    """Erase the data keys of an owner, of days before a date; a repeat continues an interrupted purge.
 
-    What is to be erased is stored first, so that open work ends; then each key is overwritten on the disk (NATS calls
-    this a secure delete) and read nowhere again.
+    The request is stored first, so that open work ends; then each key is overwritten on the disk (NATS calls this a
+    secure delete) and can never be read again.
 
     Args:
         owner: as `asyncrl.live.tenant_keys.covers` takes it; "": all.
@@ -61,7 +61,7 @@ async def purge(bus: Bus, owner: str, before: str, reason: Literal["operator", "
 
 
 async def _erase_all(bus: Bus, request: PurgeRequested, found: Mapping[str, list[Record]]) -> int:
-    """Store what is asked for, and erase its keys; returns when it was stored, ns since 1970."""
+    """Store the request, and erase its keys; returns when it was stored, ns since 1970."""
     record = await read_message(bus, ACTORS, await publish(bus, request))
     for secret in request.secrets:
         for one in found[secret]:

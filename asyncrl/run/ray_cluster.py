@@ -41,7 +41,7 @@ class HostLost(AsyncRLError):
 
 
 class HostFailed(AsyncRLError):
-    """A host could not do what it was asked."""
+    """A host could not carry out a request."""
 
 
 class Node(msgspec.Struct, frozen=True):
@@ -49,10 +49,10 @@ class Node(msgspec.Struct, frozen=True):
 
     id: str
     address: str  # IP
-    resources: dict[str, float]  # all that it has, also what is reserved
+    resources: dict[str, float]  # total resources, reserved ones included
     head: bool
     here: bool  # it is this machine
-    installed: Installed | None = None  # where it was asked
+    installed: Installed | None = None  # if it was queried
     silence: str = ""  # why it did not answer
 
 
@@ -101,17 +101,17 @@ class Seat:
         getattr(self._actor, method).remote(*arguments)
 
     def release(self) -> None:
-        """End the host and whatever runs there, and give the bundle back; blocks."""
+        """End the host and its processes, and return the bundle; blocks."""
         import ray
         from ray.exceptions import RayError
 
-        with contextlib.suppress(RayError):  # of a cluster that was started anew since: they went with it
+        with contextlib.suppress(RayError):  # of a restarted cluster: they ended with the old one
             ray.kill(self._actor)
             ray.util.remove_placement_group(self._group)
 
 
 class RayCluster:
-    """The connection of this process to a cluster; one per process. What it reserves ends with the process."""
+    """The connection of this process to a cluster; one per process. Its reservations end with the process."""
 
     def __init__(self, address: str) -> None:
         """Join; blocks.
@@ -163,7 +163,7 @@ class RayCluster:
         ]
 
     def asked(self, nodes: list[Node], within_s: float) -> list[Node]:
-        """Return the nodes with what is installed there, those that did not answer in time without; blocks."""
+        """Return the nodes with their installed versions, empty for nodes that did not answer in time; blocks."""
         import ray
         from ray.exceptions import RayError
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as OnNode
@@ -212,7 +212,7 @@ class RayCluster:
     async def reserve(
         self, folder: str, run: str, actor_id: str, bundle: Mapping[str, float], within_s: float
     ) -> Seat | None:
-        """Reserve a bundle, and start the host of an actor in it; None where no node had room for it in time.
+        """Reserve a bundle, and start the host of an actor in it; None if no node had room in time.
 
         Args:
             folder: on the host.
@@ -257,7 +257,7 @@ def _found() -> tuple[str, str]:
 
 
 def _check_open(where: str) -> None:
-    """Raise OSError where nothing listens, or what does is no server of Ray: Ray itself would wait for it longer."""
+    """Raise OSError if no server, or no server of Ray, listens: Ray itself would wait longer."""
     host, _, port = where.rpartition(":")
     if not (host and port.isdecimal()):
         return
@@ -273,7 +273,7 @@ def _check_open(where: str) -> None:
 
 
 def _leave_working_dir() -> None:
-    """Forget the working folder of the submitted job that this program belongs to: hosts are sent what they need.
+    """Forget the working folder of the submitted job of this program: hosts are sent their files.
 
     Each node that gets its name fetches it afresh, a second one of this machine over the one that `asyncrl up` is in.
     """

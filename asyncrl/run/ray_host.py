@@ -1,4 +1,4 @@
-"""A host in a bundle: keeps what was sent to it, starts one actor process, sends its output on, and knows its end."""
+"""A host in a bundle: keeps received files, starts one actor process, forwards its output, and knows its end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Installed(NamedTuple):
     """Versions by which a host runs actors."""
 
     python: str
-    asyncrl: str  # "" where it is not installed
+    asyncrl: str  # "" if it is not installed
 
     def __str__(self) -> str:
         return f"{f'asyncrl {self.asyncrl}' if self.asyncrl else 'no asyncrl'} on Python {self.python}"
@@ -40,7 +40,7 @@ def installed() -> Installed:
 
 
 class News(NamedTuple):
-    """The output of a process since the last answer, and its exit code where it has ended."""
+    """The output of a process since the last answer, and its exit code if it has ended."""
 
     output: dict[str, bytes]  # by the name of the log
     code: int | None
@@ -52,9 +52,9 @@ class Host:
     def __init__(self, folder: str, run: str, node: str, actor_id: str, address: str) -> None:
         """
         Args:
-            folder: on this host; all that was sent lies in it.
+            folder: on this host, with all received files.
             run: names the run among those whose processes come here.
-            node: names the node; several may stand on one machine.
+            node: names the node; one machine may have several.
             actor_id: of the process; those of one role share a folder.
             address: IP address of this host.
         """
@@ -116,7 +116,7 @@ class Host:
         try:
             with path.open("ab") as out:
                 out.write(content)
-        except OSError:  # the disk is full: no process goes on with this copy
+        except OSError:  # the disk is full: no process continues with this copy
             os.close(self._copies.pop(copy))
             self._remove_copy(f".{copy}")
             raise
@@ -173,7 +173,7 @@ class Host:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other hosts of this machine from looking for what is not used."""
+        """Keep other hosts of this machine from looking for unused features."""
         turn = lock(self._folder / "lock")
         try:
             yield

@@ -45,12 +45,12 @@ def bundle_of(config: Config, actor_id: str) -> dict[str, float]:
 
 
 def run_key(run: str, files: RunFiles) -> str:
-    """Return the name of a run among all whose processes may come to a host."""
+    """Return the name of a run, unique among all runs on a host."""
     return f"{run}-{xxhash.xxh3_64_hexdigest(os.fsencode(files.root.absolute()))[:8]}"
 
 
 def is_placed(config: Config, actor_id: str) -> bool:
-    """Return whether Ray chooses the host of an actor; others run beside `asyncrl up`."""
+    """Return whether Ray chooses the host of an actor; other actors run on this machine."""
     role = role_of(actor_id)
     own = role != "engine" or config.engine.group_of(actor_id).kind in ("embedded", "sglang")
     return role in config.placement.roles and own
@@ -62,8 +62,8 @@ def bundle_text(bundle: dict[str, float]) -> str:
 
 
 class RayProcess:
-    """A process in a bundle. Where its host does not answer it counts as killed, though it may live: whatever it
-    stores from then on meets the fence, and Ray ends it when it finds its node again.
+    """A process in a bundle. If its host does not answer, it counts as killed although it may live: the fence refuses
+    its later writes, and Ray ends it when it finds its node again.
     """
 
     def __init__(self, seat: Seat, pid: int, log: Path, over: Callable[[RayProcess], None]) -> None:
@@ -71,7 +71,7 @@ class RayProcess:
         self.pid = pid
         self.lost = ""  # why its host counts as lost
         self.asked = False  # it was asked to leave, or killed, from here
-        self._log = log  # gets what it prints; files beside it what its own processes print
+        self._log = log  # gets its output; files next to it get the output of its child processes
         self._logged = log.stat().st_size if log.exists() else 0
         self._over = over  # called with its end
         self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -181,7 +181,7 @@ class RayPlacement:
                 self._cluster = await asyncio.to_thread(RayCluster, self._config.placement.address)
                 self._answered = time.monotonic()
                 self._tasks.start(self._watch_head(self._cluster))
-                for number in (signal.SIGTERM, signal.SIGINT):  # Ray has put handlers of its own in their place
+                for number in (signal.SIGTERM, signal.SIGINT):  # Ray has replaced them with its own handlers
                     signal.signal(number, signal.getsignal(number))
         if kept := self._free.pop(job.name, None):
             with contextlib.suppress(HostLost):  # it was lost between the two

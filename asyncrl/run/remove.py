@@ -14,7 +14,7 @@ from asyncrl.run.directory import RunFiles, is_locked, made_at, reader_of
 
 
 def remove_directory(folder: Path, name: str, *, force: bool) -> str:
-    """Remove the directory of a run that is over, and its topics where they are on a server of others.
+    """Remove the directory of a finished run, and its topics if they are on a shared server.
 
     Args:
         folder: holds the directories of runs.
@@ -22,7 +22,7 @@ def remove_directory(folder: Path, name: str, *, force: bool) -> str:
         force: also the topics of a run that was moved, or whose supervisor died and left them.
 
     Returns:
-        What was removed, in a sentence.
+        A sentence that names the removed parts.
 
     Raises:
         AsyncRLError: there is none, it is live, or its topics cannot be removed.

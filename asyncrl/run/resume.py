@@ -1,4 +1,4 @@
-"""Changes that a run which goes on may be given: other settings of some kinds, and a batch that it passes over."""
+"""Allowed changes to a resumed run: some settings, and a skipped batch."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ _COMPUTED = tuple(
         *("offload_idle", "exchange", "elastic_s", "start_s"),
     )
 )
-"""How steps are computed: any trainer, number of ranks and layout go on from a checkpoint of another."""
+"""How steps are computed: any trainer, number of ranks and layout continue from a checkpoint of another."""
 MAY_CHANGE = (*_LENGTHS, *_ROOM, *_OBJECTIVE, *_COMPUTED)
 _OPTIONS = ("learner.loss_options.", "learner.columns.", "learner.filter_options.", "learner.layout.")
 
 
 def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> Config:
-    """The settings of a run that goes on: those it began with, but for those that may change.
+    """The settings of a resumed run: the original ones, except those that may change.
 
     Args:
         overrides: `learner.steps=N`, `task.epochs=N` (0 is without end), `buffer.batch_groups=N`, `learner.lr=1e-5`,

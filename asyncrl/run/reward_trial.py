@@ -62,7 +62,7 @@ async def _line(reward: RewardSettings, base: Path, task: Task, rows: RowSetup) 
     try:
         found = await _graded(reward, base, task, request)
     except CallFailed as error:
-        found = str(error).splitlines()[-1]  # of a traceback what was raised
+        found = str(error).splitlines()[-1]  # the exception of a traceback
     return f"hint: {what}, gives none: {found}" if isinstance(found, str) else f"{what}, gives {found.reward:g}"
 
 

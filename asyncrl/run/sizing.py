@@ -1,5 +1,6 @@
-"""Stream sizes: from the settings, from what each stream needs, and from the room on the disk; given to the streams
-when a run starts, or goes on."""
+"""Stream sizes: from the settings, the needs of each stream, and the room on the disk; applied when a run starts or
+resumes.
+"""
 
 from __future__ import annotations
 
@@ -68,8 +69,8 @@ class Plan:
     row_bytes: float  # of a row of the data, on average
     needs: dict[str, Need]
     disk: Disk | None = None  # None: the server is external
-    room: int | None = None  # bytes for all streams together, where they are known
-    before: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the streams of a run that goes on
+    room: int | None = None  # bytes for all streams together, if known
+    before: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the streams of a resumed run
 
     @property
     def least(self) -> int:
@@ -80,8 +81,8 @@ class Plan:
     def sizes(self) -> dict[str, int]:
         """Bytes that each stream may hold, by name.
 
-        Where the settings leave a size open it is ample, or, where that is too much for the room there is, as far
-        between least and ample as all such streams can be.
+        If the settings leave a size open it is ample, or, with too little room, at the same fraction between least and
+        ample for all such streams.
         """
         wish = sum(need.ample for need in self._stored) - self.least
         share = 1.0 if self.room is None else min(1.0, max(0.0, (self.room - self.least) / wish))
@@ -144,7 +145,7 @@ class Plan:
             yield f"checkpoints may come early: open work and {kept} batches between those that are kept are {text}"
 
     def table(self) -> str:
-        """Each stream with what it needs, what it may hold, and when that would be full."""
+        """Each stream with its need, its limit, and the step at which it would be full."""
         lines = [f"{'stream':<14}{'needs MB':>10}{'holds MB':>10}  {'setting':<24}full"]
         for name, size in self.sizes.items():
             need = self.needs[name]
@@ -154,7 +155,7 @@ class Plan:
         return "\n".join(lines)
 
     def line(self) -> str:
-        """Return what all streams need on the disk, what they may hold, and what room there is."""
+        """Return the needs of all streams on the disk, their limits, and the available room."""
         held = sum(self.sizes[need.stream.name] for need in self._stored)
         text = f"streams need {_mb(self.least)} MB and may hold {_mb(held)}"
         if self.disk is None:
@@ -168,7 +169,7 @@ class Plan:
         return [need for need in self.needs.values() if need.stream.keep is not Retention.LAST]
 
     def _given(self, stream: Stream) -> int:
-        """Bytes that the settings give a stream; 0 where they leave it open."""
+        """Bytes that the settings give a stream; 0 if they leave it open."""
         nats, gateway = self.config.nats, self.config.gateway
         if stream is TURNS:
             return MB * gateway.turns_mb if gateway.count else 0
@@ -176,7 +177,7 @@ class Plan:
         return MB * given.get(stream.keep, 0)
 
     def _kept(self, need: Need) -> int:
-        """Return the present size of a stream on an external server, where it suffices; it may refuse any other."""
+        """Return the current size of a stream on an external server if it suffices; the server may refuse others."""
         before = self.before.get(need.stream.name, 0)
         return before if self.disk is None and before >= need.least else 0
 
@@ -195,7 +196,7 @@ class Plan:
         return f"after step {steps:,} (of {config.learner.steps:,})"
 
     def _fewer(self, short: list[Need], given: int) -> str:
-        """Return the number of steps that would fit, where that is any."""
+        """Return the number of steps that would fit, if any."""
         steps = self.config.learner.steps
         if len(short) == len(self._stored):
             fits = steps - math.ceil((self.least - given) / max(1, sum(need.step for need in short)))
@@ -220,8 +221,8 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
     """Return what the streams of a run need and may hold.
 
     Args:
-        root: directory of a run that is there already; what it has taken counts as free.
-        progress: of a run that goes on.
+        root: directory of an existing run; its used space counts as free.
+        progress: of a resumed run.
 
     Raises:
         DataError, OSError: its data cannot be read.
@@ -246,7 +247,7 @@ def _disk(nats: NatsSettings, directory: Path, root: Path | None, files: int) ->
 
 
 def _route_bytes(config: Config, base: Path) -> int:
-    """Bytes of the experts of a token, where they are stored; a model that is made has none."""
+    """Bytes of the experts of a token, if they are stored; a made model has none."""
     if config.learner.routing != "replay" or not config.model.path:
         return 0
     try:
@@ -276,7 +277,7 @@ def _row_bytes(encoded: bytes) -> float:
 
 
 def _listed(short: list[Need]) -> str:
-    """Streams with what they need, the greatest first."""
+    """Streams with their needs, the greatest first."""
     most = sorted(short, key=lambda need: -need.least)
     text = ", ".join(f"{need.stream.name} {_mb(need.least)} MB" for need in most[:_SHOWN])
     return f"{text} and {len(most) - _SHOWN} more" if len(most) > _SHOWN else text

@@ -68,7 +68,7 @@ def _loaded(spec: str, base: Path) -> ModuleType:
 
 
 def _program_problem(main: Any) -> str:
-    """Describe why a `main` cannot be run; empty where it can."""
+    """Describe why a `main` cannot be run; empty if it can."""
     if not is_async(inspect.unwrap(main)):
         return f"its main is no async function; expected {_EXPECTED}"
     try:
@@ -79,5 +79,5 @@ def _program_problem(main: Any) -> str:
 
 
 def user_module(role: str) -> ModuleType | None:
-    """Return the module of a user's actor, where it was loaded."""
+    """Return the module of a user's actor, if it was loaded."""
     return _MODULES.get(role)

@@ -1,1 +1,1 @@
-"""An inference engine for small models on one CPU core, behind SGLang's HTTP API."""
+"""An inference engine for small models on one CPU core, with SGLang's HTTP API."""

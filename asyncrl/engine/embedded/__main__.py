@@ -52,8 +52,8 @@ def main() -> int:
             f"engine: cannot listen on {options.host}:{options.port}: {os.strerror(fault.errno or 0)}", file=sys.stderr
         )
         return 1
-    # Only now the slow imports: a taken port is reported at once. Passes of the collector over what they make would
-    # take a fifth of their time.
+    # Only now the slow imports: a taken port is reported at once. The garbage collector would take a fifth of their
+    # time.
     gc.disable()
     import torch
     import uvloop
@@ -61,7 +61,7 @@ def main() -> int:
     from asyncrl.engine.embedded.scheduler import Engine
     from asyncrl.engine.errors import EngineError
 
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported objects stay
     gc.enable()
     torch.set_num_threads(1)
     try:

@@ -1,4 +1,4 @@
-"""Rows for waiting requests: what is known of a prompt is copied, the rest is computed in parts by later steps."""
+"""Rows for waiting requests: the cached part of a prompt is copied, later steps compute the rest in parts."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _key(request: Request) -> _Key:
 
 
 def enqueue(waiting: deque[Request], request: Request) -> None:
-    """Put a request behind those of its priority; one that had a row before comes before all of its own."""
+    """Queue a request after those of its priority; one that had a row before goes first."""
     if not waiting or (waiting[-1].priority >= request.priority and not request.retractions):
         waiting.append(request)
         return
@@ -150,7 +150,7 @@ def enqueue(waiting: deque[Request], request: Request) -> None:
 
 
 def by_loss(request: Request) -> tuple[int, int]:
-    """Order requests by priority, then by what is to be computed again if they give up their row."""
+    """Order requests by priority, then by the tokens to compute again if they give up their row."""
     return request.priority, len(request.prompt) + len(request.tokens)
 
 

@@ -1,4 +1,4 @@
-"""The running requests: always slots 0..n-1 of the model, whoever comes and goes."""
+"""The running requests: always slots 0..n-1 of the model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows
 
 
 class Batch:
-    """The running requests by row, and what is fed and sampled for each row."""
+    """The running requests by row, with the fed and sampled tokens of each row."""
 
     def __init__(self, model: Model, rows: int) -> None:
         self.requests: list[Request] = []

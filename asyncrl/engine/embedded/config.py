@@ -61,7 +61,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
     intermediate: int
     normalised: bool = True  # the chosen experts' shares sum to 1
     dense_first: int = 0  # layers at the beginning that have a feed-forward layer instead
-    shared: int = 0  # channels of what each token takes besides
+    shared: int = 0  # further channels of each token
     scale: float = 1.0  # of the shares
     groups: int = 1  # of experts, of which a token takes some
     groups_chosen: int = 1
@@ -71,7 +71,7 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
 class LatentConfig(msgspec.Struct, frozen=True):
     """Attention whose keys and values come from one latent of a token."""
 
-    query_rank: int  # channels of the latent that queries come from; 0 where they are projected at once
+    query_rank: int  # channels of the query latent; 0 if queries are projected in one step
     rank: int  # of the latent of keys and values
     plain: int  # channels of a head that are not rotated
     rotated: int  # those that are, whose keys all heads share
@@ -97,7 +97,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
     latent: LatentConfig | None = None
     has_qk_norm: bool = False  # queries and keys are normalised per head before the rotation
     has_qkv_bias: bool = False  # the query, key and value projections add a bias
-    further_layers: int = 0  # on disk behind the others, which predict tokens ahead; not served
+    further_layers: int = 0  # final layers on disk that predict tokens ahead; not served
     ahead: bool = False  # the first of them is trained
 
 

@@ -47,7 +47,7 @@ class Counters:
             self.aborted += 1
 
     def prometheus(self, model_name: str, gauges: Mapping[str, float]) -> str:
-        """Prometheus text with SGLang's names; `gauges` are what is true now."""
+        """Prometheus text with SGLang's names; `gauges` are current values."""
         labels = f'model_name="{model_name}"'
         lines: list[str] = []
         totals = {

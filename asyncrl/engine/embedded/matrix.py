@@ -1,4 +1,4 @@
-"""Weight matrices, packed or views of a shared file; and experts, each with matrices of its own."""
+"""Weight matrices, packed or views of a shared file; and experts, each with its own matrices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _BOTH_BYTES = 1 << 20
 
 _ROWS_STEP = 16
 """Rows are padded to a multiple of this: oneDNN compiles a product for each number of rows, which takes up to a
-millisecond, and keeps 1,024 of them."""
+millisecond, and keeps 1,024 of them.
+"""
 
 
 def _packing_works() -> bool:
@@ -61,7 +62,7 @@ class Matrix:
 
 @dataclass(slots=True, eq=False)
 class MappedMatrix:
-    """`(x * gain) @ weight.T`, with its outputs in another order, of weights that are read where they lie.
+    """`(x * gain) @ weight.T`, with reordered outputs, of weights that are read in place.
 
     What `Matrix` folds into a copy of the weights is applied to the activations here, so that every process of a host
     shares the pages of one file.
@@ -96,7 +97,7 @@ class Experts:
     def __init__(self, config: ExpertsConfig, router: Product, experts: Sequence[tuple[Product, Product]]) -> None:
         self._config = config
         self._router = router  # [N, H] to [N, E]
-        self._experts = experts  # of each, [M, H] to gates and what they open, [M, 2F], and [M, F] to [M, H]
+        self._experts = experts  # per expert, [M, H] to gates and up projections, [M, 2F], and [M, F] to [M, H]
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         """Choose the experts of each token: [N, E] to [N, K]."""

@@ -50,7 +50,7 @@ class Memory:
             self._away.add(tag)
 
     def resume(self, tags: Collection[str]) -> None:
-        """Take parts again; those that are there stay as they are.
+        """Take parts again; existing ones are not changed.
 
         Raises:
             EngineRefused: an unknown tag.

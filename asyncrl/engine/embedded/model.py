@@ -64,8 +64,8 @@ class _Pass(NamedTuple):
 class Model:
     """A decoder with its key-value store [layer, key or value, slot, kv_head, position, head_dim].
 
-    Tokens of slot b at positions 0..p-1 are valid when p tokens were fed; what lies behind is overwritten before it is
-    read. Without `torch.compile`; made for one thread, where the number of operations is what costs.
+    Tokens of slot b at positions 0..p-1 are valid when p tokens were fed; later positions are overwritten before they
+    are read. Without `torch.compile`; made for one thread, where the number of operations is what costs.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, slots: int, positions: int) -> None:
@@ -73,7 +73,7 @@ class Model:
         self.weights = weights
         self.dtype = weights.embedding.dtype
         self.positions = -(-(positions + 1) // ATTENTION_STEP) * ATTENTION_STEP
-        self.waste = self.positions - 1  # no token ever stands here
+        self.waste = self.positions - 1  # no token ever has this position
         shape = (config.layers, 2, slots, config.kv_heads, self.positions, config.head_dim)
         self._paged = [Paged(shape, self.dtype)]
         self.store = self._paged[0].tensor
@@ -141,7 +141,7 @@ class Model:
 
         Args:
             tokens: [B] int64, the newest token of each row.
-            positions: [B] int64, where it is.
+            positions: [B] int64, of the fed tokens.
             block: prompt tokens to compute along with them.
 
         Returns:

@@ -20,7 +20,7 @@ class Paged:
         """Reserve addresses for the tensor.
 
         Raises:
-            EngineError: the system refuses so many.
+            EngineError: the system refuses this many.
         """
         size = math.prod(shape) * dtype.itemsize
         try:

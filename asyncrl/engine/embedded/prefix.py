@@ -42,7 +42,7 @@ class PrefixCache:
             pool.free(0, pool.tensor.numel())
 
     def limit(self, tokens: int) -> None:
-        """Keep at most so many tokens from now on."""
+        """Keep at most this many tokens from now on."""
         self._room = min(self._most, max(0, tokens) // BLOCK)
         while len(self._blocks) > self._room:
             place = self._evict()

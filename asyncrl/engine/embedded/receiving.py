@@ -1,4 +1,4 @@
-"""Weights that come to the embedded engine from another process, by SGLang's calls: over a group, or out of memory."""
+"""Weights that reach the embedded engine from another process, by calls of SGLang: over a group or shared memory."""
 
 from __future__ import annotations
 

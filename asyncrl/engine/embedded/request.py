@@ -1,4 +1,4 @@
-"""One generation in flight: what was asked, what came so far, and why it ended."""
+"""One generation in progress: the request, its tokens so far, and its end."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PromptScores(msgspec.Struct):
 
     start: int
     top: int = 0  # of these at each place
-    logprobs: list[float] = []  # of the tokens behind `start`
+    logprobs: list[float] = []  # of the tokens after `start`
     likeliest: list[list[tuple[float, int]]] = []  # log-prob and id, in falling order
     open: bool = True  # not computed yet
 
@@ -123,7 +123,7 @@ class Request:
             self.spans.append(Span(version, start, len(self.tokens)))
 
     def wants_emission(self) -> bool:
-        """Return whether a streaming request has its first token, or an interval behind it, as SGLang counts.
+        """Return whether a streaming request has its first token, or an interval more, as SGLang counts.
 
         With an interval that the request cannot reach its stream has the end alone; SGLang sends the first token, too.
         """

@@ -69,7 +69,7 @@ class Rows:
         return Sampled(tokens.squeeze(1), probs.gather(1, tokens).squeeze(1).log_(), probs)
 
     def advance(self, sampled: Sampled) -> None:
-        """Make what was sampled the newest tokens of the rows."""
+        """Append sampled tokens to the rows."""
         self.tokens[: len(sampled.tokens)] = sampled.tokens
         self.records["position"][: len(sampled.tokens)] += 1
 

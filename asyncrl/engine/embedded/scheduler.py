@@ -132,7 +132,7 @@ class Engine:
 
     @between_steps
     def abort(self, rid: str) -> None:
-        """End one request with what it has, at the latest after this step; an unknown id is no fault."""
+        """End one request with its tokens so far, at the latest after this step; an unknown id is no fault."""
         request = self.requests.get(rid)
         if request is None:
             return
@@ -146,7 +146,7 @@ class Engine:
 
     @between_steps
     def abort_all(self) -> None:
-        """End everything that runs or waits with what it has, at the latest after this step."""
+        """End every running or waiting request with its tokens so far, at the latest after this step."""
         for row in reversed(range(len(self.running))):
             self._end(self.running[row], Finish("abort", message="Aborted"))
         for queue in (self.waiting, self.unread, self._held):
@@ -189,7 +189,7 @@ class Engine:
     ) -> None:
         """Swap the weights for those in a directory, or for tensors by name; on a fault the old ones stay.
 
-        A paused engine swaps at once. A running one first finishes what it has while later requests wait, as SGLang.
+        A paused engine swaps at once. A running request first finishes while later requests wait, as in SGLang.
 
         Raises:
             EngineRefused: `flush` while requests are frozen in place: their keys and values cannot be dropped.
@@ -369,7 +369,7 @@ class Engine:
         self.changed.fire()
 
     def _retract(self, request: Request) -> None:
-        """Send a running request back to the queue with its tokens; it goes on when there is a row for it again."""
+        """Return a running request to the queue with its tokens; it continues when a row is free again."""
         self._leave_row(request)
         request.retractions += 1
         self.counters.retractions += 1

@@ -26,7 +26,7 @@ _NEUTRAL = {
     "ebnf": None,
     "structural_tag": None,
 }
-"""Options of SGLang that this engine lacks: accepted only where they change nothing."""
+"""Options of SGLang that this engine lacks: accepted only with values that change nothing."""
 
 _LEAST_TEMPERATURE = 1e-4  # below, logits divided by it overflow
 
@@ -276,12 +276,12 @@ LEAST, EXACT = "X-Weight-Version-Min", "X-Weight-Version-Exact"
 class Absent(NamedTuple):
     """The version that a request asks for is not here; asked again, here or elsewhere, it may be."""
 
-    status: int  # 503 where it may still come to this engine, 409 where this engine is past it
+    status: int  # 503 if this engine may still load it, 409 if this engine has passed it
     message: str
 
 
 def absent(label: str, headers: Mapping[str, str]) -> Absent | None:
-    """Compare what a request asks for with the weights that are served; None where they may answer it.
+    """Compare the requested version with the served weights; None if they match.
 
     Args:
         label: of the weights, `lineage:version:digest`; any other text is no version.

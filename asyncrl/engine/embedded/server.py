@@ -48,7 +48,7 @@ _OPEN_PATHS = ("/health", "/metrics")
 
 
 class _Connection(RequestHandler):
-    """A connection that counts what is no HTTP, and what a handler could not answer."""
+    """A connection that counts invalid HTTP and failed handlers."""
 
     refused: Counter[int]
 
@@ -321,7 +321,7 @@ class EngineServer:
         return _json(None)
 
     async def resume_memory(self, request: BaseRequest) -> web.Response:
-        """POST /resume_memory_occupation; weights are to be loaded behind it."""
+        """POST /resume_memory_occupation; the caller loads weights afterwards."""
         tags = decode(await _read(request), MemoryBody).tags
         self.engine.memory.resume(TAGS if tags is None else tags)
         self.engine.changed.fire()

@@ -1,4 +1,4 @@
-"""Safetensors on disk to what the forward pass reads: fused copies of small models, large ones where they lie."""
+"""From safetensors on disk to the forward pass: fused copies of small models, views of large ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _MAPPED_BYTES = 64 << 20
 
 _PARTED_BYTES = 8 << 20
 """Up to this size of files, weights are read between steps, layer by layer. On a thread each of many short operations
-would wait 5 ms for the interpreter's lock, and steps for it to come back: for 0.3 s, where 6 ms are computed."""
+would wait 5 ms for the interpreter's lock, and steps for it to come back: for 0.3 s, where 6 ms are computed.
+"""
 
 
 class Layer(NamedTuple):
@@ -48,7 +49,7 @@ class Weights(NamedTuple):
 
 
 def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig, dtype: torch.dtype) -> Weights:
-    """Read `*.safetensors`, or take tensors by name, and fuse; a large model of the engine's own type stays as it is.
+    """Read `*.safetensors`, or take tensors by name, and fuse; a large model of the engine's dtype is mapped unchanged.
 
     Quantised matrices are computed with in the engine's type: the values are those that their bits and scales name.
 
@@ -56,9 +57,9 @@ def load_weights(source: Path | Mapping[str, torch.Tensor], config: ModelConfig,
     by one rounding of a weight. Query and key rows are reordered so that a rotated pair is one complex number.
 
     Raises:
-        EngineError: no file, a torn file, a missing tensor, a shape the config does not have; in a copy also a value
-            that is not finite (those of a mapped one are checked where they are published: here each process would
-            read all of them before it samples).
+        EngineError: no file, a torn file, a missing tensor, a shape that differs from the config; for copies also a
+            value that is not finite (mapped tensors are checked at publication, because here each process would have to
+            read all of them).
     """
     weights = list(_loading(source, config, dtype))[-1]
     assert weights is not None
@@ -101,7 +102,7 @@ class ReadAhead:
         self._found: tuple[Path, Weights] | None = None
 
     async def read(self, directory: Path) -> None:
-        """Read a directory; what is wrong with it is reported by the update."""
+        """Read a directory; the update reports its faults."""
         self._found = None
         with contextlib.suppress(EngineError, OSError, ValueError):
             if not await asyncio.to_thread(_is_small, directory):
@@ -134,7 +135,7 @@ def _is_small(directory: Path) -> bool:
 
 
 class _Taker:
-    """Hands out tensors by name, checked: in float32, or where they lie."""
+    """Hands out checked tensors by name: in float32, or as views."""
 
     def __init__(self, directory: Path | str, named: Mapping[str, torch.Tensor], *, copies: bool) -> None:
         self.directory = directory
@@ -210,7 +211,7 @@ def _fuse_layer(take: _Taker, prefix: str, config: ModelConfig, dtype: torch.dty
 def _feed_forward(
     take: _Taker, prefix: str, config: ModelConfig, gain: torch.Tensor, product: Callable[..., Matrix | MappedMatrix]
 ) -> dict[str, Any]:
-    """Return the fields of a `Layer` behind its attention.
+    """Return the fields of a `Layer` after its attention.
 
     Args:
         gain: [hidden] of the norm before.
