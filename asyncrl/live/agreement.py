@@ -39,7 +39,7 @@ class Agreement(msgspec.Struct):
 
     @property
     def share(self) -> float | None:
-        """Share of the grades with whose sign users agreed; None where none spoke."""
+        """Share of the grades with whose sign users agreed; None if no user gave feedback."""
         return 1.0 - sum(self.against) / len(self.against) if self.against else None
 
 

@@ -1,9 +1,9 @@
-"""Tokens in, tokens out: the prompt of a conversation's next turn is what was sampled before, and the new text alone.
+"""Tokens in, tokens out: the prompt of a conversation's next turn is the sampled tokens so far plus the new text.
 
 A reply is never encoded again: the ids of the longest known history are taken as they were sent and sampled, and the
-template writes what follows. The text behind a reply is found by difference: a mark stands in the reply's place, and
-what the template writes behind it is encoded. That is exact where it begins with an end-of-sequence token, because no
-token reaches over a special one; a template where it does not is refused at the start.
+template writes what follows. The text after a reply is found by difference: a mark replaces the reply, and the text
+that the template writes after the mark is encoded. That is exact if the text begins with an end-of-sequence token,
+because no token crosses a special one; other templates are refused at the start.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROBES = (  # histories before a reply, which what follows it may not depend on
 )
 
 _UNSAID = frozenset(("reasoning_content", "turn"))  # keys of a message that a history is not known by
-_SIBLINGS = 8  # replies with one text behind the same messages, of which the ids are kept
+_SIBLINGS = 8  # replies with equal text after the same messages, whose ids are kept
 
 _REMEMBERED = 65_536  # beginnings of conversations
 
@@ -48,7 +48,7 @@ class Prompt(NamedTuple):
     ids: Int32Array  # [P]
     parent: str = ""  # the turn whose tokens it begins with, prompt and reply; "": of none
     known: int = 0  # ids of that turn
-    rewritten: int = 0  # replies in the request that no turn gave as they are: edited, compacted or foreign
+    rewritten: int = 0  # replies in the request that no turn gave in this form: edited, compacted or foreign
     session: str = ""  # of that turn
     key: bytes = b""  # digest of all messages before the reply
     begun: str = ""  # text of the reply that the ids end with: of a call that is forced
@@ -70,7 +70,7 @@ class Seam:
             most: tokens of a prompt; None: any.
 
         Raises:
-            TokenizerError: the text behind a reply is ambiguous, or need not begin with a token.
+            TokenizerError: the text after a reply is ambiguous, or need not begin with a token.
         """
         self.reason = reason
         self._tokenizer = tokenizer
@@ -126,11 +126,11 @@ class Seam:
         return behind
 
     def _first(self, text: str) -> str:
-        """Return the end of sequence that a text begins with; "" where it begins with none."""
+        """Return the end of sequence that a text begins with; "" for any other text."""
         return next((end for end in self._ends.values() if text.startswith(end)), "")
 
     def _follows(self, role: str) -> str:
-        """Return what stands behind a reply that a message of a role follows; "" where the template refuses it."""
+        """Return the text after a reply that a message of a role follows; "" if the template refuses it."""
         try:
             return self._behind(self._base, [{"role": role, "content": "a", "tool_call_id": "a"}])
         except TokenizerError:
@@ -165,18 +165,18 @@ class _End(NamedTuple):
 
 
 class _Remembered:
-    """Keys of beginnings that came lately, by their text, so that of a long conversation only the end is hashed anew.
+    """Keys of recent beginnings, by their text, so that only the end of a long conversation is hashed again.
 
-    The text is compared by a fast digest that a user could forge, within what he may go on with alone.
+    The text is compared by a fast digest that a user could forge only within the user's own conversations.
     """
 
     def __init__(self) -> None:
         self._keys: OrderedDict[bytes, bytes] = OrderedDict()
 
     def ends(self, messages: Sequence[Message], root: bytes) -> list[_End]:
-        """Return the beginnings of a conversation from the newest one on that is remembered: all, where none is."""
+        """Return the beginnings of a conversation from the newest remembered one on: all, if none is remembered."""
         backwards = (number for number in range(len(messages), 0, -1) if messages[number - 1]["role"] == "assistant")
-        replies = list(islice(backwards, 2))  # behind the newest one, and behind what the request before this one had
+        replies = list(islice(backwards, 2))  # after the newest one, and after the part that the previous request had
         text, begin, texts = xxhash.xxh3_128(), 0, []
         for end in reversed(replies):
             text.update(_PLAIN.encode_lines(_visible(messages[begin:end])))
@@ -197,7 +197,7 @@ class _Remembered:
 
 
 class Conversations:
-    """Known histories by their messages, the newest ones: what is forgotten is written anew from its text."""
+    """Known histories by their messages, the newest ones: forgotten ones are written again from their text."""
 
     def __init__(self, seam: Seam, *, most_tokens: int) -> None:
         self._seam = seam
@@ -215,11 +215,11 @@ class Conversations:
 
         Args:
             messages: roles and texts; the last is not the assistant's.
-            owner: whose histories it may go on with.
+            owner: whose histories it may continue.
             tools: that the reply may call.
 
         Raises:
-            TokenizerError, from what is returned: the template refuses them.
+            TokenizerError, from the returned function: the template refuses them.
         """
         root = root_of(owner, tools)
         ends = self._remembered.ends(messages, root)
@@ -300,7 +300,7 @@ def root_of(owner: str = "", tools: Sequence[Message] = ()) -> bytes:
     """Return what a conversation without messages is known by.
 
     Args:
-        owner: who may go on with it.
+        owner: who may continue it.
         tools: that its replies may call.
     """
     return _digest(_ENCODER.encode([owner, tools]))
@@ -335,5 +335,5 @@ def _visible(messages: Sequence[Message]) -> Sequence[Message]:
 
 
 def _digest(raw: bytes) -> bytes:
-    """Return a digest for which nobody can find other messages: one tenant's must never be known by another's key."""
+    """Return a digest for which other messages cannot be found: one tenant's must never be known by another's key."""
     return hashlib.sha256(raw).digest()[:16]

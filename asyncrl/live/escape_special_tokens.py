@@ -1,6 +1,6 @@
 """Text of clients stays text: what reads like a control token of the model in it is encoded as ordinary characters.
 
-Each such text gets a cut (`asyncrl/data/plain_text.py`) before the template sees it, and what is rendered is encoded
+Each such text gets a cut (`asyncrl/data/plain_text.py`) before the template sees it, and the rendered text is encoded
 piece by piece between the cuts: no piece has the whole of it.
 """
 
@@ -20,7 +20,7 @@ _CUT = "\ufdd3"
 _ESCAPED = "\ufdd3\ufdd4"  # this character in a text of a client: no cut has the second one after it
 _CUTS = re.compile("\ufdd3(?!\ufdd4)")
 _COSTLY = 2**16  # characters; of fewer the number of tokens is known soon
-_UNTRUSTED = ("user", "tool")  # roles whose texts come from whoever talks to a client, or from anywhere
+_UNTRUSTED = ("user", "tool")  # roles whose texts may come from anyone
 
 Message = dict[str, Any]
 

@@ -32,7 +32,7 @@ class ExportedTurn(msgspec.Struct):
     tenant: str
     api: str
     at: str  # when it began, ISO 8601 in UTC
-    prompt: str  # text behind the parent, as the chat template writes it
+    prompt: str  # text after the parent, as the chat template writes it
     reply: str = ""
     finish: str = ""  # "": it has not ended
     versions: list[int] = []  # of the weights that sampled the reply, each once

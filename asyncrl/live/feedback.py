@@ -48,7 +48,7 @@ def parse_feedback(raw: bytes) -> Opinion:
 
 
 def feedback_id(opinion: Opinion, before: str) -> str:
-    """Return the id of an opinion: the same for the same one behind the same `before`, the id of the one before it."""
+    """Return the id of feedback: equal for equal feedback after the same `before`, the id of the previous feedback."""
     return xxhash.xxh3_128_hexdigest(msgspec.json.encode([opinion.turn, before, opinion.score, opinion.text]))
 
 

@@ -15,7 +15,7 @@ from topics.wire import Int32Array
 class Begun(NamedTuple):
     """Tokens that a reply begins with."""
 
-    ids: Int32Array  # [B] behind the prompt
+    ids: Int32Array  # [B] after the prompt
     text: str = ""  # of the reply
 
 
@@ -26,7 +26,7 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
         grammars: the engines can force a form, and penalise tokens.
 
     Raises:
-        LiveError: the chat template or the engines cannot do what it asks for.
+        LiveError: the chat template or the engines cannot do it.
     """
     if request.tools and wording.form is None:
         words = "tools are not supported by the chat template of this model, or it writes calls in no known format"
@@ -48,5 +48,5 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
     if not request.schema and request.forced is None:
         return Begun(np.empty(0, np.int32))
     text = wording.beginning.of(request.forced) if wording.beginning and request.forced is not None else ""
-    # What the template opened is closed: neither a call nor a form stands in reasoning.
+    # Opened reasoning is closed: neither a call nor a format belongs inside reasoning.
     return Begun(wording.tokenizer.encode((CLOSED if wording.thinks else "") + text), text)

@@ -51,7 +51,7 @@ class Keys:
         self._tenants = Counter[str]()  # by the number of their valid keys
 
     def take(self, message: KeyAdded | KeyRevoked) -> None:
-        """Fold in a key, or its end, which holds whatever comes first."""
+        """Fold in a key, or its end, which wins in any order."""
         if isinstance(message, KeyRevoked):
             self._revoked.add(message.key_id)
             gone = self.valid.pop(message.key_id, None)

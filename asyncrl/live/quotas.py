@@ -1,4 +1,4 @@
-"""Usage of tenants, folded from what is stored of their requests, and the limits of their keys."""
+"""Usage of tenants, folded from their stored requests, and the limits of their keys."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Usage:
         begun.append(now_s)
 
     def _turn_to(self, now_s: float) -> int:
-        """Return today, and forget other days but a few: they come back with a clock that was wrong meanwhile."""
+        """Return today, and forget all but a few other days: they return with a clock that was temporarily wrong."""
         today = int(now_s // DAY_S)
         for day in sorted(self._tokens.keys() - {today})[:-_OTHER_DAYS]:
             del self._tokens[day]

@@ -1,4 +1,4 @@
-"""Reasoning before a reply: which models write it, and where it ends while the text of a reply comes."""
+"""Reasoning before a reply: which models write it, and where it ends in the incoming text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from asyncrl.live.apis.schema import Thought
 from topics.wire import Int32Array
 
 OPENER, CLOSER = "<think>", "</think>"
-CLOSED = f"\n{CLOSER}\n\n"  # ends reasoning that the template has opened, where none is to be sampled
+CLOSED = f"\n{CLOSER}\n\n"  # ends reasoning that the template has opened, if none may be sampled
 _QUESTION = {"role": "user", "content": "a"}
 
 
@@ -48,7 +48,7 @@ class ThoughtText:
         self._bare = False  # the text has not begun: blanks before it are of the template
 
     def add(self, text: str) -> list[str | Thought]:
-        """Return what is final."""
+        """Return final text."""
         if self._over:
             return self._text(text)
         self._waiting += text

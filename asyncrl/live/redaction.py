@@ -28,7 +28,7 @@ class RedactionFailed(AsyncRLError):
 
 
 class Redactor:
-    """Hands what is to be stored to the function, as text, and takes over what it changes."""
+    """Hands text to the function before it is stored, and takes over its changes."""
 
     def __init__(self, spec: str, sandbox: Sandbox, tokenizer: TaskTokenizer) -> None:
         self._spec = spec
@@ -53,11 +53,11 @@ class Redactor:
         """
         try:
             return list(await self._sandbox.call(list(texts)))
-        except CallFailed as error:  # whose words may repeat what was said
+        except CallFailed as error:  # whose message may repeat client text
             raise RedactionFailed(f"{self._spec} failed: {error.reason}") from None
 
     async def turn(self, fact: TurnStarted | TurnFinished) -> TurnStarted | TurnFinished:
-        """Return the begin or the end of a turn as it may be stored; the same one where nothing is redacted.
+        """Return the begin or the end of a turn in its stored form; the same object if nothing is redacted.
 
         Raises:
             RedactionFailed: as `texts`, or the model has no tokens for what the function wrote.
@@ -66,7 +66,7 @@ class Redactor:
         if tokens is None:
             return fact
         replace = msgspec.structs.replace
-        if isinstance(fact, TurnStarted):  # no digest: no other gateway may take it for what was asked
+        if isinstance(fact, TurnStarted):  # no digest: no other gateway may match it with a request
             return replace(fact, tokens=tokens, digest="", key="", skip="redacted")
         versions = np.full(len(tokens), fact.versions.max(initial=-1), np.int32)
         logprobs = np.zeros(len(tokens), np.float32)
@@ -74,7 +74,7 @@ class Redactor:
         return replace(changed, history="", same="", trial=0, canary=False, routing=None)
 
     async def redacted(self, tokens: Int32Array) -> Int32Array | None:
-        """Return tokens of the text as it was redacted; None where it was not. Raises as `turn`."""
+        """Return tokens of the redacted text; None if it was not redacted. Raises as `turn`."""
         if not len(tokens):
             return None
         text = self._tokenizer.decode_all(tokens.tolist())
@@ -112,7 +112,7 @@ def _call(function: Callable[..., Any], texts: list[str]) -> tuple[Any, int]:
 
 
 def _texts(answer: tuple[Any, int]) -> list[str]:
-    """Read what it returned.
+    """Read its result.
 
     Raises:
         CallFailed: with reason `value`.

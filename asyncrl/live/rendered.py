@@ -1,8 +1,8 @@
 """What follows a reply, written by the package `renderers`, which has the templates of some families as programs.
 
 A program is told the tokens of prompt and reply, so it knows how a reply ended: it closes reasoning that was cut by
-length. Fine-tunes have names and templates of their own, so it is not by name that a model has a program, but where the
-two write some conversations alike.
+length. Fine-tunes have their own names and templates, so a program is chosen not by name but if both write some
+conversations equally.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class _Tokens:
         return self._tokenizer.decode(list(ids)) if skip_special_tokens else self._tokenizer.decode_all(list(ids))
 
     def convert_tokens_to_ids(self, token: str) -> int | None:
-        """Return the id of a token of the format; None where there is none."""
+        """Return the id of a token of the format; None if it does not exist."""
         return self._special.get(token)
 
 
 class RenderedSeam(Seam):
-    """Writes what follows a reply as a family's program does; by difference where that declines."""
+    """Writes the text after a reply with a family's program; by difference if the program declines."""
 
     def __init__(self, tokenizer: TaskTokenizer, family: str, *, most: int | None = None) -> None:
         """
@@ -78,7 +78,7 @@ class RenderedSeam(Seam):
         super().__init__(tokenizer, "it writes as the chat template does", most=most)
         self.name = family
         try:
-            # The history is taken as it was sampled, whatever of its reasoning the template would leave out.
+            # The history keeps its sampled tokens, even reasoning that the template would leave out.
             config = type(config_from_name(family))(thinking_retention="all")
             self._renderer: Renderer = create_renderer(_Tokens(tokenizer, self._quoted), config)
             unlike = next((number for number, probe in enumerate(_PROBES) if not self._proved(*probe)), None)
@@ -113,7 +113,8 @@ class RenderedSeam(Seam):
 
 
 def open_rendered(tokenizer: TaskTokenizer, wanted: str, *, most: int | None) -> RenderedSeam | None:
-    """Return what writes behind the replies of a model; None where `wanted` is no family, and none is the template's.
+    """Return the writer of the text after replies of a model; None if `wanted` is no family, and no program matches the
+    template.
 
     Raises:
         TokenizerError: see `RenderedSeam`.

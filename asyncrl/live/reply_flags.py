@@ -33,7 +33,7 @@ def marks_of(text: str, tokens: Int32Array, settings: SafetySettings, *, invalid
 def same_of(key: bytes, prompt: Int32Array, reply: Int32Array) -> str:
     """Return what turns with the same prompt and reply under one data key have in common: 16 digits.
 
-    It stands in an open header: without the key nobody can confirm what he guesses was said.
+    It is in an open header: without the key, a guess cannot be confirmed.
 
     Args:
         key: [32] the data key of the turn.

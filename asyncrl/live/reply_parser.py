@@ -18,7 +18,7 @@ class ReplyParts:
         """
         Args:
             turn: its id, which ids of calls are made of.
-            begun: text of the reply that stands at the end of the prompt.
+            begun: text of the reply at the end of the prompt.
         """
         plain = request.forced is not None or bool(request.schema)
         self._text = ReplyText(wording.tokenizer, request.stop)
@@ -54,7 +54,7 @@ class ReplyParts:
         return self._text.stop
 
     def add(self, ids: Int32Array) -> list[Piece]:
-        """Return what is final with new tokens."""
+        """Return the text that new tokens make final."""
         return self._called(self._thoughts.add(self._text.add(ids)))
 
     def end(self) -> list[Piece]:
@@ -77,7 +77,7 @@ class ReplyParts:
 
 
 class ReplyText:
-    """Text that is final as soon as it is given: half a character, and what may begin a stop sequence, wait."""
+    """Text that is final once it is given: half a character, and a possible begin of a stop sequence, wait."""
 
     def __init__(self, tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
         self.stop: str | None = None  # the stop sequence that was met; nothing follows it
@@ -98,7 +98,7 @@ class ReplyText:
         return self._take(len(self._waiting) - held)
 
     def end(self) -> str:
-        """Return the text that waited for more; none behind a stop sequence."""
+        """Return the text that waited for more; empty after a stop sequence."""
         return "" if self.stop is not None else self._take(len(self._waiting))
 
     def _take(self, size: int) -> str:

@@ -20,7 +20,7 @@ _KIND_HEADERS = ("x-asyncrl-turn-type", "x-turn-type")  # ours, OpenClaw's; `sid
 _DONE_HEADERS = ("x-asyncrl-session-done", "x-session-done")
 _TRUE = ("1", "true", "yes", "on")
 _MOST_CHARS = 256
-_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,96}")  # a name that a reply repeats as it is
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,96}")  # a name that a reply repeats unchanged
 _MADE = re.compile(r"[0-9a-f]{24}|[0-9a-f]{32}")  # a turn's id, or a digest: it reveals nothing
 
 
@@ -62,7 +62,7 @@ def session_headers(headers: Mapping[str, str]) -> list[str]:
 
 
 def skip_of(sampling: SamplingParams, *, side: bool) -> EarlySkip | None:
-    """Return why a turn is served and not trained, None where it may be.
+    """Return why a turn is served and not trained, None if it may be.
 
     The trainer computes the whole distribution at the turn's temperature: a greedy reply has no such probability, and
     that of a truncated, penalised or constrained one is another.

@@ -1,4 +1,4 @@
-"""What a gateway has to store while the NATS server is away: a file, sealed as it is stored, in the order it came."""
+"""Messages that a gateway has to store while the NATS server is unreachable: a file, encrypted, in their order."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ class Spool:
         os.ftruncate(self._file, self._end)
 
     def add(self, waiting: Waiting) -> None:
-        """Write a message behind the others.
+        """Append a message.
 
         Raises:
-            SpoolFault: the disk does not take it; what was there before is as it was.
+            SpoolFault: the disk does not take it; earlier content is unchanged.
         """
         body = msgspec.msgpack.encode(waiting)
         raw = len(body).to_bytes(4, "little") + xxhash.xxh3_64_digest(body) + body
@@ -125,10 +125,10 @@ class Spool:
             raise SpoolFault(f"{self._path}, bytes {begin} to {end}: {error}") from error
 
     def drop_first(self) -> None:
-        """Forget the oldest message. Behind the last one the file is overwritten: it may have data keys.
+        """Forget the oldest message. After the last one the file is overwritten: it may have data keys.
 
         Raises:
-            SpoolFault: it cannot be; then it is behind the next message.
+            SpoolFault: the disk refuses; then the next message overwrites it.
         """
         self._waiting.popleft()
         try:

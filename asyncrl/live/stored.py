@@ -37,12 +37,12 @@ class StoredTurn(NamedTuple):
     started: TurnStarted
     finished: TurnFinished
     prompt: Int32Array  # [P]
-    experts: UInt8Array  # [P + T, B] of prompt and reply, zeros where they are not known; B is 0 where none are
+    experts: UInt8Array  # [P + T, B] of prompt and reply, zeros if unknown; B is 0 without experts
 
     def segment(self) -> Segment:
         """Return the turn as one row: the prompt with mask 0, the reply with mask 1, as it was sampled.
 
-        What closes a reply that was cut by its length stands in the prompt of the next turn: with mask 0, too.
+        The closing of a reply that was cut by its length is in the prompt of the next turn, with mask 0 too.
 
         Raises:
             TurnUnreadable: its reply has not one log-prob and one version for each token.
@@ -92,7 +92,7 @@ class TurnReader:
         while (parent := chain[-1][0].parent) and parent not in self._known:
             chain.append(await self._facts(parent))
         history = self._known[parent] if parent else _History()
-        if parent:  # what is remembered goes with its keys
+        if parent:  # cached turns expire with their keys
             await check_keys(self._bus, chain[-1][0].older)
         for started, finished in reversed(chain):
             if len(history.ids) != started.known:
@@ -129,7 +129,7 @@ class TurnReader:
 
 
 async def read_sampled(bus: Bus, turn_id: str) -> list[TurnSampled]:
-    """Return the parts of a reply under way that are stored, in their order; what cannot be read is left out."""
+    """Return the stored parts of an unfinished reply, in their order; unreadable ones are left out."""
     parts, subject, after = list[TurnSampled](), TURN_SAMPLED.subject(bus.run, turn_id), 0
     while (record := await read_next(bus, TURNS, subject, after + 1)) is not None:
         after = record.sequence

@@ -34,7 +34,7 @@ class Beginning(NamedTuple):
     """Text that the calls of a template begin with."""
 
     name: str  # up to where the name of the tool is
-    arguments: str  # what stands between the name and the arguments
+    arguments: str  # text between the name and the arguments
 
     def of(self, tool: str) -> str:
         """Return the beginning of a call of a tool; of any tool for ""."""
@@ -68,10 +68,10 @@ def _written(tokenizer: TaskTokenizer) -> str:
 
 
 def _beginning_of(tokenizer: TaskTokenizer, form: ToolFormat | None) -> Beginning | None:
-    """Return what stands before the name and the arguments of a call; None where they come in another order."""
+    """Return the text before the name and the arguments of a call; None for another order."""
     if form is None:
         return None
-    # The first opener may stand in the words in which the template describes tools.
+    # The first opener may be in the template's description of tools.
     *_, call = _written(tokenizer).split(form.opener)
     before, found, behind = call.partition('"find"')
     between, colon, _ = behind.partition(f'"{form.fields[1]}":')
@@ -81,7 +81,7 @@ def _beginning_of(tokenizer: TaskTokenizer, form: ToolFormat | None) -> Beginnin
 
 
 def format_of(tokenizer: TaskTokenizer) -> ToolFormat | None:
-    """Return how a model's chat template writes calls of tools; None where it writes none, or otherwise."""
+    """Return how a model's chat template writes tool calls; None if it does not, or in another way."""
     text = _written(tokenizer)
     for form in FORMATS.values():
         after = text.partition(form.opener)[2]
@@ -133,12 +133,12 @@ class CallText:
         return [] if self.calls and not rest.strip() else self._shown(rest)
 
     def _held(self, opener: str) -> int:
-        """Return how many characters at the end may stand before a call or begin one."""
+        """Return how many final characters may belong to a call or begin one."""
         before = self._waiting[: len(self._waiting) - begun(self._waiting, opener)]
         return len(self._waiting) - len(before.rstrip())
 
     def _called(self, raw: str) -> list[str | Call]:
-        """Return the call that stands in a text; the text itself where it is no call."""
+        """Return the call in a text; the text itself if it has no call."""
         form = self._form
         assert form is not None
         body = raw if form.first else raw[len(form.opener) : len(raw) - len(form.closer)]

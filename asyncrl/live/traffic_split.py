@@ -17,8 +17,8 @@ class Arm(NamedTuple):
 
     trial: int = 0  # sequence of the canary's message; 0: nothing is compared
     canary: bool = False
-    key: str = ""  # of the weights that its tokens come from, where it counts
-    shadow: int = 0  # sequence of the message of a canary that answers it beside what is live, unseen; 0: none does
+    key: str = ""  # of the weights that sampled its tokens, if it counts
+    shadow: int = 0  # sequence of the message of a canary that answers it too, unseen; 0: none does
     version: int = 0  # of that canary
 
     @property

@@ -1,4 +1,4 @@
-"""Choice of what writes the text behind a reply: the chat template by difference, or a program of `renderers`."""
+"""Choice of the writer of the text after a reply: the chat template by difference, or a program of `renderers`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MARKS = (  # tokens of which every family that the package knows has one: witho
 
 
 def open_seam(tokenizer: TaskTokenizer, wanted: str, *, most: int | None = None) -> Seam:
-    """Choose what writes behind the replies of a model.
+    """Choose the writer of the text after replies of a model.
 
     Args:
         wanted: as `gateway.renderer`: `auto`, `difference`, or a family of `renderers`.

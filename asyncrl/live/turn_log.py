@@ -29,12 +29,12 @@ class Asked(NamedTuple):
     digest: str  # of tenant, user, API, session, type of the turn, and body, but whether it is streamed
     key: str = ""  # digest of tenant and idempotency key; "": it has none
     again: bool = False  # the client says that it is a retry
-    owner: str = ""  # whose histories and replies it may go on with
+    owner: str = ""  # whose histories and replies it may continue
     choice: int = 0  # number of the reply that is wanted
 
 
 class Stored(msgspec.Struct):
-    """A turn as it is stored."""
+    """A stored turn."""
 
     started: TurnStarted
     writer: str  # the gateway that began it
@@ -42,10 +42,10 @@ class Stored(msgspec.Struct):
     tokens: Int32Array  # [T] of its reply
     logprobs: Float32Array  # [T]
     versions: Int32Array  # [T]
-    owner: str  # who may go on with it
-    finish: str = ""  # "": it is under way, or was cut with its gateway
+    owner: str  # who may continue it
+    finish: str = ""  # "": it is unfinished, or was cut with its gateway
     missed: bool = False  # its client was gone before it could be given the end
-    continued: bool = False  # another turn goes on with it
+    continued: bool = False  # another turn continues it
 
     @property
     def whole(self) -> bool:
@@ -81,7 +81,7 @@ class _Known(NamedTuple):
 
     history: History
     key: bytes  # that it is known by
-    owner: str  # who may go on with it
+    owner: str  # who may continue it
     secrets: str  # data keys of it and the turns before it; "": it is not stored
 
 
@@ -91,7 +91,7 @@ class TurnLog:
     def __init__(self, conversations: Conversations, *, most_tokens: int, retry_s: float) -> None:
         self._conversations = conversations  # is given each history
         self._most = most_tokens  # of all histories, prompts and replies
-        self._retry_s = retry_s  # seconds for which a retry goes on with an ended turn
+        self._retry_s = retry_s  # seconds for which a retry may continue an ended turn
         self._tokens = 0
         self._open: dict[str, Stored] = {}
         self._known: OrderedDict[str, _Known] = OrderedDict()  # by turn
@@ -100,12 +100,12 @@ class TurnLog:
         self._held: set[str] = set()  # idempotency keys, and digests of cut requests, of turns that are to begin
 
     def take(self, fact: Fact, writer: str, at_s: float, *, owner: str = "") -> None:
-        """Fold in a fact; what has no begin here is older than what was read.
+        """Fold in a message; messages without a known begin are older than the read part.
 
         Args:
             writer: the gateway that stored it.
             at_s: when it was stored, seconds since 1970.
-            owner: who may go on with a turn that begins; "": its user.
+            owner: who may continue a turn that begins; "": its user.
         """
         if isinstance(fact, TurnStarted):
             none = np.empty(0, np.int32)
@@ -116,7 +116,7 @@ class TurnLog:
                 self._by_key[fact.key] = turn
             cut = self._ended.get(fact.digest) if fact.continues else None
             if cut is not None and cut.started.turn_id == fact.continues:
-                del self._ended[fact.digest]  # once: it is this turn that is gone on with now
+                del self._ended[fact.digest]  # once: this turn is continued now
             elif (cut := self._open.get(fact.continues)) is not None:  # its gateway is gone, and its end comes later
                 cut.continued = True
             return
@@ -156,7 +156,7 @@ class TurnLog:
         self._conversations.put(key, known)
 
     def secrets_of(self, turn: str) -> str | None:
-        """Return the data keys that reading a turn takes; None where it is not known (any more)."""
+        """Return the data keys for reading a turn; None if it is not known (any more)."""
         known = self._known.get(turn)
         return None if known is None else known.secrets
 
@@ -170,12 +170,12 @@ class TurnLog:
                 del kept[name]
 
     def _over(self, turn: Stored, now_s: float) -> bool:
-        """Return whether no retry goes on with a turn any more: it need not hold its prompt."""
+        """Return whether no retry can continue a turn any more: it need not hold its prompt."""
         return bool(turn.finish) and now_s - turn.at_s > self._retry_s
 
     def draft(self, request: Request, owner: str) -> Draft | None:
-        """Return what writes the prompt of a request, as `Conversations.draft` does; None where it names the turn that
-        it follows, and no such turn of this owner is known.
+        """Return the function that writes the prompt of a request, as `Conversations.draft` does; None if it names an
+        earlier turn that this owner does not have.
 
         Raises:
             LiveError: it has tools, and others than the prompt of that turn declares: nothing would tell them.
@@ -191,11 +191,11 @@ class TurnLog:
         return self._conversations.following(known.history, known.key, request.messages)
 
     def open_of(self, *writers: str) -> list[Stored]:
-        """Return the turns under way of these gateways."""
+        """Return the unfinished turns of these gateways."""
         return [turn for turn in self._open.values() if turn.writer in writers]
 
     def under_way(self, requests: Sequence[Asked], of: Callable[[str], bool]) -> list[str]:
-        """Return the turns of equal requests that are under way by what is known, of such gateways."""
+        """Return the known unfinished turns of equal requests, of these gateways."""
         digests = {request.digest for request in requests}
         equal = [turn for turn in self._open.values() if turn.started.digest in digests]
         return [turn.started.turn_id for turn in equal if of(turn.writer)]
@@ -207,7 +207,7 @@ class TurnLog:
             self._end(turn, "")
 
     def has_begun(self, turn: str) -> bool:
-        """Return whether it is known that a turn has begun; of ended ones those that a retry may go on with."""
+        """Return whether a turn is known to have begun; of ended ones those that a retry may continue."""
         ended = (one for kept in (self._by_key, self._ended) for one in kept.values())
         return turn in self._open or any(one.started.turn_id == turn for one in ended)
 
@@ -218,7 +218,7 @@ class TurnLog:
             found.missed = missed
 
     def retried(self, request: Asked, now_s: float) -> Stored | None:
-        """Return the turn that a request goes on with, a cut one once; None where it is a new one.
+        """Return the turn that a request continues, a cut one once; None for a new one.
 
         A request with the idempotency key of an earlier one gets that one's reply. A request whose client says that it
         is a retry gets the reply of the newest equal one, whole or cut; any other goes on with an equal one that was
@@ -229,7 +229,7 @@ class TurnLog:
             now_s: seconds since 1970.
 
         Raises:
-            LiveError: another request had this idempotency key, or the one that has it is under way.
+            LiveError: another request had this idempotency key, or the one that has it is unfinished.
         """
         found = self._by_key.get(request.key) if request.key else None
         if found is not None and found.started.digest != request.digest:

@@ -1,4 +1,4 @@
-"""The rule by which pools grow and shrink: a pure function of loads, bounds and what was decided before.
+"""The rule by which pools grow and shrink: a pure function of loads, bounds and earlier decisions.
 
 It cannot flap at a constant demand. A pool grows only where work has waited all through the window, and shrinks only to
 a number whose places hold the greatest demand of the window with half the idle share that makes it shrink to spare.
@@ -64,7 +64,7 @@ def changes(
 
 
 def held(settings: AutoscaleSettings, pool: str, load: PoolLoad, last: Scaling | None, now_s: float) -> str:
-    """Return why a pool is left as it is, whatever its load; empty where it is not."""
+    """Return why a pool may not change now, for any load; empty if it may."""
     if last is not None:
         ago_s = now_s - last.time_ns / 1e9
         if last.by == "command" and ago_s < settings.hand_s:

@@ -54,7 +54,7 @@ class Letter(NamedTuple):
         }
 
     async def in_full(self, bus: Bus) -> dict[str, Any]:
-        """JSON values of all that is kept of it: its message where it can be read, else its bytes as base64."""
+        """JSON values of its record: its message if it can be read, otherwise its bytes as base64."""
         subject = f"asyncrl.-.{self.letter.topic}.{self.letter.headers.get('trajectory', '')}"
         formatted = FormattedMessage(subject, self.letter.headers, self.letter.body, self.time_ns)
         decoded = msgspec.json.decode(as_json(formatted))
@@ -84,7 +84,7 @@ async def letter_numbered(bus: Bus, number: int) -> Letter:
     """Return a dead letter by its number.
 
     Raises:
-        AsyncRLError: there is none of this number.
+        AsyncRLError: no item has this number.
     """
     for letter in await read_letters(bus):
         if letter.number == number:
@@ -93,7 +93,7 @@ async def letter_numbered(bus: Bus, number: int) -> Letter:
 
 
 async def reissue(bus: Bus, name: str) -> str:
-    """Recover one item: a prompt's row as a new group, or an unreadable message's bytes; returns what was done.
+    """Recover one item: a prompt's row as a new group, or an unreadable message's bytes; returns a description.
 
     Args:
         name: `p000042`, `p000042-3`, or the number of a dead letter.

@@ -1,8 +1,8 @@
 """Diagnose a run from its state: a pure function that names causes, and not their consequences.
 
-Some facts are wrong by themselves, whether training goes on or not. Why nothing is trained is then asked along the way
-of a batch, backwards: the learner waits for a batch, the buffer for groups, groups for their members, members for
-rewards, functions and engines, and all of them for the prompter's credit.
+Some facts are wrong by themselves, with or without progress of the training. Why nothing is trained is then asked along
+the way of a batch, backwards: the learner waits for a batch, the buffer for groups, groups for their members, members
+for rewards, functions and engines, and all of them for the prompter's credit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topics.stalls import StallFound
 from topics.table import queues_of
 
 _LEAST_S = 5.0  # silence shorter than this is no stall
-_STEPS = 3.0  # nor is one shorter than so many steps
+_STEPS = 3.0  # nor is one shorter than this many steps
 _FIRST_S = 10.0  # before there is a pace to compare with
 _FEW_STEPS = 4  # of a stage, which make no pace
 _PACE_STEPS = 8  # the newest, from which a pace is taken
@@ -78,7 +78,7 @@ def diagnose(state: RunState) -> list[StallFound]:
     if found or ending or not state.opened_ns:
         return found
     found += [*faults(state), *live_faults(state)]
-    awaited = state.version is not None and _servers_start(state)  # the warm-up needs none of them
+    awaited = state.version is not None and _servers_start(state)  # the warm-up needs no engines
     if stalled_s(state) > patience_s(state) and not (awaited or _compiles(state)):
         found += _stall(state, found)
     return found
@@ -110,7 +110,7 @@ def _pace_s(state: RunState) -> float | None:
 
 
 def headline(state: RunState) -> str:
-    """Describe the run in one line, where nothing was found."""
+    """Describe the run in one line, without findings."""
     if state.finished or state.stop_requested:
         return "stopping"
     newest = state.steps[-1] if state.steps else None
@@ -164,7 +164,7 @@ def _starts(state: RunState) -> bool:
 def _servers_start(state: RunState) -> bool:
     """Return whether the inference servers of a run that was just opened may still take their time."""
     ready = any(engine.ready_ns > state.opened_ns for engine in state.engines.values())
-    awaited = bool(state.names_of("engine")) and not ready  # a run that goes on may have been scaled to none
+    awaited = bool(state.names_of("engine")) and not ready  # a resumed run may have been scaled to none
     return awaited and state.since_s(state.opened_ns) < state.config.engine.start_deadline_s
 
 
@@ -294,7 +294,7 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
         elif stuck:
             hanging.setdefault(actor.actor_id, []).append(work)
     if not stuck and (len(late) < len({prompt_of(work.id) for _, work in slow}) or len(late) > _BRIEF):
-        return  # many trajectories that advance: what is missing is credit
+        return  # many trajectories that advance: credit is missing
     for actor_id, pieces in hanging.items():
         evidence = f"{_times(pieces[0])} {_waiting_text(pieces[0].waiting)}, and {len(pieces) - 1} more hang"
         yield finding("rollout hanging", actor_id, evidence)

@@ -10,7 +10,7 @@ from topics.stalls import StallFound
 
 
 def how_it_ended(files: RunFiles) -> tuple[str, list[StallFound]]:
-    """Return the end of a run in one line, and why it ended where nobody asked for it.
+    """Return the end of a run in one line, and the reason unless it was requested.
 
     Raises:
         OSError, DamagedFile: its settings cannot be read.

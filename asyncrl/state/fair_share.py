@@ -1,7 +1,7 @@
-"""Whole processes of a pool, divided among runs by weight; over time where they do not divide. Time is passed in.
+"""Whole processes of a pool, divided among runs by weight; the remainder alternates over time. Time is passed in.
 
-Each run has the whole part of its quota always. Of what is left, a process goes on to the run that is owed most, once
-that is owed more than the tolerance allows: so moves are as rare as the tolerance lets them be.
+Each run has the whole part of its quota always. A process of the remainder moves to the run that is owed most, once
+that exceeds the tolerance, so that moves are rare.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Apportionment:
     def __init__(self, weights: Mapping[str, Fraction], count: int, window_s: float) -> None:
         self._weights, self._count = dict(weights), count  # exact, since quotas are rounded down; processes
         self._window_s = window_s  # over which shares shall hold
-        self._bound_s = _TOLERANCE * count * window_s  # process-seconds that the poorest may be behind the richest
+        self._bound_s = _TOLERANCE * count * window_s  # process-seconds that the poorest may lag the richest
         self._active: tuple[str, ...] = ()
         self._wanted: dict[str, int] = {}
         self._owed_s: dict[str, float] = {}  # process-seconds
@@ -40,7 +40,7 @@ class Apportionment:
         self._worked: deque[tuple[float, float, dict[str, int]]] = deque()  # until when, for how long, ready by run
 
     def decide(self, now_s: float, held: Mapping[str, Held]) -> dict[str, int]:
-        """Return how many processes each run shall have; empty where all may stay as it is, since nothing has work.
+        """Return the number of processes of each run; empty if nothing has to change because no run has work.
 
         Args:
             held: by run, of those that are there.
@@ -69,7 +69,7 @@ class Apportionment:
         return self._count * self._weights[run] / sum(self._weights[one] for one in self._active)
 
     def _account(self, now_s: float, held: Mapping[str, Held]) -> None:
-        """Take in what worked since the last look: of each run what it has now."""
+        """Record the work since the last look: the current processes of each run."""
         passed_s = now_s - self._looked_s if self._looked_s else 0.0
         self._looked_s = now_s
         self._worked.append((now_s, passed_s, {run: one.ready for run, one in held.items()}))
@@ -83,13 +83,13 @@ class Apportionment:
 
     def _charge(self, had_s: Mapping[str, float]) -> None:
         """Take in the process-seconds that each run had, or with other signs did not."""
-        most_s = self._count * max(self._window_s, _START_S)  # what is owed beyond that is forgotten
+        most_s = self._count * max(self._window_s, _START_S)  # larger debts are forgotten
         for run, seconds in had_s.items():
             owed_s = self._owed_s[run] + self.due(run) * sum(had_s.values()) - seconds
             self._owed_s[run] = max(-most_s, min(most_s, owed_s))
 
     def _deal(self, now_s: float, active: tuple[str, ...], held: Mapping[str, Held]) -> None:
-        """Divide anew: what is left over goes to those that have it already, then by the largest remainders."""
+        """Divide again: the remainder goes to its current holders, then by the largest remainders."""
         self._active, self._owed_s = active, dict.fromkeys(active, 0.0)
         self._changed(now_s)
         quotas = {run: self._quota(run) for run in active}

@@ -1,7 +1,7 @@
 """Several runs, one fleet: processes move between runs by weight, as the supervisor of each is asked.
 
-A run is asked for fewer first, and another for more once they have left: so two engines never meet on a card. Nothing
-is kept: who begins anew finds what each run has in its topics, and goes on from there.
+A run is asked for fewer first, and another for more once they have left: so two engines never meet on a card. It keeps
+no state: a restart finds the processes of each run in its topics and continues from there.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from topics.table import queues_of
 
 _POLL_S = 0.25  # between two looks, since nothing announces that time has passed
 _AGAIN_S = 1.0  # between two looks for a run that is not there
-_IDLE_S = 15.0  # in which a run without work keeps what it has
+_IDLE_S = 15.0  # seconds in which a run without work keeps its processes
 
 
 class Sharing(NamedTuple):
@@ -82,7 +82,7 @@ class _Member:
         return self.state.wanted[pool]
 
     def held(self, pool: str, now_s: float) -> Held:
-        """Return what it has of a pool, and whether it has had work lately."""
+        """Return its processes of a pool, and whether it has had work lately."""
         assert self.state is not None
         if _has_work(self.state):
             self._worked_s = now_s
@@ -119,11 +119,11 @@ class Sharer:
         self._dealt: dict[str, dict[str, int]] = {}  # by pool, as it was reported last
 
     async def run(self) -> None:
-        """Go on until all runs that have been there are over.
+        """Continue until all runs that appeared are over.
 
         Raises:
             WrongUsage: a run does not share these pools.
-            AsyncRLError: another process shares it, or it has not come to be there.
+            AsyncRLError: another process shares it, or it did not appear.
         """
         faults: list[BaseException] = []
         tasks = BackgroundTasks(faults.append)
@@ -153,7 +153,7 @@ class Sharer:
         return [member for member in self._members if member.state is not None]
 
     def _check_there(self, waited: bool) -> None:
-        """Give up where one of the names is no run's in time, or none of the runs was ever there and none is starting.
+        """Give up if a name has no run in time, or no run ever appeared and none is starting.
 
         Raises:
             AsyncRLError: which, and why.
@@ -223,7 +223,7 @@ class Sharer:
         return f"had {worked or 0.0:.2f} of {due:.2f} in the last {self._sharing.window_s:g} s"
 
     def _report_shares(self) -> None:
-        """Report the shares of the last window beside those by weight."""
+        """Report the shares of the last window and the shares by weight."""
         for pool, divided in self._divided.items():
             shares = divided.shares()
             words = ", ".join(f"{name} {share:.2f} of {divided.due(name):.2f}" for name, share in shares.items())
@@ -257,7 +257,7 @@ async def _joined(found: FoundRun) -> AsyncIterator[tuple[Bus, Watch]]:
 
 
 async def _ended(found: FoundRun, bus: Bus, watch: Watch) -> None:
-    """Wait until a run is over; one of this machine also where it was killed, with its server or without it."""
+    """Wait until a run is over; on this machine also if it was killed, with or without its server."""
     if found.root is None:
         await run_ended(bus)
         return
@@ -274,7 +274,7 @@ def _has_work(state: RunState) -> bool:
 
 
 def why_not(state: RunState, pool: str, count: int) -> str:
-    """Return why a run cannot share so many processes of a pool, and what to do; empty where it can."""
+    """Return why a run cannot share this many processes of a pool, and the remedy; empty if it can."""
     config = state.config
     known = [name for name in state.wanted if role_of(name) in MEASURED]
     if pool not in known:
@@ -290,7 +290,7 @@ def why_not(state: RunState, pool: str, count: int) -> str:
 
 
 def cards_that_meet(one: RunState, other: RunState, pool: str) -> str:
-    """Return how engines of two runs would meet on a card, and what to do; empty where they cannot.
+    """Return how engines of two runs would use one GPU, and the remedy; empty if they would not.
 
     The engines of a run have the first cards of its list: in lists that are each other's reverse, runs that have no
     more engines together than there are cards never have the same.

@@ -44,7 +44,7 @@ class FormattedMessage:
 
     @property
     def key(self) -> str:
-        """Return the key behind the topic's name."""
+        """Return the key after the topic's name."""
         return self.subject.rsplit(".", 1)[1] if self.subject.count(".") > 3 else ""
 
     @cached_property
@@ -66,7 +66,7 @@ class FormattedMessage:
 
     @property
     def message(self) -> Any:
-        """The decoded message; None where it has none inline, or cannot be read."""
+        """The decoded message; None if its body is not inline, or cannot be read."""
         return self._read[0]
 
     @property

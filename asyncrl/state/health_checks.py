@@ -78,7 +78,7 @@ _RECENT_S = 60.0
 _RESTART_S = 5.0  # beyond the pause before a restart, in which a process that ended is started again
 _SERVER_S = 10.0  # a server that does not answer for this long is dead
 _ANSWER_S = 5.0  # within which a server that is well samples, or loads
-_UPDATES = 5.0  # an update that takes so many times as long as the one before is none
+_UPDATES = 5.0  # an update that takes this many times as long as the previous one is stuck
 _FIRST_UPDATE_S = 30.0
 _COMPILING_S = 120.0  # after a server on a GPU is ready for the first time: its first requests take up to a minute
 _FALLBACKS = 2  # versions from the store, one after another, that should have come directly
@@ -100,7 +100,7 @@ def blockers(state: RunState) -> Iterator[StallFound]:
 
 
 def faults(state: RunState) -> Iterator[StallFound]:
-    """Everything else that is wrong by itself; what merely follows from something else is left out."""
+    """All other independent faults; consequences of other faults are left out."""
     yield from _streams(state, _NEARLY_FULL, _FULL)
     yield from _letters(state)
     ill: set[str] = set()
@@ -128,7 +128,7 @@ def faults(state: RunState) -> Iterator[StallFound]:
 
 
 def compiling(state: RunState) -> list[Engine]:
-    """Servers on GPUs that may still compile kernels: they answer nothing and sample nothing meanwhile."""
+    """Servers on GPUs that may still compile kernels: they neither answer nor sample during that time."""
     new = [one for one in state.engines.values() if one.first_ns and state.since_s(one.first_ns) < _COMPILING_S]
     pools = state.config.engine.pools
     on_gpus = {pool for pool, group in pools.items() if group.kind not in ("embedded", "scripted")}
@@ -258,7 +258,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
         yield finding("engine paused", engine_id, evidence)
         return
     if state.config.placement.colocate == "time_slice" and engine.state == "updating":
-        return  # the learner has the card, or the update has a deadline of its own
+        return  # the learner has the GPU, or the update has its own deadline
     if purpose_of(state.config, engine_id) != "training":
         return  # it holds the versions of evaluations, which end by their deadline and say why, or of a channel
     began_ns = actor.starts[-1]
@@ -332,7 +332,7 @@ def _unwritten(state: RunState) -> Iterator[StallFound]:
 
 
 def _failed_version(state: RunState, actor: Actor) -> str:
-    """The version over which an engine dies again and again, where it is one."""
+    """The version that repeatedly ends an engine, if any."""
     engine = state.engines.get(actor.actor_id)
     if engine is None or max(engine.updating_ns, engine.refused_ns) <= engine.ready_ns:
         return ""
@@ -342,7 +342,7 @@ def _failed_version(state: RunState, actor: Actor) -> str:
 
 
 def anomaly_text(step: BatchTrained) -> str:
-    """Return what was unusual in a step, and the trajectories that carry it."""
+    """Return the unusual figures of a step, and the trajectories that carry them."""
     assert step.anomaly is not None
     carriers = ", ".join(
         f"{one.trajectory_id} (gradient norm {one.grad_norm:.4g}, loss {one.loss:.4g})" for one in step.anomaly.carriers

@@ -43,7 +43,7 @@ class HistoryEvent(NamedTuple):
 
 
 class TrajectoryHistory(Fold):
-    """Collects the messages about one trajectory or its group; the batches are read before what was trained of them."""
+    """Collects the messages about one trajectory or its group; the batches are read before their trained steps."""
 
     def __init__(self, trajectory_id: str) -> None:
         self.trajectory_id = trajectory_id

@@ -1,4 +1,4 @@
-"""Findings of the doctor about live traffic: a channel that is held too far behind, and figures beyond their bounds."""
+"""Findings of the doctor about live traffic: a served version that is too old, and figures beyond their bounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from topics.roles import SUPERVISOR
 from topics.stalls import StallFound
 
 AHEAD = "retention_clock_ahead_s"  # vital sign of the supervisor: nothing is erased while it is not 0
-_SHARES = {  # vital sign, bound of `live.safety`, and what it is of
+_SHARES = {  # vital sign, bound of `live.safety`, and its object
     "live_invalid_calls": ("invalid_calls", "of the newest replies have a call of a tool that is none"),
     "live_questions": ("questions", "of the newest replies ask their user needlessly"),
     "live_disagreement": ("disagreement", "of the newest grades of judges are spoken against by their users"),

@@ -1,4 +1,4 @@
-"""Following a run's logs from now on with a bounded memory, what did not fit counted; and what is shown of them."""
+"""Following a run's logs from now on with bounded memory; skipped messages are counted; and their display."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def read_condition(word: str) -> Condition:
 
 
 def types_at(kind: Any, path: Sequence[str]) -> list[Any]:
-    """Return what may stand at a path of fields in values of a type; nothing where there is no such path."""
+    """Return the types at a path of fields in values of a type; empty for an unknown path."""
     if get_origin(kind) in (Union, UnionType):
         return [found for part in get_args(kind) if part is not NoneType for found in types_at(part, path)]
     if not path or kind is Any:
@@ -79,7 +79,7 @@ def types_at(kind: Any, path: Sequence[str]) -> list[Any]:
 
 
 def may_be(kind: Any, value: str) -> bool:
-    """Return whether a field of a type can have a value as it is given on the command line."""
+    """Return whether a field of a type can have the value of the command line."""
     if kind is bool:
         return value.lower() in ("true", "false")
     if kind in (int, float):
@@ -150,7 +150,7 @@ class Pattern:
                 raise WrongUsage(f"--where {key}={value}: {key} of {name} is {described(kind)}")
 
     def concerns(self, stream: Stream) -> bool:
-        """Return whether a stream holds what is meant."""
+        """Return whether a stream holds wanted messages."""
         return any(topic.stream is stream for topic in self._topics)
 
 
@@ -169,7 +169,7 @@ class LiveTap:
         self.missed = 0
 
     async def start(self) -> None:
-        """Begin behind the newest message that is there."""
+        """Begin after the newest stored message."""
         subjects = self._pattern.subjects(self._bus.run)
         for stream in STREAMS:
             if self._pattern.concerns(stream) and not stream.closed:

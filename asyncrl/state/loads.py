@@ -1,4 +1,4 @@
-"""The load of each pool of processes: what waits, what is under way, and what its processes work on at once."""
+"""The load of each pool of processes: waiting work, running work, and the capacity of its processes."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class Actor:
 
     @property
     def error(self) -> str:
-        """Return the reason for which it is not there; empty where it is, or was asked to leave."""
+        """Return the reason of its absence; empty if it is present, or was asked to leave."""
         return "" if self.live or self.asked else self.last_error
 
     def gauge(self, name: str) -> float | None:
@@ -59,7 +59,7 @@ class Actor:
         return self.vitals.values.get(name) if self.vitals is not None else None
 
     def ago_s(self, name: str) -> float:
-        """Seconds between a moment that its vital signs name and those signs themselves; 0 where they name none."""
+        """Seconds between a moment that its vital signs name and the vital signs; 0 if they name none."""
         at_s = self.gauge(name)
         return self.vitals.at_s - at_s if self.vitals is not None and at_s is not None else 0.0
 
@@ -68,7 +68,7 @@ class Actor:
         return sum(now_ns - start < _SOON_S * 1e9 and start >= opened_ns for start in self.starts)
 
     def on_started(self, message: ActorStarted, time_ns: int) -> None:
-        """Take in a start: one that follows no end that was asked for is a restart, any other the first of its own."""
+        """Take in a start: after an end that was not requested it is a restart, otherwise a first start."""
         again = self.starts if self.live or not self.asked else []
         self.restarts = self.restarts + 1 if again else 0
         self.host, self.pid = message.host, message.pid
@@ -88,7 +88,7 @@ class Actor:
             self.last_error, self.denied = message.reason, message.denied
 
     def on_opened(self, time_ns: int) -> None:
-        """Note that its owner starts it anew with the run: the end of its former process, and why, is past."""
+        """Note that its owner restarts it with the run: the end of its former process is past."""
         self.stopped_ns = time_ns if self.live else self.stopped_ns
         self.asked, self.last_error, self.denied = True, "", False
         self.pid, self.vitals = 0, None  # vital signs of that process do not count any more
@@ -121,7 +121,7 @@ class Engine:
     asked: bool = False  # it was asked to leave
     found: str = ""  # name of weights that another client gave it
     found_ns: int = 0
-    fallback: str = ""  # why its newest version came from the store, where it should come directly
+    fallback: str = ""  # why its newest version came from the store instead of directly
     fallbacks: int = 0  # such versions, one after another
 
     @property
@@ -244,7 +244,7 @@ def one_line(text: str, command: str) -> str:
 
 
 def spans_text(numbers: Iterable[int]) -> str:
-    """Return numbers in their order, those that follow each other as `3 to 7`; "none" where there are none."""
+    """Return numbers in their order, consecutive ones as `3 to 7`; "none" if there are none."""
     spans: list[list[int]] = []
     for number in sorted(set(numbers)):
         if spans and number == spans[-1][-1] + 1:
@@ -271,6 +271,6 @@ def evaluation_text(scored: EvalScored) -> str:
 
 
 def reward_text(reward: float, turn_rewards: Sequence[float]) -> str:
-    """Return a reward with those of its turns, where there are any."""
+    """Return a reward with the rewards of its turns, if any."""
     turns = ", ".join(f"{value:g}" for value in turn_rewards)
     return f"reward {reward:g}" + (f" (turns {turns})" if turns else "")

@@ -1,4 +1,4 @@
-"""The actors of a run and its inference servers: which are wanted, which there are, what they hold."""
+"""The actors of a run and its inference servers: wanted, present, and their load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Roster(Fold):
         self.scaled_for = 0  # sequence of the newest request that is answered
         self.scalings: dict[str, Scaling] = {}  # the newest of each pool since the first start
         self.autoscale_fault = ""  # why the user's function does not answer
-        self.announced: dict[str, str] = {}  # addresses of engines that were announced while the run went on
+        self.announced: dict[str, str] = {}  # addresses of engines that were announced during the run
         self.withdrawn: set[str] = set()  # engines that shall be left
         self.engines: dict[str, Engine] = {}  # by name
         self.vitals_ns = 0  # newest vital signs of any actor

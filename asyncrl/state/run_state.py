@@ -1,4 +1,4 @@
-"""The state of a run: one fold of what is published, which commands, the doctor and exporters read."""
+"""The state of a run: one fold of its messages, for commands, the doctor and exporters."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class RunState(Roster):
         self.failure = ""  # last output of a run that failed
         self.now_ns = 0  # server's clock when this was looked at; 0 while it is followed
         self.first_ns = self.last_ns = 0  # first and newest message
-        self.opened_ns = 0  # when `up` began, or went on
+        self.opened_ns = 0  # when `up` started, or resumed
         self.serves_ns = 0  # when a gateway was first seen to accept requests
         self.stop_requested = False
         self.finished_at: int | None = None  # step at which training was reported finished
         self.steps: list[Step] = []  # the newest few, each once
         self.rewards: list[float] = []  # mean of each RL step
         self.warmup_steps = 0
-        self.first_new: int | None = None  # step from which a resumed run trains what it sampled since
+        self.first_new: int | None = None  # step from which a resumed run trains tokens that it sampled since
         self.version: int | None = None  # newest published
         self.unchanged = WeightsUnchanged(0, 0, "")  # the newest one
         self.rejected = ""  # why no version was published since the newest one
@@ -113,7 +113,7 @@ class RunState(Roster):
         self.packed, self.packed_ns, self.drops, self.failed.new = headers.step, record.time_ns, {}, {}
 
     def on_gone(self) -> None:
-        """Note that no process of the run is left, whatever its logs hold."""
+        """Note that no process of the run is left, although its logs show no end."""
         if self.phase == "starting" and self.failure:
             self.phase = "failed"  # its supervisor was not started again
         elif not self.over:
@@ -146,7 +146,7 @@ class RunState(Roster):
 
     @property
     def finished(self) -> bool:
-        """Return whether training is over: a run that was made longer has finished before and goes on."""
+        """Return whether training is over: an extended run has finished before and continues."""
         return self.finished_at is not None and self.finished_at >= self.total
 
     @property
@@ -193,7 +193,7 @@ class RunState(Roster):
         return {name: fill for name, fill in self.streams.items() if name in payloads}
 
     def rates(self) -> dict[str, float]:
-        """Steps, trajectories and tokens trained, and tokens sampled, per second; what is not known yet is left out."""
+        """Steps, trajectories and tokens trained, and tokens sampled, per second; unknown ones are left out."""
         found: dict[str, float] = {}
         sampled = sum(actor.tokens_per_s for actor in self.actors.values() if actor.live)
         if sampled:
@@ -218,7 +218,7 @@ class RunState(Roster):
     def _on_trained(self, message: BatchTrained, record: Record) -> None:
         before = [step for step in self.steps if step.message.step < message.step]
         if before and before[-1].time_ns < self.opened_ns <= record.time_ns:
-            # So many batches of groups may have been open when the run ended.
+            # This many batches of groups may have been open when the run ended.
             self.first_new = message.step + self.config.buffer.max_lag + 1
         self.steps = [*before, Step(message, record.time_ns)][-RECENT_STEPS - 1 :]
         if message.stage == "warmup":
@@ -262,7 +262,7 @@ class RunState(Roster):
         if self.finished and self.phase in ("starting", "running"):
             self.phase = "stopping"
         elif self.finished and self.phase == "stopped" and not self.stop_requested:
-            self.phase = "finished"  # logs are read beside each other: the end of the run may be known already
+            self.phase = "finished"  # logs are read concurrently: the end of the run may be known already
         where = f"; model in {message.exported}" if message.exported else ""
         self.report("news", record.time_ns, f"training finished at step {message.step}{where}")
 
@@ -272,7 +272,7 @@ class RunState(Roster):
 
     @property
     def stages_begun(self) -> list[Begun]:
-        """Its stages by number of their first prompt, those that it was forked behind first."""
+        """Its stages by number of their first prompt, those before a fork first."""
         return [*first_stages(self.config.start), *((began.prompt, began.name) for began in self.stages)]
 
     # -- faults, and room
@@ -324,7 +324,7 @@ class RunState(Roster):
             self.report("news", record.time_ns, "the gateway accepts requests")
 
     def _on_opened(self, message: RunOpened, record: Record) -> None:
-        """A run begins or goes on: what was asked and how it ended before is past."""
+        """A run starts or resumes: earlier requests and ends are past."""
         resumed = self.opened_ns > 0
         self.config = read_settings(message.settings)
         self.total, self.warmup_steps, self.opened_ns = message.steps, message.warmup_steps, record.time_ns

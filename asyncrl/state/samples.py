@@ -39,7 +39,7 @@ _LARGEST = 4  # no row takes more than this part of the file
 class Turn(msgspec.Struct):
     """A part of a conversation."""
 
-    sampled: bool  # by the policy; else observed: a tool's answer, or whatever else the rollout function added
+    sampled: bool  # by the policy; otherwise observed: a tool's answer, or other text of the rollout function
     text: str
 
 
@@ -47,14 +47,14 @@ class Sample(msgspec.Struct):
     """One answer of the policy."""
 
     name: str  # of the trajectory
-    reward: float | None  # None where it is not graded, or was not looked for
+    reward: float | None  # None if it is not graded, or was not looked up
     prompt: Any
     completion: str  # the text that was graded
     label: Any
     tokens: int | None = None  # sampled
     truncated: bool = False
     hybrid: bool = False
-    turns: list[Turn] = []  # the text behind the prompt, where that is more than one answer
+    turns: list[Turn] = []  # the text after the prompt, if it is more than one answer
     metrics: dict[str, float] = {}  # that the rollout function gave
     artefacts: dict[str, str] = {}  # the beginnings of those
     task: str = ONLY_TASK
@@ -80,7 +80,7 @@ class SampleReader:
         self._model = model  # directory with the tokenizer; None on another machine: turns cannot be read
 
     async def read(self, trajectory_id: str, sequence: int) -> Sample | None:
-        """The result with this sequence in TRAJECTORIES; None where it was trimmed or cannot be read."""
+        """The result with this sequence in TRAJECTORIES; None if it was trimmed or cannot be read."""
         record = await read_message(self._bus, TRAJECTORIES, sequence)
         if record is None:
             return None
@@ -129,7 +129,7 @@ class SampleReader:
         return "".join(self._tokenizer.decode_all(tokens.tolist()) for tokens in observed)
 
     def _turns(self, segments: list[Segment]) -> list[Turn]:
-        """Split segments where sampled tokens begin and end; none where that is one prompt and one answer."""
+        """Split segments where sampled tokens begin and end; empty for one prompt with one answer."""
         changes = [np.flatnonzero(np.diff(segment.mask)) + 1 for segment in segments]
         if (len(segments) < 2 and all(len(at) < 2 for at in changes)) or self._tokenizer is None:
             return []
@@ -141,7 +141,7 @@ class SampleReader:
 
 
 def gone_sample(name: str, error: Exception) -> Sample:
-    """Return what is left of a sample that was purged."""
+    """Return the remains of a purged sample."""
     return Sample(name, None, None, f"(nothing can be read: {error})", None)
 
 
@@ -173,7 +173,7 @@ def _sealed_as(sample: Sample) -> bytes:
 
 
 def _shown(artefact: bytes) -> str:
-    """Return an artefact as text, cut where it is long."""
+    """Return an artefact as text, cut if it is long."""
     text = artefact[:_SHOWN_BYTES].decode(errors="replace")
     return text if len(artefact) <= _SHOWN_BYTES else f"{text} ... ({len(artefact):,} bytes)"
 
@@ -183,10 +183,10 @@ class SamplesFile:
 
     def __init__(self, root: Path, max_bytes: int = 0) -> None:
         self.path = root / "samples.jsonl"
-        self._max_bytes = max_bytes  # that it may take; of no meaning where it is only read
+        self._max_bytes = max_bytes  # its largest size; unused if the file is only read
 
     def rows(self) -> Iterator[SampleRow]:
-        """All rows that can be read: the last one may be under way, others may be of another version."""
+        """All readable rows: the last one may be unfinished, others may be of another version."""
         decoder = msgspec.json.Decoder(SampleRow)
         if self.path.exists():
             with self.path.open("rb") as file:
@@ -217,7 +217,7 @@ class SamplesFile:
             file.write(line)
 
     def _thin(self, needed: int) -> None:
-        """Keep rows spread evenly over the run, the newest among them, until so many bytes are free."""
+        """Keep rows spread evenly over the run, the newest among them, until this many bytes are free."""
         lines = [(row, msgspec.json.encode(row) + b"\n") for row in self.rows()]
         while sum(len(line) for _, line in lines) + needed > self._max_bytes:
             first, parts = min(row.step for row, _ in lines), len(lines) // 3

@@ -48,7 +48,7 @@ _LEFT_OUT = ("streams", "groups", "learner", "answers", "metrics", "queues", "en
 
 
 class _Pieces:
-    """Pieces of markup, on as many lines as they take; one is broken only where it is longer than a line."""
+    """Pieces of markup, on as many lines as needed; a piece is broken only if it is longer than a line."""
 
     def __init__(self, pieces: Sequence[str]) -> None:
         self._pieces = [Text.from_markup(piece, overflow="fold") for piece in pieces]
@@ -75,13 +75,13 @@ class _Fitting:
         self._pictures = pictures
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        room = options.size.height - 1  # the cursor has a line of its own below it
+        room = options.size.height - 1  # the cursor has a separate line below it
         fitting = (shown for shown in self._pictures if len(console.render_lines(shown, options, pad=False)) <= room)
         yield next(fitting, self._pictures[-1]) if console.is_terminal else self._pictures[0]
 
 
 def render(status: RunStatus, width: int | None = None) -> RenderableType:
-    """A panel with what is known of a run, `width` cells wide: everything, or what a lower terminal has room for."""
+    """A panel with the state of a run, `width` cells wide: everything, or the rows that fit a lower terminal."""
     facts = {name: pieces for name, pieces in _facts(status).items() if pieces}
     live = bool(status.actors) and status.state not in _OVER
     tables = [_fleet(status)] if live else []
@@ -97,7 +97,7 @@ def render(status: RunStatus, width: int | None = None) -> RenderableType:
 def _panel(
     status: RunStatus, width: int | None, facts: dict[str, list[str]], tables: Sequence[RenderableType], blank: int
 ) -> Panel:
-    """One of the pictures, with so many blank lines at its edges."""
+    """One of the pictures, with this many blank lines at its edges."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(justify="right", style="dim", no_wrap=True, min_width=8)  # labels stay whole
     grid.add_column()
@@ -138,7 +138,7 @@ def bar(share: float, width: int) -> str:
 
 
 def _facts(status: RunStatus) -> dict[str, list[str]]:
-    """Return what is known by its label, as pieces of markup; none where it is not known."""
+    """Return a figure by its label, as pieces of markup; empty if it is unknown."""
     groups = {"open": status.open_groups, "ready": status.ready_groups}
     groups |= {f"dropped for {reason}": count for reason, count in status.groups_dropped.items()}
     metrics, answers = status.metrics, dict[str, str]()
@@ -258,7 +258,7 @@ def _engines(status: RunStatus) -> list[str]:
 
 
 def _scaled(scaled: ScalingStatus, now_s: float) -> list[str]:
-    """`2 to 4 by autoscale 0:42 ago: 130 wait for 512 places`, and why the rule leaves it as it is."""
+    """`2 to 4 by autoscale 0:42 ago: 130 wait for 512 places`, and why the rule does not change it now."""
     shown = []
     if scaled.at_s is not None:
         why = f": {escape(scaled.reason)}" if scaled.reason else ""
@@ -296,7 +296,7 @@ def _pools(status: RunStatus) -> list[tuple[str, int, list[ActorStatus]]]:
 
 
 def _fleet_in_short(status: RunStatus) -> list[str]:
-    """Return how many actors live and what they use, with the pools that lack some."""
+    """Return the number of living actors and their usage, with the pools that lack some."""
     pools = [(pool, wanted, sum(actor.live for actor in actors)) for pool, wanted, actors in _pools(status)]
     cores = sum(actor.vitals.get("cpu_share", 0.0) for actor in status.actors if actor.live)
     lacking = [f"[yellow]{pool} {live} of {wanted}[/]" for pool, wanted, live in pools if live < wanted]
@@ -329,7 +329,7 @@ class Lines:
         self._step_at = float("-inf")
 
     def refresh(self, state: RunState) -> None:
-        """Print what is new."""
+        """Print new events."""
         for event in state.take_events():
             if event.kind == "step":
                 self._waiting = event
@@ -354,7 +354,7 @@ class Lines:
 
 
 class Screen:
-    """A panel that is drawn anew; events scroll by above it."""
+    """A panel that is redrawn; events scroll by above it."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -366,7 +366,7 @@ class Screen:
         for event in state.take_events():
             if event.kind != "step":
                 self._console.print(Text(event_line(event, state), _STYLES[event.kind]), soft_wrap=True)
-        # Room for the ^C that a terminal writes behind the panel: one that wraps would shift everything.
+        # Room for the ^C that a terminal writes after the panel: a wrapped one would shift everything.
         self._live.update(render(run_status(state, time.time_ns()), self._console.width - 3), refresh=True)
 
     def close(self, state: RunState) -> None:

@@ -16,7 +16,7 @@ _EVALS = 32
 
 
 def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunStatus:
-    """Return the state at a time of the server's clock, with at most so many actors and engines."""
+    """Return the state at a time of the server's clock, with at most this many actors and engines."""
     newest, mean_lag = state.newest, state.mean_lag
     engines = [engine for _, engine in sorted(state.engines.items()) if engine.state != "gone"]
     evals = state.evals if len(state.evals) <= _EVALS else [state.evals[0], *state.evals[1 - _EVALS :]]
@@ -95,7 +95,7 @@ def _actor(actor: Actor, now_ns: int) -> ActorStatus:
 
 
 def curve(values: Sequence[float], points: int) -> list[float]:
-    """Return the means of at most so many stretches of equal length."""
+    """Return the means of at most this many stretches of equal length."""
     cells = min(points, len(values))
     bounds = [len(values) * cell // cells for cell in range(cells + 1)] if cells else []
     return [sum(values[a:b]) / (b - a) for a, b in pairwise(bounds)]

@@ -23,7 +23,7 @@ class Learnt(NamedTuple):
 
 
 async def learnt_from(bus: Bus, owner: str, before: str) -> Learnt:
-    """Look up what was trained of the turns of an owner, of days before another, whether they can be read or not.
+    """Look up trained turns of an owner, of days before a date, readable or not.
 
     Raises:
         BusGone: the server sends nothing more.

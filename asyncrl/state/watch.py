@@ -69,8 +69,9 @@ class _Part(NamedTuple):
     """Topics of one log, and how much of them is read before they are followed."""
 
     topics: tuple[Topic[Any], ...]
-    start: _Start = "all"  # "newest": of each subject; a number: so many messages of the log, up to the first topic's
-    brief: _Start = "all"  # the same for a diagnosis, which reads little whatever the logs hold; 0: nothing
+    # "newest": of each subject; a number: this many messages of the log, back from the end of the first topic
+    start: _Start = "all"
+    brief: _Start = "all"  # the same for a diagnosis, which reads little of any log; 0: nothing
 
 
 _PARTS = (  # starts and ends first, so that vital signs find their actor
@@ -88,7 +89,7 @@ _PARTS = (  # starts and ends first, so that vital signs find their actor
     _Part((FLEET_SCALED, AUTOSCALE_FAILED, STALL_FOUND, STALL_ENDED, ADMISSION_PAUSED, ADMISSION_RESUMED)),
     _Part((STREAM_TRIMMED,), brief=0),
     _Part((ENGINE_READY, ENGINE_UPDATING, WEIGHTS_REFUSED, ENGINE_GONE), "newest", "newest"),
-    _Part((BATCH_TRAINED,), brief=64),  # a few steps, and what is published between them
+    _Part((BATCH_TRAINED,), brief=64),  # a few steps, and the messages between them
     _Part(
         (WEIGHTS_PUBLISHED, WEIGHTS_UNCHANGED, WEIGHTS_REJECTED, CHECKPOINT_SAVED, TRAINING_FINISHED),
         "newest",
@@ -104,7 +105,7 @@ _PARTS = (  # starts and ends first, so that vital signs find their actor
 
 
 class Watch:
-    """Follows a run; `state` is what is known of it."""
+    """Follows a run; `state` is its current state."""
 
     def __init__(self, bus: Bus, state: RunState) -> None:
         self.state = state
@@ -115,7 +116,7 @@ class Watch:
         self._news = asyncio.Event()
 
     async def start(self, *, brief: bool = False) -> None:
-        """Read what was published so far, then follow.
+        """Read all messages so far, then follow.
 
         Args:
             brief: read no more than a diagnosis needs.
@@ -155,7 +156,7 @@ class Watch:
             await listener.close()
 
     async def wait_for_end(self) -> None:
-        """Fold in what was published until the supervisor left, as far as it comes within two seconds."""
+        """Fold in messages from before the supervisor left, if they arrive within two seconds."""
         with contextlib.suppress(BusError, TimeoutError):
             async with asyncio.timeout(2):
                 last = await read_last(self._bus, ACTOR_STOPPED, SUPERVISOR)
@@ -226,7 +227,7 @@ class Watch:
         return max(server_time_ns(one["now"]) for one in found.values())
 
     async def _figures(self, sequence: int) -> dict[str, float]:
-        """Figures of one batch, without reading the log of all; empty where it cannot be read."""
+        """Figures of one batch, without reading the whole log; empty if it cannot be read."""
         record = await read_message(self._bus, BATCHES, sequence)
         try:
             return (await read(self._bus, BatchPacked, record)).figures if record is not None else {}
@@ -251,10 +252,10 @@ async def read_state(bus: Bus, *, brief: bool = False) -> RunState:
 
 
 async def collect_state(address: BusAddress, run: str, root: Path | None) -> RunState:
-    """The state of a run for a diagnosis, on a connection of its own; a server that cannot be asked is part of it.
+    """The state of a run for a diagnosis, on a separate connection; an unreachable server is part of it.
 
     Args:
-        root: the run's directory, where it is on this machine.
+        root: the run's directory, if it is on this machine.
     """
     state = RunState(run)
     try:

@@ -1,1 +1,1 @@
-"""The HTTP APIs of the gateway: each parses request bodies and renders replies; none of them does I/O."""
+"""The HTTP APIs of the gateway: each parses request bodies and renders replies, without I/O."""

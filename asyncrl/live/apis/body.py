@@ -37,7 +37,7 @@ class Body:
         self._fields: dict[str, Any] = {name: value for name, value in fields.items() if value is not None}
 
     def decode(self, raw: bytes) -> Any:
-        """Return JSON of the body, which may stand in a text of it; all together it has a bounded number of values.
+        """Return JSON of the body, which may be a text inside it; the number of its values is bounded.
 
         Raises:
             LiveError: there are too many.
@@ -68,7 +68,7 @@ class Body:
             raise refusal(name, "is not supported by this gateway; leave it out")
 
     def get(self, name: str) -> Any:
-        """Return a field as it came; None where it is absent."""
+        """Return an original field; None if it is absent."""
         return self._fields.get(name)
 
     def text(self, name: str) -> str:
@@ -79,22 +79,22 @@ class Body:
         return value
 
     def named(self, *names: str) -> str:
-        """Return the first of some fields that is a text; "" where none is: whatever else they hold changes nothing."""
+        """Return the first of some fields that is a text; "" if there is none: other values change nothing."""
         return next((value for name in names if isinstance(value := self._fields.get(name), str)), "")
 
     def flag(self, name: str, *, absent: bool = False) -> bool:
-        """Return a truth value, and another where it is absent."""
+        """Return a truth value, or a default if it is absent."""
         value = self._fields.get(name, absent)
         if not isinstance(value, bool):
             raise refusal(name, f"is {shown(value)}; expected true or false")
         return value
 
     def count(self, name: str, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Return a whole number; None where it is absent."""
+        """Return a whole number; None if it is absent."""
         return self._number(name, "a whole number", lambda value: type(value) is int, least, most)
 
     def real(self, name: str, least: float, most: float) -> float | None:
-        """Return a number; None where it is absent."""
+        """Return a number; None if it is absent."""
         value = self._number(name, "a number", lambda value: type(value) in (int, float), least, most)
         return None if value is None else float(value)
 
@@ -188,7 +188,7 @@ def answerable(messages: list[Message], field: str) -> list[Message]:
 
 
 def values_in(raw: bytes) -> int:
-    """Return how many commas and brackets JSON has outside of its texts: what it takes to read it follows from them."""
+    """Return the number of commas and brackets of JSON outside its texts, which bounds the cost of reading it."""
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     marks = plain.count(b'"')
     if marks > 4 * MOST_VALUES:  # each value has a key and a text at most
@@ -202,7 +202,7 @@ def refusal(field: str, words: str) -> LiveError:
 
 
 def shown(value: Any) -> str:
-    """Return a wrong value as JSON, cut where it is long."""
+    """Return a wrong value as JSON, cut if it is long."""
     text = msgspec.json.encode(value).decode()
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
 
@@ -214,10 +214,10 @@ def kind_of(value: Any) -> str:
 
 
 def schema_of(given: Any, field: str, *, inside: str = "") -> str:
-    """Return the JSON schema that a reply must have, as JSON; "" where it may be any text.
+    """Return the JSON schema that a reply must have, as JSON; "" if any text is allowed.
 
     Args:
-        given: the form as it came; None where it is absent.
+        given: the original form; None if it is absent.
         field: of the body, for refusals.
         inside: key of the object that has the schema; "": the form itself has it.
 

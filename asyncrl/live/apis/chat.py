@@ -165,7 +165,7 @@ def _logprobs(ending: Ending) -> dict[str, Any] | None:
 
 
 def _fingerprint(ending: Ending) -> str | None:
-    """Return the versions of the weights that sampled a reply, as `v12` or `v12-v13`; None of an empty reply."""
+    """Return the versions of the weights that sampled a reply, as `v12` or `v12-v13`; None for an empty reply."""
     if ending.versions is None:
         return None
     oldest, newest = ending.versions

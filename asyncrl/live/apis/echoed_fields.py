@@ -25,13 +25,13 @@ REPEATED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-"""Their values where they are absent. Those that are ignored are not repeated, but `metadata`."""
+"""Their values if they are absent. Those that are ignored are not repeated, but `metadata`."""
 
 _MOST = 2**18  # bytes of them: they are kept while their request waits, and sent with several events
 
 
 def repeated_of(fields: Body) -> dict[str, Any]:
-    """Return those of a request as they came; of what is too large together the largest are left out."""
+    """Return the original fields of a request; if they are too large together, the largest are left out."""
     given = {name: value for name in REPEATED if (value := fields.get(name)) is not None}
     if fields.size <= _MOST:
         return given

@@ -107,7 +107,7 @@ class _MessageEvents:
         return first + _event("content_block_delta", index=self._number, delta=part)
 
     def _opened(self, kind: Literal["text", "thinking"], block: dict[str, Any]) -> bytes:
-        """Return the begin of a block, where it has not begun."""
+        """Return the begin of a block, unless it has begun."""
         if self._block == kind:
             return b""
         before, self._block = self._closed(), kind
@@ -125,7 +125,7 @@ class _MessageEvents:
         )
 
     def _closed(self) -> bytes:
-        """Return the end of the block that is open, where one is."""
+        """Return the end of the open block, if any."""
         if not self._block:
             return b""
         kind, self._block, number, last = self._block, "", self._number, b""
@@ -165,7 +165,7 @@ def _thoughts(fields: Body) -> Literal["", "text"]:
 
 
 def _thinking(text: str, turn: str) -> dict[str, Any]:
-    """Return a block of reasoning; its signature names the turn, whose stored tokens the next request goes on with."""
+    """Return a block of reasoning; its signature names the turn whose stored tokens the next request continues."""
     return {"type": "thinking", "thinking": text, "signature": turn}
 
 

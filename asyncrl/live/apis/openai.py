@@ -28,7 +28,7 @@ def top_of(fields: Body, *, reported: bool) -> int:
 
 
 def token_logprobs(ending: Ending) -> list[dict[str, Any]]:
-    """Return one object for each token; none where none were asked for."""
+    """Return one object for each token; empty if none were requested."""
     return [
         _one(sampled.text, sampled.logprob) | {"top_logprobs": [_one(*likely) for likely in sampled.top]}
         for sampled in ending.sampled or []

@@ -100,7 +100,7 @@ class _ResponseEvents:
         return first + self._event("response.output_text.delta", **self._place, delta=delta, logprobs=[])
 
     def _opened(self) -> bytes:
-        """Return the begin of a message, where none is open."""
+        """Return the begin of a message, unless one is open."""
         if self._place:
             return b""
         before = self._thought()
@@ -113,7 +113,7 @@ class _ResponseEvents:
         return first + self._event("response.content_part.added", **self._place, part=_part(""))
 
     def _closed(self, status: str, ending: Ending | None = None) -> bytes:
-        """Return the end of the message that is open, where one is: clients keep items in the order of their ends."""
+        """Return the end of the open message, if any: clients keep items in the order of their ends."""
         if not self._place:
             return b""
         place, self._place = self._place, {}
@@ -152,7 +152,7 @@ class _ResponseEvents:
         return first + self._reasoning("delta", delta=delta)
 
     def _thought(self) -> bytes:
-        """Return the end of the reasoning, where it is open: it is the first item."""
+        """Return the end of the reasoning, if it is open: it is the first item."""
         if not self._thinking:
             return b""
         self._thinking, text = False, "".join(self._thoughts)
@@ -163,7 +163,7 @@ class _ResponseEvents:
 
     @property
     def _reasoning_place(self) -> tuple[str, dict[str, Any]]:
-        """Return what names of events begin with, and where the reasoning stands."""
+        """Return the prefix of event names, and the index of the reasoning."""
         place = {"item_id": f"rs_{self._opening.turn}", "output_index": 0}
         if self._request.thoughts == "summary":
             return "reasoning_summary", place | {"summary_index": 0}
@@ -255,7 +255,7 @@ def _take(fields: Body, messages: list[Message], entry: Message, where: str) -> 
             )
             message = turn | thought | message
             if messages and "tool_calls" in messages[-1]:
-                # Text behind a call, in the same reply: no result of it stands between the two. There may be thousands.
+                # Text after a call, in the same reply: no result separates the two. There may be thousands.
                 before = messages.pop()
                 said = before["content"] if isinstance(before["content"], list) else [before["content"]]
                 said.append(message["content"])
@@ -268,12 +268,12 @@ def _take(fields: Body, messages: list[Message], entry: Message, where: str) -> 
 
 
 def _whole(message: Message) -> Message:
-    """Return a message with its text, which came in parts where calls stood between them."""
+    """Return a message with its text, which has several parts if calls separate them."""
     return message if isinstance(message["content"], str) else message | {"content": "".join(message["content"])}
 
 
 def _response(opening: Opening, request: Request, ending: Ending | None = None) -> dict[str, Any]:
-    """The response, under way or at its end."""
+    """The response, unfinished or at its end."""
     status, output, usage, details = "in_progress", [], None, None
     if ending is not None:
         status = "incomplete" if ending.finish == "length" else "completed"
@@ -316,7 +316,7 @@ def _called(call: Call) -> dict[str, Any]:
 
 
 def _item_id(opening: Opening, number: int = 0) -> str:
-    """Return the id of a message of a reply; one behind a call has a number, too."""
+    """Return the id of a message of a reply; a message after a call also has a number."""
     return f"{_MESSAGE}{opening.turn}" + (f"_{number}" if number else "")
 
 
@@ -332,8 +332,8 @@ def _part(text: str, ending: Ending | None = None) -> dict[str, Any]:
 def reasoning_item(opening: Opening, request: Request, text: str, *, status: str = "completed") -> dict[str, Any]:
     """Return the item.
 
-    What stands as `encrypted_content` is no content: it names the turn, whose stored tokens the next request goes on
-    with.
+    The value of `encrypted_content` is no content: it names the turn, from whose stored tokens the next request
+    continues.
     """
     summary = request.thoughts == "summary"
     part = [reasoning_part(request, text)] if text else []
@@ -348,7 +348,7 @@ def reasoning_part(request: Request, text: str) -> dict[str, Any]:
 
 
 def take_reasoning(messages: list[Message], entry: Message, where: str) -> None:
-    """Add an item that comes back: the message behind it joins it.
+    """Add a returned item: the next message joins it.
 
     Raises:
         LiveError: its content or its summary is no list.

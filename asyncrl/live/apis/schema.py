@@ -28,9 +28,9 @@ class LiveError(AsyncRLError):
         super().__init__(message)
         if fault == "overloaded" and retry_s is None:
             retry_s = _OVERLOAD_S
-        self.retry_s = retry_s  # seconds after which it may be tried again, where that is known
+        self.retry_s = retry_s  # seconds after which to try again, if known
         self.fault = fault
-        self.field = field  # of the body, where one is at fault
+        self.field = field  # of the body, if one is at fault
         self.code = code  # in the words of its API, by which agents and SDKs know what to do; None: that of the fault
 
 
@@ -73,7 +73,7 @@ def assistant_message(text: str, calls: list[Call], *, thoughts: str = "", turn:
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request for one reply; None stands for what the request leaves to the gateway."""
+    """A request for one reply; None leaves a value to the gateway."""
 
     model: str
     messages: list[dict[str, Any]]  # as chat templates take them, contents are text; the last is not the assistant's
@@ -92,7 +92,7 @@ class Request(msgspec.Struct, frozen=True):
     usage: bool = False  # the stream reports its tokens; only chat completions ask
     user: str = ""  # of the client, who says so
     logprobs: bool = False  # of the tokens of the reply are wanted
-    top_logprobs: int = 0  # of so many of the likeliest tokens in each place
+    top_logprobs: int = 0  # of this many likeliest tokens at each position
     forced: str | None = None  # the tool that it must call; "": any; None: it may answer without
     schema: str = ""  # JSON schema of the reply, as JSON; "": any text
     thoughts: Literal["", "text", "summary"] = ""  # how the reasoning before the reply is returned; "": not at all
@@ -101,7 +101,9 @@ class Request(msgspec.Struct, frozen=True):
     repeated: dict[str, Any] = {}  # fields that a reply of its API repeats, as they came
 
     def without_prompt(self) -> Request:
-        """Return what is needed of it once its prompt is written: the rest may be megabytes, and it may wait long."""
+        """Return the parts that are needed after its prompt is written: the rest may be megabytes, and the request may
+        wait long.
+        """
         names = [tool.get("function", {}).get("name") for tool in self.tools]
         tools: list[dict[str, Any]] = [{"function": {"name": name}} for name in names]
         return msgspec.structs.replace(self, messages=[], tools=tools, user="")
@@ -137,7 +139,7 @@ class Ending(msgspec.Struct, frozen=True):
     finish: Literal["stop", "length"]
     stop: str | None = None  # the stop sequence that ended it
     calls: list[Call] = []  # of tools; not in the text
-    sampled: list[Sampled] | None = None  # all tokens but the end of the reply; None where they were not asked for
+    sampled: list[Sampled] | None = None  # all tokens except the end of the reply; None if they were not requested
     thoughts: str = ""  # reasoning before the text, which is not part of it
     thought_tokens: int = 0  # of `tokens`
     cached: int = 0  # tokens of the prompt that the engine had in its prefix cache
@@ -145,7 +147,7 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class Events(Protocol):
-    """One reply as server-sent events. Each method returns what is to be written next, b"" for nothing."""
+    """One reply as server-sent events. Each method returns the next bytes to write, b"" for nothing."""
 
     def begin(self) -> bytes:
         """Return the events before the first token."""
@@ -166,7 +168,7 @@ class Events(Protocol):
         """Return the last events of a reply that is whole."""
 
     def done(self, endings: list[Ending]) -> bytes:
-        """Return what follows behind the ends of all replies to the request."""
+        """Return the bytes after the ends of all replies to the request."""
 
     def fail(self, error: LiveError) -> bytes:
         """Return the last events of a reply that ends early."""

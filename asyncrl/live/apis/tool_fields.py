@@ -26,7 +26,7 @@ def declared(fields: Body, *, keys: str, parts: str = "parameters", hosted: Coll
     """Return the tools of a request as chat templates take them.
 
     Args:
-        keys: "function" where a tool's name stands in an object of this name, "" where it stands in the tool.
+        keys: "function" if a tool's name is in an object of this name, "" if it is in the tool.
         parts: the field with the JSON schema of its arguments.
         hosted: types of tools that are left out.
 
@@ -88,7 +88,7 @@ def call_of(fields: Body, name: Any, identity: Any, arguments: Any, where: str) 
     """Read a call that comes back.
 
     Args:
-        fields: of the body that it stands in.
+        fields: of the body around it.
         arguments: an object, or its JSON.
 
     Raises:

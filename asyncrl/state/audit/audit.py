@@ -21,7 +21,7 @@ _LATE_S = 30.0  # for the buffer to act on a deadline
 
 
 class Queue(NamedTuple):
-    """A work queue before the logs were read. It names what it holds by number only."""
+    """A work queue before the logs were read. It names its messages by number only."""
 
     acknowledged: int  # everything up to this sequence
     delivered: int = 0  # the newest one handed out
@@ -109,7 +109,7 @@ def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
 
 
 def _unscored(ledger: Ledger, group: Group, complete_ns: int) -> Iterator[Violation]:
-    """The buffer scores an evaluation as soon as it is complete, in the order of the grades."""
+    """The buffer scores an evaluation once it is complete, in the order of the grades."""
     since_ns = max(complete_ns, ledger.writers.claimed_ns.get(BATCHES.name, 0))
     late_s = (ledger.buffer_ns - since_ns) / 1e9
     if complete_ns < ledger.groups.scored_ns or late_s > _LATE_S:
@@ -118,10 +118,10 @@ def _unscored(ledger: Ledger, group: Group, complete_ns: int) -> Iterator[Violat
 
 
 def _passed_over(ledger: Ledger, group: Group, complete_ns: int) -> Iterator[Violation]:
-    """A complete group waits behind those that were open with it, and no longer.
+    """A complete group waits only for groups that were open with it.
 
-    Admission lets (max_lag + 1) batches of groups be open, so one of as many batches takes it; one more for groups that
-    a buffer which starts anew completes in another order, which is why only batches of the newest one count.
+    Admission allows (max_lag + 1) batches of open groups, so one of as many batches takes it; one more for groups that
+    a restarted buffer completes in another order, so only batches of the newest writer count.
     """
     if ledger.opening.config is None:
         return
@@ -162,7 +162,7 @@ def audit(ledger: Ledger, queues: Mapping[str, Queue]) -> Findings:
     """Compare the logs with each other, once all of them were read.
 
     Args:
-        ledger: of a run that goes on, no log was read further than those that hold the causes of what is on it.
+        ledger: of a live run, no log was read further than the logs with the causes of its messages.
         queues: by the role that works them off.
     """
     ledger.finish()
@@ -220,7 +220,7 @@ def _left_out(ledger: Ledger) -> Iterator[Violation]:
 
 
 def _steps(ledger: Ledger) -> Iterator[Violation]:
-    """Training begins with the first batch, takes what was packed, and names the messages that hold its batches."""
+    """Training begins with the first batch, takes packed batches, and names the messages of its batches."""
     training, first_step = ledger.training, ledger.opening.first_step
     trained = min((step for _, step in training.trained), default=None)
     for log, first in (("packed", min(ledger.batches, default=None)), ("trained", trained)):

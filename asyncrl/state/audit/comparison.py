@@ -23,7 +23,7 @@ from topics.ids import LIVE, letter_of, trajectory_name
 from topics.trajectories import TrajectoryGraded, VersionCount
 
 _SKEW_S = 2.0  # between the clocks that a deadline is measured with
-_BEHIND_S = 30.0  # that the buffer may be behind the grades
+_BEHIND_S = 30.0  # seconds that the buffer may lag the grades
 _OLD = "tokens that are older than the next batch may hold"
 
 
@@ -39,7 +39,7 @@ def group_violations(
 
     Args:
         stored: results by sequence, this group's and others'.
-        config: of the run, where it is known.
+        config: of the run, if known.
         one_lineage: whether no lineage ended: versions only rise.
     """
     yield from _ends(group)
@@ -69,7 +69,7 @@ def group_violations(
 
 
 def _ends(group: Group) -> Iterator[Violation]:
-    """Ends refer to what was issued, and what was issued has an end once its group was packed."""
+    """Ends refer to issued attempts, and an issued attempt has an end once its group was packed."""
     for key, end in group.ends.items():
         # A trajectory dropped for its lag is to be issued again, and may be dropped before it is.
         foreseen = isinstance(end, str) and key in group.again
@@ -148,7 +148,7 @@ def _evaluation_text(message: EvalRequested | EvalScored) -> str:
 
 
 def _exact(score: EvalScored) -> Iterator[Violation]:
-    """An evaluation by engines of its own has tokens of the version that was asked for and of no other."""
+    """An evaluation with its own engines has tokens of the requested version only."""
     for version, tokens in score.versions.items():
         if version != score.version and tokens:
             found = f"{tokens} tokens of version {version}"
@@ -222,7 +222,7 @@ def _drops(group: Group, config: Config) -> Iterator[Violation]:
 
 
 def _missing_cause(group: Group, key: Key, drop: Drop, config: Config) -> str:
-    """Return the missing cause of a member's drop; "" where there is one."""
+    """Return the missing cause of a member's drop; "" if it has one."""
     first = group.claims[key][0] if key in group.claims else None
     if drop.reason == "deadline":
         known = first is not None and first.time_ns < _seen_ns(drop)

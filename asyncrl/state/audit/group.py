@@ -41,7 +41,7 @@ class Issue(NamedTuple):
 
     sequence: int
     min_version: int
-    rows: str | None = None  # digest of its rows; "" where it has none, None where they were not read
+    rows: str | None = None  # digest of its rows; "" without rows, None if they were not read
 
 
 class Claim(NamedTuple):
@@ -77,7 +77,7 @@ class Stored(NamedTuple):
     digest: str  # "" where its body was not read
     size: int
     fault: str = ""  # fault of its body
-    rows: str = ""  # digest of the rows it was made from; "" where there are none, or they were not read
+    rows: str = ""  # digest of the rows it was made from; "" without rows, or if they were not read
     reward: float | None = None  # that its rollout function gave, if its body was read
     turn_rewards: tuple[float, ...] = ()
     lengths: tuple[int, ...] = ()  # tokens of its segments
@@ -126,7 +126,7 @@ class Group:
         self.submitted: set[Key] = set()  # results whose reward needs the whole group
         self.completed: dict[Key, Together] = {}  # those that one call grades with them
         self.completed_ns = 0  # server's clock at the newest of these
-        self.scores: dict[str, list[float | None]] = {}  # that one call gave, by the name of what it graded
+        self.scores: dict[str, list[float | None]] = {}  # grades of one call, by the name of the graded attempt
         self.ends: dict[Key, End] = {}
         self.drops: dict[Key, Drop] = {}  # of single members
         self.dropped: Drop | None = None  # of the group
@@ -221,7 +221,7 @@ class Group:
             yield Work(key, "groupreward", BATCHES.name, together.sequence)
 
     def used(self, key: Key, member: BatchMember) -> TrajectoryGraded | None:
-        """The grade that a batch took over, or None where there is no such grade; a reward may be overruled."""
+        """The grade that a batch took over, or None without such a grade; a reward may be overruled."""
         names = ("payload", *(() if member.overruled else ("reward",)), "unshaped", "turn_rewards")
         for _, grade, _ in self.claims.get(key, []):
             if grade is not None and all(getattr(grade, name) == getattr(member, name) for name in names):

@@ -1,6 +1,6 @@
 """The groups of a run: kept for as long as something of them is open, then compared and closed.
 
-Memory follows from what is open and not from how long the run is.
+Memory follows from open groups, not from the length of the run.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Groups(Fold):
         self._again: dict[Key, End | None] = {}  # attempts of closed groups that may be issued still, with their end
 
     def finish(self) -> None:
-        """All was read: compare what is not closed."""
+        """Everything was read: compare open groups."""
         for group in self.kept.values():
             self._compare(group)
 
@@ -278,7 +278,7 @@ class Groups(Fold):
         self._fold_if_whole(group)
 
     def _end(self, key: Key, end: End) -> bool:
-        """Note the end of an attempt; False where there was one before."""
+        """Note the end of an attempt; False if it had one before."""
         ended = self._has_ended(key, key.prompt_id, end)
         if not ended:
             self._group(key.prompt_id).ends[key] = end
@@ -359,7 +359,7 @@ class Groups(Fold):
                 self._need(group, key, sequence, Violation("damaged payload", str(key), error, WHOLE))
 
     def _need(self, group: Group, key: Key, sequence: int, violation: Violation) -> None:
-        """Note a result that is not whole, where it may be needed."""
+        """Note an incomplete result, if it may be needed."""
         end, contained = group.end_of(key), self._training.contained
         step = end if isinstance(end, int) and key in group.ends else None
         if end is None or (step is not None and (contained is None or step > contained)):

@@ -43,7 +43,7 @@ class Ledger(Fold):
         self.channel = Channel()
         self.live = Live(self.opening, self.violations)
         self.packed_ns: list[int] = []  # server's clock at each batch of RL
-        self.letters: dict[tuple[str, int], DeadLetter] = {}  # without what they hold, by stream and sequence
+        self.letters: dict[tuple[str, int], DeadLetter] = {}  # without bodies, by stream and sequence
         self.legible: set[tuple[str, int]] = set()  # of those, messages that can be read after all
         self.later_versions: set[int] = set()  # published after the learner's log was read
         self.unreadable = 0
@@ -63,7 +63,7 @@ class Ledger(Fold):
         the headers and others have of it.
 
         Raises:
-            LookupError, ValueError: values that are not what they must be.
+            LookupError, ValueError: invalid values.
         """
         self.writers.check(topic, message, record)
         if record.stream is BATCHES:
@@ -110,7 +110,7 @@ class Ledger(Fold):
                 part.apply(*unpack(record, None), record)
 
     def finish(self) -> None:
-        """All was read: compare what is not folded away."""
+        """Everything was read: compare the rest."""
         self.groups.finish()
         self.violations += [found for place, found in self._damaged.items() if place not in self.letters]
 

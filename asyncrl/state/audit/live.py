@@ -1,4 +1,4 @@
-"""Turns of live traffic in an audit: each is admitted once, and what is trained of it is what engines gave."""
+"""Turns of live traffic in an audit: each is admitted once, and trained tokens are those of the engines."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Live(Fold):
     def __init__(self, opening: Opening, violations: Violations) -> None:
         self._opening, self._violations = opening, violations
         self._begun: dict[str, TurnStarted] = {}
-        self._histories: dict[str, Any] = {}  # digest under way of prompt and reply, by turn
+        self._histories: dict[str, Any] = {}  # unfinished digest of prompt and reply, by turn
         self._ahead: dict[str, list[tuple[TurnStarted, TurnFinished]]] = {}  # stored before the end of their parent
         self._turns: dict[str, _Turn] = {}
         self._shadows: dict[str, str] = {}  # digests of shadow answers, by turn
@@ -209,7 +209,7 @@ class Live(Fold):
             self._violations.add("foreign tokens", message.trajectory_id, problem, f"{_EXPECTED} {admitted.turn_id}")
 
     def _turn_of(self, prompt_id: str, member: int) -> tuple[TurnAdmitted | None, Sibling | None]:
-        """Return the group of a prompt, and its member; None for what was never admitted."""
+        """Return the group of a prompt, and its member; None if it was never admitted."""
         number = number_of(prompt_id)
         group = self._admitted[number] if number < len(self._admitted) else None
         turns = group.turns if group is not None else []

@@ -17,7 +17,7 @@ from topics.actors import ReissueRequested, RunOpened
 from topics.ids import REISSUE, letter_of, number_of
 from topics.secrets import PurgeRequested
 
-# Settings that a run keeps for as long as it goes on, as far as its ledger follows from them.
+# Settings that a run never changes because its ledger follows from them.
 _FIXED = (
     "seed",
     "start",
@@ -42,7 +42,7 @@ class Opening(Fold):
     """The newest `run.opened`, whose settings are those of the first."""
 
     def __init__(self, violations: Violations) -> None:
-        self.config: Config | None = None  # of the first; None where there is none that can be read
+        self.config: Config | None = None  # of the first; None without a readable one
         self.fault = ""  # why its settings cannot be read
         self.steps: int | None = None  # RL steps of the run, as it was opened last
         self.first_step: int | None = None
@@ -92,7 +92,7 @@ class Opening(Fold):
             self.digests |= message.inputs
             self._settings.append((record.time_ns, config))
             learner = self.config.learner
-            for name in config.learner.filters:  # a run that goes on may have others, with their options
+            for name in config.learner.filters:  # a resumed run may have others, with their options
                 if name not in all_filters(self.config) and hasattr(learner.filter_options, name):
                     setattr(learner.filter_options, name, getattr(config.learner.filter_options, name))
             learner.filters = sorted({*learner.filters, *config.learner.filters})
@@ -118,7 +118,7 @@ class Opening(Fold):
 
     @property
     def keeps_tokens(self) -> bool:
-        """Return whether tokens stay until the end of the run, whatever checkpoints have."""
+        """Return whether tokens stay until the end of the run, for any checkpoints."""
         return (self.config or Config()).nats.keep == "run"
 
     def publishes(self, step: int) -> bool:

@@ -50,7 +50,7 @@ from topics.wire import Message, WireError
 
 _SEALED = "{:,} sealed messages of live traffic: their data keys were not purged; they are lost, or not for this login"
 _REPORT_S = 2.0  # seconds between progress reports
-# Effects before their causes: while their ends are looked up the run goes on.
+# Effects before their causes: the run continues while their ends are looked up.
 _ORDER = (ENGINES, TRAINING, BATCHES, GRADES, TRAJECTORIES, PROMPTS, SESSIONS, TURNS, FLEET, ACTORS, DEAD)
 _TURNS, _GRADES = (TURN_STARTED, TURN_FINISHED, TURN_SHADOWED), (TURN_JUDGED, FEEDBACK_GIVEN)
 
@@ -65,7 +65,7 @@ class Audited(NamedTuple):
 
 
 class RowCheck(Protocol):
-    """Notes the rows of what is issued, and compares them with the run's data."""
+    """Notes the rows of issued prompts, and compares them with the run's data."""
 
     async def compare(self) -> list[str]:
         """Compare all that was noted; returns why it cannot."""
@@ -134,7 +134,7 @@ async def audit_run(
 
 
 def _own_code(config: Config, own_code: bool) -> list[str]:
-    """Load the user's own algorithms; returns what is not compared where that cannot be done."""
+    """Load the user's own algorithms; returns the comparisons that are impossible without them."""
     used = {(name, "objectives of batches"): table for table, name in algorithms_of(config)}
     used |= {(name, f"groups that {name} dropped"): FILTERS for name in all_filters(config)}
     notes = []
@@ -169,11 +169,11 @@ def _reporting(
 
 
 async def _read_later(bus: Bus, ledger: Ledger, after: dict[Stream, int]) -> None:
-    """Read what a run that goes on says of messages read meanwhile: tokens may come from versions that were published
-    after the end of the learner's log was looked up, and results may have been trimmed since.
+    """Read later messages of a live run about messages that were already read: tokens may come from versions that were
+    published after the end of the learner's log was looked up, and results may have been trimmed since.
 
     Args:
-        after: sequence behind which to read, of each log.
+        after: the sequence of each log after which to read.
     """
     wanted = ((TRAINING, WEIGHTS_PUBLISHED), (FLEET, STREAM_TRIMMING))
     parts = [

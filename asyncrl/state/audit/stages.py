@@ -1,5 +1,6 @@
 """Check where the stages of a run began (as operators or settings asked, before the first prompt that obeys them),
-and which batches follow them."""
+and which batches follow them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class Stages(Fold):
 
     @property
     def begun(self) -> list[Begun]:
-        """All that began, those that the run was forked behind first."""
+        """All stages that began, those before a fork first."""
         config = self._opening.config
         return self._begun if config is None else [*first_stages(config.start), *self._begun]
 

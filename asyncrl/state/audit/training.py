@@ -54,14 +54,14 @@ class Training(Fold):
     def __init__(self, opening: Opening, violations: Violations) -> None:
         self.trained: dict[tuple[int, int], BatchTrained] = {}  # without metrics, by lineage and step
         self.trained_ns: dict[tuple[int, int], int] = {}  # server's clock of each of them
-        self.surviving: dict[int, BatchTrained] = {}  # by step, as it is in the newest weights
+        self.surviving: dict[int, BatchTrained] = {}  # by step, in the newest weights
         self.published: dict[tuple[int, int], str] = {}  # digest by lineage and version
         self.evaluations: dict[str, EvalRequested] = {}  # requests, by evaluation
         self.repeated: list[Repeated] = []
         self.checkpoints: list[Saved] = []
         self.contained: int | None = None  # batches up to this step were in all checkpoints kept: tokens may be gone
         self.lineage = 0  # the newest one
-        self._sequences: dict[tuple[int, int], int] = {}  # of what is in `trained`
+        self._sequences: dict[tuple[int, int], int] = {}  # of the steps in `trained`
         self._skips_ns: dict[int, int] = {}  # server's clock at the first request to skip a batch, by step
         self._newest: BatchTrained | None = None
         self._evaluated: dict[str, int] = {}  # newest version that an evaluation was requested for, by held-out set
@@ -137,7 +137,7 @@ class Training(Fold):
     def _on_ready(self, message: EngineReady, record: Record) -> None:
         """An engine samples from the weights that were published, once all of the learner's log was read.
 
-        Without a learner none are: it serves the model as it is.
+        Without a learner none are: the run serves the original model.
         """
         if message.key == UNTRAINED.key and not self.opening.settings_at(record.time_ns).trains:
             return
@@ -148,7 +148,7 @@ class Training(Fold):
             self._violations.add("foreign weights", place_of(record), found, expected)
 
     def _on_published(self, message: WeightsPublished, record: Record) -> None:
-        """A version holds what was trained before it, and has one digest."""
+        """A version contains the steps before it, and has one digest."""
         lineage, version = message.lineage, message.version
         name = f"version {version} of lineage {lineage}"
         before = self.published.setdefault((lineage, version), message.digest)
@@ -195,7 +195,7 @@ class Training(Fold):
                 self._violations.add("wrong checkpoint", name, f"digest {message.digest}", expected)
 
     def _on_lost(self, message: CheckpointLost, _: Record) -> None:
-        """A checkpoint that could not be read counts no more; what was trimmed before that needs no other."""
+        """An unreadable checkpoint no longer counts; messages trimmed before that need no other."""
         lost = (message.lineage, message.step)
         self.checkpoints = [one for one in self.checkpoints if (one.message.lineage, one.message.step) != lost]
 
@@ -250,15 +250,16 @@ class Batch:
 
     def purged(self, opening: Opening, before_ns: int) -> Counter[int]:
         """Return the tokens whose data keys were erased before a time of the server's clock, as in `sealed`: they may
-        be missing in a step that was trained then."""
+        be missing in a step that was trained then.
+        """
         found = [tokens for secrets, tokens in self.sealed.items() if opening.is_purged(secrets, before_ns)]
         return sum(found, Counter[int]())
 
     def own_violations(self, config: Config | None, *, groups: int, one_lineage: bool) -> Iterator[Violation]:
-        """Return what is wrong with the batch alone.
+        """Return the faults of the batch alone.
 
         Args:
-            config: of the run, where it is known.
+            config: of the run, if known.
             groups: of a batch of RL, when it was packed.
             one_lineage: whether no lineage ended: a later one may come by a step again.
         """
