@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import re
-from codecs import BOM_UTF8
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,18 +14,14 @@ import numpy.typing as npt
 
 from asyncrl.data import procedural
 from asyncrl.data.curriculum import Ladder, LadderSource, at_level, level_of
-from asyncrl.data.messages import has_answer, message_problem, plain_type
 from asyncrl.data.protocol import DataError, DataSource, check_options
+from asyncrl.data.row_fields import WARMUP, Keys, encode_row
+from asyncrl.data.row_files import read_rows
 from asyncrl.data.user_source import UserSource, call_source, is_function, load_data_function, source_in_time
-from asyncrl.errors import last_lines
 from topics.prompts import PromptRow
 
-_SHOWN_PROBLEMS = 5
 _MOST_ROWS = 4_000_000  # of an iterator of the user's, which might have no end
-_WARMUP = "the warm-up"
-_MESSAGES = "messages"  # usual key of a conversation: a row without a prompt may have it
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
-_BOUNDS = re.compile(r"\s*(-?\d+)?\s*:\s*(-?\d+)?\s*")
 
 
 def label_reader(*, graded: bool, warmup_steps: int) -> str:
@@ -36,7 +30,7 @@ def label_reader(*, graded: bool, warmup_steps: int) -> str:
     Args:
         graded: whether the reward reads it.
     """
-    return "the reward" if graded else _WARMUP if warmup_steps else ""
+    return "the reward" if graded else WARMUP if warmup_steps else ""
 
 
 def open_source(
@@ -61,7 +55,7 @@ def open_source(
     match = _SLICE.fullmatch(spec)
     path = match["path"] if match else spec
     if path.endswith((".jsonl", ".parquet")):
-        keys = _Keys(**check_options(spec, options, _Keys.__struct_fields__))
+        keys = Keys(**check_options(spec, options, Keys.__struct_fields__))
         convert = load_data_function(keys.convert, base) if keys.convert else None
         bounds = match["bounds"] if match else ":"
         rows = read_rows(base / path, bounds=bounds, keys=keys, labels_for=labels_for, convert=convert)
@@ -84,7 +78,7 @@ def open_source(
 def _user_source(spec: str, found: Any, row_came: Callable[[], None], *, seed: int, labels_for: str) -> DataSource:
     def encode(value: Any) -> bytes:
         value = msgspec.structs.asdict(value) if isinstance(value, PromptRow) else value
-        return _encode_row(value, _Keys(), labels_for)
+        return encode_row(value, Keys(), labels_for)
 
     if callable(getattr(found, "row", None)):
         return UserSource(found, encode, name=spec)
@@ -244,126 +238,3 @@ class MixedSource:
     def describe(self) -> str:
         """Every part."""
         return "; ".join(part.describe() for part in self._parts)
-
-
-class _Keys(msgspec.Struct):
-    prompt_key: str = "prompt"
-    label_key: str = "label"
-    metadata_key: str = "metadata"
-    tools_key: str = "tools"
-    convert: str = ""  # user's function of a row
-
-
-def read_rows(
-    path: Path, *, bounds: str, keys: _Keys, labels_for: str, convert: Callable[[Any], Any] | None = None
-) -> list[bytes]:
-    """Read the rows of a JSONL or Parquet file that `bounds`, such as `10:-10`, selects.
-
-    Args:
-        convert: makes each row of the file one of the task's; None leaves it out.
-
-    Returns:
-        Each row as MessagePack of a `PromptRow`.
-
-    Raises:
-        DataError: with up to five of the file's problems.
-    """
-    selected = _BOUNDS.fullmatch(bounds)
-    if selected is None:
-        raise DataError(f"{path.name}: bad slice @[{bounds}]; write @[FROM:TO], each a whole number or left out")
-    if not path.is_file():
-        raise DataError(f"{path}: no such file")
-    read = _read_jsonl if path.suffix == ".jsonl" else _read_parquet
-    rows: list[bytes] = []
-    problems: list[str] = []
-    left_out = 0
-    for place, value in read(path, slice(*(int(text) if text else None for text in selected.groups())), keys):
-        try:
-            found = msgspec.json.decode(value) if isinstance(value, bytes) else value
-            if convert is not None and (found := _converted(convert, found)) is None:
-                left_out += 1
-                continue
-            rows.append(_encode_row(found, keys, labels_for))
-        except (DataError, ValueError, OverflowError, TypeError) as error:
-            problems.append(f"{place}: {error}")
-    if problems:
-        more = len(problems) - _SHOWN_PROBLEMS
-        tail = [f"... and {more} more"] if more > 0 else []
-        raise DataError("\n  ".join([f"{path}: bad rows: {len(problems)}", *problems[:_SHOWN_PROBLEMS], *tail]))
-    if not rows:
-        if left_out:
-            raise DataError(f"{path}: the function of the option convert leaves out all {left_out} rows")
-        raise DataError(f"{path}: slice @[{bounds}] selects no row" if bounds != ":" else f"{path}: the file is empty")
-    return rows
-
-
-def _converted(convert: Callable[[Any], Any], row: Any) -> Any:
-    try:
-        found = convert(row)
-    except Exception as error:  # anything may happen in a user's function
-        raise DataError(f"the function of the option convert raises\n{last_lines(error)}") from error
-    return msgspec.structs.asdict(found) if isinstance(found, PromptRow) else found
-
-
-def _read_jsonl(path: Path, selected: slice, keys: _Keys) -> Iterator[tuple[str, bytes]]:
-    with path.open("rb") as file:
-        if file.read(len(BOM_UTF8)) != BOM_UTF8:
-            file.seek(0)
-        lines = [(number, line) for number, line in enumerate(file, 1) if not line.isspace()]
-    return ((f"line {number}", line) for number, line in lines[selected])
-
-
-def _read_parquet(path: Path, selected: slice, keys: _Keys) -> Iterator[tuple[str, dict[str, Any]]]:
-    import pyarrow  # takes 50 MB, which readers of JSONL need not pay
-    import pyarrow.parquet
-
-    try:
-        file = pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: not a Parquet file: {error}") from error
-    with file:
-        names = file.schema_arrow.names
-        if keys.prompt_key not in names and _MESSAGES in names:
-            keys = msgspec.structs.replace(keys, prompt_key=_MESSAGES)
-        if keys.prompt_key not in names and not keys.convert:
-            raise DataError(f"{path}: no column {keys.prompt_key!r}; its columns are {', '.join(names)}")
-        columns = [name for name in names if keys.convert or name in msgspec.structs.astuple(keys)]
-        table = file.read(columns=columns)
-    first, last, _ = selected.indices(table.num_rows)
-    numbers = range(first, last)
-    rows = (row for batch in table.slice(first, len(numbers)).to_batches() for row in batch.to_pylist())
-    return ((f"row {number}", row) for number, row in zip(numbers, rows, strict=True))
-
-
-def _encode_row(value: Any, keys: _Keys, labels_for: str) -> bytes:
-    if not isinstance(value, dict):
-        raise DataError(f"expected an object with the key {keys.prompt_key!r}, found {plain_type(value)}")
-    if keys.prompt_key not in value and _MESSAGES in value:
-        keys = msgspec.structs.replace(keys, prompt_key=_MESSAGES)
-    prompt, label, metadata = (value.get(key) for key in (keys.prompt_key, keys.label_key, keys.metadata_key))
-    found = ", ".join(map(repr, value)) or "no key"
-    if keys.prompt_key not in value:
-        raise DataError(f"no prompt under {keys.prompt_key!r}; found {found}")
-    if not isinstance(prompt, str | list) or not prompt:
-        empty = "empty" if prompt in ("", []) else plain_type(prompt)
-        raise DataError(f"the prompt under {keys.prompt_key!r} is {empty}; expected text or a list of chat messages")
-    problem = message_problem(prompt) if isinstance(prompt, list) else ""
-    if problem:
-        raise DataError(problem)
-    if isinstance(label, float) and math.isnan(label):
-        label = None  # so tables hold a value that is missing
-    if label is None and labels_for and not (labels_for == _WARMUP and isinstance(prompt, list) and has_answer(prompt)):
-        raise DataError(f"{labels_for} needs a label and there is none under {keys.label_key!r}; found {found}")
-    if not isinstance(metadata, dict | None):
-        raise DataError(f"{keys.metadata_key!r} is {plain_type(metadata)}; expected an object")
-    if value.get(keys.tools_key) is not None:
-        metadata = {**(metadata or {}), "tools": _tools(value[keys.tools_key], keys.tools_key)}
-    return msgspec.msgpack.encode(PromptRow(prompt, label, metadata or {}))
-
-
-def _tools(value: Any, key: str) -> list[dict[str, Any]]:
-    """Tools that a chat template describes: a list of objects, or its JSON."""
-    try:
-        return msgspec.convert(msgspec.json.decode(value) if isinstance(value, str) else value, list[dict[str, Any]])
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise DataError(f"the tools under {key!r} are no list of objects, nor the JSON of one: {error}") from error

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import math
 import re
 from pathlib import Path
@@ -10,34 +9,20 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from asyncrl.data.protocol import DataError, DataSource
-from asyncrl.data.sources import MixedSource, epoch_order, label_reader, open_source
+from asyncrl.data.protocol import DataSource
+from asyncrl.data.sources import MixedSource, epoch_order, label_reader
+from harness.data_files import opened, refused, write_rows
 from topics.prompts import PromptRow
 
 EXAMPLES = Path(__file__).parents[2] / "asyncrl" / "examples"
-
-
-def write_rows(folder: Path, rows: list[Any], name: str = "rows.jsonl") -> Path:
-    (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
 
 
 def numbered(count: int) -> list[dict[str, Any]]:
     return [{"prompt": f"p{number}", "label": number} for number in range(count)]
 
 
-def opened(base: Path, spec: str = "rows.jsonl", *, seed: int = 1, labels_for: str = "", **options: Any) -> DataSource:
-    return open_source(spec, options=options, seed=seed, base=base, labels_for=labels_for)
-
-
 def first(source: DataSource, count: int) -> list[Any]:
     return [source.row(index).label for index in range(count)]
-
-
-def refused(base: Path, spec: str = "rows.jsonl", *, labels_for: str = "", **options: Any) -> str:
-    with pytest.raises(DataError) as error:
-        opened(base, spec, labels_for=labels_for, **options)
-    return str(error.value)
 
 
 # Order
@@ -238,7 +223,7 @@ def test_a_missing_label_is_an_error_only_where_the_reward_needs_it(tmp_path):
     [
         (["a"], "expected an object with the key 'prompt', found a list"),
         ({"prompt": "a", "metadata": "x"}, "'metadata' is text; expected an object"),
-        ({"prompt": "a", "label": 10**30}, "line 1: "),
+        ({"prompt": "a", "label": 10**30}, "line 1: 'label' has an integer"),
     ],
 )
 def test_a_row_of_another_shape_is_refused(tmp_path, row, message):
@@ -265,7 +250,8 @@ def test_what_is_no_parquet_file_is_refused(tmp_path):
 def test_an_error_about_a_parquet_file_without_prompt_lists_its_columns(tmp_path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"question": "a"}]), tmp_path / "rows.parquet")
 
-    assert "no column 'prompt'; its columns are question" in refused(tmp_path, "rows.parquet")
+    text = refused(tmp_path, "rows.parquet")
+    assert """no prompt under 'prompt'; found 'question'; the option prompt_key = "question" would read that""" in text
 
 
 @pytest.mark.parametrize("spec", ["rows.csv", "revers", "reverse:3", ""])
