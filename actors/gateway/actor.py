@@ -81,7 +81,7 @@ class Gateway:
         self._context = context
         self._settings, self._safety = config.gateway, config.live.safety
         self._served = model._replace(context=config.engine.context or model.context)
-        self._tokenizer = TaskTokenizer.load(directory)
+        self._tokenizer = TaskTokenizer.load(directory, skip_special=config.rollout.skip_special_tokens)
         self._wording = Wording.of(self._tokenizer)
         most = self._served.context - 1
         self._seam = open_seam(self._tokenizer, self._settings.renderer, most=most)

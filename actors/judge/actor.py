@@ -23,8 +23,9 @@ from topics.wire import Message
 
 async def main(context: Context) -> None:
     """Run a judge until asked to stop."""
-    settings = context.config.live.judge
-    tokenizer = TaskTokenizer.load(context.files.model_path(context.config.model))
+    config, settings = context.config, context.config.live.judge
+    skip = config.rollout.skip_special_tokens
+    tokenizer = TaskTokenizer.load(context.files.model_path(config.model), skip_special=skip)
     async with AsyncExitStack() as stack:
         judge = await JUDGES[settings.kind](context, tokenizer, stack)
         stack.push_async_callback(judge.close)

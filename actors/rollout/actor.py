@@ -193,6 +193,7 @@ class Execution(Watch):
             top_k=settings.top_k,
             min_p=settings.min_p,
             stop=limits.stop,
+            stop_token_ids=self._tools.tokenizer.stop_ids,
             seed=limits.seed,
         )
         most = min(limits.max_new_tokens, self._tools.served.context - len(input_ids))

@@ -42,7 +42,7 @@ class Tools:
         self.isolation = isolation
         self.model_context = model.context  # tokens that the trained model takes
         self.served = model._replace(context=config.engine.context or model.context)  # the model as engines serve it
-        self.tokenizer = TaskTokenizer.load(directory)
+        self.tokenizer = TaskTokenizer.load(directory, skip_special=config.rollout.skip_special_tokens)
         self.functions: dict[str, RolloutFunction] = {}  # by task
         for name, task in graded_tasks(config).items():
             own = task.rollout != "single_turn"

@@ -13,6 +13,7 @@ from asyncrl.run.preflight_megatron import memory_lines
 from asyncrl.run.preflight_memory import engine_memory_lines, torch_memory_lines
 from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
+from asyncrl.run.stop_tokens import stop_token_lines
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,15 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print `ok`, hints, a reward each, estimates of memory, and the room for streams, where there is no problem."""
+    """Print `ok`, hints, stop tokens, rewards of labels, estimates of memory, and the room for streams."""
     loaded = load_config(arguments.config, overrides=arguments.set, further=check_surroundings)
     planned = plan(loaded.config, loaded.base)
     print("ok")
     for hint in (*loaded.warnings, *hints(loaded.config), *planned.hints(), *label_hints(loaded.config, loaded.base)):
         print(f"hint: {hint}")
-    for line in reward_lines(loaded.config, loaded.base):
-        print(line)
-    for lines in (memory_lines, torch_memory_lines, engine_memory_lines):
+    for lines in (stop_token_lines, reward_lines, memory_lines, torch_memory_lines, engine_memory_lines):
         for line in lines(loaded.config, loaded.base):
             print(line)
     print(planned.line())

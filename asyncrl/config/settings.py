@@ -83,6 +83,9 @@ class RolloutSettings(Settings):
     top_k: Annotated[int, Meta(ge=-1)] = -1  # Sample from the k likeliest tokens; -1 for all.
     min_p: Share = 0.0  # Drop tokens less likely than this share of the likeliest.
     stop: list[str] = msgspec.field(default_factory=list)  # Strings that end a generation.
+    # Leave all special tokens (`<think>` in some models) out of the text that rewards, judges, samples and clients of
+    # the gateway get. `false` leaves out only the tokens that end a turn.
+    skip_special_tokens: bool = False
     # Draw each token by a seed of its trajectory and its position: the same weights sample the same tokens again,
     # whatever runs beside them. SGLang asks for `--enable-deterministic-inference` in `engine.arguments`.
     seeded: bool = False

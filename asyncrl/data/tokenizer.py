@@ -23,6 +23,7 @@ from asyncrl.data.messages import TRAIN, has_answer, message_problem
 from asyncrl.data.model_dir import named_eos_ids, read_json
 from asyncrl.data.plain_text import Finder, finder, pieces
 from asyncrl.data.templates import ChatTemplate, Span
+from asyncrl.data.turn_end import find_turn_end
 from asyncrl.data.turns import Text, TurnError, Turns, texts_of
 from asyncrl.errors import AsyncRLError
 from topics.prompts import PromptRow
@@ -58,19 +59,38 @@ class TooLong(TokenizerError):
 class TaskTokenizer:
     """The tokenizer and the chat template of a model directory."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None, eos_ids: list[int], name: str) -> None:
-        self.name = name  # of the model directory
-        self.eos_ids = eos_ids  # tokens that end a completion; the first is the one that supervised rows end with
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        eos_ids: list[int],
+        name: str,
+        *,
+        skip_special: bool = False,
+    ) -> None:
+        """
+        Args:
+            eos_ids: tokens that end an answer, as the files of the model name them.
+            name: of the model directory.
+            skip_special: `decode` leaves all special tokens out.
+        """
+        self.name = name
+        self.turn_end = find_turn_end(template, tokenizer) if template is not None else None
+        # Tokens that end an answer, and that engines know from requests alone.
+        self.stop_ids = [token for token in (self.turn_end,) if token is not None and token not in eos_ids]
+        self.eos_ids = eos_ids + self.stop_ids  # tokens that end an answer; the first one ends a label as text
         self._tokenizer = tokenizer
         self._template = template
+        self._skip_special = skip_special
         self._prompt_tokens = lru_cache(_KEPT_PROMPTS)(self._tokens_of)  # members of a group have one prompt
 
     @classmethod
-    def load(cls, model_dir: Path) -> TaskTokenizer:
+    def load(cls, model_dir: Path, *, skip_special: bool = False) -> TaskTokenizer:
         """Read `tokenizer.json` and the files beside it.
 
         Args:
             model_dir: Hugging Face model directory.
+            skip_special: `decode` leaves all special tokens out (`rollout.skip_special_tokens`).
 
         Raises:
             TokenizerError: when the directory has no `tokenizer.json`, or one of the files is broken.
@@ -98,7 +118,8 @@ class TaskTokenizer:
             template = ChatTemplate(source, special) if source else None
         except TemplateError as error:
             raise TokenizerError(f"{model_dir}: the chat template is broken: {error}") from error
-        return cls(tokenizer, template, _read_eos_ids(model_dir, tokenizer, special.get("eos_token")), model_dir.name)
+        eos_ids = _read_eos_ids(model_dir, tokenizer, special.get("eos_token"))
+        return cls(tokenizer, template, eos_ids, model_dir.name, skip_special=skip_special)
 
     @property
     def vocabulary(self) -> dict[int, str]:
@@ -161,7 +182,8 @@ class TaskTokenizer:
         return self._checked(self._prompt_tokens(text, special).copy(), max_tokens, "prompt", row)
 
     def encode_answer(self, row: PromptRow) -> Int32Array:
-        """Tokens of the row's label as text, ended by the end-of-sequence token.
+        """Tokens of the row's label as text; then the end of a turn if the prompt is a chat whose template writes one,
+        else the end-of-sequence token.
 
         Returns:
             [T] int32, T >= 1.
@@ -173,7 +195,8 @@ class TaskTokenizer:
             raise TokenizerError(f"prompt {shown(row)} has no label; a supervised row needs one")
         if not self.eos_ids:
             raise TokenizerError(f"{self.name} names no eos_token; a supervised answer must end with one")
-        return np.append(self.encode(str(row.label)), np.int32(self.eos_ids[0]))
+        is_text = isinstance(row.prompt, str) or self.turn_end is None
+        return np.append(self.encode(str(row.label)), np.int32(self.eos_ids[0] if is_text else self.turn_end))
 
     def encode_supervised(
         self, row: PromptRow, turns: Turns = _ALL_TURNS, *, max_tokens: int | None = None
@@ -232,8 +255,9 @@ class TaskTokenizer:
         return finder(self.format)
 
     def decode(self, ids: Int32Array | list[int]) -> str:
-        """Text of tokens, special tokens left out."""
-        return self._tokenizer.decode(np.asarray(ids).tolist(), skip_special_tokens=True)
+        """Text of tokens as rewards and judges read it, without the tokens that end a turn."""
+        said = [token for token in np.asarray(ids).tolist() if token not in self.eos_ids]
+        return self._tokenizer.decode(said, skip_special_tokens=self._skip_special)
 
     def decode_all(self, ids: list[int]) -> str:
         """Text of tokens with the special ones, as engines look for stop strings in it."""
@@ -254,10 +278,10 @@ class TaskTokenizer:
     def decoder(self) -> Callable[[int], str]:
         """Return a function that takes the ids of one text in turn and returns what each adds.
 
-        Special tokens add nothing; the bytes of half a character are held until the other half comes.
+        The result is that of `decode`; the bytes of half a character are held until the other half comes.
         """
-        stream = DecodeStream(skip_special_tokens=True)
-        return lambda token: stream.step(self._tokenizer, token) or ""
+        stream = DecodeStream(skip_special_tokens=self._skip_special)
+        return lambda token: "" if token in self.eos_ids else stream.step(self._tokenizer, token) or ""
 
     def _tokens_of(self, text: str, special: bool = False) -> Int32Array:
         return _array(self._encode(text, special=special).ids)

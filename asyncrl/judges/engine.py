@@ -33,7 +33,9 @@ class EngineJudge:
         self._generator = generator
         self._tokenizer = tokenizer
         self._deadline_s = deadline_s
-        self._sampling = SamplingParams(max_new_tokens=most_tokens, temperature=temperature)
+        self._sampling = SamplingParams(
+            max_new_tokens=most_tokens, temperature=temperature, stop_token_ids=tokenizer.stop_ids
+        )
 
     async def vote(self, case: Case) -> Vote:
         """Ask the model; without evidence there is nothing to ask about."""

@@ -53,7 +53,7 @@ class Generated:
 
     @cached_property
     def text(self) -> str:
-        """The tokens as text, without special tokens."""
+        """The tokens as text, without those that end a turn; see `rollout.skip_special_tokens`."""
         return self._tokenizer.decode(self.tokens)
 
 

@@ -17,7 +17,7 @@ from asyncrl.training.checkpoint import Checkpoint, check_files, write_checkpoin
 from asyncrl.training.protocol import Copied, NonFiniteWeights, Trainer
 from asyncrl.weights.delta import Base, Delta, encode
 from asyncrl.weights.directories import remove_directory, written_aside
-from asyncrl.weights.files import describe_model
+from asyncrl.weights.files import describe_model, name_stop_tokens
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.rank_shards import Attempt, StoredFiles, drop_share, take_shares, written_share
 from asyncrl.weights.store import WeightStore
@@ -273,6 +273,7 @@ class Publisher:
             take_shares([share.stored for share in shares], aside.path)
             written = [file for share in shares for file in share.files]
             describe_model(DiskFolder(aside.path), written, self._trainer.source, self._trainer.config)
+            name_stop_tokens(aside.path)
 
     def drop(self, kind: Kind) -> None:
         """Remove the share of this rank of what another rank could not write."""

@@ -6,9 +6,12 @@ from collections.abc import Container, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import msgspec
 import xxhash
 
 from asyncrl.crash import crash_point
+from asyncrl.data.model_dir import read_json
+from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.weights.directories import VERSION_NAME, prune_directories, remove_directory, written_aside
 from asyncrl.weights.folders import DiskFolder, Folder
 from asyncrl.weights.rank_shards import (
@@ -98,6 +101,21 @@ def describe_model(
                 file.write(content)
             beside[path.name] = FileRecord(len(content), xxhash.xxh3_64_hexdigest(content))
     return beside | write_indexes(folder, written)
+
+
+def name_stop_tokens(directory: Path) -> None:
+    """Add the end of a turn to `generation_config.json` of a model directory, if its files do not name the token.
+
+    Raises:
+        TokenizerError: its tokenizer cannot be read.
+    """
+    if not (directory / "tokenizer.json").is_file():
+        return
+    tokenizer = TaskTokenizer.load(directory)
+    if tokenizer.stop_ids:
+        file = directory / "generation_config.json"
+        content = (read_json(file) if file.is_file() else {}) | {"eos_token_id": tokenizer.eos_ids}
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(content)))
 
 
 def _is_whole(directory: Path, digest: str) -> bool:

@@ -62,7 +62,7 @@ def test_text_is_tokenised_as_transformers_does_it(both, text):
 
     assert tokens.dtype == np.int32
     assert tokens.tolist() == theirs(text)["input_ids"]
-    assert ours.decode(tokens) == theirs.decode(tokens.tolist(), skip_special_tokens=True)
+    assert ours.decode_all(tokens.tolist()) == theirs.decode(tokens.tolist())
 
 
 @pytest.mark.parametrize("encode", ["encode_prompt", "encode_supervised"])
@@ -329,11 +329,14 @@ def test_all_end_tokens_are_known_and_the_tokenizers_own_comes_first(tmp_path):
     assert TaskTokenizer.load(tmp_path).eos_ids == [2, 0]
 
 
-def test_special_tokens_are_left_out_of_text(tmp_path):
-    tokenizer = TaskTokenizer.load(make_model(tmp_path))
-    tokens = tokenizer.encode_prompt(PromptRow("<|im_start|>hello<|im_end|>"), max_tokens=None)
+@pytest.mark.parametrize(("skip", "text"), [(False, "<think>hm</think>Größe"), (True, "hmGröße")])
+def test_text_has_the_special_tokens_but_for_ends_of_turns_unless_all_are_left_out(tmp_path, skip, text):
+    special = ("<think>", "</think>", "<|im_end|>")
+    tokenizer = TaskTokenizer.load(make_model(tmp_path, special=special), skip_special=skip)
+    tokens = tokenizer.encode("<think>hm</think>Größe<|im_end|>")
 
-    assert tokenizer.decode(tokens) == tokenizer.decode(tokens.tolist()) == "hello"
+    assert tokenizer.decode(tokens) == tokenizer.decode(tokens.tolist()) == text
+    assert "".join(map(tokenizer.decoder(), tokens.tolist())) == text
 
 
 def test_an_error_about_a_directory_without_tokenizer_lists_what_it_has(tmp_path):

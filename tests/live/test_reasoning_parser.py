@@ -7,7 +7,7 @@ import pytest
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.schema import LiveError, Request, Thought
 from asyncrl.live.forced_prefix import begin_reply
-from asyncrl.live.reasoning_parser import ThoughtText, opened_by
+from asyncrl.live.reasoning_parser import ThoughtText, opened_by, thought_tokens
 from asyncrl.live.tools import Wording
 from harness.live_runs import WITH_TOOLS
 from harness.tokenizers import LLAMA3, QWEN3, make_model
@@ -36,6 +36,18 @@ def test_reasoning_is_told_from_text_however_it_comes(
     told = [piece.text for piece in found if isinstance(piece, Thought)]
     assert "".join(told) == text.thoughts == thoughts
     assert "".join(piece for piece in found if isinstance(piece, str)) == said
+
+
+def test_marks_of_reasoning_may_be_special_tokens(tmp_path: Path):
+    special = ("<|im_start|>", "<think>", "</think>", "<|im_end|>")
+    tokenizer = TaskTokenizer.load(make_model(tmp_path, template=QWEN3, special=special))
+    ids = tokenizer.encode("<think>\nhm</think>\n\nYes<|im_end|>")
+    text, step = ThoughtText(opened=opened_by(tokenizer)), tokenizer.decoder()
+
+    found = [piece for token in ids.tolist() for piece in text.add(step(token))] + text.end()
+
+    assert (text.thoughts, "".join(piece for piece in found if isinstance(piece, str))) == ("hm", "Yes")
+    assert thought_tokens(tokenizer, ids) == len(tokenizer.encode("<think>\nhm</think>"))
 
 
 @pytest.mark.parametrize(("template", "opened"), [(QWEN3, False), (OPENING, True), (LLAMA3, None)])

@@ -1,6 +1,8 @@
 """Sampling of a rollout worker when servers fail, are overloaded, restarted or relabelled: one worker, real HTTP."""
 
 import asyncio
+import json
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from asyncrl.config.settings import Config, RolloutSettings
 from asyncrl.training.init_model import ModelShape, create_model
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
+from harness.tokenizers import QWEN3, make_model
 from harness.workers import KEY, SLOTS, Worker
 from topics.prompts import PromptRow
 
@@ -35,9 +38,9 @@ async def begin(bus: Bus, stage: Callable[..., Stage], model: Path) -> AsyncIter
     """Starts a worker; arguments are settings of `rollout`."""
     begun: list[Worker] = []
 
-    async def begin(**rollout: Any) -> Worker:
+    async def begin(path: Path = model, **rollout: Any) -> Worker:
         made = stage(
-            model={"path": str(model)},
+            model={"path": str(path)},
             engine={"kind": "external", "addresses": ["http://127.0.0.1:1"]},
             rollout={"max_new_tokens": 8, "slots": SLOTS, **rollout},
         )
@@ -57,6 +60,37 @@ async def begin(bus: Bus, stage: Callable[..., Stage], model: Path) -> AsyncIter
 )
 def test_a_killed_worker_loses_at_most_a_quarter_or_512_tokens(longest: int, given: int, bound: int):
     assert RolloutSettings(max_new_tokens=longest, progress_tokens=given).progress_limit == bound
+
+
+@pytest.fixture
+def thinking_model(model: Path, tmp_path: Path) -> Path:
+    """A base model: `</think>` is special, and its turns end with a token that its other files do not name."""
+    shutil.copytree(model, tmp_path, dirs_exist_ok=True)
+    special = ("<|endoftext|>", "<|im_start|>", "<think>", "</think>", "<|im_end|>")
+    make_model(tmp_path, template=QWEN3, special=special, eos="<|endoftext|>")
+    (tmp_path / "generation_config.json").unlink()
+    config = json.loads((tmp_path / "config.json").read_bytes()) | {"vocab_size": 400, "eos_token_id": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return tmp_path
+
+
+@pytest.mark.parametrize(("skip", "text"), [(False, "<think>hm</think>Yes"), (True, "hmYes")])
+async def test_rewards_get_special_tokens_and_a_request_names_the_end_of_a_turn(
+    inference: LikeSGLang, begin: Any, thinking_model: Path, skip: bool, text: str
+):
+    worker = await begin(thinking_model, skip_special_tokens=skip)
+    tokenizer = worker.worker.tools.tokenizer
+
+    async def reply(asked: Asked) -> dict[str, Any]:
+        return inference.answer(asked, tokenizer.encode("<think>hm</think>Yes<|im_end|>").tolist(), "stop")
+
+    inference.serve = reply
+    await worker.ready(inference.address)
+    await worker.issue("p000000-0", prompt="a")
+    await until(lambda: bool(worker.results), "a result")
+
+    assert worker.results["p000000-0"].completion == text
+    assert inference.asked[0].sampling["stop_token_ids"] == [4]
 
 
 POISON = "^zzz="  # a prompt that the server cannot serve
