@@ -48,6 +48,7 @@ async def main(context: Context) -> None:
     async with AsyncExitStack() as stack:
         rows: dict[str, RowMaker] = {}
         for name, setup in data_of(config, context.files.base).items():
+            setup.model = str(context.files.model_path(config.model))
             rows[name] = await RowMaker.open(setup, on_rows=keeper.wake)
             stack.push_async_callback(rows[name].close)
             fold.opened(name, rows[name].opened.rows_per_epoch)

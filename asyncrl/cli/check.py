@@ -11,6 +11,7 @@ from asyncrl.config.load import load_config
 from asyncrl.run.preflight import check_surroundings
 from asyncrl.run.preflight_megatron import memory_lines
 from asyncrl.run.preflight_memory import engine_memory_lines, torch_memory_lines
+from asyncrl.run.preflight_rows import row_lines
 from asyncrl.run.reward_trial import label_hints, reward_lines
 from asyncrl.run.sizing import plan
 from asyncrl.run.stop_tokens import stop_token_lines
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     print("ok")
     for hint in (*loaded.warnings, *hints(loaded.config), *planned.hints(), *label_hints(loaded.config, loaded.base)):
         print(f"hint: {hint}")
-    for lines in (stop_token_lines, reward_lines, memory_lines, torch_memory_lines, engine_memory_lines):
+    for lines in (row_lines, stop_token_lines, reward_lines, memory_lines, torch_memory_lines, engine_memory_lines):
         for line in lines(loaded.config, loaded.base):
             print(line)
     print(planned.line())

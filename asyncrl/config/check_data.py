@@ -24,6 +24,9 @@ def data_contradictions(config: Config) -> Iterator[Finding]:
     if config.learner.turn_discount != 1.0 and all(task.advantage != "turns" for task in every_task(config)):
         message = 'has no effect: no advantage is "turns"; leave it out'
         yield Finding(("learner.turn_discount", "learner.advantage"), message)
+    if config.task.max_prompt_tokens and not config.model.path:
+        message = "counts tokens of the model in model.path, and the run makes a model; leave it out, or name a model"
+        yield Finding(("task.max_prompt_tokens", "model.path"), message)
     yield from _stages(config)
     for task in tasks_of(config).values():
         table = "task.curriculum" if task.name == ONLY_TASK else f"tasks.{task.name}.curriculum"

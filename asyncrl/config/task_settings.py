@@ -149,6 +149,9 @@ class TaskSettings(Settings):
     source: str = "reverse"
     # Options of the source, such as `letters = 8` or `prompt_key = "question"`.
     options: dict[str, Any] = msgspec.field(default_factory=dict)
+    # Tokens that a prompt may have: rows of files with a longer one are left out, of training and of evaluation. 0: all
+    # rows are kept. `asyncrl check` prints how many are left out.
+    max_prompt_tokens: Count = 0
     # Times each row of a file is issued as a prompt of RL, in a new order each time; 0: as often as is needed.
     epochs: Annotated[int, Meta(ge=0)] = 0
     # Seconds that making one row may take, also each that your function lists; a longer one ends the run with an error.

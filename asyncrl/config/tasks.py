@@ -203,11 +203,13 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
             task.options,
             label_reader(graded=reads_label(task.reward), warmup_steps=warmup_steps),
             _hardest(task) if held_out else task.ladder,
+            config.task.max_prompt_tokens,
         )
         for task in tasks
     ]
     seed = config.seed + (_HELD_OUT if held_out else 0)
-    return RowSetup(parts, turns([task.share for task in tasks]), seed, str(base), *_limits(config.task))
+    model, shares = str(base / config.model.path), [task.share for task in tasks]
+    return RowSetup(parts, turns(shares), seed, str(base), *_limits(config.task), model=model)
 
 
 def turns_of(warmup: WarmupSettings) -> Turns:

@@ -164,6 +164,11 @@ def _check_weights(file: Path) -> dict[str, OnDisk]:
             slices = {name: weights.get_slice(name) for name in weights.keys()}  # noqa: SIM118 - no dict
             return {name: OnDisk(tuple(one.get_shape()), one.get_dtype()) for name, one in slices.items()}
     except (SafetensorError, OSError) as error:
+        if not file.exists() and (pickled := sorted(one.name for one in file.parent.glob("pytorch_model*.bin"))):
+            raise ModelError(
+                f"{file.parent} has its weights in {pickled[0]}, expected *.safetensors; write them with "
+                "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) of transformers"
+            ) from error
         raise ModelError(f"{file} holds no whole weights as safetensors ({error}); fetch it again") from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from asyncrl.data.curriculum import Ladder, LadderSource, at_level, level_of
 from asyncrl.data.protocol import DataError, DataSource, check_options
 from asyncrl.data.row_fields import WARMUP, Keys, encode_row
 from asyncrl.data.row_files import read_rows
+from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.data.user_source import UserSource, call_source, is_function, load_data_function, source_in_time
 from topics.prompts import PromptRow
 
@@ -130,8 +132,14 @@ def epoch_order(rows: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 class FileSource:
     """Rows of a file: every epoch shows each row once, in the order that (seed, epoch) gives."""
 
-    def __init__(self, rows: Sequence[bytes], *, seed: int, name: str) -> None:
+    def __init__(self, rows: Sequence[bytes], *, seed: int, name: str, left_out: str = "") -> None:
+        """
+        Args:
+            rows: each as MessagePack of a `PromptRow`.
+            left_out: words about other rows of the file.
+        """
         self.rows_per_epoch: int | None = len(rows)
+        self._left_out = left_out
         self._rows = len(rows)
         self._seed = seed
         self._name = name
@@ -153,7 +161,28 @@ class FileSource:
 
     def describe(self) -> str:
         """The file and its number of rows."""
-        return f"{self._name}: {self._rows} rows"
+        return f"{self._name}: {self._rows} rows{self._left_out}"
+
+    def shortened(self, tokenizer: TaskTokenizer, max_tokens: int) -> FileSource:
+        """Return the rows whose prompts have at most so many tokens.
+
+        Raises:
+            DataError: no row is left.
+        """
+        rows = [bytes(self._block[first:end]) for first, end in pairwise(self._ends)]
+        kept = [row for row in rows if not _is_longer(self._decoder.decode(row), tokenizer, max_tokens)]
+        longer = f"have prompts of more than task.max_prompt_tokens = {max_tokens:,} tokens"
+        if not kept:
+            raise DataError(f"{self._name}: all {len(rows)} rows {longer}; raise it")
+        words = f"; {len(rows) - len(kept)} rows are left out, since they {longer}"
+        return FileSource(kept, seed=self._seed, name=self._name, left_out=words)
+
+
+def _is_longer(row: PromptRow, tokenizer: TaskTokenizer, max_tokens: int) -> bool:
+    try:
+        return len(tokenizer.encode_prompt(row, max_tokens=None)) > max_tokens
+    except TokenizerError:
+        return False  # the row is kept, and the check of rows reports it
 
 
 class RowsPart(msgspec.Struct):
@@ -163,6 +192,7 @@ class RowsPart(msgspec.Struct):
     options: dict[str, Any] = {}
     labels_for: str = ""
     ladder: Ladder | None = None  # its difficulty, where that rises
+    max_tokens: int = 0  # of a prompt in a file; 0: any
 
 
 class RowSetup(msgspec.Struct):
@@ -175,6 +205,7 @@ class RowSetup(msgspec.Struct):
     row_limit_s: float = 300.0  # that making one row may take
     open_limit_s: float = 600.0  # that opening may take
     longest: int = 0  # so many of the longest rows of a file are named when it is open
+    model: str = ""  # directory of the model whose tokens are counted
 
     @property
     def functions(self) -> list[str]:
@@ -210,7 +241,12 @@ def _open_part(part: RowsPart, setup: RowSetup) -> DataSource:
             row_limit_s=setup.row_limit_s,
         )
 
-    return opened({}) if part.ladder is None else LadderSource(part.ladder, opened)
+    if part.ladder is not None:
+        return LadderSource(part.ladder, opened)
+    source = opened({})
+    if part.max_tokens and isinstance(source, FileSource):
+        return source.shortened(TaskTokenizer.load(Path(setup.model)), part.max_tokens)
+    return source
 
 
 class MixedSource:

@@ -41,6 +41,12 @@ def check_data(config: Config, base: Path) -> Iterator[Finding]:
         yield from _check_setup(config, base, own, _Checked(("warmup.source",), ("warmup.options",), answered=False))
 
 
+def row_lines(config: Config, base: Path) -> Iterator[str]:
+    """Yield how many rows of each task are left out for the length of their prompts, if that is limited."""
+    for task in tasks_of(config).values() if config.task.max_prompt_tokens else ():
+        yield asyncio.run(sample_rows(rows_of(config, base, task), 1, 0.0))[0].description
+
+
 class _Checked(NamedTuple):
     """Rows to check, and their known properties."""
 

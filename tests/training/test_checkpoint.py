@@ -106,6 +106,14 @@ def test_a_torn_model_directory_is_refused(tmp_path, file, content, message):
         check_model_directory(directory)
 
 
+def test_weights_that_are_no_safetensors_are_refused_with_the_way_to_convert_them(tmp_path):
+    create_model(tmp_path / "model", alphabet="ab", seed=0)
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "pytorch_model-00001-of-00001.bin")
+
+    with pytest.raises(ModelError, match=r"weights in pytorch_model-00001-of-00001.bin, expected .*save_pretrained"):
+        check_model_directory(tmp_path / "model")
+
+
 def test_weights_cut_short_are_refused(tmp_path):
     create_model(tmp_path / "model", alphabet="ab", seed=0)
     weights = tmp_path / "model" / "model.safetensors"
