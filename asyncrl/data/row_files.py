@@ -50,7 +50,7 @@ def read_rows(path: Path, *, bounds: str, keys: Keys, labels_for: str, convert: 
             if convert is not None and (found := _converted(convert, found)) is None:
                 left_out += 1
                 continue
-            rows.append(encode_row(found, keys, labels_for, columns))
+            rows.append(encode_row(found, keys, labels_for, () if convert else columns))
         except (DataError, ValueError, OverflowError, TypeError) as error:
             problems.append(f"{place}: {error}")
     if problems:
@@ -96,8 +96,9 @@ def _read_parquet(path: Path, selected: slice, keys: Keys) -> tuple[list[str], _
         raise DataError(f"{path}: not a Parquet file: {error}") from error
     with file:
         columns = field_names({field.name: _shape(field.type) for field in file.schema_arrow})
-        roots = {keys.prompt_key, keys.label_key, keys.metadata_key, keys.tools_key, MESSAGES}
-        roots |= {key.partition(".")[0] for key in roots}
+        prompt_key = keys.prompt_key if keys.prompt_key in columns else MESSAGES
+        read = {prompt_key, keys.label_key, keys.metadata_key, keys.tools_key}
+        roots = read | {key.partition(".")[0] for key in read}
         table = file.read(columns=[name for name in file.schema_arrow.names if keys.convert or name in roots])
     first, last, _ = selected.indices(table.num_rows)
     numbers = range(first, last)

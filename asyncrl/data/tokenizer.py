@@ -195,8 +195,8 @@ class TaskTokenizer:
             raise TokenizerError(f"prompt {shown(row)} has no label; a supervised row needs one")
         if not self.eos_ids:
             raise TokenizerError(f"{self.name} names no eos_token; a supervised answer must end with one")
-        is_text = isinstance(row.prompt, str) or self.turn_end is None
-        return np.append(self.encode(str(row.label)), np.int32(self.eos_ids[0] if is_text else self.turn_end))
+        end = self.eos_ids[0] if isinstance(row.prompt, str) or self.turn_end is None else self.turn_end
+        return np.append(self.encode(str(row.label)), np.int32(end))
 
     def encode_supervised(
         self, row: PromptRow, turns: Turns = _ALL_TURNS, *, max_tokens: int | None = None
