@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from asyncrl.data.protocol import DataSource
+from asyncrl.data.protocol import DataError, DataSource
 from asyncrl.data.sources import MixedSource, epoch_order, label_reader
 from harness.data_files import opened, refused, write_rows
 from topics.prompts import PromptRow
