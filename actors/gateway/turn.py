@@ -330,8 +330,7 @@ class Turn(Watch):
             presence_penalty=request.presence_penalty,
             stop=[*request.stop, *self._last_call],
             stop_token_ids=self._tokenizer.stop_ids,
-            # One of its own for each reply, from 0 as those of rollouts are.
-            seed=None if request.seed is None else (request.seed ^ self._asked.choice) % 2**63,
+            seed=None if request.seed is None else (request.seed ^ self._asked.choice) % 2**63,  # differs by reply
             top=request.top_logprobs,
             schema=request.schema,
         )
