@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.bus.address import BusAddress
 from asyncrl.config.load import load_config
 from asyncrl.errors import LaunchError
+from asyncrl.run.directory import RunFiles
+from asyncrl.run.host_files import Parcel
 from asyncrl.run.inputs import NOTHING, Accepted, changed_data, find_inputs, take_inputs
 from harness.runs import WITHOUT_MODEL, command, resume, two_steps_more, up
 
@@ -90,6 +93,19 @@ def test_code_is_loaded_from_its_copies_whatever_becomes_of_the_files(project: P
     assert graded(root, project) == before
     shutil.rmtree(project / "rewards")
     assert graded(root, project) == before
+
+
+def test_a_host_without_the_run_directory_loads_the_copies_that_it_was_sent(project: Path, tmp_path: Path):
+    root, _ = opened(project)
+    login, home = tmp_path / "reward.json", tmp_path / "home"
+    BusAddress("nats://127.0.0.1:1").save(login)
+    sent = Parcel(load_config(str(project / "own.toml")).config, RunFiles(root, project), home, "")
+    for name, content in sent.files("reward", login).items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(content)
+    shutil.rmtree(project / "rewards")
+
+    assert graded(home, home / "base") == "[1, 3, 2, 'reward.py']"
 
 
 def test_the_inputs_of_a_run_are_the_files_that_it_names_and_what_they_import(project: Path):
