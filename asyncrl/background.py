@@ -32,7 +32,7 @@ class BackgroundTasks:
             task.cancel()
 
     async def ended(self) -> None:
-        """Wait until none is left, whatever came of them."""
+        """Wait until all have ended, with any result."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
@@ -54,7 +54,7 @@ async def first_of(*waits: Coroutine[Any, Any, object] | asyncio.Future[Any], ti
 
 
 async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> None:
-    """Await work, and cancel it when an event is set; what it raises is raised."""
+    """Await work, and cancel it when an event is set; exceptions pass through."""
     task = asyncio.ensure_future(work)
     try:
         await first_of(task, event.wait())
@@ -66,7 +66,7 @@ async def unless(event: asyncio.Event, work: Coroutine[Any, Any, object]) -> Non
 
 
 async def all_of(*works: Coroutine[Any, Any, T]) -> list[T]:
-    """Await several and return what they come to; where one fails, the others end, and its error is raised."""
+    """Await several and return their results; if one fails, the others end, and its error is raised."""
     if len(works) == 1:  # in this task: on a busy loop each task more waits for its turn, at its begin and at its end
         return [await works[0]]
     try:

@@ -21,11 +21,11 @@ class WrongUsage(AsyncRLError):
 
 
 class DamagedFile(AsyncRLError, ValueError):
-    """A file that does not hold what was written there."""
+    """A file whose content is damaged."""
 
 
 class LaunchError(AsyncRLError):
-    """A run that cannot start, or go on as asked."""
+    """A run that cannot start, or resume as requested."""
 
 
 class FunctionError(AsyncRLError):

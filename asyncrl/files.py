@@ -31,7 +31,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 def secret_fault(path: Path, *, header: bool = True) -> str:
-    """Return what a file holds in place of a secret, or why it cannot be read; "" where it holds one.
+    """Return the content of a file that should hold a secret, or why it cannot be read; "" if it holds one.
 
     Args:
         path: of the file.
@@ -44,7 +44,7 @@ def secret_fault(path: Path, *, header: bool = True) -> str:
 
 
 def fault_of_secret(content: bytes, *, header: bool = True) -> str:
-    """Return what was read in place of a secret, as `secret_fault` does."""
+    """Return a description of invalid content, as `secret_fault` does."""
     try:
         secret = content.decode().strip()
     except UnicodeDecodeError as error:
@@ -68,7 +68,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def taken_bytes(folder: Path) -> int:
-    """Return the bytes that the files of a folder take on the disk; files and folders may come and go meanwhile."""
+    """Return the disk usage of the files of a folder in bytes; files and folders may appear and vanish."""
     total = 0
     for inside, _, names in os.walk(folder):  # passes over a folder that is gone, where `Path.rglob` fails
         for name in names:

@@ -62,7 +62,7 @@ async def read_frames(reader: asyncio.StreamReader, silence_s: float | None = No
 
 async def read_within(reader: asyncio.StreamReader, silence_s: float | None) -> bytes:
     """Return what comes next; nothing where the stream ends, or nothing comes for twice the seconds of silence."""
-    for _ in range(2):  # once more: it may have been this process that stood still
+    for _ in range(2):  # once more: this process may have been stopped
         with contextlib.suppress(OSError):  # a TimeoutError is one
             async with asyncio.timeout(silence_s):
                 return await reader.read(_STREAM_BYTES)

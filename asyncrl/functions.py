@@ -35,7 +35,7 @@ def load_function(spec: str, *, base: Path) -> Callable[..., Any]:
         spec: `path/to/file.py:function` or `package.module:function`.
 
     Raises:
-        FunctionError: states what was looked for and what there is instead.
+        FunctionError: names the missing function and the existing ones.
     """
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name.isidentifier():
@@ -67,20 +67,20 @@ def load_module(where: str, *, base: Path, spec: str = "") -> ModuleType:
 
 
 class Hangs(SystemExit):
-    """A user's code has not come to its end in time. It passes by what catches every `Exception`."""
+    """A user's code has not ended in time. It passes by what catches every `Exception`."""
 
 
 @contextmanager
 def deadline(limit_s: float, is_of_user: Callable[[FrameType], bool], late: str) -> Iterator[Callable[[], None]]:
-    """Interrupt a user's code that hangs within the block by `Hangs`; what it yields gives the code its time anew.
+    """Interrupt a user's code that hangs within the block by `Hangs`; the yielded function resets the time.
 
-    Only the main thread can be interrupted, where commands, actors and sandbox children load what they need; there is
-    no limit elsewhere.
+    Only the main thread can be interrupted, in which commands, actors and sandbox children load user code; other
+    threads have no limit.
 
     Args:
         limit_s: seconds that it may take.
         is_of_user: whether a frame is of that code; the innermost one has the line that the error names.
-        late: what the error says behind the seconds, with `{}` for that line.
+        late: text of the error after the seconds, with `{}` for that line.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -93,7 +93,7 @@ def deadline(limit_s: float, is_of_user: Callable[[FrameType], bool], late: str)
         raise Hangs(f"after {limit_s:g} s {late.format(where)}")
 
     def begin() -> None:
-        # Again and again: what is raised inside a callback of C, or a bare `except`, is lost.
+        # Repeatedly: an exception raised inside a callback of C, or a bare `except`, is lost.
         signal.setitimer(signal.ITIMER_REAL, limit_s, 1.0)
 
     before, timer = signal.signal(signal.SIGALRM, interrupt), signal.getitimer(signal.ITIMER_REAL)
@@ -110,7 +110,7 @@ def load_plain_function(spec: str, *, base: Path, argument: str) -> Callable[...
     """Import a function that is called and not awaited.
 
     Args:
-        argument: what it takes, for the error.
+        argument: its argument, for the error.
 
     Raises:
         FunctionError: as `load_function`, or it is async.
@@ -151,7 +151,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
     name = f"asyncrl_user_{path.stem}_{xxhash.xxh3_64_hexdigest(str(path).encode())}"
     if name in sys.modules:
         return sys.modules[name]
-    if _is_file(getattr(sys.modules.get(path.stem), "__spec__", None), path):  # a file beside it has imported it
+    if _is_file(getattr(sys.modules.get(path.stem), "__spec__", None), path):  # a sibling file has imported it
         return sys.modules.setdefault(name, sys.modules[path.stem])
     loader = spec_of(name, path, copy)
     if loader is None or loader.loader is None:

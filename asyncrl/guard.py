@@ -1,7 +1,7 @@
 """Runs a command, and ends with it or with the process that asked for it: then nothing of the command lives on.
 
-A guard is a process of its own, and the subreaper of all that the command starts (Linux). So it finds, and kills, also
-processes whose parents have gone, that have a session of their own, or that wrote over their variables.
+A guard is a separate process, and the subreaper of all that the command starts (Linux). So it also finds and kills
+processes whose parents have gone, that have their own session, or that wrote over their variables.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _AGAIN_S = 0.01  # between two looks for processes that were started while other
 def guarded_python(*words: str) -> list[str]:
     """Return the command line of a guard of Python with these words, which a child of this process is to run.
 
-    It finds this package also where the command has a PYTHONPATH of its own that does not name it.
+    It finds this package even if the command has its own PYTHONPATH.
     """
     return python("-c", _BOOT, "asyncrl.guard", _FOLDER, str(os.getpid()), *python(*words))
 
 
 def main(parent: int, command: Sequence[str]) -> None:
-    """Run the command; this process ends as the command ended, behind all of its processes.
+    """Run the command; this process ends as the command ended, after all of its processes.
 
     Args:
         parent: the process that started this one. SIGTERM from it goes to the command; its death ends everything.

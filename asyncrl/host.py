@@ -12,12 +12,12 @@ _BFLOAT16 = {"amx_bf16", "avx512_bf16"}  # flags of CPUs that multiply it faster
 
 
 def boot_id(length: int) -> str:
-    """Return the beginning of what names the time since the kernel was started; "any" where nothing does."""
+    """Return a name of the time since the kernel was started; "any" without a source."""
     return _BOOT.read_text().strip()[:length] if _BOOT.exists() else "any"
 
 
 def host_name() -> str:
-    """Return a name of this host since it was started, or of the container that has memory of its own."""
+    """Return a name of this host since its start, or of the container with its own memory."""
     return f"{boot_id(18)}-{_SHARED.stat().st_dev if _SHARED.exists() else 0}"
 
 

@@ -1,4 +1,4 @@
-"""Calls of other people's HTTP servers: tried again where that may help, answers read up to a size."""
+"""Calls of foreign HTTP servers: repeated if that may help, answers read up to a size."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Refused(AsyncRLError):
 
 
 def open_session(headers: dict[str, str] | None = None) -> aiohttp.ClientSession:
-    """Open connections without a bound or time limit of their own: the caller has both."""
+    """Open connections without a bound or time limit: the caller has both."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=None),
         connector=aiohttp.TCPConnector(limit=0),
@@ -58,7 +58,7 @@ async def answered(ask: Callable[[], Awaitable[T]], limit_s: float) -> T:
 
 
 async def post(session: aiohttp.ClientSession, url: str, body: bytes, most: int) -> bytes:
-    """Post JSON once; returns the answer, or its beginning where it has more than `most` bytes.
+    """Post JSON once; returns the answer, or its beginning if it has more than `most` bytes.
 
     A redirection is not followed: the body goes to the address that the settings name, and to no other.
 
@@ -88,7 +88,7 @@ async def read_body(response: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 async def _read_beginning(response: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the body of an answer, or more than `most` bytes of it where it is longer."""
+    """Return the body of an answer, or more than `most` bytes of it if it is longer."""
     body = bytearray()
     while len(body) <= most and (part := await response.content.readany()):
         body += part

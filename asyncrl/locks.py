@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def lock(path: Path, *, shared: bool = False) -> int:
-    """Lock a file, which is made where it is not there, once others have released it; returns its open handle."""
+    """Lock a file once others have released it, and create it if necessary; returns its open handle."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(handle, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
     return handle
@@ -35,7 +35,7 @@ def take(path: Path) -> int | None:
 
 
 def try_lock(handle: int, *, shared: bool = False) -> bool:
-    """Lock what is open here; False where another process has it."""
+    """Lock an open file; False if another process has it."""
     try:
         fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:

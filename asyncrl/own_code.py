@@ -114,7 +114,7 @@ def _inherit() -> None:
 
 
 def copy_of(path: Path) -> Path | None:
-    """Return the run's copy of a user's file; None where it has none."""
+    """Return the run's copy of a user's file; None without a copy."""
     _inherit()
     return _copies.of(path)
 

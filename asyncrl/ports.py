@@ -21,11 +21,11 @@ class Listen(NamedTuple):
     """The address that servers listen on for clients."""
 
     host: str = LOOPBACK  # IP address
-    port: int = 0  # of the first of several; 0 for the one of the start before where it is free, else any free one
+    port: int = 0  # of the first of several; 0 for the previous one if it is free, otherwise any free one
 
 
 ANY_PORT = Listen()
-"""On loopback, where nothing else is wanted."""
+"""On loopback, unless another address is wanted."""
 
 
 def is_loopback(host: str) -> bool:
@@ -45,12 +45,12 @@ def is_ip(host: str) -> bool:
 def places_of(url: str, *, look_up: bool = True) -> set[tuple[str, int, str]]:
     """Return IP addresses, those of this machine as one, port and path of a URL: the same for each way to write it.
 
-    A name that cannot be resolved here stands for itself, and so does one of another machine behind https: a proxy
-    has one address for many servers, which it tells apart by the name in the certificate.
+    A name that cannot be resolved here keeps its spelling, and so does one of another machine with https: a proxy has
+    one address for many servers, which it distinguishes by the name in the certificate.
 
     Args:
         url: whose host is an IP address, or a name.
-        look_up: whether names are resolved; else all but `localhost` stand for themselves.
+        look_up: whether names are resolved; otherwise all names except `localhost` keep their spelling.
     """
     parts = urlsplit(url)
     host, path = (parts.hostname or "").rstrip("."), parts.path.rstrip("/")
@@ -128,8 +128,8 @@ def _bind_alone(holder: socket.socket, host: str, port: int) -> None:
     except OSError:
         if listen_problem(host, port):
             raise
-        # Only connections of a server that is gone linger. The flags let it bind beside them; the one that would let
-        # others bind beside it is taken back.
+        # Only connections of a server that is gone linger. The flags let it bind next to them; the flag that would let
+        # others bind next to it is reset.
         options = (socket.SO_REUSEPORT, socket.SO_REUSEADDR)
         for option in options:
             holder.setsockopt(socket.SOL_SOCKET, option, 1)

@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 
 _PR_SET_PDEATHSIG = 1
 _TIDY = (b"torch_shm_manager", b"multiprocessing.resource_tracker", b"asyncrl.guard")
-"""What processes are called that remove what others leave behind, memory and processes, and end by themselves."""
+"""Names of processes that remove memory and processes of others, and then end."""
 _MARK = "ASYNCRL_CHILD_"  # begins the name of a variable that a child has, and all that it starts
 _TAIL_BYTES, _TAIL_LINES = 4096, 3
 _FRAME = ("event", "actor", "level", "timestamp")  # in every line of an actor's log
 
 
 def python(*words: str) -> list[str]:
-    """A command line for this interpreter; no module is taken from the working folder, whatever files lie there."""
+    """A command line for this interpreter; modules in the working folder are ignored."""
     return [sys.executable, "-P", *words]
 
 
 def log_tail(log: Path, since: int = 0) -> str:
-    """The last lines of a log, behind its first `since` bytes; the reason alone where an actor's last one gives it."""
+    """The last lines of a log after its first `since` bytes; only the reason if an actor's last line has one."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -48,7 +48,7 @@ def log_tail(log: Path, since: int = 0) -> str:
 
 
 def _fields(line: str) -> dict[str, Any]:
-    """Return the fields of a line of an actor's log; none of another line."""
+    """Return the fields of a line of an actor's log; empty for other lines."""
     try:
         fields = json.loads(line)
     except ValueError:
@@ -135,7 +135,7 @@ def _children(pid: int) -> list[int]:
 
 
 def tidies_up(pid: int) -> bool:
-    """Return whether a process removes what others leave behind, and ends by itself: it is let do so."""
+    """Return whether a process removes remains of others and then ends: it is not killed."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -169,7 +169,7 @@ def name_of(pid: int) -> str:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process since it began; 0 where it ended or the kernel does not report them."""
+    """Return the CPU seconds of a process since its start; 0 if it ended or the kernel does not report them."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -178,7 +178,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def cpu_wait_s(pid: int) -> float:
-    """Return the seconds for which the main thread of a process was ready and had no CPU; 0 where that is unknown.
+    """Return the seconds for which the main thread of a process was ready and had no CPU; 0 if unknown.
 
     It is the one that sends the vital signs: others that wait do not excuse it. While it waits now it is counted up to
     when it ran last. Nothing is added while it sleeps or is stopped.
@@ -209,7 +209,7 @@ class ChildProcess:
     ) -> None:
         self.process = process
         self._mark = mark  # of all that it starts
-        self._log = log  # holds what it prints, behind the first `logged` bytes
+        self._log = log  # holds its output, after the first `logged` bytes
         self._logged = logged
 
     @classmethod
@@ -226,10 +226,10 @@ class ChildProcess:
         """Start a process that the kernel kills when this one ends.
 
         Args:
-            log: what it prints is added to this file, which only its owner reads; none: to where this one prints.
-            piped: what it prints as errors goes to a pipe, `process.stderr`, and the rest nowhere.
-            environment: what it has besides that of this process.
-            apart: it leads a group of its own and has no terminal, so Ctrl-C is not for it. It stays in the session:
+            log: its output is appended to this file, readable only by its owner; none: to this process's output.
+            piped: its errors go to a pipe, `process.stderr`, and its other output is dropped.
+            environment: variables in addition to those of this process.
+            apart: it leads a separate group without a terminal, so Ctrl-C does not reach it. It stays in the session:
                 Linux divides cores between sessions, and nice values count within one alone (`sched(7)`, autogroup).
             inherits: file descriptors that stay open in it.
         """
@@ -267,7 +267,7 @@ class ChildProcess:
         return any(state_of(pid) == "stopped" for pid in (self.pid, *living_descendants(self.pid)))
 
     async def wait(self) -> int:
-        """Wait until it has ended, and kill what it has started and left behind; returns its exit code.
+        """Wait until it has ended, and kill its remaining children; returns its exit code.
 
         Processes of a server that was killed while it started (SGLang's) live on: they do not know it yet.
         """
@@ -309,7 +309,7 @@ class ChildProcess:
 
     @property
     def last_lines(self) -> str:
-        """The last lines of what it printed into its log."""
+        """The last lines of its log."""
         return log_tail(self._log, self._logged) if self._log is not None else "no output"
 
     @property
@@ -323,7 +323,7 @@ FATAL = 3  # exit code of an actor that another start cannot help
 DENIED = 4  # and of one whose login the server refuses: it cannot publish that itself
 
 
-_SETTLED = 15  # times `healthy_s`: a process that lived so long starts its count of deaths anew, whatever came of it
+_SETTLED = 15  # times `healthy_s`: a process that lived this long resets its count of deaths, with or without progress
 
 
 class RestartPolicy:

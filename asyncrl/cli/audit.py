@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read, compare, print what was found; returns 1 where anything is wrong."""
+    """Read, compare, print the result; returns 1 for violations."""
     found = any_run(arguments)
     base = Path() if found.root is None else found.files.base
     own_code = found.root is not None

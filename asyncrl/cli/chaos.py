@@ -159,7 +159,7 @@ async def inject_until_end(files: RunFiles, plan: Plan, report: Callable[[str], 
 
 
 async def _wake(part: Part, after_s: float) -> None:
-    """Let a stopped process go on, also where this command is interrupted."""
+    """Continue a stopped process, even if this command is interrupted."""
     try:
         await asyncio.sleep(after_s)
     finally:

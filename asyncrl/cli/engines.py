@@ -1,4 +1,4 @@
-"""`asyncrl engines`: list the inference servers of a run; servers of other owners join and leave while it goes on."""
+"""`asyncrl engines`: list the inference servers of a run; add and remove external servers during the run."""
 
 from __future__ import annotations
 
@@ -102,14 +102,14 @@ async def _add(found: FoundRun, address: str, arguments: argparse.Namespace) -> 
         raise WrongUsage(str(error)) from error
     key = _key(found, arguments.key_file)
     while True:
-        with contextlib.suppress(Fenced):  # another server was announced meanwhile: it may be this one
+        with contextlib.suppress(Fenced):  # another server was announced at the same time: it may be this one
             return await _announce(found, EngineAnnounced(name, address, arguments.max_running), key, arguments.wait)
 
 
 async def _announce(found: FoundRun, server: EngineAnnounced, key: bytes | None, wait_s: float) -> str:
     """Announce a server that the run has not; raises `Fenced` where another one is announced at the same time."""
     name, address = server.engine_id, server.address
-    async with connected(found, "engines") as bus:  # whatever was announced so far is known below
+    async with connected(found, "engines") as bus:  # all earlier announcements are known below
         newest = await read_newest(bus, ACTORS, ENGINE_ANNOUNCED.pattern(bus.run))
     async with watched(found, "engines") as (bus, state, until):
         await asyncio.to_thread(_refuse_known, known_servers(state), name, address)
@@ -181,7 +181,7 @@ def _refuse_known(known: Mapping[str, str], name: str, address: str) -> None:
 
 
 def _reason(state: RunState, name: str) -> str:
-    """Return the reason why an engine takes no requests: the error of its actor, where that has left because of one."""
+    """Return why an engine takes no requests: the error of its actor, if that left because of one."""
     engine, actor = state.engines.get(name, Engine(name)), state.actors.get(name)
     error = actor.last_error if actor is not None and (engine.asked or not engine.gone_ns) else ""
     return error or engine.reason
@@ -203,7 +203,7 @@ def _key(found: FoundRun, key_file: Path | None) -> bytes | None:
 
 
 async def _remove(found: FoundRun, name: str, wait_s: float) -> str:
-    """Take a server of another owner out; what runs there goes on elsewhere."""
+    """Remove an external server; its requests move to other engines."""
     async with watched(found, "engines") as (bus, state, until):
         names = state.names_of("engine")
         if name not in names:

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read what was published about it, and print it in order of time."""
+    """Read the messages about it, and print them in order of time."""
     name = arguments.trajectory
     if TRAJECTORY_ID.match(name) is None or not is_prompt_id(prompt_of(name)):
         raise WrongUsage(f"{name!r} is no trajectory; their ids look like p000042-3")
@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def history_text(history: TrajectoryHistory) -> str:
-    """Seconds since the run began, what was published, where it stands, one a line."""
+    """Seconds since the run began, the message and its place, one a line."""
     events = history.events()
     began_ns = history.began_ns or events[0].time_ns
     lines = [

@@ -66,7 +66,7 @@ async def _read(bus: Bus) -> tuple[TrainingLog, list[Begun]]:
 
 
 def begins_after(log: TrainingLog, config: Config, step: int, stages: Sequence[Begun] = ()) -> StartSettings:
-    """Return where a run goes on after a step of another: with the prompt behind all that were packed up to that step.
+    """Return where a run continues after a step of another: with the prompt after all that were packed up to that step.
 
     Args:
         stages: that the other run has begun. Those up to that prompt hold in the new one, too.
@@ -127,8 +127,8 @@ def _check_adapters(config: Config, now: LoraSettings) -> None:
 
 
 def _retrained(root: Path, step: int, folder: Path) -> Path:
-    """The checkpoint of a step, trained again from the nearest one before it in a process of its own: this one stays
-    small.
+    """The checkpoint of a step, trained again from the nearest earlier one in a separate process, so that this one
+    stays small.
 
     Raises:
         LaunchError: it could not be made; the reason is printed.

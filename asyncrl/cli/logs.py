@@ -92,7 +92,7 @@ def _is_shown(line: Line, level: str) -> bool:
 
 
 def _nothing(lines: list[Line], level: str) -> str:
-    """Name what there is none of, and count the lines of lower levels that are not shown."""
+    """Name the missing actors, and count the hidden lines of lower levels."""
     counts = Counter(line.level for line in lines)
     below = ", ".join(f"{counts[name]:,} of level {name}" for name in LEVELS if counts[name])
     return f"nothing of level {level} or above, but {below}," if below else "nothing"

@@ -77,7 +77,7 @@ def main() -> int:
 
 
 def run(words: Sequence[str]) -> int:
-    """Run one command and print errors that a user can fix as they are. Returns the exit code."""
+    """Run one command and print errors that a user can fix. Returns the exit code."""
     try:
         arguments, unknown = parser_for(words).parse_known_args(words)
         if unknown:

@@ -16,10 +16,10 @@ def add_option(
     """Declare an option with a value; its help ends with the default, unless that is 0 or "".
 
     Args:
-        form: its names, and what stands for the value: `--output FOLDER`.
+        form: its names and the name of the value: `--output FOLDER`.
         value: its default, or the type of a value that has none.
-        about: where it names a default itself, none is added.
-        dest: name among the arguments, where it is not that of the option.
+        about: if it names a default, none is added.
+        dest: name among the arguments, if it differs from the option.
     """
     *names, metavar = form.split()
     kind, default = (value, None) if isinstance(value, type) else (type(value), value)

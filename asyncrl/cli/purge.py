@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Erase data keys, and print how many, and which versions had learnt from what they opened."""
+    """Erase data keys, and print their number and the versions that had learned from their messages."""
     if not re.match(ID_PATTERN, arguments.tenant):
         raise WrongUsage(f"--tenant takes letters, digits, _ and -; found {arguments.tenant!r}")
     if arguments.before and not re.fullmatch(r"\d{4}-\d{2}-\d{2}", arguments.before):

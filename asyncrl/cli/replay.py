@@ -50,7 +50,7 @@ class Replay(NamedTuple):
     origin: int  # step of the weights it began with
     last: int  # step
     steps: list[ReplayedStep]
-    files: dict[str, str]  # written, by what they are
+    files: dict[str, str]  # written files, by kind
     ranks: int = 1  # of the run's learner
 
 
@@ -65,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Train again; returns 1 where the weights should be equal and are not, or where it cannot be done."""
+    """Train again; returns 1 if weights that should be equal differ, or if it is impossible."""
     replay = _replay(arguments)
     show(arguments, report(replay), lambda: replay_text(replay))
     return 1 if not (replay.changed or _purged(replay)) and first_difference(replay.steps) else 0
@@ -200,7 +200,7 @@ def _line(step: ReplayedStep, replay: Replay) -> str:
 
 
 def _last_step(arguments: argparse.Namespace, log: TrainingLog, origin: int) -> int:
-    """The last step of the replay, which was trained and lies behind its beginning."""
+    """The last step of the replay, which was trained and comes after its beginning."""
     newest = max(log.trained, default=origin)
     last = newest if arguments.to is None else arguments.to
     for name, step in (("--to", last), ("--from", arguments.at)):

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Remove each, and print what was removed."""
+    """Remove each, and print the removed parts."""
     login = given_login(arguments)
     for name in arguments.run_ids:
         if login is not None:

@@ -60,7 +60,7 @@ def runs_in(folder: Path) -> list[RunRow]:
 
 
 def _row(root: Path) -> RunRow:
-    live = is_locked(root)  # before its summary is looked for: one that ends meanwhile writes it first
+    live = is_locked(root)  # before its summary is looked for: an ending run writes it first
     files = RunFiles(root)
     steps = files.newest_steps()
     rewards = [row["reward_mean"] for row in steps if row["step"] > 0 and row["reward_mean"] is not None]

@@ -1,4 +1,4 @@
-"""`asyncrl scale`: more or fewer processes of a role, while the run goes on."""
+"""`asyncrl scale`: more or fewer processes of a role, during the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Request, wait until as many live, report."""
-    if "=" in arguments.run_id:  # the first count, where no run is named
+    if "=" in arguments.run_id:  # the first count, if no run is named
         arguments.counts, arguments.run_id = [arguments.run_id, *arguments.counts], ""
     if not arguments.counts:
         raise WrongUsage("how many processes of which role? For example: asyncrl scale rollout=4")

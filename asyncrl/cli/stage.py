@@ -1,4 +1,4 @@
-"""`asyncrl stage`: other data, or another objective, while the run goes on."""
+"""`asyncrl stage`: other data, or another objective, during the run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read the logs, print the picture."""
     found = any_run(arguments)
-    held = found.is_held  # asked on both sides: a run that ends meanwhile stores its end behind what is read
+    held = found.is_held  # asked before and after: an ending run stores its end after the messages that were read
     state = read_topics(found, "status", read_state)
     if not (held or found.is_held):
         state.on_gone()

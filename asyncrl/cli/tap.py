@@ -1,4 +1,4 @@
-"""`asyncrl tap`: print a run's messages as they are published; messages that could not be shown are counted."""
+"""`asyncrl tap`: print a run's messages when they are published; messages that could not be shown are counted."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ async def _listen(
 async def _read_logs(
     bus: Bus, pattern: Pattern, printer: _Printer, stop: asyncio.Event, waits: set[asyncio.Task[Any]], *, follow: bool
 ) -> None:
-    """Read one log after the other to where it is now, then, to `follow`, all of them as they grow."""
+    """Read one log after the other to its current end, then, to `follow`, all of them as they grow."""
 
     def on_record(record: Record) -> None:
         if pattern.matches(record.subject):

@@ -47,7 +47,7 @@ def add_run(
     """Declare how a command names a run; RUN is the first of its arguments.
 
     Args:
-        default: the run that is meant where none is named.
+        default: the run if none is named.
         remote: whether it may be on another machine.
     """
     parser.add_argument(
@@ -59,19 +59,19 @@ def add_run(
 
 
 def add_action(parser: argparse.ArgumentParser, metavar: str, about: str) -> None:
-    """Declare a run, and behind it what to do with it; `action_of` reads it."""
+    """Declare a run followed by an action; `action_of` reads it."""
     add_run(parser, "the live one")
     parser.add_argument("words", nargs="*", metavar=metavar, help=about)
 
 
 def action_of(arguments: argparse.Namespace, takes: Mapping[str, str]) -> tuple[str, str]:
-    """Return the action, which is named after the run or before it, and what it takes.
+    """Return the action, which is named after the run or before it, and its arguments.
 
     Args:
-        takes: what each action takes, such as `URL`; "" for nothing. The first is meant where none is named.
+        takes: what each action takes, such as `URL`; "" for nothing. The first is the default.
 
     Raises:
-        WrongUsage: there is none of this name, or it takes something else.
+        WrongUsage: the name is unknown, or takes other arguments.
     """
     words = given = [*filter(None, [arguments.run_id]), *arguments.words]
     is_first = arguments.run_id in takes  # no run is named, or it is named last
@@ -130,12 +130,12 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def add_wait(parser: argparse.ArgumentParser, default_s: float = 60.0, about: str = "seconds to wait") -> None:
-    """Declare how long a command waits for what it requested."""
+    """Declare how long a command waits for its request."""
     add_option(parser, "--wait SECONDS", default_s, about)
 
 
 def given_login(arguments: argparse.Namespace) -> BusAddress | None:
-    """Return the server and login that the command line gives; None where it gives none.
+    """Return the server and login of the command line; None without them.
 
     Raises:
         RunNotFound: they cannot be read.
@@ -164,7 +164,7 @@ def any_run(arguments: argparse.Namespace, *, live: bool = False) -> FoundRun:
     login = given_login(arguments)
     if login is None:
         found = find_run(arguments.run_id, Path(arguments.directory), live=live)
-        use_copies(found.files.root)  # what it loads of the user's code is what the run loads
+        use_copies(found.files.root)  # it loads the same copies of user code as the run
         return found
     if not arguments.run_id:
         raise RunNotFound("--url and --credentials name a server, not a run: give the run's id as well")
@@ -206,7 +206,7 @@ def read_topics(found: FoundRun, name: str, work: Callable[[Bus], Awaitable[T]])
 
 @contextlib.asynccontextmanager
 async def watched(found: FoundRun, name: str) -> AsyncIterator[tuple[Bus, RunState, Until]]:
-    """A connection to a run, its state, and a wait for what comes true of it; False after so many seconds.
+    """A connection to a run, its state, and a wait for a condition on it; False after this many seconds.
 
     Args:
         name: of the connection.

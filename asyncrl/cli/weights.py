@@ -37,7 +37,7 @@ from topics.weights import WEIGHTS_PUBLISHED, WEIGHTS_STORED, WeightsPublished
 
 _Answer: TypeAlias = WeightsPromoted | WeightsCanaried | CanaryEnded | PromotionRefused
 _TAKES = {"list": "", "promote": "VERSION", "rollback": ""}
-_NEWEST = 64  # versions that are looked for in the store, besides those that were promoted or canaries
+_NEWEST = 64  # versions that are looked up in the store, in addition to promoted ones and canaries
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -172,7 +172,7 @@ def of_interest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the newest versions, and those that were promoted or canaries.
 
     Of newer versions with the same bits, which are one in the store, the first and the newest are there: the others are
-    soon forgotten. Each gets a field `same_as`: the first version with its bits, None where it is that one.
+    soon forgotten. Each gets a field `same_as`: the first version with its bits, None for that one.
     """
     newest = {row["location"]: row for row in rows}
     first: dict[str, int] = {}

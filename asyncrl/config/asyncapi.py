@@ -119,7 +119,7 @@ def _schemas() -> dict[str, Any]:
 
 
 def _described(schema: dict[str, Any], text: str) -> dict[str, Any]:
-    # Beside a $ref other keys are ignored, so the reference goes into an allOf.
+    # Other keys next to a $ref are ignored, so the reference goes into an allOf.
     return {"allOf": [schema], "description": text} if "$ref" in schema else {**schema, "description": text}
 
 

@@ -82,7 +82,7 @@ def contradictions(config: Config) -> list[Finding]:
 
 def _only(config: Config) -> Iterator[Finding]:
     unknown = [name for name in config.only if name not in ROLE_NAMES]
-    if unknown and not config.actors:  # which may have roles of their own
+    if unknown and not config.actors:  # which may have their own roles
         yield Finding(("only",), f"found {_quoted(unknown)}, expected roles: {', '.join(ROLE_NAMES)}")
 
 

@@ -15,7 +15,7 @@ from topics.prompts import ONLY_TASK
 
 
 def data_contradictions(config: Config) -> Iterator[Finding]:
-    """Settings of what is trained on that cannot hold together."""
+    """Contradictions in the settings of training data."""
     yield from _filters(config)
     yield from _overlong(config)
     yield from _scope(config)

@@ -24,7 +24,7 @@ _SERVED: dict[Purpose, tuple[str, str]] = {
 
 
 def pool_contradictions(config: Config) -> Iterator[Finding]:
-    """Settings of groups of engines of their own that cannot hold together."""
+    """Contradictions in the settings of separate engine groups."""
     groups, own, taken = config.engine.groups, own_groups(config), dict[str, str]()
     for purpose, name in own.items():
         key, table = setting_of(purpose), f"engine.groups.{name}"
@@ -49,7 +49,7 @@ def pool_contradictions(config: Config) -> Iterator[Finding]:
 
 
 def _canary_contradictions(config: Config) -> Iterator[Finding]:
-    """A canary needs engines of its own, a version that is live beside it, and a share of the sessions."""
+    """A canary needs its own engines, a live version, and a share of the sessions."""
     gateway, canary = config.gateway, config.weights.canary
     if gateway.canary_engines and not gateway.engines:
         message = "a canary is compared with the version that is live; name engines of that, too"
@@ -82,7 +82,7 @@ def server_contradictions(config: Config) -> Iterator[Finding]:
 
 
 def _addresses(engine: EngineSettings) -> Iterator[Finding]:
-    """Find what is no address of an engine, and servers that are named twice: two actors would load weights by turns.
+    """Find invalid engine addresses, and servers that are named twice: two actors would alternately load weights.
 
     No name is looked up: this machine may not know it.
     """
@@ -132,7 +132,7 @@ _HERE = ("localhost", "::1")
 
 
 def direct_contradictions(config: Config) -> Iterator[Finding]:
-    """Find settings that keep engines from taking weights out of memory: that beside a server, or the learner's."""
+    """Find settings that keep engines from taking weights from memory, staged or of the learner."""
     for table, group in config.engine.tables.items():
         if group.staged == "always" and (group.kind not in ("embedded", "sglang") or group.gpus_needed > 1):
             found = f'a group of kind "{group.kind}" with {group.gpus_needed} GPUs a server'
@@ -195,7 +195,7 @@ _SAVER = "--enable-memory-saver"
 
 
 def share_contradictions(config: Config) -> Iterator[Finding]:
-    """Find what keeps learner and engines from one card: by turns, or with a part of its memory each."""
+    """Find settings that keep learner and engines from sharing a GPU, by time or by memory."""
     placement = config.placement
     if placement.colocate != "memory":
         why = f'it is of placement.colocate = "memory", found "{placement.colocate}"'

@@ -112,12 +112,12 @@ def adapter_contradictions(config: Config) -> Iterator[Finding]:
 
 
 def _not_served(config: Config, group: EngineGroup) -> str:
-    """Return why servers of a group cannot add adapters at each token; empty where they can."""
+    """Return why servers of a group cannot add adapters at each token; empty if they can."""
     targets = {*config.learner.lora.targets}
     attention = targets & {"q_proj", "k_proj", "v_proj"}
     routed = [one for name, one in config.engine.pools.items() if purpose_of(config, name) == "training"]
     found = {
-        # SGLang 0.5.17 makes one matrix of these, and fails at, or leaves out, what it does not find beside q or gate.
+        # SGLang 0.5.17 fuses these into one matrix, and fails or skips one without its q or gate partner.
         "learner.lora.targets has some of q_proj, k_proj, v_proj, and not q_proj and v_proj": (
             bool(attention) and not attention >= {"q_proj", "v_proj"}
         ),
@@ -166,7 +166,7 @@ def _teacher_server(config: Config) -> Iterator[Finding]:
 
 
 def needed_columns(config: Config) -> Iterator[tuple[str, str]]:
-    """Columns that losses, advantages and penalties of RL need in any stage, each behind the setting that needs it."""
+    """Columns that losses, advantages and penalties of RL need in any stage, each with the setting that needs it."""
     for stage, learner in all_learners(config).items():
         loss = LOSSES[learner.loss]
         options = {name: value for name, value in learner.loss_options.items() if name in loss.__struct_fields__}

@@ -20,7 +20,7 @@ _OWN = {  # settings of each kind of judge, which no other has
 
 
 def live_contradictions(config: Config) -> Iterator[Finding]:
-    """Settings of the gateway, of judges, and of what is learnt from them that cannot hold together."""
+    """Contradictions in the settings of gateway, judges, and live training."""
     if config.live.fraction and not config.gateway.count:
         message = (
             f"live.fraction = {config.live.fraction:g}, but there is no gateway whose turns could be trained; "

@@ -28,14 +28,14 @@ GroupName: TypeAlias = Annotated[
 
 
 class EngineGroup(Settings):
-    """A group of inference servers that are started alike, or belong to the same owner."""
+    """A group of inference servers with equal arguments, or with one owner."""
 
     # `embedded` (CPU, started here), `sglang` (started here, GPU), `external` (addresses of running servers).
     kind: Literal["embedded", "sglang", "external", "scripted"] = "embedded"
     count: Positive = 1  # Servers at start (embedded, sglang).
-    # Addresses of external servers, `http://host:port`; more can be announced while the run goes on.
+    # Addresses of external servers, `http://host:port`; more can be announced during the run.
     addresses: list[str] = msgspec.field(default_factory=list)
-    # File that holds the servers' API key; empty: servers started here get one of their own, external ones none.
+    # File with the API key of the servers; empty: started servers get their own key, external ones none.
     api_key_file: str = ""
     max_running: Positive = 256  # Requests one server runs at once.
     # Numbers of the GPUs that the servers started here share out evenly, among those that the run itself sees
@@ -50,7 +50,7 @@ class EngineGroup(Settings):
     # With `learner.lora.publish = "adapter"`, the form in which servers of kind `sglang` and `external` get a version:
     # `merged`: a whole model with the adapter in it; `served`: the adapter, which they add at each token.
     adapters: Literal["merged", "served"] = "merged"
-    # Environment variables for a server started here, such as a PYTHONPATH of its own.
+    # Environment variables for a started server, such as its own PYTHONPATH.
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -118,15 +118,15 @@ class RouterSettings(Settings):
 
     # 1 for a router that is started here: it chooses the engine of each group of trajectories. 0: rollout workers do.
     count: Annotated[int, Meta(ge=0, le=1)] = 0
-    # Further command-line arguments, such as `["--policy", "consistent_hashing"]`; the last of two alike counts.
+    # Further command-line arguments, such as `["--policy", "consistent_hashing"]`; the last of two equal options wins.
     arguments: list[str] = msgspec.field(default_factory=list)
 
 
 class EngineSettings(EngineGroup):
     """Inference servers: one group of them, or several in tables `[engine.groups.NAME]`."""
 
-    # Groups of servers by name (a to z, 0 to 9), each with settings of its own, instead of the one group of this table;
-    # what is not of a group stays here.
+    # Groups of servers by name (a to z, 0 to 9), each with its own settings, instead of the one group of this table;
+    # settings of all groups stay here.
     groups: dict[GroupName, EngineGroup] = msgspec.field(default_factory=dict)
     router: RouterSettings = msgspec.field(default_factory=RouterSettings)
     # Greatest number of tokens of a request, prompt and answer together; 0 takes the model's. A generation that reaches
@@ -157,11 +157,11 @@ class EngineSettings(EngineGroup):
 
     @property
     def disaggregated(self) -> bool:
-        """Return whether prompts and tokens are computed by servers of their own."""
+        """Return whether separate servers compute prompts and tokens."""
         return any(group.role == "prefill" for group in self.pools.values())
 
     def group_of(self, engine_id: str) -> EngineGroup:
-        """The group of `engine-2` or `engine-NAME-2`, or that of a server that was announced while the run went on.
+        """The group of `engine-2` or `engine-NAME-2`, or of a server that was announced during the run.
 
         Raises:
             ValueError: it is the name of no engine.

@@ -20,7 +20,7 @@ class FieldDoc(NamedTuple):
     name: str
     type: Any
     written: str  # its type as the source has it
-    default: Any  # made anew; msgspec.NODEFAULT where the field is required
+    default: Any  # a new value each time; msgspec.NODEFAULT for a required field
     about: str  # the comment lines above it, or else the comment on its line
 
 

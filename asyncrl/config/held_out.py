@@ -61,14 +61,15 @@ def held_out_sets(config: Config) -> dict[str, HeldOut]:
 
 def evaluated_sets(config: Config, step: int) -> list[str]:
     """Return the names of the held-out sets that are evaluated on the version of a step: the first version, the last,
-    and every `eval.every`-th."""
+    and every `eval.every`-th.
+    """
     every, ends = config.eval.every, (config.start.step, config.learner.steps)
     is_due = step in ends or (every > 0 and step % every == 0)
     return [*held_out_sets(config)] if is_due and step >= 0 else []
 
 
 def set_of(sets: Mapping[str, HeldOut], task: str) -> HeldOut:
-    """The set that a trajectory of an evaluation is of, by its task: named sets are tasks of their own."""
+    """The set of an evaluation's trajectory, by its task: named sets are separate tasks."""
     return sets[task] if task in sets else sets[ONLY_SET]
 
 

@@ -37,7 +37,7 @@ class PenaltySettings(Settings):
 class ReferenceSettings(PenaltySettings):
     """The reference model, a frozen copy of the policy at the first step of RL, made where an objective needs it."""
 
-    # Versions after which the copy is made anew; 0: never.
+    # Versions after which the copy is renewed; 0: never.
     refresh_every: Count = 0
     kl_coef: NonNegative = 0.0  # Weight of the KL from the reference in the reward of each token; 0: none.
 
@@ -48,12 +48,12 @@ class TeacherSettings(PenaltySettings):
     model: str = ""  # Hugging Face model directory with the tokenizer of the policy, which the learner loads.
     # `http://` address of a server of such a model (SGLang, or the embedded engine), instead of `model`.
     url: str = ""
-    api_key_file: str = ""  # File that holds the API key of that server, where it has one.
+    api_key_file: str = ""  # File with the API key of that server, if it needs one.
     in_flight: Positive = 16  # Rows that each rank asks that server for at once.
     timeout_s: Seconds = 120.0  # Seconds that one answer may take before it is asked for again.
-    # Seconds without any answer of that server (away, silent, or faults of its own), after which the run ends.
+    # Seconds without any answer of that server (away, silent, or faulty), after which the run ends.
     deadline_s: Seconds = 1800.0
-    # Weight of the KL from the teacher, beside the rewards: with `advantage = "zero"` it is all that is learned from.
+    # Weight of the KL from the teacher, in addition to the rewards: with `advantage = "zero"` it is the only signal.
     coef: NonNegative = 1.0
     # The KL is added to the loss, over this many tokens that the teacher finds most probable and one outcome of all
     # others; 0: it is in the reward, estimated by the sampled token alone. More than the vocabulary are the vocabulary.
@@ -103,7 +103,7 @@ class LayoutSettings(Settings):
 
     # Ranks that share each matrix product, and the tokens between products; a divisor of the key-value heads.
     tensor: Positive = 1
-    # Stages of consecutive layers, of which the first have one more where they cannot have as many.
+    # Stages of consecutive layers; the first stages have one layer more if the layers do not divide.
     pipeline: Positive = 1
     # Ranks that share the tokens of each document, cut into twice as many chunks. A micro-batch is divided over them.
     context: Positive = 1
@@ -131,7 +131,7 @@ class FilterOptions(Settings):
 
 
 class AssertionSettings(Settings):
-    """Bounds on differences of log-probs, and on what is usual; 0 asserts nothing."""
+    """Bounds on differences of log-probs, and on the usual range; 0 asserts nothing."""
 
     # Greatest `mismatch_k3` (nats per token) of the first step of RL: its tokens were sampled from the weights that
     # train on them, so that only arithmetic and sampling cuts make the two differ.
@@ -140,10 +140,10 @@ class AssertionSettings(Settings):
     # the policy itself then. With `learner.reference.kl_of = "sampler"` the gap to the sampler is part of the former.
     first_kl: NonNegative = 0.0
     k3: NonNegative = 0.0  # Greatest `mismatch_k3` (nats per token) of any step of RL, with the lag of its tokens.
-    # A step is an anomaly, and its trajectories are named, where its gradient norm is above so many times the median of
-    # the 32 steps before, or its loss farther from their median than so many times the median of these distances
-    # (which counts as at least 0.05: advantages that cancel leave losses of rounding).
+    # A step is an anomaly, and its trajectories are named, if its gradient norm exceeds this many times the median of
+    # the last 32 steps, or its loss is this many times farther from their median than the median distance (which counts
+    # as at least 0.05: advantages that cancel leave losses of rounding).
     outlier: NonNegative = 10.0
-    # What a step beyond a bound does: `report` lets the run go on with a finding, `stop` ends it before the step is
+    # Effect of a step beyond a bound: `report` continues with a finding, `stop` ends the run before the step is
     # reported.
     broken: Literal["report", "stop"] = "report"

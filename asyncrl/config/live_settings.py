@@ -1,4 +1,4 @@
-"""Settings of live traffic: its gateway, canaries, judges, and bounds of what is learnt from it.
+"""Settings of live traffic: gateway, canaries, judges, and bounds of live training.
 
 The comment of a field documents it: `asyncrl settings` and docs/reference/settings.md print the comment.
 """
@@ -36,41 +36,41 @@ class GatewaySettings(Settings):
     canary_engines: str = ""
     max_new_tokens: Positive = 1024  # Tokens of a reply whose request names no limit.
     stream_tokens: Positive = 4  # Tokens that are streamed together, after the first.
-    # Seconds of sampling that are streamed together where that is more than `stream_tokens`, at the speed of the
-    # replies before: events of fast engines cost cores, and readers do not see them. 0: always `stream_tokens`.
+    # Seconds of sampling that are streamed together if that is more than `stream_tokens`, at the speed of earlier
+    # replies: events of fast engines cost cores, and readers do not see them. 0: always `stream_tokens`.
     stream_s: NonNegative = 0.02
     keepalive_s: Seconds = 5.0  # Seconds without text after which a stream gets an event that keeps its client waiting.
     # Seconds that a reply may take in all, the wait for an engine included, before it fails as overloaded.
     deadline_s: Seconds = 600.0
     # Seconds that a request without a token may wait for a place or an engine before it is refused as overloaded.
     queue_timeout_s: Seconds = 20.0
-    # Seconds that running replies have when a gateway restarts; the next process takes new requests meanwhile.
+    # Seconds that running replies have when a gateway restarts; the next process takes new requests.
     drain_s: Seconds = 60.0
-    # Seconds for which the repeat of a request that was cut goes on with its reply.
+    # Seconds for which a repeated request continues the reply of its cut predecessor.
     retry_s: Seconds = 300.0
-    # Requests at once of each gateway; as many more wait, and further ones are refused as overloaded. Free places go to
-    # the tenants with the fewest; where there are several tenants, each leaves one in eight to others.
+    # Requests at once of each gateway; as many more wait, and further ones are refused as overloaded. Free slots go to
+    # the tenants with the fewest requests; with several tenants, none can use more than 7/8 of them.
     in_flight: Positive = 256
-    # Nice value that is added to all processes of the run that no client of a gateway waits for, and once more
-    # to the learner's ranks, which compute most (19 at most). What serves comes first on cores that both use: gateways,
-    # their engines and the router, the NATS server, the supervisor. 0: all processes are alike.
+    # Nice value that is added to all processes of the run that no client of a gateway waits for, and once more to the
+    # learner's ranks, which compute most (19 at most). On shared cores, gateways, their engines, the router, the NATS
+    # server and the supervisor have priority. 0: equal priority.
     nice: Annotated[int, Meta(ge=0, le=19)] = 10
     # What computes only while no other process of the run wants its core (Linux: SCHED_IDLE): one that serves has it at
     # once. `ranks`: the threads in which the learner's ranks compute. `all`: all processes that have the nice value;
-    # where serving takes all cores for seconds, the supervisor takes them for dead. Training stands still then.
+    # where serving takes all cores for seconds, the supervisor takes them for dead. Training then pauses.
     idle: Literal["none", "ranks", "all"] = "none"
     # Connections at once of each gateway; a further one takes the place of one on which no request is answered, or gets
     # a 503.
     connections: Positive = 2048
     # Seconds after which a connection without a whole request is closed: idle, or in the middle of its headers.
     connection_s: Seconds = 120.0
-    # Seconds for which an embedded engine that answers the gateway waits, before it takes a new version, for a moment
-    # without a request of a client; then it ends those under way and sends them again (`weights.update`). 0: at once.
+    # Seconds for which an embedded engine of the gateway waits for a moment without client requests before it loads a
+    # new version; then it ends and resends running requests (`weights.update`). 0: at once.
     idle_wait_s: NonNegative = 0.25
     body_kb: Positive = 8192  # Greatest size of a request's body.
-    # What writes the text behind a reply: `difference`, the chat template by difference; a family of the package
-    # `renderers`, such as "qwen3", whose program must write as the template does; `auto`: the family, where the package
-    # is installed and has that of the template, else by difference.
+    # Writer of the text after a reply: `difference`, the chat template by difference; a family of the package
+    # `renderers`, such as "qwen3", whose program must write as the template does; `auto`: the family if the package is
+    # installed and has the template's family, otherwise by difference.
     renderer: Annotated[str, Meta(min_length=1)] = "auto"
     history_tokens: Positive = 4_000_000  # Tokens of conversations that are kept to be continued, the newest.
     # MB of turns that wait on the disk while the NATS server is away; replies beyond it are given, and not recorded.
@@ -83,9 +83,10 @@ class CanarySettings(Settings):
     """Canaries: versions that a share of sessions is answered by before they are promoted to the channel `live`."""
 
     # Share of the sessions that a version gets which the gate passes, or the newest one; 0: the gate promotes it at
-    # once. `asyncrl weights promote --canary` names a share of its own.
+    # once. `asyncrl weights promote --canary` names its own share.
     share: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    # Whether the newest version becomes a canary whenever there is none: what is live follows training by live reward.
+    # Whether the newest version becomes a canary whenever there is none, so that the live version follows training by
+    # live reward.
     newest: bool = False
     turns: Positive = 64  # Graded turns, of the canary and of the others, that are compared.
     # The canary is promoted where its mean reward is at least that of the others less this; else it is rolled back.
@@ -93,14 +94,14 @@ class CanarySettings(Settings):
 
 
 class HindsightSettings(Settings):
-    """Hindsight distillation of live turns: what a frozen copy of the policy makes of a reply behind a hint."""
+    """Hindsight distillation of live turns: log-probs of a frozen copy of the policy for a reply after a hint."""
 
     w_rl: NonNegative = 1.0  # With `combine`: weight of the reward in the advantage of each token.
     w_opd: NonNegative = 1.0  # Weight of the differences of log-probs in it.
     clip: Rate = 1.0  # Bound of a difference, in nats.
     # Tokens of each place that the policy finds most probable, which all have a difference; 0: the sampled token alone.
     top_k: Count = 0
-    # Text behind the last message of the prompt that the teacher is shown; {hint} stands for the judge's.
+    # Text after the last message of the prompt for the teacher; {hint} is replaced by the judge's hint.
     wording: str = "\n\n[user's hint / instruction]\n{hint}"
 
 
@@ -135,7 +136,7 @@ class JudgeSettings(Settings):
     children: Positive = 1  # With `rule`: child processes that one judge process runs your function in.
     url: str = ""  # With `endpoint`: its address up to and with `/v1`.
     model: str = ""  # With `endpoint`: name of the model.
-    api_key_file: str = ""  # With `endpoint`: file that holds its API key, where it needs one.
+    api_key_file: str = ""  # With `endpoint`: file with its API key, if it needs one.
     # With `engine`: name of the group `[engine.groups.NAME]` that votes, with the run's first version, and does nothing
     # else: training does not change it. Empty: the engines of training vote, with the newest version that each has.
     engines: str = ""
@@ -146,14 +147,14 @@ class JudgeSettings(Settings):
 class RewardGateSettings(Settings):
     """The gate of live reward: what users give the versions that answer them moves the channel `live`, and back."""
 
-    # Graded turns whose mean counts; 0: live reward moves nothing. A version newer than what is live is promoted by the
-    # turns of such versions, and what is live goes back to the version before by its own turns.
+    # Graded turns whose mean counts; 0: live reward moves nothing. A version newer than the live one is promoted by the
+    # turns of newer versions, and the live version is rolled back by its own turns.
     turns: Annotated[int, Meta(ge=0, le=512)] = 0
     margin: NonNegative = 0.1  # By which the mean may lie below that of what users had before.
 
 
 class SafetySettings(Settings):
-    """Bounds of what is learnt from live turns, and of what the doctor reports about them."""
+    """Bounds of training on live turns, and of the figures that the doctor reports."""
 
     # Greatest share of a batch's groups that are turns of one tenant, rounded up; others wait for the next batch.
     tenant_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -178,14 +179,14 @@ class SafetySettings(Settings):
 
 
 class LiveSettings(Settings):
-    """Learning from live traffic: turns of the gateway, judged, beside the task."""
+    """Learning from live traffic: judged turns of the gateway, in addition to the task."""
 
     # Share of the groups of RL that are graded turns, as long as some wait; 0: none, 1: nothing else.
     fraction: Annotated[float, Meta(ge=0, le=1)] = 0.0
     # `binary`: rewards; `distillation`: hints of judges, which a frozen copy of the policy is shown; `combine`: both.
     method: Literal["binary", "distillation", "combine"] = "binary"
-    # Advantage of the reward of a turn: `none` takes it as it is, `less_others` less the mean of its batch's others. Of
-    # turns with one prompt it is the reward less the mean of the others of these.
+    # Advantage of the reward of a turn: `none` takes the reward, `less_others` subtracts the mean of the other groups
+    # of its batch. Of turns with one prompt it is the reward less the mean of the others of these.
     advantage: Literal["none", "less_others"] = "none"
     # Sampling that is trained though the log-probs of its tokens are not those of the distribution that they came from:
     # `greedy` (temperature 0), `truncated` (top_p, top_k), `constrained` (a form of the reply), `penalised`

@@ -63,7 +63,7 @@ FurtherCheck: TypeAlias = Callable[[Config, Path], Iterable[Finding]]
 class Problem(NamedTuple):
     """One thing wrong with a config."""
 
-    line: int | None  # of the file, from 1; None for what is not written in it
+    line: int | None  # of the file, from 1; None for settings outside it
     key: str  # dotted; `--set KEY` for an override, empty for a fault of the file as a whole
     message: str  # found, expected, what to do
 
@@ -83,7 +83,7 @@ class ConfigError(AsyncRLError):
 
 
 class LoadedConfig(NamedTuple):
-    """A config, and where it came from."""
+    """A config and its origin."""
 
     config: Config
     base: Path  # folder that the paths written in the config are relative to
@@ -175,7 +175,7 @@ def _resolved(
 
 
 def _with_dtype(config: Config) -> Config:
-    """Choose the type that `learner.dtype = "auto"` stands for: the stored config of a run names it."""
+    """Choose the type of `learner.dtype = "auto"`: the stored config of a run names it."""
     learner = config.learner
     if learner.dtype != "auto":
         return config
@@ -242,7 +242,7 @@ def key_lines(text: str) -> dict[str, int]:
         try:
             paths = list(_paths(tomllib.loads(statement)))
         except tomllib.TOMLDecodeError:
-            continue  # the statement goes on
+            continue  # the statement continues
         if statement.lstrip().startswith("["):
             table = ""
         for path in paths:
@@ -292,7 +292,7 @@ def _override_value(key: str, text: str) -> Any:
 
 
 def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: list[Finding]) -> Table:
-    """A table of settings from TOML values; what is wrong is noted and takes its default."""
+    """A table of settings from TOML values; wrong values are noted and take their defaults."""
     fields = {field.name: field.type for field in msgspec.structs.fields(table)}
     values: dict[str, Any] = {}
     for name, value in raw.items():
@@ -351,7 +351,7 @@ def _wrong(key: str, value: Any, expected: str) -> Finding:
 
 
 def _unknown(key: str, value: Any, siblings: list[str], findings: list[Finding]) -> None:
-    """Note an unknown key with what it may mean; each key of an unknown table is noted alone."""
+    """Note an unknown key with a suggestion; each key of an unknown table is noted separately."""
     near = meant_by(key, siblings)
     tables = [one for one in near if any(known.startswith(f"{one}.") for known in known_settings())]
     if isinstance(value, dict) and value and not tables:

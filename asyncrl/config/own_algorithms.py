@@ -67,7 +67,7 @@ def _named_in(name: str, stage: StageSettings) -> Iterator[Named]:
 
 
 def load_own_algorithms(config: Config, base: Path) -> list[Finding]:
-    """Make the paths of the user's own absolute, in the settings themselves, and load what they name.
+    """Make the paths of the user's own functions absolute, in the settings themselves, and load the functions.
 
     Returns:
         What cannot be loaded; there the settings have a default now.

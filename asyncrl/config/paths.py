@@ -13,13 +13,13 @@ from asyncrl.models.known import KNOWN, kept_at
 
 _PATH = re.compile(
     r"model\.path|start\.checkpoint|placement\.files|nats\.(credentials|tls_\w+)|learner\.(teacher|critic)\.model|.+_file"
-)  # settings that are paths whatever they hold
+)  # settings that are always paths
 _MODEL = re.compile(r"model\.path|learner\.(teacher|critic)\.model")
 _SPEC = re.compile(
     r"actors|learner\.columns\..+|.+\.(source|eval_source|rollout|reward|function|convert|redact|loss|advantage|filters)"
 )  # settings that may name something else
-_OPTIONS = re.compile(r"options\.(?!convert\Z)")  # of a source, a loss or a filter: what they mean is its own
-_FILE = re.compile(r"(?!https?://)(?P<path>.+\.(py|jsonl|parquet))([:@].*)?")  # what is a path there
+_OPTIONS = re.compile(r"options\.(?!convert\Z)")  # of a source, a loss or a filter, which gives them their meaning
+_FILE = re.compile(r"(?!https?://)(?P<path>.+\.(py|jsonl|parquet))([:@].*)?")  # the paths in it
 
 
 def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
@@ -52,7 +52,7 @@ def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
 
 
 def named_files(value: Any, key: str = "") -> Iterator[str]:
-    """Return the paths of the code and data files that a value of a config names, as they are written there.
+    """Return the paths of the code and data files in a value of a config, as written.
 
     Args:
         value: of the setting or table `key`, as TOML has it.

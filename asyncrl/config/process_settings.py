@@ -22,7 +22,8 @@ class NatsSettings(Settings):
     url: str = ""
     # IP address of this machine that a server started here listens on; `0.0.0.0` for all. It uses no TLS.
     host: str = "127.0.0.1"
-    # Port of a server started here, of three the first of three in a row; 0: a free one, kept when the run goes on.
+    # Port of a started server, the first of three consecutive ports for three servers; 0: a free port, kept when the
+    # run resumes.
     port: Annotated[int, Meta(ge=0, le=65535)] = 0
     user: str = ""  # User name, when the URL needs one: all roles share it.
     password_file: str = ""  # File that holds the password (never the password itself).
@@ -43,7 +44,7 @@ class NatsSettings(Settings):
     replicas: Literal[1, 3, 5] = 1
     # MB that each ledger log may hold on the server's disk; 0 sizes them by the settings and the free disk.
     ledger_max_mb: Count = 0
-    # MB that the streams of a server started here may take on the disk; 0: what is free, but for a small rest.
+    # MB that the streams of a started server may take on the disk; 0: the free space minus a small rest.
     disk_max_mb: Count = 0
     # Seconds without an acknowledgement after which an actor gives its work back and exits.
     publish_deadline_s: Seconds = 120.0
@@ -65,7 +66,7 @@ class PlacementSettings(Settings):
     kind: str = "local"  # `local`: as processes of this machine; `ray`: on the hosts of a Ray cluster.
     # Ray cluster, `host:port` of its head; empty takes `RAY_ADDRESS`, or the cluster that this machine is a node of.
     address: str = ""
-    # Roles that Ray places; all others run beside `asyncrl up`. `learner` needs `shared`.
+    # Roles that Ray places; all others run on the machine of `asyncrl up`. `learner` needs `shared`.
     roles: list[PlacedRole] = msgspec.field(default_factory=lambda: ["engine", "rollout", "reward", "groupreward"])
     # What a process reserves on its host, by role or group of engines: `bundles.engine = { CPU = 4, GPU = 2 }`. Without
     # one it is a CPU, and the GPUs that an `sglang` server takes by its arguments.
@@ -75,13 +76,11 @@ class PlacementSettings(Settings):
     shared: bool = False
     # Data files and folders, below the config's folder, that are sent to the hosts. Copies of your code are sent, too.
     files: list[str] = msgspec.field(default_factory=list)
-    folder: str = "~/.cache/asyncrl/hosts"  # Folder on a host that holds what was sent.
-    # Roles whose processes belong to several runs: whenever the run is opened it has none of them, until
-    # `asyncrl share` gives it some.
+    folder: str = "~/.cache/asyncrl/hosts"  # Folder on a host for received files.
+    # Roles whose processes several runs share: the run starts none of them until `asyncrl share` assigns some.
     lent: list[LentRole] = msgspec.field(default_factory=list)
-    # How learner and engines use a card that both have: `none` (each has cards of its own, or they fit together by
-    # themselves), `memory` (both stay on it, each with a stated part of its memory), `turns` (one at a time: the other
-    # one's memory is given back meanwhile).
+    # How learner and engines share a GPU: `none` (separate GPUs, or both fit without coordination), `memory` (each has
+    # a stated part of its memory), `time_slice` (one at a time; the other releases its memory).
     colocate: Literal["none", "memory", "time_slice"] = "none"
     # With `colocate = "memory"`: part of a card's memory that a rank of the learner may take.
     learner_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
@@ -95,7 +94,7 @@ class SupervisionSettings(Settings):
     silence_s: Seconds = 10.0
     # Standby processes of prompter, buffer, learner and sessions each; one takes over when the active one falls silent.
     standbys: Annotated[int, Meta(ge=0, le=4)] = 0
-    # Messages (those above 512 bytes count several times) after which a keeper puts what it knows on its log.
+    # Messages (above 512 bytes they count several times) after which a keeper stores its state on its log.
     snapshot_every: Positive = 20_000
     # Deaths of a process in a row after which it is not started again and the run stops. The engine actor of an
     # external server is always started again.
@@ -104,8 +103,8 @@ class SupervisionSettings(Settings):
     restart_pause_s: Seconds = 5.0
     # MB of one file in `logs`; beyond them only its newest quarter is kept.
     log_mb: Positive = 256
-    # Seconds of life in which the run got something done (a step, a trajectory's tokens, a whole reply to a user), or
-    # 15 times as many, after which its deaths count anew.
+    # Seconds of life in which the run made progress (a step, a trajectory's tokens, a whole reply to a user), or 15
+    # times as many, after which the count of deaths restarts.
     healthy_s: Seconds = 20.0
 
 

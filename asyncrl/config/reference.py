@@ -158,7 +158,7 @@ def for_benchmarks(annotation: Any) -> bool:
 
 
 def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = "") -> Iterator[TableDoc]:
-    """Every table of the tree, from the top; behind its name, the options of each loss."""
+    """Every table of the tree, from the top; after its name, the options of each loss."""
     leaves = []
     for field in fields_of(table):
         if not (is_table(field.type) or named_tables(field.type) or for_benchmarks(field.type)):
@@ -194,7 +194,7 @@ def text_settings() -> frozenset[str]:
 def settings_text(prefix: str = "", columns: int = 100) -> str:
     """The tree for a terminal, or the settings whose keys begin with a prefix, wrapped to a width in columns.
 
-    Where none does, those whose keys hold it.
+    Without a match, settings whose keys contain it.
 
     Raises:
         LookupError: no key holds it.

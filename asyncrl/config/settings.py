@@ -105,11 +105,11 @@ class WorkerSettings(Settings):
     """Leases of the workers: rollout and reward."""
 
     lease_s: Seconds = 10.0  # Seconds after which the work of a silent worker passes on.
-    # Seconds without any progress after which a worker stops renewing a lease; what has a limit of its own (a tool, a
+    # Seconds without any progress after which a worker stops renewing a lease; calls with their own limit (a tool, a
     # reward, a request) may take longer.
     stall_s: Seconds = 120.0
-    # Runs without progress that ended their process, after which work ends as poison. After the first three it is done
-    # in a process of its own, and only what ends that one counts: workers that are killed make nothing poison.
+    # Runs without progress that ended their process, after which work ends as poison. After the first three it runs in
+    # a separate process, and only deaths of that process count: killed workers never make work poison.
     poison_after: Positive = 5
 
 
@@ -120,7 +120,7 @@ class WarmupSettings(Settings):
     # Supervised rows, as in `task.source`: conversations, or prompts with labels; empty takes those of the tasks.
     source: str = ""
     options: dict[str, Any] = msgspec.field(default_factory=dict)  # Options of that source.
-    # Roles whose messages are trained in a conversation, but for messages with `"train"` true or false of their own.
+    # Roles whose messages are trained in a conversation; a message with its own `"train"` true or false overrides this.
     roles: Annotated[list[str], Meta(min_length=1)] = msgspec.field(default_factory=lambda: ["assistant"])
     turns: Literal["all", "last"] = "all"  # Of these messages all are trained, or the last one alone.
     batch_rows: Positive = 256  # Rows (prompt and label, or conversation) of one supervised step.
@@ -151,8 +151,7 @@ class BufferSettings(Settings):
     # Seconds after its issue when a group is packed with the members it has (at least two), or dropped.
     group_deadline_s: Seconds = 600.0
     # Groups dropped in a row, for each that a batch takes, after which the run ends with their reasons. 0: never. Live
-    # turns and groups dropped for lag do not count. A group that is kept, and a stage that begins, let the count begin
-    # anew.
+    # turns and groups dropped for lag do not count. Any kept group or new stage resets the count.
     max_dropped_groups: Count = 100
 
 
@@ -191,27 +190,28 @@ class LearnerSettings(Settings):
     ranks: Positive = 1
     # Seconds for a rank to start its process, and then to take its card; one that does not counts as frozen.
     start_s: Seconds = 120.0
-    # Seconds for which ranks whose cards are gone are tried again; then the learner goes on without them, with as many
-    # as `layout` divides, and at a checkpoint takes those that are there again. 0 waits for all of them.
+    # Seconds for which ranks with missing GPUs are tried again; then the learner continues without them, with as many
+    # as `layout` divides, and uses returned GPUs from a checkpoint on. 0 waits for all of them.
     elastic_s: Annotated[float, Meta(ge=0)] = 0.0
-    # Tokens of one forward and backward pass, of each of the ranks that `layout.context` lets share a row; a longer row
-    # has a pass of its own.
+    # Tokens of one forward and backward pass, of each of the ranks that share a row by `layout.context`; a longer row
+    # has a separate pass.
     micro_batch_tokens: Positive = 16384
-    # Experts of a token: `own`, of the trainer's router; `replay`, those that it went to where it was sampled; or
-    # `trainer`, those of the trainer's pass before the update, also in the pass with the gradient.
+    # Experts of a token: `own`, of the trainer's router; `replay`, those of the sampler; or `trainer`, those of the
+    # trainer's pass before the update, reused in the pass with the gradient.
     routing: Literal["own", "replay", "trainer"] = "own"
     # Weight of the loss of the layer that predicts the token after the next one (MTP), with which engines draft: it
-    # learns beside the policy, whose gradient it does not touch, with `trainer = "megatron"`. 0: it stays as it is.
+    # trains with the policy, whose gradient it does not touch, with `trainer = "megatron"`. 0: the layer is not
+    # trained.
     mtp_weight: NonNegative = 0.0
-    # Correction of the score of each expert per step, up where it got fewer of the tokens before trained ones than the
-    # mean of its layer, down where more, with `trainer = "megatron"` and models that have such biases. 0: they stay.
+    # Correction of the score of each expert per step, up if it got fewer of the tokens before trained ones than the
+    # mean of its layer, down if more, with `trainer = "megatron"` and models with such biases. 0: no correction.
     router_bias_rate: NonNegative = 0.0
-    # When ranks of the torch trainer exchange weights and gradients: once a `step`, for which each holds all rounded
-    # weights and the sum of its gradients; in each `micro_batch`, for which it holds those of a layer or two; or
-    # `auto`, once a step where they fit into a third of the memory of each.
+    # When ranks of the torch trainer exchange weights and gradients: once a `step`, holding all rounded weights and the
+    # sum of its gradients; in each `micro_batch`, holding those of a layer or two; or `auto`, once a step if they fit
+    # into a third of the memory of each.
     exchange: Literal["auto", "step", "micro_batch"] = "auto"
     recompute: bool = False  # Keep only the inputs of layers for the backward pass: less memory, a third more work.
-    # Share of their activations that compiled layers keep for the backward pass; what is cheapest is computed again.
+    # Share of their activations that compiled layers keep for the backward pass; the cheapest ones are computed again.
     activations: Annotated[float, Meta(gt=0, le=1)] = 1.0
     moments: Literal["float32", "bfloat16"] = "float32"  # Type in which AdamW's moments are kept between updates.
     # Move weights and optimiser to host memory while no batch is there to be trained; those of policy and critic also
@@ -242,23 +242,23 @@ class WeightsSettings(Settings):
     # Where versions lie: `files` (a folder that learner and engines share), `stream` (chunks on the NATS server, for
     # engines on hosts without that folder).
     store: Literal["files", "stream"] = "files"
-    # Whether versions may be differences to the one before: `never`, `auto` (where their encoding, way and application
-    # together took less time than those of a full version), `always` (where they are smaller).
+    # Whether versions may be differences to the previous one: `never`, `auto` (if encoding, transfer and application
+    # together are faster than a full version), `always` (if they are smaller).
     delta: Literal["never", "auto", "always"] = "never"
     # What versions consist of: `model` (FP8 or INT4 as the directory of the model has them, else the weights as they
     # are trained), `plain` (those always), `fp8-blocks` (matrices in FP8, a scale for each block of 128 x 128),
     # `int4-groups` (in INT4, a scale for each 32 columns of a row; of a model with experts only these).
     format: Literal["model", "plain", "fp8-blocks", "int4-groups"] = "model"
-    # Generations under way when an engine takes a new version: `resume` ends them and sends them again, with the tokens
-    # that came, to be computed anew; `in_place` lets them go on over the cache that the old weights filled.
+    # Running generations when an engine takes a new version: `resume` ends them and sends them again with their tokens,
+    # to be computed again; `in_place` continues them over the cache of the old weights.
     update: Literal["resume", "in_place"] = "resume"
-    # A quicker way beside the store, out of the learner's memory: `never`, `ipc` (engines that share its GPUs, or on
-    # the CPU its host, read it there), `nccl` (GPU to GPU), `gloo` (the same between processes on the CPU). An engine
-    # for which it fails reads the store.
+    # A faster transfer from the learner's memory, in addition to the store: `never`, `ipc` (engines on its GPUs, or on
+    # a CPU its host, map it), `nccl` (GPU to GPU), `gloo` (between processes on the CPU). An engine for which it fails
+    # reads the store.
     transport: Literal["never", "ipc", "nccl", "gloo"] = "never"
     # Seconds that one engine may take for it; a learner may wait so long before it copies the next version away.
     transport_deadline_s: Seconds = 10.0
-    full_every: Positive = 16  # Versions after which one is full, whatever `delta` is.
+    full_every: Positive = 16  # Versions after which one is full, for any `delta`.
     # Versions that stay in the store because they are live or were: the newest of them. `asyncrl weights rollback` goes
     # back from each to the one before.
     keep_live: Annotated[int, Meta(ge=2, le=1024)] = 3
@@ -285,7 +285,7 @@ class RecorderSettings(Settings):
 class StartSettings(Settings):
     """The start: a checkpoint that training begins with instead of an untrained model. `asyncrl fork` writes it."""
 
-    # Checkpoint directory to begin with, weights and optimiser; empty begins with the model as it is.
+    # Checkpoint directory to begin with, weights and optimiser; empty begins with the model.
     checkpoint: str = ""
     step: Count = 0  # Step of that checkpoint: the first batch is the one after it.
     prompt: Count = 0  # Number of the first prompt that is issued, in the order of the data.
@@ -299,8 +299,8 @@ class Config(Settings):
     """A config: which actors run, how many, with what settings."""
 
     run: Annotated[str, Meta(pattern=r"^[a-z0-9-]{1,32}\Z")] = "run"  # Id of the run, in every topic's subject.
-    # Seed of data order, model initialisation and what rollout functions draw. Each inference server draws tokens by a
-    # seed of its own, a new one at each start; `--seed N` (sglang: `--random-seed N`) in `engine.arguments` sets it.
+    # Seed of data order, model initialisation and what rollout functions draw. Each inference server draws tokens by
+    # its own seed, a new one at each start; `--seed N` (sglang: `--random-seed N`) in `engine.arguments` sets it.
     seed: int = 1
     directory: str = "runs"  # Folder under which the run's directory is made.
     # Roles that run, such as `["engine"]` for a run that only serves; the recorder always runs. Empty: all.
@@ -331,7 +331,7 @@ class Config(Settings):
 
     @property
     def trains(self) -> bool:
-        """True where a learner runs; without one, engines serve the model as it is."""
+        """True if a learner runs; without one, engines serve the original model."""
         return not self.only or "learner" in self.only
 
     @property
@@ -346,12 +346,12 @@ class Config(Settings):
 
     @property
     def critic_origin(self) -> int:
-        """Step before the first one of the critic, where there is one."""
+        """Step before the first one of the critic, if there is a critic."""
         return self.start.critic if self.start.critic >= 0 else self.start.step
 
     @property
     def group_workers(self) -> int:
-        """Processes that grade whole groups; none where no reward needs them."""
+        """Processes that grade whole groups; none if no reward needs them."""
         tasks, sets = self.tasks.values(), self.eval.sets.values()
         scopes = {self.reward.scope, *(own.reward_scope for own in tasks), *(own.reward_scope for own in sets)}
         return self.reward.workers if "group" in scopes else 0
@@ -363,7 +363,7 @@ class Config(Settings):
 
     @property
     def session_keepers(self) -> int:
-        """Keepers of sessions, spares among them; none where there is no gateway."""
+        """Keepers of sessions with standbys; none without a gateway."""
         return 1 + self.supervision.standbys if self.gateway.count else 0
 
     @property

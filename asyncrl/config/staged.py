@@ -21,12 +21,12 @@ OF_LEARNER = (
     *("advantage", "loss", "loss_options", "aggregation", "filters"),
     *("lr", "weight_decay", "max_grad_norm", "turn_discount", "whiten"),
 )
-"""Settings of the learner that a stage may change, besides those of the further models."""
+"""Settings of the learner that a stage may change, in addition to those of the further models."""
 _MODELS = ("reference", "teacher", "critic")
 
 
 def as_in(config: Config, stage: str) -> Config:
-    """The settings as a stage has them; as they are for "", before the first one."""
+    """The settings in a stage; unchanged for "", before the first one."""
     if not stage:
         return config
     learner = config.learner
@@ -77,8 +77,8 @@ class Ended(msgspec.Struct):
 class Schedule:
     """The stages that begin by themselves, each once: of those that have not begun, the first in the config is next.
 
-    Its condition looks at the log of batches and at the stages that began, at nothing else: a reader of
-    these comes to the same. The mean reward is that before shaping, of each group alike.
+    Its condition looks only at the log of batches and at the stages that began: any reader of these reaches the same
+    result. The mean reward is that before shaping, with equal weight for each group.
     """
 
     def __init__(self, config: Config) -> None:
@@ -94,7 +94,7 @@ class Schedule:
         """Take note of a group that was packed, or dropped by a filter.
 
         Args:
-            scores: rewards of its answers before shaping; none where it ended for another reason.
+            scores: rewards of its answers before shaping; none if it ended for another reason.
         """
         if self._kept and scores and letter_of(prompt_id) == TASK:
             ended.rewards = [*ended.rewards, (number_of(prompt_id), fmean(scores))][-self._kept :]

@@ -1,6 +1,6 @@
 """The room that each stream of a run takes: every formula that follows from the settings, once.
 
-Bytes are those that the server counts: subject, headers, body, and what it adds to each message.
+Bytes are those that the server counts: subject, headers, body, and its overhead for each message.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _CHUNKED = 1.01  # bytes in the stream for one of a version
 
 _BASE = 100_000  # of every log: claims, heartbeats, starts and stops
 _SPARE = 16 * MB  # for the unforeseen: groups that are dropped, actors that die, learners that begin again
-_BY_TIME = 128 * MB  # of logs that grow with trims, stalls and starts, whatever is trained
+_BY_TIME = 128 * MB  # of logs that grow with trims, stalls and starts, independent of training
 _LETTERS = 64 * MB  # dead letters; when they are more, the oldest make room
 _SIGNS = 64 * MB  # the newest vital signs of every actor
 _KEYS = 64 * MB  # data keys, of about 300 bytes each
@@ -106,7 +106,7 @@ class Need(NamedTuple):
     stream: Stream
     least: int  # with less a run with these settings cannot reach its end
     ample: int  # with as much it is not slowed down, and there is room for the unforeseen
-    step: int  # what each step of RL adds to `least` for good; 0 where messages no longer needed are purged
+    step: int  # permanent growth of `least` per step of RL; 0 if unneeded messages are purged
     longest: int = 0  # the maximum that each step adds, where only the length of trajectories decides it
 
 
@@ -139,7 +139,9 @@ def payload_room(config: Config, row_bytes: float) -> Room:
 
 
 def _room(config: Config, trajectory: int, result: int) -> Room:
-    """Return what trajectories take of so many bytes each, of which those of the result stay until they are trained."""
+    """Return the needs of trajectories of this many bytes each, of which those of the result stay until they are
+    trained.
+    """
     members = config.buffer.batch_groups * largest_group(config)
     open_work = (open_groups(members, config.buffer.max_lag) + _answers(config)) * trajectory
     batch, kept = members * result, config.learner.kept_steps
@@ -216,7 +218,7 @@ def _evaluations(config: Config) -> float:
 
 
 def needs_of_the_rest(whole: dict[str, Need], progress: Progress) -> dict[str, Need]:
-    """Return what streams have to hold in the end, given what they hold already; a run that drops more grows faster."""
+    """Return the final content of streams, given their current content; a run that drops more grows faster."""
     return {name: _rest(need, progress) for name, need in whole.items()}
 
 
@@ -266,7 +268,7 @@ def _stored(config: Config, version: int, weights: int) -> int:
 
 
 def _chain(settings: WeightsSettings, weights: int) -> int:
-    """Bytes of what a version may be a difference to, besides itself."""
+    """Bytes of the possible bases of a version, in addition to its own."""
     return 0 if settings.delta == "never" else (settings.full_every - 1) * weights
 
 
@@ -281,7 +283,7 @@ def _versions(config: Config, parameters: int) -> Need:
     weights = math.ceil(_weights_bytes(config.learner, parameters) * _CHUNKED)
     version, live = weights + math.ceil(_TOKENIZER * _CHUNKED), config.weights.keep_live
     least = _stored(config, version, weights)
-    # Besides, there are those that engines have, and that are promoted by command.
+    # In addition, engines have some, and commands promote some.
     others = _engines(config.engine) * version + live * (version + _chain(config.weights, weights))
     return Need(WEIGHTS, least, least + others + _SPARE, 0)
 
@@ -311,7 +313,7 @@ def _snapshot_bytes(config: Config) -> dict[Stream, int]:
 
 
 def _logged(config: Config, members: int) -> dict[Stream, float]:
-    """Bytes that snapshots add to each keeper's log with every step of so many trajectories."""
+    """Bytes that snapshots add to each keeper's log with every step of this many trajectories."""
     large = (_PACKED + members * _MEMBER) / _COUNTED  # a batch.packed counts as several messages
     folded = {PROMPTS: members + large, BATCHES: 2 * members + large, TRAINING: large, FLEET: large}
     every = config.supervision.snapshot_every
@@ -327,7 +329,7 @@ def _payload(config: Config, row_bytes: float, route_bytes: int) -> tuple[Need, 
     longest = room.batch // (config.buffer.batch_groups * largest_group(config))
     warm = config.warmup.batch_rows * (row_bytes * (_TOKEN + _TEXT) + _RESULT) if config.warmup.steps else 0.0
     room = room._replace(least=max(room.least, math.ceil((config.buffer.max_lag + 3) * warm)))
-    inline = min(1.0, INLINE_BYTES / longest)  # a longer result lies in the blob stream, a shorter one never does
+    inline = min(1.0, INLINE_BYTES / longest)  # a longer result is in the blob stream, a shorter one never is
     keeps = config.nats.keep == "run"
 
     def need(stream: Stream, held: Sequence[tuple[float, Room]], besides: int) -> Need:

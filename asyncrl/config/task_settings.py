@@ -37,7 +37,8 @@ else:
 
 class OverlongSettings(Settings):
     """Punishment of long trajectories of RL, added to their rewards: 0 up to `longest_tokens - interval_tokens`, then
-    falling in proportion to `-penalty` at `longest_tokens` (DAPO, eq. 13)."""
+    falling in proportion to `-penalty` at `longest_tokens` (DAPO, eq. 13).
+    """
 
     # Greatest punishment, of a trajectory as long as `longest_tokens` or longer; 0: none.
     penalty: NonNegative = 0.0
@@ -118,7 +119,7 @@ class StageSettings(Settings):
     A stage inherits each setting that it leaves out from the run and its tasks.
     """
 
-    # Shares of tasks by their names, 0 for none of its prompts; a task left out keeps its `tasks.NAME.share`.
+    # Shares of tasks by name, 0 for none of its prompts; other tasks keep their `tasks.NAME.share`.
     shares: dict[str, Annotated[int, Meta(ge=0, le=1000)]] = msgspec.field(default_factory=dict)
     group_size: Positive | None = None  # Trajectories per prompt, of all tasks.
     temperature: NonNegative | None = None  # Sampling temperature, of all tasks.
@@ -135,7 +136,7 @@ class StageSettings(Settings):
     reference: StageReferenceSettings = msgspec.field(default_factory=StageReferenceSettings)
     teacher: StageTeacherSettings = msgspec.field(default_factory=StageTeacherSettings)
     critic: StageCriticSettings = msgspec.field(default_factory=StageCriticSettings)
-    at_step: Count = 0  # The stage begins by itself once this batch is packed, where it has not begun; 0: not so.
+    at_step: Count = 0  # The stage begins once this batch is packed, unless it has begun; 0: no condition.
     # The stage begins by itself once the mean reward of the newest groups of the running stage is at least this.
     at_accuracy: float | None = None
     accuracy_groups: Positive = 16  # Groups, packed or dropped by a filter, whose answers that mean is over.
@@ -164,7 +165,9 @@ class TaskSettings(Settings):
 
 
 class MixedTaskSettings(Settings):
-    """One of several tasks, whose prompts are issued in turn by their shares. What is left out is as for one task."""
+    """One of several tasks, whose prompts are issued in turn by their shares. It inherits missing settings from
+    `[task]`, `[reward]` and `[rollout]`.
+    """
 
     source: str | None = None  # As `task.source`.
     options: dict[str, Any] | None = None  # As `task.options`.
@@ -181,7 +184,7 @@ class MixedTaskSettings(Settings):
 
 
 class EvalSetSettings(Settings):
-    """One of several held-out sets. What is left out is as in `[eval]`, `[task]` and `[reward]`."""
+    """One of several held-out sets. It inherits missing settings from `[eval]`, `[task]` and `[reward]`."""
 
     prompts: Annotated[int, Meta(ge=1, le=65536)] | None = None  # As `eval.prompts`.
     source: str | None = None  # As `eval.source`.
@@ -201,7 +204,7 @@ class EvalSettings(Settings):
     """Evaluation on held-out prompts, by the task's rollout function and reward."""
 
     prompts: Annotated[int, Meta(ge=0, le=65536)] = 0  # Prompts of one evaluation; 0 for no evaluation.
-    # Seconds after its issue when an evaluation is scored with the grades it has: what is open counts as reward 0.
+    # Seconds after its issue when an evaluation is scored with its grades so far: open answers count as reward 0.
     deadline_s: Seconds = 600.0
     every: Count = 0  # RL steps between evaluations; 0 evaluates version 0 and the last one only.
     source: str = ""  # Held-out source as in `task.source`; empty takes the task's with another seed.
@@ -215,5 +218,5 @@ class EvalSettings(Settings):
     # Name of the group `[engine.groups.NAME]` that serves only evaluations: its engines stay at the version of the
     # oldest open evaluation until that is scored. Empty: the engines of training answer, with that version or a newer.
     engines: str = ""
-    # Several held-out sets by name, each with evaluations of its own, in tables `[eval.sets.NAME]`.
+    # Several held-out sets by name, each with its own evaluations, in tables `[eval.sets.NAME]`.
     sets: dict[TaskName, EvalSetSettings] = msgspec.field(default_factory=dict)

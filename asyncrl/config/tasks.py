@@ -57,7 +57,7 @@ class Task(NamedTuple):
 
     @property
     def ladder(self) -> Ladder | None:
-        """The difficulty of its rows by level; None where it does not rise."""
+        """The difficulty of its rows by level; None without a curriculum."""
         rule = self.curriculum
         return Ladder(rule.option, rule.first, rule.step, rule.last) if rule.option else None
 
@@ -98,9 +98,8 @@ def turns(shares: list[int]) -> list[int]:
 class Mixture:
     """The task of each prompt, and the place of its row: a pure function of its number, the settings and the stages.
 
-    A place is one in the order that the tasks' own shares give (`asyncrl.data.sources.MixedSource`), whatever stage
-    holds. A stage begins its turns anew, and each task goes on with the row behind its last one: none is passed over,
-    none comes twice.
+    A place is one in the order that the tasks' own shares give (`asyncrl.data.sources.MixedSource`), in any stage. A
+    stage restarts the rotation, and each task continues with the row after its last one: none is skipped, none repeats.
     """
 
     def __init__(self, config: Config) -> None:
@@ -115,7 +114,7 @@ class Mixture:
         return self._staged.get(stage, self.tasks)[self._turn(number, begun)[0]]
 
     def place(self, number: int, begun: Sequence[Begun] = ()) -> int:
-        """The place of the row of a prompt in the endless order of the data; its number, where no stage began."""
+        """The place of the row of a prompt in the endless order of the data; its number before the first stage."""
         if not begun:
             return number
         part, row = self._turn(number, begun)
@@ -136,13 +135,13 @@ class Mixture:
 
 
 def _turns_of(order: list[int], part: int, prompts: int) -> int:
-    """Turns that a task has among so many prompts."""
+    """Turns of a task among this many prompts."""
     cycles, rest = divmod(prompts, len(order))
     return cycles * order.count(part) + order[:rest].count(part)
 
 
 def stage_tasks(config: Config, name: str) -> dict[str, Task]:
-    """All tasks as they are in a stage, by name, in their order."""
+    """All tasks of a stage, by name, in their order."""
     stage = config.stages[name]
     own = given(stage, _OF_STAGE)
     return {
@@ -160,7 +159,7 @@ def every_task(config: Config) -> list[Task]:
 
 
 def first_stages(start: StartSettings) -> list[Begun]:
-    """The stages that the run was forked behind, in their order."""
+    """The stages before the fork of a run, in their order."""
     return sorted((int(number), name) for number, name in start.stages.items())
 
 
@@ -218,7 +217,7 @@ def turns_of(warmup: WarmupSettings) -> Turns:
 
 
 def warmup_rows(config: Config, base: Path) -> RowSetup | None:
-    """The rows of the warm-up, where it has some of its own."""
+    """The rows of the warm-up, if it has its own."""
     warmup = config.warmup
     if not (warmup.source and warmup.steps):
         return None

@@ -73,7 +73,7 @@ def topics_markdown() -> str:
 
 
 def roles(names: Sequence[str]) -> str:
-    """`rollout, reward`; `all` where it is every role of a config."""
+    """`rollout, reward`; `all` for every role of a config."""
     return "all" if names is ROLE_NAMES else ", ".join(names)
 
 

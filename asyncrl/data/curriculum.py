@@ -17,7 +17,7 @@ import xxhash
 from asyncrl.data.protocol import DataError, DataSource
 from topics.prompts import PromptRow
 
-_PLACES = 1 << 40  # of one level; the level lies above them in the place of a row
+_PLACES = 1 << 40  # of one level; the level is in the higher bits of a row's place
 
 
 def at_level(place: int, level: int) -> int:
@@ -55,7 +55,7 @@ class Curriculum(NamedTuple):
         return lowest + xxhash.xxh3_64_intdigest(f"level:{self.seed}:{number}".encode()) % (highest - lowest + 1)
 
     def record(self, climb: Climb, number: int, rewards: Sequence[float], *, rises_at: int) -> None:
-        """Count the answers to a prompt that ended, and decide where there are enough.
+        """Count the answers to an ended prompt, and decide once there are enough.
 
         Args:
             rises_at: number of the first prompt that a rise may change.

@@ -1,10 +1,10 @@
 """How many tokens a text has at least, told without encoding it: a long one takes seconds of a core.
 
-No token stands for more digits than the one that has the most of them, M. So a text with N digits has at least N / M
-tokens; the same holds for letters, for each single byte, and so on. The end of a word, a character and white space
-behind it, lies within a token or between two: of texts with N such places at least (N + 1) / (M + 1) tokens are made,
-and in most vocabularies M is 0 for ends by a space. White space counts nowhere else: tokens that are added to a
-vocabulary may swallow any amount of it.
+No token represents more digits than M, the largest number of digits of any token. So a text with N digits has at least
+N / M tokens; the same holds for letters, for each single byte, and so on. The end of a word, a character followed by
+white space, is within a token or between two: texts with N such places have at least (N + 1) / (M + 1) tokens, and in
+most vocabularies M is 0 for ends by a space. White space counts nowhere else: tokens that are added to a vocabulary may
+swallow any amount of it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _Counts = npt.NDArray[np.int64]
 
 
 def _of(text: bytes) -> _Flags:
-    """Return which bytes stand in a text: [256]."""
+    """Return which bytes a text contains: [256]."""
     return np.isin(np.arange(256), np.frombuffer(text, np.uint8))
 
 
@@ -47,7 +47,7 @@ class LeastTokens:
     def __init__(self, tokens: Sequence[bytes], *, composes: bool) -> None:
         """
         Args:
-            tokens: what each stands for, at most.
+            tokens: the longest text of each.
             composes: texts are brought into the normal form NFC before they are encoded.
         """
         self._composes = composes
@@ -65,9 +65,9 @@ class LeastTokens:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> LeastTokens | None:
-        """Return the bound of a tokenizer; None where a token may stand for text of any length.
+        """Return the bound of a tokenizer; None if a token may represent text of any length.
 
-        It is known of byte-level BPE, and of a vocabulary of whole pieces without a token for what it lacks.
+        It is known for byte-level BPE, and for a vocabulary of whole pieces without a token for unknown text.
         """
         form = json.loads(tokenizer.to_str())
         normalizers, splits = _parts(form["normalizer"], "normalizers"), _parts(form["pre_tokenizer"], "pretokenizers")
@@ -102,7 +102,7 @@ def _grouped(counts: _Counts) -> _Counts:
 
 
 def _word_ends(raw: _Bytes) -> Iterator[_Flags]:
-    """Return where words end by each kind of white space: [B - 1] whether it stands behind the end of one."""
+    """Return the ends of words by each kind of white space: [B - 1] whether it follows the end of one."""
     said = _SAID[raw[:-1]]
     return (said & kind[raw[1:]] for kind in _ENDS)
 
@@ -119,12 +119,12 @@ def _keeps_text(split: dict[str, Any]) -> bool:
 
 
 def _bytes_of(word: str) -> bytes:
-    """Return the bytes that a token of a byte-level vocabulary stands for."""
+    """Return the bytes of a token of a byte-level vocabulary."""
     if all(ord(character) in _BYTES for character in word):
         return bytes(_BYTES[ord(character)] for character in word)
     return word.encode()
 
 
 def _added(token: AddedToken) -> bytes:
-    """Return what an added token stands for, with some of the white space around it, where it takes that along."""
+    """Return the text of an added token, with the white space that it absorbs."""
     return b" " * token.lstrip + token.content.encode() + b" " * token.rstrip

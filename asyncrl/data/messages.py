@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 ASSISTANT = "assistant"  # role of what a policy writes
-TRAIN = "train"  # key of a message that says whether it is trained on, whatever its role
+TRAIN = "train"  # key of a message that says whether it is trained, for any role
 _EXPECTED = 'expected {"role": text, "content": text}'
 _PLAIN_TYPES = {
     str: "text",
@@ -25,12 +25,12 @@ def plain_type(value: Any) -> str:
 
 
 def has_answer(messages: Sequence[dict[str, Any]]) -> bool:
-    """Return whether a chat holds what is trained on: as a supervised row it needs no label."""
+    """Return whether a chat has trained messages: as a supervised row it needs no label."""
     return any(message.get("role") == ASSISTANT or message.get(TRAIN) for message in messages)
 
 
 def message_problem(messages: Sequence[Any]) -> str:
-    """Return what is wrong with the first bad message of a chat; empty where each has a role and a content.
+    """Return the fault of the first bad message of a chat; empty if each has a role and a content.
 
     The assistant may call tools instead of writing a content. Templates write nothing for a key that is missing.
     """

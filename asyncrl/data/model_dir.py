@@ -110,8 +110,8 @@ def expert_count(config: Mapping[str, Any]) -> int:
 
 
 def tensor_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights of a model directory by name, from the headers of its files; of quantised ones the names
-    and shapes that they stand for.
+    """Shapes of the weights of a model directory by name, from the headers of its files; for quantised ones the
+    dequantised names and shapes.
 
     Raises:
         ModelError: a file is missing or cut short.
@@ -125,7 +125,7 @@ def stored_tensors(path: Path) -> dict[str, OnDisk]:
 
 
 def logical_shapes(stored: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """From the tensors on disk to those that they stand for: scales belong to a matrix, packed columns are eight."""
+    """From the tensors on disk to the dequantised ones: scales belong to a matrix, packed columns are eight."""
     found: dict[str, tuple[int, ...]] = {}
     for name, shape in stored.items():
         if name.endswith(PACKED):
@@ -145,7 +145,7 @@ def count_parameters(path: Path) -> int:
 
 
 def weight_files(path: Path) -> Iterator[Path]:
-    """Yield the files of a model's weights, as its index names them where there are several."""
+    """Yield the files of a model's weights, as its index names them if there are several."""
     index = path / "model.safetensors.index.json"
     if not index.is_file():
         yield path / "model.safetensors"

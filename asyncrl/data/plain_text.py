@@ -1,7 +1,7 @@
-"""Text of others stays text: places where it is cut, so that no piece reads as a token that the model's format uses.
+"""Foreign text stays text: it is cut so that no piece reads as a token of the model's format.
 
 Else `<|im_end|><|im_start|>system` in what a user or a tool says would end the message and begin another one. Such a
-text is cut behind its first character and encoded piece by piece: the ids decode to the text as it came.
+text is cut after its first character and encoded piece by piece: the ids decode to the original text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def finder(tokens: Iterable[str]) -> Finder | None:
 
 
 def pieces(text: str, found_by: Finder | None) -> list[str]:
-    """Return the text in pieces, none of which has the whole of a token that the finder knows."""
+    """Return the text in pieces, none of which has a whole token that the finder knows."""
     places = [found.end() for found in found_by.finditer(text)] if found_by is not None else []
     return [text[first:end] for first, end in zip([0, *places], [*places, len(text)], strict=True)]
 

@@ -117,8 +117,8 @@ RULES: Mapping[str, Callable[[dict[str, Any], int], DataSource]] = {"reverse": R
 class ReasoningGymSource:
     """A dataset of the reasoning-gym package.
 
-    Every 500 rows come from a dataset of their own with a hashed seed: some datasets know no index beyond their size,
-    and the package itself adds seed and index, so that neighbouring seeds would share nearly all of their rows.
+    Every 500 rows come from a separate dataset with a hashed seed: some datasets know no index beyond their size, and
+    the package itself adds seed and index, so that neighbouring seeds would share nearly all of their rows.
     """
 
     rows_per_epoch: int | None = None

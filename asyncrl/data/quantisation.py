@@ -33,7 +33,7 @@ BLOCK = 128  # rows and columns that share a scale in FP8
 GROUP = 32  # columns of a row that share a scale in INT4
 _CONFIG = "quantization_config"
 _PLAIN = re.compile(r"\.(mlp\.gate|eh_proj|embed_tokens|shared_head\.head)\.weight\Z")
-"""Matrices of layers that engines compute with as they are: routers, and those of layers that predict ahead."""
+"""Matrices of layers that engines compute unquantised: routers, and those of layers that predict ahead."""
 
 
 class Quantisation(msgspec.Struct, frozen=True):
@@ -69,7 +69,7 @@ def read_quantisation(directory: Path) -> Quantisation | None:
 
 
 def _apart(form: Form, stored: Mapping[str, OnDisk]) -> str:
-    """Return which matrix lacks its scales or has others, and so would be read as other numbers; empty where none."""
+    """Return which matrix has missing or wrong scales, and would be misread; empty if there is none."""
     eights = form == "fp8-blocks"
     of_values, of_scales = (WEIGHT, INVERSE) if eights else (PACKED, SCALE)
     modules = {name.removesuffix(of_scales) for name in stored if name.endswith(of_scales)}
@@ -116,7 +116,7 @@ def _unknown(config: Any) -> str:
 
 
 def quantised_as(directory: Path, form: str) -> Quantisation | None:
-    """The form in which versions of a model are published; None for the weights as they are trained.
+    """The published form of versions of a model; None for the weights in trained form.
 
     Args:
         directory: that the run begins from.
@@ -134,7 +134,7 @@ def quantised_as(directory: Path, form: str) -> Quantisation | None:
     matrices = [name for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
     chosen = [name for name in matrices if not _PLAIN.search(name)]
     if form == "int4-groups":
-        # Kimi K2 has attention and shared experts as they are trained.
+        # Kimi K2 keeps attention and shared experts in trained form.
         chosen = [name for name in chosen if ".mlp.experts." in name] or chosen
         if uneven := [name for name in chosen if shapes[name][1] % GROUP]:
             raise ModelError(
@@ -176,7 +176,7 @@ def _int4_config(rest: list[str]) -> dict[str, Any]:
 
 
 def config_of(directory: Path, published: Quantisation | None) -> bytes | None:
-    """`config.json` of versions in a form; None where that of the directory says it.
+    """`config.json` of versions in a form; None if that of the directory is right.
 
     Raises:
         ModelError: the directory has none.
@@ -191,7 +191,7 @@ def config_of(directory: Path, published: Quantisation | None) -> bytes | None:
 
 
 def served_otherwise(directory: Path, form: str) -> str:
-    """Return `quantization_config` of versions as JSON, where that of the directory is another; empty where it is not.
+    """Return `quantization_config` of versions as JSON, if that of the directory differs; empty otherwise.
 
     Raises:
         ModelError: as `quantised_as`.

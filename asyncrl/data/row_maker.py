@@ -47,14 +47,14 @@ def serve_rows(setup: dict[str, Any]) -> Service:
         source = open_rows(wanted)
     except DataError:
         raise
-    except Exception as error:  # whatever a package raises when it is loaded
+    except Exception as error:  # any exception of a package at import
         raise DataError(f"data {wanted.spec!r} cannot be opened: {last_lines(error, skip=1)}") from error
     places = source.longest(wanted.longest) if isinstance(source, FileSource | LadderSource) else []
     return Service(source.row, about=Opened(source.rows_per_epoch, source.describe(), places))
 
 
 class RowMaker:
-    """The rows that are wanted next, as far as they are made."""
+    """The next rows that are already made."""
 
     def __init__(self, setup: RowSetup, sandbox: Sandbox, on_rows: Callable[[], None]) -> None:
         self.opened = msgspec.convert(sandbox.about, Opened)

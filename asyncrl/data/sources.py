@@ -27,7 +27,7 @@ _SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
 
 
 def label_reader(*, graded: bool, warmup_steps: int) -> str:
-    """Return what reads the label of each row, so that a row without one is an error; empty where nothing does.
+    """Return the reader of the label of each row, so that a row without one is an error; empty without a reader.
 
     Args:
         graded: whether the reward reads it.
@@ -44,7 +44,7 @@ def open_source(
         spec: `file.jsonl` or `file.parquet`, each with an optional slice such as `@[0:100]` or `@[-50:]`; `reverse`;
             `sum`; `reasoning-gym:NAME`; or a user's `path/to/file.py:function` or `package.module:function`.
         options: for files `prompt_key`, `label_key`, `metadata_key`, `tools_key` and `convert`, a user's function of a
-            row; for rules and functions what they take.
+            row; for rules and functions their own.
         seed: of the order, and of made rows. For held-out data give a file another slice, and a rule another seed:
             rules draw by a hash of seed and place, so two seeds give unrelated draws. They can then meet by chance
             only, one held-out prompt with probability of about (rows trained on) / (prompts there are).
@@ -52,7 +52,7 @@ def open_source(
         row_limit_s: seconds that a user's function may take for each row that it lists.
 
     Raises:
-        DataError: states what is wrong with spec, options or file.
+        DataError: names the fault of spec, options or file.
     """
     match = _SLICE.fullmatch(spec)
     path = match["path"] if match else spec

@@ -128,12 +128,12 @@ class TaskTokenizer:
 
     @property
     def special(self) -> list[str]:
-        """Texts that are read as tokens of their own wherever they stand."""
+        """Texts that are always read as separate tokens."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
 
     @property
     def control(self) -> list[str]:
-        """Those of the special texts that are never part of what is said: ends and beginnings of turns, padding."""
+        """The special texts that never belong to a message: ends and beginnings of turns, padding."""
         return [token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special]
 
     @property
@@ -165,7 +165,7 @@ class TaskTokenizer:
         return max(self.vocabulary.items())
 
     def encode_prompt(self, row: PromptRow, *, max_tokens: int | None) -> Int32Array:
-        """Tokens of a prompt: text as it is, chat messages through the template, ready for an answer.
+        """Tokens of a prompt: text unchanged, chat messages through the template, ready for an answer.
 
         Text gets those special tokens that the tokenizer itself puts around it, and no others.
 
@@ -201,7 +201,7 @@ class TaskTokenizer:
     def encode_supervised(
         self, row: PromptRow, turns: Turns = _ALL_TURNS, *, max_tokens: int | None = None
     ) -> list[tuple[Int32Array, UInt8Array]]:
-        """Tokens of a supervised row: a chat that holds what is trained on, or else a prompt and its label.
+        """Tokens of a supervised row: a chat with trained messages, or else a prompt and its label.
 
         Args:
             turns: the messages of a chat that are trained.
@@ -235,7 +235,8 @@ class TaskTokenizer:
 
     def least(self, text: str) -> int:
         """Return a number of tokens than which a text has no less, in a small part of the time of encoding it; 0 where
-        nothing is known."""
+        nothing is known.
+        """
         return 0 if self._least is None else self._least(text)
 
     @cached_property
@@ -290,7 +291,7 @@ class TaskTokenizer:
         try:
             if len(text) < _LONG:
                 return self._tokenizer.encode(text, add_special_tokens=special)
-            # Unlike the call above, this one lets other threads of the process run meanwhile.
+            # Unlike the call above, this one lets other threads of the process run.
             (encoding,) = self._tokenizer.encode_batch([text], add_special_tokens=special)
             return encoding
         except Exception as error:  # the library raises nothing narrower for a word that its vocabulary lacks
@@ -377,7 +378,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _template_source(model_dir: Path, config: dict[str, Any]) -> str | None:
-    """The template: a file of its own comes before the configuration; of several, the one called default."""
+    """The template: a separate file comes before the configuration; of several, the one called default."""
     file = model_dir / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")

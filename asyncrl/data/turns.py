@@ -1,8 +1,8 @@
-"""Supervised text of a conversation: which of its messages are trained, and where they stand in the text.
+"""Supervised text of a conversation: its trained messages, and their places in the text.
 
-A message is trained as it is written while it is the last one, behind what precedes it then: so the policy would be
-prompted for it. Templates may write earlier messages otherwise once others follow, as Qwen3's leaves out reasoning:
-then one conversation has several texts, and each trained message stands in one of them.
+A message is trained in the form that it has while it is the last one, after its predecessors of that moment: so the
+policy would be prompted for it. Templates may write earlier messages otherwise once others follow, as Qwen3's leaves
+out reasoning: then one conversation has several texts, and each trained message belongs to one of them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Text(NamedTuple):
 
 
 def texts_of(messages: list[dict[str, Any]], turns: Turns, render: Render, ends: Sequence[str]) -> list[Text]:
-    """The texts in which each trained message of a conversation stands once.
+    """The texts that contain each trained message of a conversation once.
 
     Args:
         ends: end-of-sequence tokens: the last of them in a message is the last token of it that is trained.
@@ -71,7 +71,7 @@ def _chosen(messages: list[dict[str, Any]], turns: Turns) -> list[int]:
 
 
 def _written(messages: list[dict[str, Any]], number: int, render: Render, ends: Sequence[str]) -> Text:
-    """A message behind those before it: what the template marks, or else what it adds to the text before."""
+    """A message after its predecessors: the span that the template marks, or else the text that it adds."""
     message, earlier = messages[number], messages[:number]
     answers = message["role"] == ASSISTANT
     text, marked = render(messages[: number + 1], False)

@@ -42,12 +42,12 @@ def load_data_function(spec: str, base: Path) -> Callable[..., Any]:
 
 @contextmanager
 def source_in_time(spec: str, function: Callable[..., Any], row_limit_s: float) -> Iterator[Callable[[], None]]:
-    """Interrupt a user's source that hangs within the block, where it opens or makes its next row.
+    """Interrupt a user's source that hangs within the block, while it opens or makes its next row.
 
     How many rows have come is printed every few seconds: it shows that the source is slow, and does not hang.
 
     Raises:
-        DataError: with the line that it stood at.
+        DataError: with the line of the hang.
     """
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
     late = "without a row it had come to {}; raise task.row_limit_s, or return an object with row(index), which makes "

@@ -1,4 +1,4 @@
-"""Simulated users of a live run: they ask the policy for words, and what they say next tells how they liked it.
+"""Simulated users of a live run: they ask the policy for words, and their next message tells how they liked the reply.
 
     actors = ["live_users.py"]
 
@@ -6,10 +6,10 @@
     source = "live_users.py:rows"
     options = { users = 64, tastes = 1, think_s = 2.0 }
 
-No language model is behind them. A user says `say abc` and is pleased by `ABC`; the next request of the session
+They use no language model. A user says `say abc` and is pleased by `ABC`; the next request of the session
 begins with `good` or `wrong +`, and `POST /v1/feedback` takes the reaction to its last reply. With two tastes
 others say `tell abc`, are pleased by `abc`, and say `wrong -`. They know of the run what any client knows: an
-address and a key. `judge` reads what they say, and what they wanted is its hint. The warm-up shows what a hint means
+address and a key. `judge` reads their messages, and their wish is its hint. The warm-up shows what a hint means
 (`say abc +`), which users never write.
 """
 
@@ -46,8 +46,9 @@ _TRY_AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504, 529})  # statuses aft
 
 
 def rows(seed: int, **_options: Any) -> Any:
-    """Return supervised conversations for the warm-up: words in capitals or small letters, half and half, and as a
-    hint wants them where there is one."""
+    """Return supervised conversations for the warm-up: words in capitals or small letters, half and half, and in the
+    form of the hint if there is one.
+    """
     return Conversations(seed)
 
 
@@ -198,7 +199,7 @@ class Users:
 
 
 def retry_after_s(header: str) -> float | None:
-    """Return the seconds that a `Retry-After` asks to wait; None where it names none, or too many, as SDKs have it."""
+    """Return the seconds of a `Retry-After`; None if it names none, or too many, as in SDKs."""
     try:
         seconds = float(header)
     except ValueError:
@@ -207,7 +208,7 @@ def retry_after_s(header: str) -> float | None:
 
 
 async def main(context: Context) -> None:
-    """Talk from the first version on until asked to stop, then write what the users met beside the run's figures."""
+    """Talk from the first version until a stop is requested, then write the users' figures next to the run's."""
     if not await _is_served(context):
         return
     settings = context.config.gateway

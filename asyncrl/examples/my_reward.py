@@ -1,4 +1,4 @@
-"""A reward function of one's own: the share of letters that stand where they should.
+"""An example of a user's reward function: the share of letters at the right position.
 
 A config names it, and the rows it grades, with paths relative to the config:
 
@@ -11,8 +11,8 @@ A config names it, and the rows it grades, with paths relative to the config:
 
 
 # Name what you want to look at: completion, prompt, label, metadata, trajectory_id. `async def` works as well, then
-# many calls run at once. It runs in a process of its own: it may print (to the log), raise (this trajectory is
-# dropped and the reason shown) or hang (the process is replaced after `time_limit_s`).
+# many calls run at once. It runs in a separate process: it may print (to the log), raise (this trajectory is dropped
+# and the reason shown) or hang (the process is replaced after `time_limit_s`).
 def reward(completion: str, label: str) -> dict[str, float]:
     """Return a number, or a dict with "reward" and further numbers, which `trajectory.graded` carries."""
     answer = completion.strip()

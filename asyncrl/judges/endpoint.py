@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible chat endpoint."""
+"""A judge at an OpenAI-compatible chat endpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class _Answer(msgspec.Struct):
 
 class EndpointJudge:
     """Asks `URL/chat/completions`. Transient faults (no connection, status 429 or 5xx) are tried again until the
-    deadline of the vote; any other status fails it at once."""
+    deadline of the vote; any other status fails it at once.
+    """
 
     def __init__(
         self, url: str, model: str, *, key: str = "", deadline_s: float, temperature: float, most_tokens: int
@@ -39,7 +40,7 @@ class EndpointJudge:
         self._session = open_session({"Authorization": f"Bearer {key}"} if key else None)
 
     async def vote(self, case: Case) -> Vote:
-        """Ask the endpoint, again where that may help."""
+        """Ask the endpoint, again if that may help."""
         question = question_of(case)
         body = msgspec.json.encode(self._options | {"messages": question.messages})
         try:

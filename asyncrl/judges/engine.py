@@ -16,7 +16,7 @@ from asyncrl.judges.quoting import question_of, read_vote
 
 
 class EngineJudge:
-    """Samples votes as replies are sampled: a vote goes on after an update or the death of an engine."""
+    """Samples votes as replies are sampled: a vote continues after an update or the death of an engine."""
 
     def __init__(
         self,

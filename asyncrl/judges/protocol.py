@@ -11,7 +11,7 @@ import msgspec
 from asyncrl.errors import AsyncRLError
 
 SCORES = (-1, 0, 1)
-HINTS = 3  # candidates of a turn: its teacher scores the reply behind each
+HINTS = 3  # candidates of a turn: its teacher scores the reply after each
 
 
 class VoteFailed(AsyncRLError):
@@ -20,7 +20,7 @@ class VoteFailed(AsyncRLError):
     def __init__(self, reason: str, detail: str = "") -> None:
         """
         Args:
-            reason: without a word of what was said: logs have it.
+            reason: without any client text, because logs contain it.
             detail: what follows it in the error, which may quote a user or an answer.
         """
         super().__init__(reason + detail)
@@ -31,7 +31,7 @@ class Case(msgspec.Struct, frozen=True):
     """One turn before its judge: texts, special tokens left out."""
 
     turn_id: str
-    prompt: str  # the conversation up to the reply, or its end where it is long
+    prompt: str  # the conversation up to the reply, or its end if it is long
     reply: str
     evidence: str  # all that was appended since: the user's answer, results of tools
 
@@ -40,7 +40,7 @@ class Vote(msgspec.Struct, frozen=True):
     """One opinion about a reply."""
 
     score: int  # one of SCORES: 1 for a good reply, -1 for a bad one, 0 where the evidence shows neither
-    hint: str = ""  # how the reply should have been, for whoever writes it again
+    hint: str = ""  # how the reply should have been, as a hint for writing it again
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -63,11 +63,11 @@ class Judge(Protocol):
         """
 
     async def close(self) -> None:
-        """End what was started for judging."""
+        """End the processes that judge."""
 
 
 def verdict_of(votes: Sequence[Vote]) -> Verdict:
-    """Return the majority of valid votes: 0.0 where two scores have equally many, no reward where there is no vote.
+    """Return the majority of valid votes: 0.0 if two scores are tied, no reward without votes.
 
     The hints are those of the votes that agree with the majority, `HINTS` of them at most.
 

@@ -1,8 +1,8 @@
 """The question that a language model is asked about a turn, and the reading of its vote.
 
-Replies and what users wrote stand in the question as data. Each question draws a mark at random; only lines with it
-begin and end quotations, and only a last line with it is a vote. Whoever wrote the data did not know the mark: what
-imitates such lines, or names a score, is quoted text.
+Replies and client texts are data in the question. Each question draws a mark at random; only lines with it
+begin and end quotations, and only a last line with it is a vote. The author of the data did not know the mark: lines
+that imitate it, or name a score, are quoted text.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def question_of(case: Case, *, special: Collection[str] | None = None) -> Questi
     """Return the question about a turn, with a new mark.
 
     Args:
-        special: texts that the tokenizer of the judge reads as special tokens; they are broken up in what is quoted.
+        special: texts that the tokenizer of the judge reads as special tokens; they are broken up in quoted text.
             None: they are not known, and all that has the shape of one is.
 
     Raises:

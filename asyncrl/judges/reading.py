@@ -47,7 +47,7 @@ class CaseReader:
         return case, ",".join(dict.fromkeys(filter(None, keys)))
 
     async def shadow(self, case: Case) -> tuple[Case, int] | None:
-        """Return a case with its shadow answer in place of the reply, and the trial of that; None where there is none.
+        """Return a case with its shadow answer instead of the reply, and its trial; None without a shadow answer.
 
         Raises:
             SecretGone: a data key is not there.

@@ -32,7 +32,7 @@ class WordsJudge:
     name = "rule"
 
     async def vote(self, case: Case) -> Vote:
-        """Look for the first word; it cannot hang and runs where it is called."""
+        """Look for the first word; it cannot hang and runs in the calling process."""
         if not case.evidence.strip():
             raise VoteFailed("nothing followed the reply")
         for word in re.findall(r"[a-z]+", case.evidence.lower()):

@@ -40,7 +40,7 @@ def last_number(completion: str, label: Any) -> float:
 
 
 def last_boxed(text: str) -> str | None:
-    """The content of the last `\\boxed{...}` or `\\fbox{...}` of a text, None where there is none or it never ends."""
+    """The content of the last `\\boxed{...}` or `\\fbox{...}` of a text, None if it is missing or never ends."""
     starts = [match.end() for match in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]
     if not starts:
         return None
@@ -72,7 +72,7 @@ def make_deepscaler() -> Callable[..., float]:
 
 
 def make_boxed(reward: str) -> Callable[..., float | dict[str, float]]:
-    """Make a reward of what the last `\\boxed{...}` of a completion holds; of nothing where there is none.
+    """Make a reward of the content of the last `\\boxed{...}` of a completion; of an empty text without one.
 
     Args:
         reward: `math`, `f1` or `gpqa`.
@@ -121,10 +121,10 @@ def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
     """1.0 where the letter that a completion chooses is that of the label, else 0.0.
 
     The letter is that of the last "final answer is X", else of "answer: X" (also "option", "choice"), else of "X is
-    correct", else the last capital that is a choice and stands alone. A completion without any chooses the right one
-    where it has the text of that one and of no other. The label is a letter, the number of a choice from 0, or the
-    text of one of `metadata["choices"]`; `metadata["correct_letter"]` comes before it. Letters are
-    `metadata["valid_letters"]`, or as many as there are choices, or A to D, for a label beyond them A to J.
+    correct", else the last capital that is a choice and a separate word. A completion without any chooses the right one
+    if it has the text of that one and of no other. The label is a letter, the number of a choice from 0, or the text of
+    one of `metadata["choices"]`; `metadata["correct_letter"]` comes before it. Letters are `metadata["valid_letters"]`,
+    or as many as there are choices, or A to D, for a label beyond them A to J.
 
     Raises:
         ValueError: the label is no choice.
@@ -145,7 +145,7 @@ def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
 
 
 def by_chance(completion: str) -> float:
-    """1.0 or 0.0 by chance, whatever the completion is: what a policy gains by it, it has not from its reward.
+    """1.0 or 0.0 at random: a control, because a policy can learn nothing from it.
 
     Source: the random rewards of Spurious Rewards (arXiv 2506.10947).
     """
@@ -153,7 +153,7 @@ def by_chance(completion: str) -> float:
 
 
 def _bare(text: str) -> str:
-    """Words and numbers, with their signs and what stands inside of them, in lower case."""
+    """Words and numbers, with their signs and inner punctuation, in lower case."""
     return " ".join(re.findall(r"[-+]?\w+(?:[^\w\s]+\w+)*", text.lower()))
 
 

@@ -35,7 +35,7 @@ BUILT_IN: dict[str, BuiltIn] = {
 }
 
 NAMED_REWARDS = ("exact", *BUILT_IN)
-"""All rewards that a word names; `exact` runs where it is called."""
+"""All rewards with a name; `exact` runs in the calling process."""
 
 
 def reads_label(reward: str) -> bool:

@@ -48,7 +48,7 @@ class Grader(Protocol):
         """
 
     async def close(self) -> None:
-        """End what was started for grading."""
+        """End the processes that grade."""
 
 
 async def open_grader(
@@ -89,7 +89,7 @@ class ExactGrader:
     at_once = 1
 
     async def grade(self, request: GradeRequest) -> GradeResult:
-        """Compare; it cannot hang and runs where it is called."""
+        """Compare; it cannot hang and runs in the calling process."""
         return GradeResult(float(request.completion.strip() == str(request.label).strip()))
 
     async def close(self) -> None:
@@ -115,9 +115,9 @@ class SandboxGrader:
 class BatchGrader:
     """The numbers that a function in a child process returns for many completions at once.
 
-    A call waits a moment for more completions, until there are as many as it may take. Where it raises, ends its
-    process, runs past its limit or returns another number of scores, each of its completions is graded by a call of its
-    own, so that only those that are to blame fail.
+    A call waits a moment for more completions, until there are as many as it may take. If it raises, ends its process,
+    exceeds its limit or returns another number of scores, each of its completions is graded by a separate call, so that
+    only the faulty ones fail.
     """
 
     def __init__(self, sandbox: Sandbox, most: int) -> None:
@@ -140,7 +140,7 @@ class BatchGrader:
         return await result
 
     async def close(self) -> None:
-        """Kill the children; calls under way fail."""
+        """Kill the children; running calls fail."""
         self._begin()
         await self._sandbox.close()
         await self._calls.ended()
@@ -177,7 +177,7 @@ class GroupReward(NamedTuple):
     """The reward of whole groups."""
 
     function: str  # of the user's, `path/to/file.py:function` or `package.module:function`
-    tournament: str = ""  # in which it compares two, a name in `TOURNAMENTS`; "" where it grades the group itself
+    tournament: str = ""  # in which it compares two, a name in `TOURNAMENTS`; "" if it grades the group itself
 
 
 class GroupGrader:
@@ -240,7 +240,7 @@ class HttpGrader:
     twice as long each time up to 5 s, until the time limit.
     """
 
-    at_once = 1 << 20  # the worker bounds what is in flight
+    at_once = 1 << 20  # the worker bounds the number of calls
 
     def __init__(self, url: str, time_limit_s: float) -> None:
         self._url = url
@@ -248,7 +248,7 @@ class HttpGrader:
         self._session = open_session()
 
     async def grade(self, request: GradeRequest) -> GradeResult:
-        """Ask the server, again where that may help."""
+        """Ask the server, again if that may help."""
         fields = ("prompt", "completion", "label", "metadata")
         body = msgspec.json.encode({name: getattr(request, name) for name in fields})
         try:

@@ -16,8 +16,8 @@ def make_instructions(benchmark: str) -> Callable[..., dict[str, float]]:
     """Make the reward that is 1.0 where a completion follows all instructions of its row, else 0.0.
 
     A row's `metadata` has `instruction_id_list`, names of checks, and `kwargs`, one mapping of arguments for each, as
-    the rows of the two data sets have them; an argument of None is none. What stands before `</think>` is not looked
-    at, and an empty answer follows nothing. The metric `followed` is the share of instructions that were followed.
+    the rows of the two data sets have them; an argument of None is none. Text before `</think>` is ignored, and an
+    empty answer follows nothing. The metric `followed` is the share of instructions that were followed.
     Source: the strict accuracy of IFEval (arXiv 2311.07911, section 2.2) and of IFBench (arXiv 2507.02833, section 2).
 
     Args:

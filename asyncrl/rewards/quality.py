@@ -20,7 +20,7 @@ def quality(generated: TrajectoryGenerated, names: Iterable[str]) -> dict[str, f
 
 
 def repetition(segments: Sequence[Segment]) -> float:
-    """Share of the 4-grams of sampled tokens that occurred before; 0 where there is none.
+    """Share of repeated 4-grams of sampled tokens; 0 without 4-grams.
 
     Source: rep-n of unlikelihood training (arXiv 1908.04319, section 6.1): 1 - distinct n-grams / n-grams.
     """

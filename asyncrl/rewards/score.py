@@ -66,7 +66,7 @@ def read_scores(values: Any) -> list[tuple[float, dict[str, float]] | str]:
     """Read what a reward function returned for many completions: an iterable of what `read_score` takes.
 
     Returns:
-        For each the reward and the metrics, or why it has none: what is wrong with one does not touch the others.
+        For each the reward and the metrics, or why it has no reward: a fault of one does not touch the others.
 
     Raises:
         CallFailed: with reason `value`; it is no list.

@@ -16,7 +16,7 @@ def make_math() -> Callable[..., float]:
     """Make the reward that is 1.0 where the completion's last answer equals the label as mathematics, else 0.0.
 
     A label with neither `$` nor `\\boxed` is read as a bare LaTeX or plain expression. The comparison is that of the
-    math-verify package; it has no time limit of its own here, the sandbox has one.
+    math-verify package; the sandbox sets the time limit.
     """
     from math_verify import parse, verify  # takes 0.2 s and 50 MB, which other children need not pay
 
@@ -40,7 +40,7 @@ def make_math() -> Callable[..., float]:
 def make_reasoning_gym(dataset: str | None) -> Callable[..., float]:
     """Make the reward in [0, 1] that is the score of a reasoning-gym dataset's own scorer.
 
-    The answer is what stands between the last `<answer>` and `</answer>`, or else the whole completion, stripped.
+    The answer is the text between the last `<answer>` and `</answer>`, or else the whole completion, stripped.
 
     Args:
         dataset: its name; without one it is each row's `metadata["source_dataset"]`, as `ReasoningGymSource` wrote it.

@@ -1,4 +1,4 @@
-"""The user's reward as a sandbox child serves it: found, its signature read, called with what it names."""
+"""The user's reward in a sandbox child: it is found, its signature read, and it is called with its arguments."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _REPLY_BYTES = 1 << 20  # of the result for one completion
 def reward_setup(
     spec: str, *, base: Path, time_limit_s: float, memory_mb: int, batch: int = 1, tournament: str = ""
 ) -> Setup | None:
-    """Return the setup by which a child finds the reward that `spec` names; None where that is no function.
+    """Return the setup by which a child finds the reward of `spec`; None if that is no function.
 
     Args:
         batch: requests that one call of a user's function takes at most; above 1 the function is given lists.

@@ -40,7 +40,7 @@ class TournamentReward:
     async def __call__(
         self, completion: list[str], prompt: list[Any], label: list[Any], trajectory_id: list[str]
     ) -> list[float]:
-        """Scores of the members of a group, by place. What is drawn follows from their names.
+        """Scores of the members of a group, by place. Random choices follow from their names.
 
         Raises:
             ValueError: there is one member, they are of several prompts, or the judge returned no scores.

@@ -43,7 +43,7 @@ class Generated:
 
     @property
     def tokens(self) -> Int32Array:
-        """[T] what was sampled."""
+        """[T] sampled tokens."""
         return self._answer.tokens
 
     @property
@@ -77,13 +77,13 @@ class Host(Protocol):
     """The services that a worker gives a context: sampling, and storing progress."""
 
     async def sample(self, input_ids: Int32Array, answer: Answer, limits: Limits) -> None:
-        """Extend an open answer until it is done, whatever happens to engines meanwhile."""
+        """Extend an open answer until it is done, over updates and deaths of engines."""
 
     async def checkpoint(self) -> None:
-        """Publish the journal as it is now; returns when it is stored."""
+        """Publish the current journal; returns when it is stored."""
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
-        """The time of something that has a limit of its own: the trajectory keeps its lease for so long."""
+        """Suspends the lease's progress timeout for a call with its own limit."""
 
 
 class RolloutContext:
@@ -105,7 +105,7 @@ class RolloutContext:
         self._limits = limits
         self._tool_limit_s = tool_limit_s
         self._calls: dict[str, _Call] = {}  # generations by call path
-        self._outcomes: dict[str, Outcome] = {}  # what was given, by call path
+        self._outcomes: dict[str, Outcome] = {}  # results, by call path
 
     async def generate(
         self,
@@ -207,15 +207,15 @@ class RolloutContext:
         artefacts: Mapping[str, str | bytes] | None = None,
         turn_rewards: Sequence[float] = (),
     ) -> None:
-        """Give what is known of how the trajectory went; a later call adds to the earlier ones, and replaces what it
-        names again. What was given counts: when the function is run again elsewhere, its first values are kept.
+        """Return results of the trajectory; a later call adds to earlier ones, and replaces equal names. First values
+        count: they are kept when the function runs again elsewhere.
 
         Args:
             reward: of the trajectory. It is final: `reward.function` is not called.
             metrics: named finite numbers, whose means over a batch are `reward/NAME` in `metrics.jsonl`.
             artefacts: named texts or bytes, kept with the trajectory's tokens; `asyncrl explain` shows them.
-            turn_rewards: of each `generate`, in the order of the calls, for `learner.advantage = "turns"`. Where no
-                reward is given, it is their sum.
+            turn_rewards: of each `generate`, in the order of the calls, for `learner.advantage = "turns"`. Without a
+                reward, it is their sum.
 
         Raises:
             ValueError: a value is no finite number, or there are too many or too large ones.
@@ -233,7 +233,7 @@ class RolloutContext:
         self._outcomes[path] = msgspec.msgpack.decode(answer.result, type=Outcome)
 
     def outcome_given(self) -> Outcome | None:
-        """Return all that `outcome` was given, in the order of call paths; None where it was not called.
+        """Return all results of `outcome`, in the order of call paths; None if it was not called.
 
         Raises:
             ValueError: there are not as many rewards of turns as turns.
@@ -258,7 +258,7 @@ class RolloutContext:
         return [row.segment(rewarded=rewarded) for row in self._rows()]
 
     def routing(self) -> list[UInt8Array]:
-        """Experts of the tokens of each segment, [T, B]; none where no engine returned any. See `Answer.routing`."""
+        """Experts of the tokens of each segment, [T, B]; empty if no engine returned any. See `Answer.routing`."""
         answers = {path: call.answer for path, call in self._calls.items()}
         width = max((answer.routing.width for answer in answers.values() if answer.routing is not None), default=0)
         return [row.routing(width, answers) for row in self._rows()] if width else []

@@ -15,7 +15,7 @@ from topics.wire import Int32Array, UInt8Array
 
 
 def inherited(ids: Int32Array, calls: Iterable[tuple[str, Int32Array, Answer]]) -> Experts | None:
-    """Return what names the rows that the tokens of a call have already; None where they have none.
+    """Return the reference to the existing rows of a call's tokens; None without rows.
 
     Args:
         ids: that are to be continued.
@@ -56,7 +56,7 @@ def rows_in(length: int, width: int, sampled: Sequence[tuple[int, str]], answers
 
 
 def _chain(path: str, width: int, answers: Mapping[str, Answer], placed: set[str]) -> Iterator[tuple[int, UInt8Array]]:
-    """Rows of a call, then of those that it follows, as far as they are its own; each with the token of the first."""
+    """Rows of a call, then of its predecessors, as far as they share tokens; each with the index of its first token."""
     end = None
     while path and path not in placed:
         experts = answers[path].routing

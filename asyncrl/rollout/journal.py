@@ -1,8 +1,8 @@
 """The journal of a rollout: what its context answered, so that the same function can run again on any worker.
 
 A rollout function is replayed from its start. Each call finds its recorded answer by its path: the number of the call
-in its branch, where every asyncio task that the function creates is a branch of its own, numbered when it is created.
-Answers depend on paths only, never on which of two parallel calls came back first.
+in its branch; every asyncio task that the function creates is a separate branch, numbered at its creation. Answers
+depend on paths only, never on which of two parallel calls came back first.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _BRANCH: ContextVar[_Branch | None] = ContextVar("rollout_branch", default=None)
 
 
 def branch_tasks(loop: asyncio.AbstractEventLoop) -> None:
-    """Give every task that a rollout function creates on this loop a branch of its own, in the order of creation."""
+    """Give every task that a rollout function creates on this loop a separate branch, in the order of creation."""
 
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, context: Context | None = None) -> asyncio.Task[Any]:
         parent = _BRANCH.get()
@@ -97,7 +97,7 @@ class Journal:
         self._published: dict[str, _State] = {}
 
     def extend(self, recording: dict[str, Answer]) -> None:
-        """Continue it by what was published after what it holds.
+        """Continue it with the parts published later.
 
         Raises:
             WireError: the recording does not continue it; nothing of it was taken.
@@ -169,7 +169,7 @@ class _State(NamedTuple):
 
 
 def _state_of(answer: Answer) -> _State:
-    """Return how far an answer has come, with what was published of it before."""
+    """Return the length of an answer so far, including its published parts."""
     rows = answer.routing.end - answer.routing.first if answer.routing is not None else 0
     return _State(answer.start + len(answer.tokens), rows, answer.done)
 
@@ -180,7 +180,7 @@ def _shortened(versions: Int32Array) -> Int32Array:
 
 
 def _continued(path: str, known: Answer | None, news: Answer) -> Answer:
-    """An answer as it is after one more recording of it."""
+    """An answer after one more recording of it."""
     length, count = 0 if known is None else len(known.tokens), len(news.tokens)
     if news.start != length:
         raise WireError(f"progress of call {path} begins at token {news.start}, but {length} were published before")

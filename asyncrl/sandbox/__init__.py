@@ -1,1 +1,1 @@
-"""Functions of users, and data of theirs, in processes of their own."""
+"""Functions and data of users, in separate processes."""

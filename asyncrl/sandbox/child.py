@@ -47,7 +47,7 @@ def main() -> None:
         call = _calls.decode(frame)
         try:
             reply = Reply(call.id, service.finish(service.call(call.request)))
-        except Exception as error:  # whatever the user's function raises is an answer
+        except Exception as error:  # any exception of the user's function is an answer
             reply = _failure(call.id, error, setup)
         _send(outbox, reply)
 
@@ -60,7 +60,7 @@ async def _serve_async(service: Service, inbox: int, outbox: BinaryIO, setup: Se
             async with asyncio.timeout(setup.time_limit_s) as limit:
                 value = await service.call(call.request)
             reply = Reply(call.id, service.finish(value))
-        except (Exception, asyncio.CancelledError) as error:  # whatever the user's function raises is an answer
+        except (Exception, asyncio.CancelledError) as error:  # any exception of the user's function is an answer
             reply = _failure(call.id, error, setup)
             if isinstance(error, TimeoutError) and limit.expired():
                 detail = f"no answer within {setup.time_limit_s:g} s"
@@ -103,15 +103,15 @@ def _has_descendants() -> bool:
 
 
 def _limit_memory(memory_mb: int) -> None:
-    """Bound what this process, and each that it starts, may take: the data that it may write, not what it maps."""
+    """Limit this process and its children: the data that they may write, not mapped memory."""
     if memory_mb:
-        most = resource.getrlimit(resource.RLIMIT_DATA)[1]  # is -1 where there is no limit yet
+        most = resource.getrlimit(resource.RLIMIT_DATA)[1]  # is -1 without a limit
         limit = min(memory_mb * 1_000_000, most if most >= 0 else sys.maxsize)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def _take_pipes() -> tuple[int, BinaryIO]:
-    """Keep the pipes for ourselves: what a function reads finds nothing, what it prints goes to stderr."""
+    """Keep the pipes for ourselves: a function reads an empty stdin, and its prints go to stderr."""
     inbox, outbox = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

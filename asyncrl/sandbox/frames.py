@@ -15,8 +15,8 @@ Reason: TypeAlias = Literal["raised", "value", "time_limit", "memory", "exited",
 class CallFailed(AsyncRLError):
     """A call without a result.
 
-    `reason` is `raised`, `value` (not what was expected came back), `time_limit`, `memory`, `exited` (the function
-    ended its process), `http` (the address cannot be reached or refuses) or `closed` (what runs it was closed).
+    `reason` is `raised`, `value` (an invalid result), `time_limit`, `memory`, `exited` (the function ended its
+    process), `http` (the address cannot be reached or refuses) or `closed` (its process was closed).
     """
 
     def __init__(self, reason: Reason, detail: str) -> None:
@@ -45,7 +45,7 @@ class Setup(msgspec.Struct):
     reply_bytes: int = 1 << 20  # of one reply, at most
     load_limit_s: float = 600.0  # until the service is made
     memory_key: str = ""  # of the setting that the limit comes from; "": none
-    silent: bool = False  # what it prints goes nowhere: it may be what users said, and logs are not encrypted
+    silent: bool = False  # its prints are dropped: they may repeat client text, and logs are not encrypted
 
     @property
     def memory_text(self) -> str:
@@ -74,6 +74,6 @@ class Reply(msgspec.Struct, array_like=True):
 
     id: int
     value: Any = None
-    reason: Reason | None = None  # None where there is a value
+    reason: Reason | None = None  # None with a value
     detail: str = ""
     leftover: bool = False  # a call was ended at its limit, and processes that it may have started live

@@ -35,7 +35,7 @@ class Link(NamedTuple):
         """Start a supervisor."""
         (calls_ours, calls_theirs), (replies_ours, replies_theirs) = socket.socketpair(), socket.socketpair()
         try:
-            # A session of its own: an interrupt in the terminal is for the worker, which ends its children itself.
+            # A separate session: an interrupt in the terminal is for the worker, which ends its children itself.
             process = await asyncio.create_subprocess_exec(
                 *python("-c", _BOOT, str(os.getpid()), str(time_limit_s), *sys.path),
                 stdin=calls_theirs.fileno(),

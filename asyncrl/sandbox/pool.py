@@ -1,11 +1,11 @@
 """Runs a service in child processes that are killed at their time limit and replaced.
 
 A child takes one call at a time (a function) or many (an async function); further calls wait in its pipe so that it
-never idles. A call that hangs, or ends its process, fails alone: calls behind it go to another child. Where an async
+never idles. A call that hangs, or ends its process, fails alone: later calls go to another child. Where an async
 function ran many calls when its process ended, the culprit is unknown, so they run again one at a time.
 
-Each child has a supervisor, the process that is started here. It ends with the child, and after whatever the child
-started: where it has ended, nothing of the function runs any more.
+Each child has a supervisor, the process that is started here. It ends with the child, after all processes that the
+child started: then no part of the function still runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONCURRENT_CALLS = 64  # of an async function in one child
 _CANCEL_S = 0.5  # for an async function to end after its child cancelled it
 _DRAIN_S = 1.0  # from the end of a child to that of its pipe, or the other way round
 _READ_BYTES = 1 << 18
-_STOOD_S = 1.0  # a timer that fires so late shows that this process stood still: no call has had the time meanwhile
+_STOOD_S = 1.0  # a timer that fires this late shows that this process was stopped: no call had its full time
 
 _replies = msgspec.msgpack.Decoder(Reply)
 log = structlog.get_logger()
@@ -42,7 +42,7 @@ class LoadEnded(FunctionError):
 
 
 class LoadLate(FunctionError):
-    """A function's file, or what it opens, took too long."""
+    """A function's file, or its setup, took too long."""
 
 
 class _Job:
@@ -63,7 +63,7 @@ class _Child:
         self.ready = ready
         self.jobs: dict[int, _Job] = {}
         self.fault: Reply | None = None  # why it is ended; the call that runs fails with it
-        self.retiring = False  # takes no further call, and ends behind those it has
+        self.retiring = False  # takes no further call, and ends after its running ones
         self._frames = frames
         self._setup = setup
         self._limit_s = setup.time_limit_s + (_CANCEL_S if ready.concurrent else 0.0)
@@ -104,7 +104,7 @@ class _Child:
     async def serve(self, settled: Callable[[], None]) -> None:
         """Settle calls by the replies that come, until the child and all it started have ended.
 
-        A child may close its pipe and go on; and the pipe may stay open behind its end, if its supervisor was killed.
+        A child may close its pipe and continue; and the pipe may stay open after its end, if its supervisor was killed.
 
         Args:
             settled: called after each.
@@ -183,7 +183,7 @@ class Sandbox:
         """Start the children and make the service in each.
 
         Raises:
-            LoadEnded: a child ended meanwhile.
+            LoadEnded: a child ended.
             FunctionError: the service cannot be made.
         """
         starts = [asyncio.create_task(_start(setup)) for _ in range(workers)]
@@ -213,7 +213,7 @@ class Sandbox:
         return reply.value
 
     async def close(self) -> None:
-        """Kill the children; calls under way fail with reason `closed`."""
+        """Kill the children; running calls fail with reason `closed`."""
         keepers, self._keepers = self._keepers, []
         for keeper in keepers:
             keeper.cancel()
@@ -285,7 +285,7 @@ async def load_problems(setups: Iterable[Setup]) -> list[str]:
 
 
 async def _load_problem(setup: Setup) -> str:
-    """The reason with the function's output, where it ends its process."""
+    """The reason with the function's output, if it ends its process."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
         with output.open("wb") as stderr:
@@ -303,7 +303,7 @@ async def _start(setup: Setup, stderr: int | None = None) -> _Child:
     """Start a child and wait until it has made its service.
 
     Args:
-        stderr: where what it prints goes; None for this process's own, or nowhere where it is silent.
+        stderr: destination of its output; None for this process's own stderr, or dropped if it is silent.
     """
     if stderr is None and setup.silent:
         stderr = asyncio.subprocess.DEVNULL

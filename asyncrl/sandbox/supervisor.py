@@ -1,8 +1,7 @@
-"""The supervisor of a sandbox child: it ends the child, and with the child whatever came from it.
+"""The supervisor of a sandbox child: it ends the child and all its descendants.
 
-It forks the child into a session of its own and is the subreaper of all its descendants: a process that left its
-parents and its session is reparented to the supervisor, not to init, and is found there. It stays until the last is
-gone.
+It forks the child into a separate session and is the subreaper of all its descendants: a process that left its parents
+and its session is reparented to the supervisor, not to init, and is found there. It stays until the last is gone.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def main(parent: int, time_limit_s: float) -> None:
 
 
 class _Supervisor:
-    """Waits for the end of the child, or for SIGTERM, and leaves no process behind."""
+    """Waits for the end of the child, or for SIGTERM, and leaves no process."""
 
     def __init__(self, child: int, wake: int, output: int, time_limit_s: float) -> None:
         self._child = child
@@ -90,7 +89,7 @@ class _Supervisor:
         while True:
             living = living_processes()
             found = descendants(os.getpid(), living)
-            # A group is killed at once: what is forked in it meanwhile is killed as well.
+            # A group is killed at once, with processes that are forked in it at that moment.
             groups = {living[pid].group for pid in found} | ({self._child} if status is None else set())
             for group in groups - {os.getpgrp()}:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -126,7 +125,7 @@ class _Supervisor:
 
 
 def _printed(data: bytes) -> int:
-    """Write to stderr what it takes without waiting; returns how much."""
+    """Write to stderr without waiting; returns the number of written bytes."""
     written = 0
     with contextlib.suppress(OSError):  # the disk is full, or the reader is gone
         while written < len(data) and select.select([], [2], [], 0)[1]:

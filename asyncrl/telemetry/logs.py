@@ -34,7 +34,7 @@ def open_log(**bound: Any) -> Any:
 class Line(NamedTuple):
     """One line of an actor's log."""
 
-    time: str  # ISO 8601 in UTC; that of the line before where it has none of its own
+    time: str  # ISO 8601 in UTC; a line without a time takes that of the previous line
     actor: str
     level: str
     event: str
@@ -66,7 +66,7 @@ class LogFile:
             time = str(fields.pop("timestamp"))
             datetime.fromisoformat(time)
         except (msgspec.MsgspecError, LookupError, ValueError):
-            # Of libraries and a user's functions, which may print objects of their own.
+            # Of libraries and a user's functions, which may print their own objects.
             return Line(self._time, self.actor, "info", raw.rstrip(), {})
         self._time = time
         fields.pop("actor", None)

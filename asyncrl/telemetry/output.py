@@ -1,4 +1,4 @@
-"""What a process prints: where its file takes no more, the words are lost, and the process goes on."""
+"""Output of a process: if its file takes no more, the output is lost, and the process continues."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _Lossy(io.RawIOBase):
 
 
 def print_lossy() -> None:
-    """Let whatever this process prints from now on, its log too, be lost where a full disk does not take it."""
+    """From now on, drop all output of this process, its log too, that a full disk does not take."""
     for stream, number in (("stdout", 1), ("stderr", 2)):
         getattr(sys, stream).flush()
         setattr(sys, stream, io.TextIOWrapper(_Lossy(number), "utf-8", "backslashreplace", line_buffering=True))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-_PANELS = 3  # in a row at least: so many that the picture is wider than it is high
+_PANELS = 3  # in a row at least: enough to make the picture wider than high
 
 
 def draw_reward(

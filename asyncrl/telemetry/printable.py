@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TextIO
 
 _ASCII = {code: f"\\x{code:02x}" for code in range(0x20) if chr(code) not in "\n\t"}
-# Other controls, and marks that reorder what is displayed. JSON may hold them, so they are written as JSON writes them.
+# Other controls, and marks that reorder displayed text. JSON may hold them, so they are written as JSON writes them.
 _OTHERS = (*range(0x7F, 0xA0), 0x200E, 0x200F, 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
 _SHOWN = _ASCII | {code: f"\\u{code:04x}" for code in _OTHERS}
 
