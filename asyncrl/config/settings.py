@@ -86,8 +86,8 @@ class RolloutSettings(Settings):
     # Leave all special tokens (`<think>` in some models) out of the text that rewards, judges, samples and clients of
     # the gateway get. `false` leaves out only the tokens that end a turn.
     skip_special_tokens: bool = False
-    # Draw each token by a seed of its trajectory and its position: the same weights sample the same tokens again,
-    # whatever runs beside them. SGLang asks for `--enable-deterministic-inference` in `engine.arguments`.
+    # Draw each token by a seed of its trajectory and its position: the same weights sample the same tokens again under
+    # any load. SGLang asks for `--enable-deterministic-inference` in `engine.arguments`.
     seeded: bool = False
     # Tokens before which a growing trajectory stores its progress: at most these are sampled twice. 0 for the smaller
     # of 512 and a quarter of `max_new_tokens`, but no fewer than 64.

@@ -58,7 +58,7 @@ _LOADED = 500  # engine.updating and engine.ready
 _TURNS = 500  # card.requested and card.returned, and of each engine card.left and card.taken
 _SCORED = 600  # eval.scored without members
 _TRIMMED = 300
-_NAMED = 400  # a message whose body lies in a blob stream
+_NAMED = 400  # a message whose body is in a blob stream
 _RESULT = 700  # trajectory.generated without tokens, text and row
 _PROGRESS = 1_000  # trajectory.progressed, and the progress.stored that it names, without tokens
 _STATE_BASE = 20_000  # of every snapshot
@@ -74,7 +74,7 @@ _USUAL_TURNS = 32
 # That a user's rollout function may give.
 _OUTCOME = ARTEFACT_BYTES + (ARTEFACTS + METRICS) * (4 * NAME_CHARS + 16) + 2 * TURNS * _TURN
 _PROGRESS_TOKEN = 12  # id, log-prob, version
-_ENTRY = 256  # of a progress entry, besides its tokens
+_ENTRY = 256  # of a progress entry, without its tokens
 _STATE = {"float32": 12, "bfloat16": 8}  # of a parameter in a checkpoint: float32, and two moments of this type
 _REFERENCE = 4  # of a parameter of the reference model in a checkpoint
 
@@ -324,7 +324,7 @@ def _logged(config: Config, members: int) -> dict[Stream, float]:
 
 
 def _payload(config: Config, row_bytes: float, route_bytes: int) -> tuple[Need, Need]:
-    """Tokens, and the blobs of their experts and of what is too large for one message."""
+    """Tokens, and the blobs of their experts and of bodies too large for one message."""
     room = payload_room(config, row_bytes)
     longest = room.batch // (config.buffer.batch_groups * largest_group(config))
     warm = config.warmup.batch_rows * (row_bytes * (_TOKEN + _TEXT) + _RESULT) if config.warmup.steps else 0.0
@@ -351,7 +351,7 @@ def _payload(config: Config, row_bytes: float, route_bytes: int) -> tuple[Need, 
 
 
 def _longest(config: Config) -> int:
-    """Tokens of the longest trajectory: the context, where it is known; else a prompt as long as its answer."""
+    """Tokens of the longest trajectory: the context, if known; otherwise a prompt as long as its answer."""
     context = config.model.create.context if not config.model.path else 2 * _most_new_tokens(config)
     return config.engine.context or context
 

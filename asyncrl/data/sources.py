@@ -164,7 +164,7 @@ class FileSource:
         return f"{self._name}: {self._rows} rows{self._left_out}"
 
     def shortened(self, tokenizer: TaskTokenizer, max_tokens: int) -> FileSource:
-        """Return the rows whose prompts have at most so many tokens.
+        """Return the rows whose prompts have at most this many tokens.
 
         Raises:
             DataError: no row is left.
@@ -191,7 +191,7 @@ class RowsPart(msgspec.Struct):
     spec: str
     options: dict[str, Any] = {}
     labels_for: str = ""
-    ladder: Ladder | None = None  # its difficulty, where that rises
+    ladder: Ladder | None = None  # its difficulty, with a curriculum
     max_tokens: int = 0  # of a prompt in a file; 0: any
 
 
@@ -204,7 +204,7 @@ class RowSetup(msgspec.Struct):
     base: str
     row_limit_s: float = 300.0  # that making one row may take
     open_limit_s: float = 600.0  # that opening may take
-    longest: int = 0  # so many of the longest rows of a file are named when it is open
+    longest: int = 0  # this many of the longest rows of an open file are named
     model: str = ""  # directory of the model whose tokens are counted
 
     @property

@@ -86,7 +86,7 @@ class TaskTokenizer:
 
     @classmethod
     def load(cls, model_dir: Path, *, skip_special: bool = False) -> TaskTokenizer:
-        """Read `tokenizer.json` and the files beside it.
+        """Read `tokenizer.json` and its companion files.
 
         Args:
             model_dir: Hugging Face model directory.
@@ -207,8 +207,8 @@ class TaskTokenizer:
             turns: the messages of a chat that are trained.
 
         Returns:
-            One pair for each text that the row comes to (`asyncrl/data/turns.py`): tokens [T] int32; and a mask
-            [T] uint8, 1 on what is trained, its end-of-sequence token included, and 0 on the first token, which nothing
+            One pair for each text of the row (`asyncrl/data/turns.py`): tokens [T] int32; and a mask [T] uint8, 1 on
+            trained tokens, the end-of-sequence token included, and 0 on the first token, which no token
             predicts: no count of trainable tokens may hold what is never trained.
 
         Raises:

@@ -60,7 +60,7 @@ class RouterClient(EngineClient):
         return True
 
     def _fault(self, status: int, raw: bytes) -> EngineError:
-        """An engine that has just died is none of the request's own faults: the router finds out within seconds."""
+        """An engine that has just died is not the request's fault: the router notices within seconds."""
         fault = super()._fault(status, raw)
         return EngineOverloaded(str(fault)) if b'"call_upstream_' in raw else fault
 
@@ -134,7 +134,7 @@ class Router:
         return await end_of(self._process)
 
     async def set_members(self, members: Mapping[str, Member]) -> Routed:
-        """Ask that requests go to these engines alone, by address; what runs on others goes on there.
+        """Send requests only to these engines, by address; running requests of others continue there.
 
         It takes the router a moment: call again until it is done. An engine that does not answer joins once it does.
         """
