@@ -1,1 +1,1 @@
-"""The actors of a run: one folder per role; what they share is in `runtime`."""
+"""The actors of a run: one folder per role; their shared code is in `runtime`."""

@@ -2,7 +2,7 @@
 
 The settings come over the bus. The directory of the run is needed only by roles that share its files: the learner
 and engines (weights), and those that load the run's model or the user's functions from its folders. A host without that
-directory has a folder with what was sent to it.
+directory has a folder with the files sent to it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ async def run(login: Login) -> int:
         if isinstance(error, BusDenied):
             return DENIED
         return FATAL if isinstance(error, AsyncRLError) and error.fatal else 1
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported objects live until the process ends
     gc.enable()
     return await run_actor(context, module.main)
 

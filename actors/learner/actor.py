@@ -117,7 +117,7 @@ class Learner:
         await self.keeper.close()
 
     async def _train_whatever_dies(self) -> None:
-        """Train to the end, with another trainer group where one is lost."""
+        """Train to the end; replace a trainer group that is lost."""
         restarts, lost = RestartPolicy(self.config.supervision), None
         while True:
             try:
@@ -140,7 +140,7 @@ class Learner:
         await self._settled()
 
     async def _begin_again(self, error: GroupLost, restarts: RestartPolicy) -> None:
-        """Start the trainer group anew, and bring it to where the log ends.
+        """Restart the trainer group, and bring it to the end of the log.
 
         Raises:
             ActorDown: the group was lost again and again.
@@ -234,7 +234,7 @@ class Learner:
         return published is not None and published != await self._digest()
 
     async def _train_next(self, *, publish: bool) -> None:
-        """Fetch and train one batch. What it publishes and saves is written while the next steps are under way."""
+        """Fetch and train one batch. Its messages and checkpoints are written while the next steps run."""
         packed = await self._batch(self.step + 1)
         if packed is None or (sequence := self.fold.sequence(packed.step)) is None:
             return
@@ -260,7 +260,7 @@ class Learner:
             await self._save()
 
     async def _trained_on(self, packed: BatchPacked, sequence: int) -> StepResult:
-        """Train one batch; should the next one be packed meanwhile, its tokens are fetched."""
+        """Train one batch; if the next batch is packed during the step, fetch its tokens."""
         began = time.monotonic()
         self.context.doing(Activity("training", packed.step))
         fetching = self.outbox.begin(fetch_once_packed(self.keeper, self.fold, self.group, packed.step + 1))
@@ -278,7 +278,7 @@ class Learner:
         return step >= 0 and (step % learner.publish_every == 0 or step in (start, learner.steps))
 
     async def _publish(self, answers: int = 0) -> None:
-        """Copy the weights away; they are written and announced beside the next step.
+        """Copy the weights; a background task writes and announces them during the next step.
 
         Args:
             answers: sequence of the weights.published that an engine refused, for which these are written.
@@ -296,7 +296,7 @@ class Learner:
         self.outbox.put(self._version)
 
     async def _write_version(self, call: Publish, full: int, answers: int) -> WeightsPublished:
-        moved, before = self._moved, None if answers else self._newest  # later steps may end meanwhile
+        moved, before = self._moved, None if answers else self._newest  # later steps may end during the write
         try:
             self._newest = message = await published_by(self.group, call, before)
         except NonFiniteWeights as error:
@@ -332,7 +332,7 @@ class Learner:
         self._checkpoint = self.outbox.begin(self._write_checkpoint(checkpoint))
 
     async def _write_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write a checkpoint once its step is on the log, with the digest of its version where it has one."""
+        """Write a checkpoint once its step is on the log, with the digest of its version if it has one."""
         await self.outbox.stored()
         crash_point("learner.saving")
         digest = checkpoint.digest or self.fold.state.published[checkpoint.step]
@@ -348,7 +348,7 @@ class Learner:
             await self._checkpoint
 
     async def _settled(self) -> None:
-        """Wait until all that was trained is published, and saved where it was due."""
+        """Wait until all trained steps are published, and the checkpoints that were due are saved."""
         await self.outbox.stored()
         await self._saved()
 
@@ -393,6 +393,6 @@ class Learner:
         return self.fold.at_hand(step) or await read_batch(self.context.bus, sequence)
 
     def _check(self) -> None:
-        """Raise what ended the group, or the work beside the steps."""
+        """Raise the error that ended the group, or the first error of the outbox."""
         self.group.check()
         self.outbox.check()

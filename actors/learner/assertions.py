@@ -8,7 +8,7 @@ from asyncrl.training.anomalies import broken_assertions
 
 
 def assert_step(context: Context, step: int, result: StepResult) -> None:
-    """Log what is unusual or wrong about a step.
+    """Log the anomalies and broken assertions of a step.
 
     Raises:
         ActorFault: an assertion is broken, and the run is to stop then.

@@ -1,6 +1,6 @@
-"""The first use of a card: by a rank, or to look whether one that was missing works.
+"""The first use of a GPU: by a rank, or to check whether a missing GPU works again.
 
-`python -m actors.learner.card DEVICE` uses a card and ends; what is wrong with it is printed.
+`python -m actors.learner.card DEVICE` uses a GPU and ends; it prints the error if the GPU does not work.
 """
 
 from __future__ import annotations

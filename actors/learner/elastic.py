@@ -1,4 +1,4 @@
-"""A trainer group that goes on with fewer ranks where cards are not replaced, and with all of them once they are."""
+"""A trainer group that continues with fewer ranks if GPUs are not replaced, and with all ranks once they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _PAUSE_S = 2.0  # between two attempts to start all ranks, and two looks for a c
 
 
 def chosen_cards(cards: Sequence[int], layout: Layout) -> Sequence[int]:
-    """Return the cards that a learner goes on with: as many of the first ones as the layout divides, or none.
+    """Return the GPUs that a learner continues with: as many of the first ones as the layout divides, or an empty
+    sequence.
 
     Every replica of the model has its ranks, and every stage whole groups of ranks that share experts.
     """
@@ -91,7 +92,7 @@ class ElasticGroup:
                 return
 
     async def _works(self, card: int) -> bool:
-        """Return whether a process of its own can use a card."""
+        """Return whether a new process can use a GPU."""
         learner = self._context.config.learner
         environment = only(self._context, [card])
         job = Job(f"{self._context.actor_id}.card", "actors.learner.card", (learner.device,), environment=environment)

@@ -72,7 +72,7 @@ async def fetch_trajectories(
         async with limit:
             try:
                 result, routing = await _result(bus, packed.step, member, part)
-            except SecretGone:  # as if another rank had it: what is purged has no gradient, and changes no other's
+            except SecretGone:  # as if another rank had it: purged tokens have no gradient
                 return elsewhere
         segments = result.segments
         if member.overruled:  # by a user, who speaks against the judge that gave the hints

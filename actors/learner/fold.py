@@ -31,7 +31,7 @@ _AT_HAND = 2  # batches kept as they were read: the buffer packs one ahead at mo
 
 
 class TurnState(msgspec.Struct):
-    """The holders of a card that learner and engines have by turns."""
+    """The holders of a GPU that learner and engines time-share."""
 
     turn: int = 0  # newest one that a learner asked for
     holders: list[str] = []  # engines that took the card, and have not left it
@@ -105,13 +105,13 @@ class LearnerFold(CheckpointFold):
             self.state.costs.add_loaded(ready)
 
     def full_because(self, settings: WeightsSettings, lineage: int) -> str:
-        """Return why the next version is to be full; empty where it may be a difference to the newest."""
+        """Return why the next version must be full; empty if it may be a difference to the newest."""
         state = self.state
         if settings.delta == "never":
             return "weights.delta is never"
         if lineage != state.lineage or not state.newest:
             return "the first of its lineage"
-        if state.refused >= state.full:  # the newest full version, or what stands on it
+        if state.refused >= state.full:  # the newest full version, or one that builds on it
             return "an engine refused the one before"
         if state.chained + 1 >= settings.full_every:
             return f"{state.chained} differences came before it"
@@ -158,7 +158,8 @@ class LearnerFold(CheckpointFold):
         return self._at_hand.get(step)
 
     def skips(self, step: int) -> bool:
-        """Return whether a batch is passed over: where it was trained once, that decides."""
+        """Return whether a batch is skipped; a batch that was trained before is skipped again only if it was skipped
+        then."""
         return step in (self.state.skipped if step <= self.state.trained else self.state.skip_requests)
 
     def wants_checkpoint(self, step: int, begun: float = -math.inf, *, every: int = 0) -> bool:
@@ -166,8 +167,8 @@ class LearnerFold(CheckpointFold):
 
         Args:
             begun: step of the newest checkpoint that this process began.
-            every: it is when a multiple of this many steps was passed since the last one; 0 for requests alone: one
-                stands until a later checkpoint is saved.
+            every: a checkpoint is wanted once training passed a multiple of this many steps since the last one; 0: only
+                on request. A request holds until a later checkpoint is saved.
         """
         newest = max(self.saved_step, begun)
         passed = every > 0 and step // every > newest // every
@@ -200,7 +201,7 @@ class Evaluations:
         self._asked = 0  # as far as this process knows: a request may be read back after the next one is made
 
     def due(self, step: int) -> list[EvalRequested]:
-        """The requests that are due at a step: of the first version, of the last, and of every so many."""
+        """The requests that are due at a step: of the first version, of the last, and at each set's interval."""
         asked = self._fold.state.asked_for
         names = evaluated_sets(self._config, step)
         return [self._request(self._sets[name], step) for name in names if asked.get(name, -1) < step]

@@ -41,7 +41,7 @@ class Turns:
         or is stuck: the next request names it, and one that lives then ends itself.
 
         Raises:
-            Stopping: the learner shall stop meanwhile.
+            Stopping: the learner is asked to stop while it waits.
         """
         if self._held or not self.shared:
             return
@@ -77,7 +77,7 @@ class Turns:
                 await self._keeper.changes(until=self._keeper.now() + left_s)
 
     async def give_back(self, outbox: Outbox) -> None:
-        """Return the card, on which nothing is any more, behind all that was put on the log before."""
+        """Return the GPU, whose memory is free, after all earlier messages are on the log."""
         if self._held:
             await outbox.stored()  # engines that take the card find the newest version
             crash_point("card.rested")

@@ -1,4 +1,4 @@
-"""Trainer groups by the name of their trainer: ranks as processes of their own, or a trainer in the learner itself."""
+"""Trainer groups by the name of their trainer: one process per rank, or a trainer in the learner itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class GroupLost(ActorDown):
 
     def __init__(self, reason: str, rank: int | None = None) -> None:
         super().__init__(reason)
-        self.rank = rank  # the one whose card is missing, where that is the reason
+        self.rank = rank  # the rank whose GPU is missing, if that is the reason
 
 
 class TrainerGroup(Protocol):
@@ -44,7 +44,7 @@ class TrainerGroup(Protocol):
         """Start, with the model as it was before the run."""
 
     async def do(self, call: Call[T]) -> T:
-        """Let the ranks do something, and return what it comes to.
+        """Make a call to the ranks, and return its result.
 
         Raises:
             GroupLost: a rank died or fell silent.
@@ -56,10 +56,10 @@ class TrainerGroup(Protocol):
 
     @property
     def can_grow(self) -> bool:
-        """Return whether cards that it goes on without are there again: opened anew, it has more ranks."""
+        """Return whether missing GPUs have returned: a group that is opened again has more ranks."""
 
     async def close(self) -> None:
-        """End all ranks, for good."""
+        """End all ranks; the group cannot be opened again."""
 
 
 class RankProcesses:
@@ -96,7 +96,7 @@ class RankProcesses:
         for rank in range(self._count):
             words = (context.actor_id, str(rank), str(self._count), str(folder), "--run", context.bus.run)
             address = ("--address", context.bus.address.url)
-            # The loopback: whatever this machine's own name resolves to, the ranks find one another.
+            # The loopback: ranks find one another even if this machine's name resolves to another address.
             environment = {"GLOO_SOCKET_IFNAME": "lo", **self._environment}
             job = Job(
                 context.actor_id, "actors.learner.rank_process", (*words, *address), context.credentials, environment
@@ -201,7 +201,7 @@ class RankProcesses:
         self._lose(f"rank {rank} ended: {placed.end_text}", rank if placed.returncode == NO_CARD else None)
 
     def _lose(self, reason: str, rank: int | None = None) -> None:
-        """End whatever waits for the group."""
+        """End every call that waits for the group."""
         if self._lost is not None:
             return
         self._lost = GroupLost(reason, rank)
@@ -229,4 +229,4 @@ def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:
 
 MakeGroup: TypeAlias = Callable[[Context, Callable[[], None]], TrainerGroup]
 GROUPS: dict[str, MakeGroup] = {"torch": RankProcesses, "megatron": RankProcesses, "scripted": in_process}
-"""By `learner.trainer`. The scripted trainer computes nothing, so it needs no process of its own."""
+"""By `learner.trainer`. The scripted trainer computes nothing, so it runs in the learner's process."""

@@ -1,4 +1,4 @@
-"""Work beside the steps: messages on their way to the learner's log, in their order, and what they wait for."""
+"""Background work of the learner: messages to its log, in their order, and the tasks that they wait for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Outbox:
-    """Appends messages one after the other, beside the work that goes on; the first fault waits for `check`."""
+    """Appends messages one after the other in background tasks; `check` raises the first fault."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
@@ -30,18 +30,18 @@ class Outbox:
         self._fault: BaseException | None = None
 
     def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin some work beside the steps."""
+        """Begin some work in the background."""
         task = self._tasks.start(work)
         task.add_done_callback(lambda _: self._keeper.wake())  # what waits for a batch looks
         return task
 
     def put(self, *messages: Message | Awaitable[Message]) -> None:
-        """Append messages behind all that were put before; what is put after one that is still being made waits."""
+        """Append messages after all that were put before; a message waits until the earlier ones are made."""
         for message in messages:
             self._newest = self.begin(self._store(self._newest, message))
 
     def check(self) -> None:
-        """Raise the first fault of what went on here."""
+        """Raise the first fault of a background task."""
         if self._fault is not None:
             raise self._fault
 
@@ -51,7 +51,7 @@ class Outbox:
             await asyncio.shield(self._newest)
 
     async def ended(self) -> None:
-        """Wait until nothing goes on here, whatever came of it."""
+        """Wait until all background tasks have ended, with or without a fault."""
         await self._tasks.ended()
 
     async def _store(self, before: asyncio.Task[None] | None, making: Message | Awaitable[Message]) -> None:

@@ -30,7 +30,7 @@ class CopyWeights(Call[None]):
 
 
 class CopyState(Call[None]):
-    """Copy weights and optimiser away, for `Save`; what was copied before must be written."""
+    """Copy weights and optimiser state, for `Save`; the previous copy must be written."""
 
     on_card = True
 
@@ -41,13 +41,13 @@ class CopyState(Call[None]):
 class Share(Call[list[list[bytes]]]):
     """Return the copied weights of each rank for other processes of the host: see `Publisher.shared`."""
 
-    answer, beside = list[bytes], True
+    answer, concurrent = list[bytes], True
 
     def _compute(self, rank: Rank) -> list[bytes]:
         return rank.publisher.shared()
 
     def merged(self, answers: Sequence[list[bytes]]) -> list[list[bytes]]:
-        """See `Call`: each rank has its own tensors in memory of its own."""
+        """See `Call`: each rank has separate tensors in separate memory."""
         return list(answers)
 
 
@@ -67,7 +67,7 @@ class Digest(Call[str]):
 class Unchanged(Call[bool]):
     """Return whether the copied weights are those of the newest version that the group wrote."""
 
-    answer, beside = bool, True
+    answer, concurrent = bool, True
 
     def _compute(self, rank: Rank) -> bool:
         return rank.publisher.unchanged()
@@ -80,7 +80,7 @@ class Unchanged(Call[bool]):
 class Drop(Call[None]):
     """Remove the shares of what some rank could not write."""
 
-    beside = True
+    concurrent = True
     kind: Kind
 
     def _compute(self, rank: Rank) -> None:
@@ -92,10 +92,10 @@ class Publish(Call[WeightsPublished]):
 
     Raises:
         NonFiniteWeights: a tensor holds values that are not finite; nothing is written.
-        CheckpointError: the disk refused it; nothing is left behind.
+        CheckpointError: the disk refused it; no partial file remains.
     """
 
-    answer, beside = Prepared, True
+    answer, concurrent = Prepared, True
     lineage: int
     version: int
     base: str = ""  # see `Publisher.prepare`
@@ -113,7 +113,7 @@ class Publish(Call[WeightsPublished]):
 class WriteVersion(Call[WeightsPublished]):
     """Write the shares of a version; see `Publish`."""
 
-    answer, beside = VersionShare, True
+    answer, concurrent = VersionShare, True
     undone = Drop("version")
     attempt: Attempt
     choice: Choice
@@ -128,7 +128,7 @@ class WriteVersion(Call[WeightsPublished]):
 class CompleteVersion(Call[WeightsPublished]):
     """Make a version of the shares; see `Publish`."""
 
-    answer, every_rank, beside = WeightsPublished, False, True
+    answer, every_rank, concurrent = WeightsPublished, False, True
     undone = Drop("version")
     attempt: Attempt
     choice: Choice
@@ -142,10 +142,10 @@ class Save(Call[str]):
     """Write the copied state as a checkpoint, and read it back; returns its directory.
 
     Raises:
-        CheckpointError: the disk refused it; nothing is left behind.
+        CheckpointError: the disk refused it; no partial file remains.
     """
 
-    answer, beside = FullShare, True
+    answer, concurrent = FullShare, True
     undone = Drop("checkpoint")
     checkpoint: Checkpoint
 
@@ -159,7 +159,7 @@ class Save(Call[str]):
 class CompleteSave(Call[str]):
     """Make a checkpoint of the shares; see `Save`."""
 
-    answer, every_rank, beside = str, False, True
+    answer, every_rank, concurrent = str, False, True
     undone = Drop("checkpoint")
     checkpoint: Checkpoint
     shares: list[FullShare]
@@ -172,7 +172,7 @@ class Export(Call[None]):
     """Write the copied weights as a model; one that is there is replaced.
 
     Raises:
-        CheckpointError: the disk refused it; nothing is left behind.
+        CheckpointError: the disk refused it; no partial file remains.
     """
 
     answer = FullShare

@@ -144,12 +144,12 @@ def _noted(task: asyncio.Task[Any]) -> None:
 class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
     """A call to a rank, as it travels to ranks that are processes.
 
-    Calls come one after the other, but for those `beside` others: what these write was copied away before.
+    Calls run one after the other. Only a call with `concurrent` set may run together with others: it uses copied data.
     """
 
     answer: ClassVar[Any] = None  # type of what a rank answers
     every_rank: ClassVar[bool] = True  # else the first one alone
-    beside: ClassVar[bool] = False
+    concurrent: ClassVar[bool] = False
     on_card: ClassVar[bool] = False  # it uses the memory of the trainer's device
     undone: ClassVar[Call[None] | None] = None  # the call that removes what ranks did, where another one could not
 
@@ -161,7 +161,7 @@ class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
         raise NotImplementedError
 
     def merged(self, answers: Sequence[Any]) -> T:
-        """Return the result from the answers of the ranks that were called, where nothing follows."""
+        """Return the result from the answers of the called ranks, if no call follows."""
         result: T = answers[0]
         return result
 
@@ -200,7 +200,7 @@ class Open(Call[None]):
 
 
 class Load(Call[None]):
-    """Go on from a checkpoint.
+    """Continue from a checkpoint.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -217,7 +217,7 @@ class Load(Call[None]):
 class Fetch(Call[None]):
     """Begin to fetch the rows of a batch that will be trained soon."""
 
-    beside = True
+    concurrent = True
     batch: int  # sequence in the batch log
 
     async def run(self, rank: Rank) -> None:
@@ -231,7 +231,7 @@ class Gather(Call[None]):
         ActorFault, RowError: as `Step`.
     """
 
-    beside = True
+    concurrent = True
     batch: int  # sequence in the batch log
 
     async def run(self, rank: Rank) -> None:

@@ -59,7 +59,7 @@ class RankServer:
 
     async def _answer(self, numbered: NumberedCall) -> None:
         number, call = numbered.number, numbered.call
-        async with contextlib.nullcontext() if call.beside else self._turn:
+        async with contextlib.nullcontext() if call.concurrent else self._turn:
             try:
                 value = msgspec.Raw(msgspec.msgpack.encode(await call.run(self._rank)))
                 reply = Reply(self._number, number, value)
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--address", default="")
     given = parser.parse_args()
     print_lossy()
-    gc.freeze()  # what was imported stays
+    gc.freeze()  # imported objects live until the process ends
     gc.enable()
     login = Login("learner", f"{given.actor_id}-rank{given.rank}", given.run, given.credentials, given.address)
     uvloop.run(run(login, given.rank, given.ranks, given.folder))

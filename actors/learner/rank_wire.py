@@ -26,7 +26,7 @@ ERRORS: dict[str, type[AsyncRLError]] = {
         *(NonFiniteLoss, NonFiniteWeights, RowError),
     )
 }
-"""Errors that a rank reports and survives, a kind before what it is a kind of; any other ends it."""
+"""Errors that a rank reports and survives, a subclass before its base class; any other error ends the rank."""
 
 
 class NumberedCall(msgspec.Struct, array_like=True):

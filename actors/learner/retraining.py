@@ -42,7 +42,7 @@ class Origin(NamedTuple):
     """A starting point of a replay."""
 
     step: int
-    checkpoint: Path | None  # None: the model as it is
+    checkpoint: Path | None  # None: the untrained model
 
     def __str__(self) -> str:
         return f"checkpoint {self.checkpoint.name}" if self.checkpoint else "the untrained model"
@@ -94,7 +94,7 @@ class TrainingLog(Fold):
 
 
 async def read_training(bus: Bus) -> TrainingLog:
-    """Read what a run trained, and then the batches, so that each of a run that goes on is there."""
+    """Read the trained steps of a run, and then the batches, so that a running run has the batch of each step."""
     log = TrainingLog()
     for stream in (TRAINING, BATCHES):
         await read_log(bus, stream, log)
@@ -109,7 +109,7 @@ class Retraining:
         self._bus = bus
         self._log = log
         self._trainer = trainer  # with the model as it was before the run
-        self._config = config  # settings of the replay: where they differ from those of the run, its objectives do
+        self._config = config  # settings of the replay: if they differ from those of the run, its objectives differ too
         self._files = files
         self._recorded = files.read_config()
         self._teacher = TeacherServer(config, files, patience_s=_PATIENCE_S) if config.learner.teacher.url else None
@@ -238,7 +238,7 @@ class Retraining:
         publisher.export(directory)
 
     def _digest(self) -> str:
-        """Identity of the weights as they are now."""
+        """Identity of the present weights."""
         publisher = self._publisher()
         publisher.copy_weights()
         return publisher.digest()
@@ -255,7 +255,7 @@ class ReplayedStep(NamedTuple):
     stage: str
     recorded: dict[str, float]  # metrics by name, units in the names
     replayed: dict[str, float]
-    published: str  # digest of the version that was published after it; "" where none was
+    published: str  # digest of the version that was published after it; "" if no version was
     digest: str  # of the replay's weights there
     purged: int = 0  # trajectories that were trained, and have no tokens any more
 
@@ -266,7 +266,7 @@ def first_difference(steps: Sequence[ReplayedStep]) -> ReplayedStep | None:
 
 
 def columns(steps: Sequence[ReplayedStep]) -> dict[str, list[tuple[int, float, float]]]:
-    """(step, recorded, replayed) of every metric that both have, over the steps of RL where there are any."""
+    """(step, recorded, replayed) of every metric that both have, over the steps of RL if there are any."""
     found: dict[str, list[tuple[int, float, float]]] = {}
     for step in [step for step in steps if step.stage == "rl"] or steps:
         for name in step.recorded:

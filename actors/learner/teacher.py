@@ -42,7 +42,7 @@ _REMEDY = {
 
 
 class TeacherFault(ActorFault):
-    """The server gives no log-probs, whatever the batch."""
+    """The server gives no log-probs for any batch."""
 
 
 class TeacherServer:
@@ -53,11 +53,11 @@ class TeacherServer:
         """
         Args:
             files: of the run, whose model directory has the tokenizer of the policy.
-            patience_s: seconds that a server may be away, where that is less than the setting.
+            patience_s: seconds that a server may be unreachable, if less than the setting.
         """
         settings = config.learner.teacher
         self._patience_s = min(patience_s, settings.deadline_s)
-        self._answered_at = 0.0  # when the newest answer came, to whatever question
+        self._answered_at = 0.0  # when the newest answer to any question arrived
         key = files.base / settings.api_key_file if settings.api_key_file else None
         self._url, self._config = settings.url, config
         self._client = ScoringClient(
@@ -79,7 +79,7 @@ class TeacherServer:
         """The groups of a batch with the teacher's columns, as far as their tokens are here and any are needed.
 
         Raises:
-            TeacherFault: the server is none of this policy's teachers.
+            TeacherFault: the server cannot teach this policy.
             RowError: it refuses a row.
         """
         loss = loss_of(objective)
@@ -164,7 +164,7 @@ class TeacherServer:
             policy = TaskTokenizer.load(self._model).vocabulary
             problem = differing_token(path, TaskTokenizer.load(path).vocabulary, policy)
         context = self._config.engine.context or own.context
-        # A server refuses a prompt as long as its context, even where nothing is sampled behind it.
+        # A server refuses a prompt as long as its context, even if no token is to be sampled.
         whole, most = server.get("context_length"), server.get("max_req_input_len")
         rooms = [*([whole - 1] if isinstance(whole, int) else []), *([most] if isinstance(most, int) else [])]
         if min(rooms, default=context) < context:

@@ -46,7 +46,7 @@ class Offers:
         await self._listener.close()
 
     def open(self, key: str) -> None:
-        """Offer what was copied last, a version that is in the store and about to be announced."""
+        """Offer the newest copy, a version that is in the store and about to be announced."""
         self._key = key
 
     def forget(self) -> None:

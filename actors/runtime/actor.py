@@ -75,7 +75,7 @@ class Context:
     log: Any
     credentials: Path = Path()  # file with its login
     host: str = LOOPBACK  # IP address at which others reach servers that are started here
-    stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: finish what is under way and leave
+    stop: asyncio.Event = field(default_factory=asyncio.Event)  # set: finish the running work and leave
     hurry: asyncio.Event = field(default_factory=asyncio.Event)  # set: it was asked to leave once more
     vitals: dict[str, float] = field(default_factory=dict)
     faults: list[BaseException] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Context:
         self._doing = (what, time.monotonic())
 
     async def started(self, lost: str = "") -> None:
-        """Publish that this process has started, or starts anew what it lost, and why."""
+        """Publish that this process has started, or that it restarts a part it lost, with the reason."""
         if lost:
             self.log.warning("starts anew", reason=lost)
         await publish(self.bus, ActorStarted(self.role, self.actor_id, socket.gethostname(), os.getpid(), lost))
@@ -139,7 +139,7 @@ class Context:
         *,
         unread: Callable[[Record], bool] = lambda _: False,
     ) -> Listener:
-        """A listener to a log, or to some of its topics; a message that is not what it must be is rejected.
+        """A listener to a log, or to some of its topics; it rejects a message that is malformed.
 
         Args:
             unread: as for `Listener`.
@@ -148,7 +148,7 @@ class Context:
         return Listener(self.bus, stream, take, self.refuse, subjects=subjects, unread=unread)
 
     def refuse(self, record: Record, error: Exception) -> None:
-        """Reject a message that is not what it must be, beside the work that goes on."""
+        """Reject a malformed message in a background task."""
         described = isinstance(error, WireError | BlobMissing)
         self.reject_soon(record, str(error) if described else f"{type(error).__name__}: {error}")
 
@@ -157,7 +157,7 @@ class Context:
         await self._keep_letter(self._letter(record, reason, poison=poison))
 
     def reject_soon(self, record: Record, reason: str) -> None:
-        """Reject a message beside the work that goes on; however many come, few are under way at once."""
+        """Reject a message in a background task; at most `_LETTERS_AT_ONCE` rejections run at once."""
         self._letters.append(self._letter(record, reason))
         if self._rejecting is None or self._rejecting.done():
             self._rejecting = self.tasks.start(self._keep_letters())
@@ -191,7 +191,7 @@ class Login(NamedTuple):
     run: str
     credentials: Path
     address: str = ""  # of the server as seen from here; "" for the one in the credentials
-    home: Path | None = None  # folder with what was sent to this host, where it has not the run's directory
+    home: Path | None = None  # folder with the files sent to this host; None if the host has the run's directory
     host: str = LOOPBACK  # IP address at which others reach servers that are started here
 
 
@@ -268,7 +268,7 @@ async def run_actor(context: Context, main: Any) -> int:
         denied = isinstance(error, BusDenied)
         reason, code = str(error), FATAL if denied or error.fatal else 1
         context.log.error("actor stopped", reason=reason)
-    except Exception as error:  # whatever it is, the supervisor and the log must have it before the process ends
+    except Exception as error:  # the supervisor and the log must have any error before the process ends
         reason, code = f"{type(error).__name__}: {error}", 1
         context.log.error("actor crashed", reason=reason, exc_info=error)
     vitals.cancel()

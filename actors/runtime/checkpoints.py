@@ -1,4 +1,5 @@
-"""The checkpoints of a run, folded alike by learner and trimmer: what the one may read again the other leaves there."""
+"""The checkpoints of a run. Learner and trimmer fold them the same way: the trimmer keeps the records that the learner
+may read again."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ class CheckpointFold(Fold):
         return self.state.checkpoints[-1].step if self.state.checkpoints else self._origin
 
     def _forget(self) -> None:
-        """Forget what is up to `kept_step`."""
+        """Forget the steps up to `kept_step`."""
 
     def _on_saved(self, saved: CheckpointSaved, _record: Record) -> None:
         self.state.checkpoints = [*self.state.checkpoints, saved][-self._keep_checkpoints :]

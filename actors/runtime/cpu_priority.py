@@ -1,4 +1,4 @@
-"""Cores that serving and training share: what no client waits for leaves them to what serves."""
+"""Share cores between serving and training: processes that no client waits for yield to those that serve."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from asyncrl.config.settings import Config
 
 
 def give_way(config: Config, actor_id: str) -> None:
-    """Let the kernel schedule this process, and those that it starts, behind those that serve clients of a gateway."""
+    """Lower the priority of this process, and of those that it starts, below those that serve clients of a gateway."""
     if config.gateway.count and not serves_clients(config, actor_id):
-        with contextlib.suppress(OSError):  # where the kernel refuses it, all are alike
+        with contextlib.suppress(OSError):  # if the kernel refuses, all have the same priority
             os.nice(config.gateway.nice)
         if config.gateway.idle == "all":
             leave_cores()

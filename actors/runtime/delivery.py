@@ -1,4 +1,4 @@
-"""A piece of work, leased to this worker: its lease, its fence, and what it came to."""
+"""A piece of work, leased to this worker: its lease, its fence, and its result."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Delivery(Generic[M]):
     tokens: int = 0  # sampled so far
     discarded: int = 0  # sampled, and part of no answer
     verified: int = 0  # sampled by engines that draft
-    passes: int = 0  # in which these checked what they had drafted
+    passes: int = 0  # forward passes in which these engines verified drafted tokens
     waiting_on_others: int = 0  # parts of it that are waited for elsewhere, so that it does not count as hung
     task: asyncio.Task[None] | None = None
-    fence: int = 0  # sequence of the newest message about what is worked on, on a topic with a fence
-    settled: bool = False  # what it came to is being published: nothing interrupts that
+    fence: int = 0  # sequence of the newest message about this work, on a topic with a fence
+    settled: bool = False  # the result is being published: nothing interrupts that
     verdict: bool | None = None  # why it was ended from outside: done, or taken over by another worker
     _reconnects: int = -1  # of the connection, when the fence was last known to be held here
 
@@ -68,10 +68,10 @@ class Delivery(Generic[M]):
             self.task.cancel()
 
     async def publish(self, message: Message) -> None:
-        """Publish what it came to, so far or at its end.
+        """Publish a partial or the final result of the work.
 
         Raises:
-            Fenced: another worker went on with it.
+            Fenced: another worker has continued the work.
             BusError: it cannot be stored.
         """
         with self.waiting(PUBLISHING):
@@ -96,7 +96,7 @@ class Delivery(Generic[M]):
         """Ask the server, where the lease has run out once, or a server that lost it may have given it to another.
 
         Raises:
-            Fenced: another worker went on with it.
+            Fenced: another worker has continued the work.
         """
         if self.holds_fence:
             return
@@ -111,7 +111,8 @@ class Delivery(Generic[M]):
 
     @contextmanager
     def waiting(self, waits_for: Waiting) -> Iterator[None]:
-        """The time of what has a limit of its own, or waits for others: no reason to think that the work hangs."""
+        """Count this block as waiting: it has its own limit or waits for others, so it does not mean that the work
+        hangs."""
         self.waiting_on_others += 1
         self.waits_for = waits_for
         try:

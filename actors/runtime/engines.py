@@ -19,7 +19,7 @@ from topics.weights import WeightsRefused
 
 
 def open_fleet(context: Context, *, reserved: Purpose | None = None) -> Fleet:
-    """The engines of the actor's run, none of which is known before it follows them.
+    """The engines of the actor's run; the fleet is empty until it follows them.
 
     Args:
         reserved: what those serve that take requests for their weights alone.
@@ -43,7 +43,7 @@ async def follow_fleet(context: Context, fleet: Fleet, *purposes: Purpose) -> Li
     """Give a fleet the engines that it samples from: those of training or the router in front of them, or others.
 
     Args:
-        purposes: what the engines serve; training, where none is given.
+        purposes: the purposes that the engines serve; training if not given.
     """
     served = purposes or ("training",)
     sampled = "router" if context.config.engine.router.count and "training" in served else "engine"

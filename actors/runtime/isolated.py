@@ -41,12 +41,12 @@ class Handed:
         self._over = asyncio.Event()
 
     def open(self, receive: Callable[[Msg], None]) -> Handed:
-        """Return the stand-in for the queue of a worker's loop."""
+        """Return this object, which replaces the queue of a worker's loop."""
         self._receive = receive
         return self
 
     async def start(self, credit: int) -> None:
-        """Begin to take what is handed over."""
+        """Begin to take the messages that are handed over."""
         self._context.tasks.start(self._take(*await asyncio.open_connection(sock=self._sock)))
 
     def grant(self, count: int = 1) -> None:
@@ -72,7 +72,7 @@ class Handed:
 
 
 async def _next(reader: asyncio.StreamReader) -> str:
-    """Return what is handed over next; "" where nothing is for a while, or the worker has left."""
+    """Return the next message handed over; "" if none arrives for `_IDLE_S`, or the worker has left."""
     with contextlib.suppress(OSError):  # a TimeoutError is one
         async with asyncio.timeout(_IDLE_S):
             return (await reader.readline()).decode().strip()
@@ -80,7 +80,7 @@ async def _next(reader: asyncio.StreamReader) -> str:
 
 
 async def run_actor(login: Login, sock: socket.socket) -> None:
-    """Do the work that is handed over until there is none or it is asked to leave, and give back what it holds.
+    """Do the work that is handed over until there is no more or SIGTERM arrives; then return the work it holds.
 
     Raises:
         Exception: what work raised in the program itself: it counts against that work.
@@ -104,5 +104,5 @@ if __name__ == "__main__":
         role, actor_id, run, credentials, address, number = sys.argv[1:]
         login = Login(role, actor_id, run, Path(credentials), address)
         loop.run_until_complete(run_actor(login, socket.socket(fileno=int(number))))
-    except SystemExit:  # an exception of the work ends its process: no task of it may go on
+    except SystemExit:  # an exception of the work ends its process: no task of it may continue
         os._exit(1)

@@ -1,7 +1,7 @@
-"""Isolation: distinguish work that kills its workers from work that was merely there when they died.
+"""Isolation: distinguish work that kills its workers from work that they only held when they died.
 
 A worker that dies takes all it holds with it, and the next delivery of each looks the same. Work that was begun three
-times and brought nothing is therefore done alone in a process beside the worker: only what ends that process, again and
+times without progress therefore runs alone in a process next to the worker. Only work that ends that process, again and
 again, is poison. The worker survives it, and no other work was in that process. When the worker itself is killed, the
 kernel ends the process with it, and that death is not counted. A process that has done its work is used for the next
 piece; the run whose end would make work poison is in a new one.
@@ -49,7 +49,7 @@ class _Process(NamedTuple):
     writer: asyncio.StreamWriter
 
     async def end(self) -> None:
-        """Ask it to leave and let it give back what it holds; then end it, and whatever it has started."""
+        """Ask the process to leave and to return its work; then end the process and its children."""
         self.writer.close()
         await self.child.end(_LEAVE_S)
 
@@ -60,27 +60,27 @@ class Isolation:
     def __init__(self, context: Context) -> None:
         self._context = context
         most = context.config.workers.poison_after
-        self._beside = min(_SUSPECTED, most)  # runs beside other work
-        self._alone = max(1, most - self._beside)  # and alone, after which work is poison
+        self._shared_runs = min(_SUSPECTED, most)  # runs together with other work
+        self._alone = max(1, most - self._shared_runs)  # and alone, after which work is poison
         self._places = asyncio.Semaphore(_AT_ONCE)
         self._idle: list[_Process] = []
 
     async def done_alone(
         self, delivery: Delivery[Any], fruitless: int, came_to: Callable[[], Awaitable[int]] | None = None
     ) -> bool:
-        """Have suspect work done in a process of its own, again while it ends its process and is not yet poison.
+        """Run suspect work in a separate process, again while it ends its process and is not yet poison.
 
         Args:
             fruitless: how often it was begun without progress.
             came_to: how far it has come: deaths at another place than this are past.
 
         Returns:
-            Whether the work is over here; False where it may be done beside other work, or is isolated already.
+            Whether the work is over here; False if it may run together with other work, or is isolated already.
 
         Raises:
             WorkFailed: it is poison.
         """
-        if self._context.handed is not None or fruitless < self._beside:
+        if self._context.handed is not None or fruitless < self._shared_runs:
             return False
         bus, record = self._context.bus, delivery.record
         place = f"{record.stream.name}-{record.sequence}"
@@ -89,7 +89,7 @@ class Isolation:
             known = await self._deaths(place)
             tries = known.tries if known is not None and known.at == at else 0
             if known is not None and tries >= self._alone:
-                poison = f"{self._beside} runs without progress, then {tries} alone that ended in {known.how}"
+                poison = f"{self._shared_runs} runs without progress, then {tries} alone that ended in {known.how}"
                 await self._context.reject(record, f"poison: {poison}", poison=True)
                 raise WorkFailed("poison", poison)
             self._context.count("isolated")
@@ -144,7 +144,7 @@ class Isolation:
         """Wait until a process reports that its work is over, has ended, or sends no more heartbeats.
 
         Returns:
-            How the work ended the process, "" where the process ended for another reason; None where it goes on.
+            How the work ended the process; "" if the process ended for another reason; None if the process continues.
         """
         child, reader = process.child, process.reader
         begun, silence_s = False, self._context.config.supervision.silence_s

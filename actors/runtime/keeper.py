@@ -1,7 +1,7 @@
 """The loop of all keepers: fold the inputs and the own log, decide, append with compare-and-set, read back.
 
-A decision takes effect when it is read back from the own log. An append that fails, times out or comes second is
-therefore no special case: the keeper reads on, folds the record that is there, and decides anew.
+A decision takes effect when it is read back from the own log. An append that fails, times out or loses the race is
+therefore no special case: the keeper reads on, folds the stored record, and decides again.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Keeper:
     def __init__(self, context: Context, own: Stream, fold: Fold) -> None:
         """
         Raises:
-            ActorFault: the fold of a user's keeper reads what is no log; those of asyncrl read that in another way.
+            ActorFault: the fold of a user's keeper reads a stream that is no log; asyncrl's own folds have another way
+            to read those.
         """
         unread = [topic.name for stream, one in fold.inputs().items() if not _is_log(stream) for topic in one.topics]
         if unread and context.role not in OWN:
@@ -79,7 +80,7 @@ class Keeper:
         """Fold all logs, then claim the own log once no other process of this role writes it.
 
         Args:
-            make_ready: work to be done before this process can write; no other process does it meanwhile.
+            make_ready: work to be done before this process can write; no other process does it at the same time.
 
         Raises:
             ActorDown: another process wrote the log while this one made ready.
@@ -104,7 +105,7 @@ class Keeper:
     async def run(
         self, decide: Callable[[], Sequence[Message]], *, until: Callable[[], float | None] = lambda: None
     ) -> None:
-        """Append what is decided, whenever something new is folded, until the actor is asked to stop.
+        """Append the decisions after each newly folded record, until the actor is asked to stop.
 
         Args:
             until: moment of the server's clock, in seconds, at which to decide even without anything new.
@@ -136,11 +137,11 @@ class Keeper:
             left = left[await self._append(left) :]
 
     def now(self) -> float:
-        """The server's clock, seconds since the epoch, whatever the clock of this machine shows."""
+        """The server's clock, seconds since the epoch; the clock of this machine has no influence."""
         return time.monotonic() + self._clock
 
     async def _be_next(self) -> None:
-        """Stand by while another process of this role writes the own log; returns once this one may make ready.
+        """Wait on standby while another process of this role writes the own log; returns once this one may make ready.
 
         Of the standby processes one is first: the heartbeats of the others are refused, and they stay on standby.
         """
@@ -238,7 +239,7 @@ class Keeper:
         self._passed(record)
 
     def _passed(self, record: Record) -> None:
-        """A record is behind us, folded or rejected."""
+        """Note that a record was folded or rejected."""
         self._snapshots.count(record)
         if record.stream is self.own and record.headers.get(NONCE) != self.nonce:
             self._foreign = record.sequence

@@ -48,7 +48,7 @@ class Snapshots:
         return self.topic is not None and self.since >= self._context.config.supervision.snapshot_every
 
     def take(self, positions: Mapping[str, int]) -> KeeperSnapshot:
-        """The fold as it is now, between two records.
+        """Take a snapshot of the fold, between two records.
 
         Args:
             positions: sequence of the newest record folded, by the name of the stream.

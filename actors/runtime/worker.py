@@ -50,12 +50,12 @@ Handler = Callable[[M, Delivery[M]], Awaitable[Produced]]
 
 
 class WorkerLoop(Generic[M]):
-    """Holds up to `slots` deliveries at once, one task each; beside them half as many of evaluations, where they have a
-    queue of their own.
+    """Holds up to `slots` deliveries at once, one task each. Evaluations that have a separate queue get half as many
+    slots in addition.
 
-    The handler returns the messages that the work comes to: they are published in order, and then it is acknowledged.
-    None leaves it to its present holder. A `WorkFailed` is published as `trajectory.failed` by those who may. A
-    `BusError` ends the worker: nothing is assumed stored.
+    The handler returns the messages that the work produces: they are published in order, and then the work is
+    acknowledged. None leaves it to its present holder. A `WorkFailed` is published as `trajectory.failed` by those who
+    may. A `BusError` ends the worker: nothing is assumed stored.
     """
 
     def __init__(self, context: Context, handler: Handler[M], slots: int, *, counts_runs: bool = False) -> None:
@@ -83,7 +83,7 @@ class WorkerLoop(Generic[M]):
         )
 
     async def run(self) -> None:
-        """Work until the actor is asked to stop, then finish or give back what is held."""
+        """Work until the actor is asked to stop, then finish or return all held work."""
         for source in reversed(self._sources):  # evaluations first: they are of the newest weights
             await source.start(self._slots if source is self._sources[0] else max(1, self._slots // 2))
         renewals = self._context.tasks.start(self._renew_leases())
@@ -121,7 +121,7 @@ class WorkerLoop(Generic[M]):
         delivery: Delivery[M] = Delivery(self._context, record, at, raw)
         held = self._held.get(record.sequence)
         if held is not None:
-            # The lease ran out under our own hands: go on with it, unless that work hangs.
+            # The lease ran out while this worker held the work: continue, unless the work hangs.
             if time.monotonic() - held.advanced_at < self._context.config.workers.stall_s or held.waiting_on_others:
                 held.granted_again(raw)
                 source.grant()
@@ -137,7 +137,7 @@ class WorkerLoop(Generic[M]):
     async def _work(self, delivery: Delivery[M], source: Source | None) -> None:
         """
         Args:
-            source: that may hand out another piece once this one is over; None where it did already.
+            source: may hand out another piece once this one is over; None if it already did.
         """
         context = self._context
         done = False
@@ -170,8 +170,8 @@ class WorkerLoop(Generic[M]):
             source.grant()
 
     def _takes_slot(self, delivery: Delivery[M]) -> bool:
-        """Return whether it counts against the slots of its queue. Evaluations without a queue of their own run beside
-        the slots, so that training waits for none; the id of a live turn is drawn at random and says nothing."""
+        """Return whether it counts against the slots of its queue. Evaluations without a separate queue run in addition
+        to the slots, so that training waits for no evaluation. The id of a live turn is random and tells no stage."""
         trains = self._topic.key == "turn_id" or stage_of(delivery.name) != "eval"
         return self._topic.lane or trains or self._context.handed is not None
 
@@ -194,7 +194,7 @@ class WorkerLoop(Generic[M]):
             if context.role in TRAJECTORY_FAILED.publishers:
                 await delivery.publish(purged_claim(delivery.record, delivery.at.num_delivered, str(error)))
             return True
-        except Unpublishable:  # a fault of the handler, and none of its work
+        except Unpublishable:  # a fault of the handler, not of its work
             raise
         except (WireError, BlobMissing) as error:
             await context.reject(delivery.record, str(error))
