@@ -52,7 +52,7 @@ class BufferFold(Fold):
 
     def _on_completed(self, completed: GroupCompleted, record: Record) -> None:
         prompt_id = prompt_of(completed.group_id)
-        if prompt_id not in self.state.closed:  # it may be read before the issue, which lies on another log
+        if prompt_id not in self.state.closed:  # it may be read before the issue, which is on another log
             group = self._group(prompt_id)
             group.completed[completed.group_id] = [member.member for member in completed.members]
             self.state.grading[completed.group_id] = record.time_ns
@@ -85,8 +85,8 @@ class BufferFold(Fold):
     def _on_group_dropped(self, dropped: GroupDropped, record: Record) -> None:
         self._close(dropped.prompt_id)
         stage = stage_of(dropped.prompt_id)
-        # What it is compared with lies on other logs, and may be read before. Of what waits for a learner that is away
-        # everything becomes too old: that ends with its return.
+        # The records to compare it with are on other logs, and may be read before. Of what waits for a learner that is
+        # away everything becomes too old: that ends with its return.
         counts = dropped.reason != LAG and stage != "eval" and letter_of(dropped.prompt_id) != LIVE
         if counts and record.time_ns > max(self.state.opened_ns, self.state.kept_ns):
             self.state.dropped[dropped.reason] = self.state.dropped.get(dropped.reason, 0) + 1
@@ -135,7 +135,7 @@ class BufferFold(Fold):
 
     @property
     def open(self) -> int:
-        """Groups with members under way."""
+        """Groups with running members."""
         return len(self.state.groups) - self.ready
 
     def _on_stage_began(self, headers: StageBeganHeaders, record: Record) -> None:
@@ -188,7 +188,7 @@ class BufferFold(Fold):
         else:
             group.failed[member] = message
         groups.gather(self.state, self._plan, group, member)
-        # Claims about what was never issued end nothing.
+        # Claims about members that were never issued end nothing.
         if group.complete and prompt_id in self.state.issued[stage_of(prompt_id)]:
             self._settle(group, time_ns)
 
@@ -239,20 +239,20 @@ class BufferFold(Fold):
                 self._hope(time_ns)
 
     def _hope(self, time_ns: int) -> None:
-        """Count anew the groups that are dropped."""
+        """Reset the counts of dropped groups."""
         if time_ns > self.state.kept_ns:
             self.state.kept_ns = time_ns
             self.state.dropped = {}
 
     def _filter(self, group: Group) -> str:
-        """Name of the filter that drops a group, of those of the next batch in its stage; empty where none does."""
+        """Name of the first filter of the stage's next batch that drops a group; empty if no filter does."""
         if group.stage != "rl":
             return ""
         objective = self._objective(max(1, self.state.packed + 1), group.stages)
         return filtered_by(group.live(), objective.filters, objective.filter_options)
 
     def _objective(self, step: int, stages: int) -> Objective:
-        """The objective of a step where so many stages have begun."""
+        """The objective of a step; `stages` is the number of stages that have begun."""
         return self._plan.objective(step, self.state.stages[stages - 1] if stages else "")
 
     def _stages_of(self, prompt_ids: Iterable[str]) -> int:
@@ -310,7 +310,7 @@ class BufferFold(Fold):
         return [groups.drop_filtered(group, self._filter(group))]
 
     def _score(self, now_s: float) -> list[Message]:
-        """The results of evaluations whose every member has an end of its own or a grade."""
+        """The results of evaluations whose every member has a grade or its own end."""
         decisions: list[Message] = []
         for name in self.state.ready["eval"]:
             begun_s = max(self.state.issued["eval"].get(name, 0), self.state.opened_ns) / 1e9
@@ -368,7 +368,8 @@ class BufferFold(Fold):
         return [BatchPacked(step, stage, packed, min_version, objective, figures)]
 
     def _seconds_to_grade(self, group: Group) -> list[float]:
-        """From the issue of a group, or the last time the run went on before the grade, to the grade of each member."""
+        """Seconds from the issue of a group, or from the last resumption of the run before the grade, to the grade of
+        each member."""
         begun = (self.state.issued[group.stage].get(group.prompt_id, 0), self.state.opened_ns)
         grades = [group.graded_ns[member.member] for member in group.live()]
         return [(at - max((ns for ns in begun if 0 < ns <= at), default=at)) / 1e9 for at in grades]

@@ -23,7 +23,7 @@ from topics.wire import Message
 
 
 def gather(state: BufferState, plan: Plan, group: Group, member: int) -> None:
-    """Note that the members graded with this one are to be graded, once none of them is under way any more.
+    """Note that the members graded with this one are to be graded, once all of them have ended.
 
     In an evaluation those are the answers to its row, else the whole group.
     """
@@ -45,7 +45,7 @@ def gather(state: BufferState, plan: Plan, group: Group, member: int) -> None:
 
 
 def completed(state: BufferState) -> list[Message]:
-    """Groups of which no member is under way any more, to be graded."""
+    """Groups to be graded, whose members have all ended."""
     return [
         GroupCompleted(group_id, [_group(state, group_id).submitted[member] for member in members])
         for group_id, members in state.gathered.items()
@@ -93,7 +93,7 @@ def _waiting(state: BufferState, group_id: str) -> list[int]:
 def drop(
     group: Group, member: int, reason: DropReason, *, lag: int = 0, again: bool = False, detail: str = ""
 ) -> TrajectoryDropped:
-    """The end of one member, of this attempt alone where it is to be issued `again`."""
+    """The end of one member; with `again`, only of this attempt, because the member is issued again."""
     graded = group.graded.get(member)
     name = trajectory_name(group.prompt_id, member)
     failed = group.failed.get(member)
@@ -111,7 +111,7 @@ def drop(
 
 
 def drop_group(group: Group, reason: str) -> GroupDropped:
-    """The end of all members that have none of their own."""
+    """The end of all members that have no end yet."""
     failed = sum(claim.tokens for member, claim in group.failed.items() if member not in group.dropped)
     tokens = tokens_sampled(*group.live(), *group.ungraded()) + failed
     return GroupDropped(group.prompt_id, reason, group.size - len(group.dropped), tokens, task=group.task)
@@ -168,7 +168,7 @@ def ended(state: BufferState) -> list[Message]:
 
 
 CROWDED = "tenant"
-"""Reason of the drop of a turn whose tenant has its share of the batch, where nothing else may come."""
+"""Drop reason of a turn whose tenant already has its share of the batch, if no other group can fill the batch."""
 
 
 def crowded(ready: Sequence[Group], most: int) -> list[Group]:
@@ -189,11 +189,11 @@ def crowded(ready: Sequence[Group], most: int) -> list[Group]:
 
 
 def make_room(over: Sequence[Group], missing: int, under_way: Iterable[str]) -> list[Message]:
-    """Return ends for turns that hold the credit of others; none while any group is under way that may fill the batch.
+    """Return ends for turns that hold the credit of other tenants; empty while a running group may fill the batch.
 
     Args:
         over: groups beyond their tenants' share.
-        missing: groups that the batch needs besides those that it may have.
+        missing: groups that the batch needs in addition to those that it may have.
         under_way: groups of the stage that are not ready.
     """
     if any(True for _ in under_way):
@@ -291,9 +291,9 @@ def batch_figures(groups: Sequence[Sequence[TrajectoryGraded]], seconds: Sequenc
     Returns:
         `response_tokens_mean` and `response_tokens_max` (trainable tokens of a trajectory), `discarded_tokens` (part of
         no answer), `truncated_share` and (unless it is 0) `hybrid_share` of the trajectories, `accept_length` (tokens
-        of a pass of engines that draft, where there are any), `issue_to_grade_s_mean` and `issue_to_grade_s_max`,
-        `flat_groups_share` of the groups of several whose rewards are all equal, `task/NAME/reward_mean` and
-        `task/NAME/trajectories` of each task where a run has several, and `reward/NAME`: the mean of each metric that
+        of a pass, if any engine drafts), `issue_to_grade_s_mean` and `issue_to_grade_s_max`, `flat_groups_share` (of
+        the groups of several members, those whose rewards are all equal), `task/NAME/reward_mean` and
+        `task/NAME/trajectories` of each task if a run has several, and `reward/NAME`: the mean of each metric that
         rewards or rollout functions gave, over the trajectories for which they did; of more than `_METRICS` names those
         that most trajectories have.
     """

@@ -23,7 +23,7 @@ LAG: DropReason = "lag"
 
 
 class Group(msgspec.Struct):
-    """An open group: what is known of its members."""
+    """An open group and the known facts about its members."""
 
     prompt_id: str
     size: int
@@ -39,8 +39,9 @@ class Group(msgspec.Struct):
     graded_ns: dict[int, int] = {}  # server's clock at each grade
     failed: dict[int, TrajectoryFailed] = {}
     submitted: dict[int, TrajectorySubmitted] = {}  # generated members whose reward needs the whole group
-    completed: dict[str, list[int]] = {}  # members that one call grades, by the group's name, where that was published
-    dropped: set[int] = set()  # members with an end of their own
+    # members that one call grades, by the group's name, if group.completed was published
+    completed: dict[str, list[int]] = {}
+    dropped: set[int] = set()  # members with their own end
     attempts: dict[int, int] = {}  # least attempt that counts, where a member was issued again
     tenant: str = ""  # of a live turn
     expired: bool = False  # its deadline has passed with members open
@@ -55,7 +56,7 @@ class Group(msgspec.Struct):
 
     @property
     def known(self) -> bool:
-        """Return whether no member is under way: each is complete, or waits for the reward of the group."""
+        """Return whether no member is running: each is complete, or waits for the reward of the group."""
         return self.complete or bool(self.submitted and all(map(self.is_known, range(self.size))))
 
     def is_known(self, member: int) -> bool:
@@ -73,7 +74,8 @@ class Group(msgspec.Struct):
 
     @property
     def least(self) -> int:
-        """Graded members without which it is dropped as a whole; an evaluation counts what is missing as reward 0."""
+        """Least number of graded members: a group with fewer is dropped as a whole. An evaluation counts missing
+        members as reward 0."""
         return 0 if self.stage == "eval" else min(2, self.size)
 
     def task_of(self, member: int) -> str:
@@ -102,7 +104,7 @@ class BufferState(msgspec.Struct):
     grading: dict[str, int] = {}  # server's clock when that was published, in that order
     stages: list[str] = []  # of the run that began, in their order
     stages_packed: int = 0  # that had begun when the newest group of a batch was issued
-    opened_ns: int = 0  # server's clock when the run began or went on: while it rested, no deadline came nearer
+    opened_ns: int = 0  # server's clock when the run began or resumed: deadlines do not run while the run is stopped
     # Rewards that users want instead of those of judges, by prompt that is not closed, and member.
     wanted: dict[str, dict[int, float]] = {}
     purged: set[str] = set()  # data keys that were erased
@@ -113,7 +115,8 @@ class BufferState(msgspec.Struct):
     failures: dict[Stage, list[int]] = msgspec.field(default_factory=lambda: {"warmup": [], "rl": []})
     """Server's clock when the latest groups failed."""
     kept_ns: int = 0  # server's clock when the newest group was kept, or the newest stage began
-    dropped: dict[str, int] = {}  # groups since then, since a batch and since the run went on; by reason, without lag
+    # groups since `kept_ns`, the newest batch and the last resumption; by reason, without lag
+    dropped: dict[str, int] = {}
 
 
 class Plan(NamedTuple):
@@ -130,7 +133,7 @@ class Plan(NamedTuple):
     deadline_s: dict[Stage, float]
     objective: Callable[[int, str], Objective]  # of a step in a stage, which is recorded with its batch
     held_out: dict[str, HeldOut]  # sets, by name
-    stages: list[Begun]  # that the run was forked behind
+    stages: list[Begun]  # stages of the original run that began before the fork
     most_dropped: int = 0  # groups in a row, for each of a batch, after which the run ends; 0: never
     tenant_most: int = 2**31  # live turns of one tenant in a batch
 

@@ -66,13 +66,13 @@ class EngineActor:
         self._found = ""  # its own label for them, where another client had relabelled it
         self._answers = True
         self._held = False  # it samples nothing
-        self._updating = False  # a server may be slow to answer meanwhile; the update has a deadline of its own
+        self._updating = False  # a server may answer slowly during an update; the update has its own deadline
         config, home = context.config, home_of(context, announced, UNTRAINED.key)
         self._slots = home.group.max_running if announced is None else announced.slots
         self._server = CONTROLS[home.group.kind](home)
         self._fetcher = Fetcher(context.bus, context.files, Adapting(home.model, merges=not self._server.adds))
         self._pinned, followed = versions_of(config, context.actor_id)
-        # Only the newest version lies in the learner's memory.
+        # Only the newest version is in the learner's memory.
         direct = config.weights.transport != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = DirectWay(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
         self._card = Card(context, self._news) if config.placement.colocate == "time_slice" else None
@@ -142,7 +142,7 @@ class EngineActor:
         self._follow(self._pinned)
 
     def _follow(self, versions: Versions) -> None:
-        """Turn to the version that it shall have; where there is none, stay."""
+        """Target the version that the engine shall have; keep the present target if there is none."""
         wanted = versions.wanted()
         if wanted is not None and wanted != self._target:
             for version in versions.chain(wanted):
@@ -198,7 +198,7 @@ class EngineActor:
         loaded, weights = self._loaded, self._weights
         found = await self._server.weights()
         if loaded == UNTRAINED.key:
-            return  # a server of another owner has a name of its own for the weights that it serves
+            return  # an external server has its own name for the weights that it serves
         if loaded and found != weights and (self._loaded, self._weights) == (loaded, weights) and not self._updating:
             label, path = found
             self.context.count("relabelled")
@@ -245,7 +245,7 @@ class EngineActor:
                 await self._direct.give_back()
 
     async def _directory(self, version: WeightsPublished) -> Path:
-        """Bring a version to this host, while the server goes on with the one before."""
+        """Fetch a version to this host, while the server continues with the version before."""
         deadline = self.settings.update_deadline_s
         try:
             async with asyncio.timeout(deadline):
@@ -259,9 +259,9 @@ class EngineActor:
             raise EngineFailed(f"version {version.version} could not be fetched: {error}") from error
 
     async def _refuse(self, target: Announced, error: EngineRefused | TornVersion) -> None:
-        """Go on with what the server has, and ask for the version once more, unless there is a newer one without it.
+        """Keep the server's version; ask for the refused one again, unless a newer version does not build on it.
 
-        A newer difference to a difference that was refused stands on that one, and would be refused, too.
+        A newer difference that builds on it would be refused, too.
 
         Raises:
             EngineFailed: it is the newest, and its bytes were refused before; or the server takes no version at all.

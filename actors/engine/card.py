@@ -1,4 +1,4 @@
-"""The card of an engine whose memory the learner has by turns."""
+"""The GPU of an engine that time-shares GPU memory with the learner."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from topics.topic import TRAINING, Topic
 class Card:
     """Follows the learner's turns, and takes and leaves the card for one engine.
 
-    What a predecessor of this process had on the card is gone with it: it takes the card, or leaves it, anew.
+    The GPU memory of a predecessor process is freed when it ends: this process takes or leaves the GPU again.
     """
 
     def __init__(self, context: Context, news: asyncio.Event) -> None:

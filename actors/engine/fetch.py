@@ -76,8 +76,8 @@ class Fetcher:
     async def directory(self, published: WeightsPublished) -> Path:
         """Return the directory of a version on this host, whole, which stays until `release`.
 
-        Every tensor in it was hashed by this process: a server loads whatever lies there. It is a Hugging Face model,
-        or an adapter where the server adds it itself.
+        This process hashed every tensor in it, because a server loads any bytes that it finds. It is a Hugging Face
+        model, or an adapter where the server adds it itself.
 
         Raises:
             TornVersion: its bytes are not there, or others.
@@ -95,7 +95,7 @@ class Fetcher:
 
     async def _stored(self, published: WeightsPublished) -> Path:
         """Return the directory of a version as it was stored; see `directory`."""
-        if self._lies_here(published):
+        if self._is_local(published):
             directory = Path(published.location)
             await asyncio.to_thread(check_version, directory, published.digest)
             return directory
@@ -130,7 +130,7 @@ class Fetcher:
             os.close(handle)
 
     def release(self, *, keep: Path) -> None:
-        """Release all directories but one, and remove from this host what no engine uses."""
+        """Release all directories but one, and remove from this host those that no engine uses."""
         self._ahead.clear()
         for path in [path for path in self._held if path != keep]:
             os.close(self._held.pop(path))
@@ -157,7 +157,7 @@ class Fetcher:
             with _opened(path) as handle:
                 if path in self._held or handle is None or not try_lock(handle):
                     continue
-                if _is_at(handle, path):  # else another engine has removed it meanwhile, or made it anew
+                if _is_at(handle, path):  # else another engine has removed or replaced it since
                     remove_directory(path)
 
     async def _hold_whole(self, target: Path, digest: str = "") -> bool:
@@ -176,7 +176,7 @@ class Fetcher:
                 await asyncio.to_thread(check_version, target, digest)
             except TornVersion:
                 closing.callback(os.close, await asyncio.to_thread(lock, self._folder / ".fetch"))
-                if _is_at(handle, target):  # else another engine has made it anew meanwhile
+                if _is_at(handle, target):  # else another engine has replaced it since
                     remove_directory(target)
                 return False
             closing.pop_all()
@@ -184,13 +184,13 @@ class Fetcher:
         return True
 
     def _hold(self, target: Path) -> bool:
-        """Lock a directory against its removal; False where it is not there."""
+        """Lock a directory against its removal; False if it does not exist."""
         try:
             handle = lock_folder(target, shared=True)
         except FileNotFoundError:
             return False
         if not _is_at(handle, target):
-            os.close(handle)  # removed meanwhile
+            os.close(handle)  # removed since
             return False
         self._held[target] = handle
         return True
@@ -201,12 +201,12 @@ class Fetcher:
         return base
 
     async def _base(self, published: WeightsPublished) -> Path:
-        """Return the directory of the version that another one is a difference to; the result is what is checked."""
+        """Return the directory of a difference's base version; only the result of the difference is checked."""
         base = self._known_base(published)
-        return Path(base.location) if self._lies_here(base) else await self.directory(base)
+        return Path(base.location) if self._is_local(base) else await self.directory(base)
 
     async def _make(self, published: WeightsPublished, base: Path | None, target: Path) -> None:
-        """Make the directory of a version, aside at first: what it is made of stays as it is."""
+        """Make the directory of a version under a temporary name; the base stays unchanged."""
         with (
             written_aside(target, synced=False) as aside,
             tempfile.TemporaryDirectory(dir=self._folder, prefix=".read-") as scratch,
@@ -219,7 +219,7 @@ class Fetcher:
                 expected = DeltaRecord(self._bus.run, published.base, published.key, [])
                 await asyncio.to_thread(apply_delta, source, base, aside.path, expected=expected)
 
-    def _lies_here(self, published: WeightsPublished) -> bool:
+    def _is_local(self, published: WeightsPublished) -> bool:
         """Return whether the store has a version as a directory that servers read."""
         return self._sources[published.store].is_local and not published.base
 
@@ -234,7 +234,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """A handle of a directory; None where it is gone."""
+    """A handle of a directory; None if the directory is gone."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

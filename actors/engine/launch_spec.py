@@ -18,8 +18,8 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
     """Return the arguments of the server of an engine actor.
 
     Args:
-        announced: where its server was announced while the run went on.
-        untrained: name of the weights of a model that is served as it is.
+        announced: the announcement of its server, if it was made during the run.
+        untrained: name of the weights of a model that is served untrained.
 
     Raises:
         ModelError: the model's directory is torn.
@@ -42,7 +42,7 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
 
 
 def _is_staged(config: Config, group: EngineGroup, model: Path) -> bool:
-    """Return whether versions are copied into memory beside the server before its requests stop."""
+    """Return whether versions are copied into memory next to the server before its requests stop."""
     if group.staged != "auto":
         return group.staged == "always"
     on_gpu = group.kind == "sglang" and group.value_of("--device") in ("", "cuda")
@@ -52,5 +52,5 @@ def _is_staged(config: Config, group: EngineGroup, model: Path) -> bool:
     if learner.device.startswith("cuda"):
         first = int(learner.device.partition(":")[2] or 0)
         if not group.gpus or not set(group.gpus).isdisjoint(range(first, first + learner.ranks)):
-            return False  # a trainer's memory grows and shrinks: what is free now may be missing later
+            return False  # a trainer's memory grows and shrinks: memory that is free now may be missing later
     return quantised_as(model, config.weights.format) is None

@@ -33,7 +33,7 @@ async def watch_load(server: EngineControl, vitals: dict[str, float]) -> None:
             async with asyncio.timeout(VITALS_S):
                 load = await server.load()
             now = vitals["answered_at_s"] = time.time()
-            # Requests that come to a paused server add to its queue, and no token to its caches.
+            # A paused server adds new requests to its queue, but no token to its caches.
             if not load.requests or load.tokens != last.tokens:
                 vitals["moved_at_s"] = now
             vitals["requests"], last = load.requests, load

@@ -19,10 +19,11 @@ class Adapting:
         """
         self.merges = merges
         self._model = model
-        self._known: tuple[object, str] = (None, "")  # digest, behind what identifies the files that had it
+        self._known: tuple[object, str] = (None, "")  # state of the model's files, and their digest
 
     def check(self, digest: str) -> None:
-        """Refuse an adapter of another model than lies here; it is read at the first time, and where it was written to.
+        """Refuse an adapter that was made for another model than the local one; the model is read once, and again after
+        a change.
 
         Raises:
             TornVersion: it is another one, or cannot be read.

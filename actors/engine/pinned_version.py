@@ -14,11 +14,11 @@ from topics.promotions import CanaryEnded, WeightsCanaried, WeightsPromoted
 from topics.topic import Stream, Topic
 from topics.weights import WeightsPublished
 
-_RECENT = 64  # newest versions that are remembered besides those that are asked for
+_RECENT = 64  # newest versions that are remembered in addition to those that are asked for
 
 
 class Announced(NamedTuple):
-    """A version, and where it was announced."""
+    """A version, and the sequence of its announcement."""
 
     version: WeightsPublished
     sequence: int  # of its message
@@ -32,10 +32,10 @@ class Versions(Fold):
 
     def __init__(self) -> None:
         self._refused: set[int] = set()  # sequences of announcements whose bytes could not be taken
-        self._known: dict[str, WeightsPublished] = {}  # versions, and what they are differences to, by key
+        self._known: dict[str, WeightsPublished] = {}  # versions, and their base versions, by key
 
     def wanted(self) -> Announced | None:
-        """Return the version to have; None where it may stay as it is."""
+        """Return the version to have; None if the present version may stay."""
         raise NotImplementedError
 
     def chain(self, announced: Announced) -> list[WeightsPublished]:
@@ -87,7 +87,7 @@ class HeldVersions(Versions):
         self._forget()
 
     def wanted(self) -> Announced | None:
-        """Return the version of the oldest open evaluation that can be had; None where there is none."""
+        """Return the version of the oldest open evaluation that can be had; None if there is none."""
         for version in self._open.values():
             announced = self._announced.get(version)
             if announced is not None and self._is_taken(announced):
@@ -129,7 +129,7 @@ class LiveVersions(Versions):
 
 
 class CanaryVersions(LiveVersions):
-    """The version of the canary; where there is none, or its bytes cannot be taken, the one that is live."""
+    """The version of the canary; the live version if there is no canary or its bytes cannot be taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ _KINDS: dict[Purpose, type[Versions]] = {
 
 
 def versions_of(config: Config, engine_id: str) -> tuple[Versions | None, Followed]:
-    """Return what an engine's version follows, and the topics that it reads; None where it follows training."""
+    """Return the rule for an engine's version, and the topics that it reads; None if the engine follows training."""
     kind = _KINDS.get(purpose_of(config, engine_id))
     if kind is None:
         return None, ()

@@ -36,7 +36,7 @@ class Source(Protocol):
         """
 
     async def read(self, location: str, into: Path) -> Path:
-        """Return a folder with the files of a version as they were stored: where they are, or `into`, with them in it.
+        """Return a folder with the stored files of a version: their own folder, or `into` with a copy of them.
 
         Raises:
             TornVersion: its bytes are not there, or others.

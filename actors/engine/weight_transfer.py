@@ -1,6 +1,6 @@
 """The direct way of a version into a server: out of the learner's memory, without the store.
 
-It is the quicker of two: where it fails, for whatever reason, the version is read from the store.
+It is the faster of two ways: if it fails for any reason, the version is read from the store.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _SENDER = {"NCCL_CUMEM_ENABLE": "0", "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS":
 
 
 def unseen(config: Config, group: EngineGroup) -> str:
-    """Return why a server may not map the weights of the learner's ranks; empty where it may.
+    """Return why a server may not map the weights of the learner's ranks; empty if it may.
 
-    Each rank has its share on a GPU of its own. SGLang ends where it is given memory of one that it does not see.
+    Each rank has its share on its own GPU. SGLang ends if it is given memory of a GPU that it does not see.
     """
     ranks = config.learner.ranks
     if config.weights.transport != "ipc" or config.learner.device == "cpu" or ranks == 1:
@@ -84,19 +84,19 @@ class DirectWay:
         self._listener = Listener(context.bus, VITALS, self._take, context.refuse, subjects=[subject], newest=True)
 
     async def start(self) -> None:
-        """Begin to listen for offers, and to make ready what is needed."""
+        """Begin to listen for offers, and start the sender processes."""
         await self._listener.start()
         self._senders()
 
     async def close(self) -> None:
-        """End what was begun for it."""
+        """End the listener and the sender processes."""
         await self._listener.close()
         self._left += [sender.group for sender in self._senders() or () if sender.joined]
         await self._leave_groups()
         self._end_senders()
 
     async def ask(self, version: WeightsPublished, loaded: str) -> WeightsOffered | None:
-        """Ask for a version, and prepare its transfer while the server samples; None where there will be none.
+        """Ask for a version, and prepare its transfer while the server samples; None if there will be no transfer.
 
         Args:
             loaded: key of the weights that the server should have; "": it has others.
@@ -133,7 +133,8 @@ class DirectWay:
         return offer
 
     async def load(self, offer: WeightsOffered) -> None:
-        """Load a version into the server, which is held. It is given back later: a GPU may read behind the answer.
+        """Load a version into the server, which is held. The memory is returned later: a GPU may still read it after
+        the server's answer.
 
         Raises:
             DirectFailed: it has not come, or not in time; it must be loaded in another way.
@@ -146,7 +147,7 @@ class DirectWay:
             raise
 
     async def give_back(self, reason: str = "") -> None:
-        """Let the learner have its memory back, if it waits for that; with the reason where it was of no use."""
+        """Return the learner's memory, if the learner waits for it; with the reason if the transfer failed."""
         key, self._lent = self._lent, ""
         if reason:
             self._note(key, reason)
@@ -172,7 +173,7 @@ class DirectWay:
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + self._until - time.monotonic()):
                 await work
-            if time.monotonic() > self._until:  # this process stood still: what was read may be another version
+            if time.monotonic() > self._until:  # this process was frozen: the bytes read may belong to another version
                 raise TimeoutError
         except (EngineError, DirectFailed, SenderFailed, OSError, TimeoutError) as error:
             self._end_senders()
@@ -187,13 +188,13 @@ class DirectWay:
         if any(sender.joined for sender in senders) and (found := await self._server.label()) != loaded:
             raise DirectFailed(f"the server is not the one that joined the groups: it has the weights {found!r}")
         await self._leave_groups()
-        # A learner that goes on without some cards has fewer ranks.
+        # A learner that continues without some GPUs has fewer ranks.
         held = [(sender, tensors) for sender, tensors in zip(senders, offer.tensors, strict=False) if tensors]
         answers = await all_of(*(sender.call(Open(tensors)) for sender, tensors in held))
         self._sending = [sender for sender, _ in held]
         for sender, answer in zip(self._sending, answers, strict=True):
             sender.calls = answer.calls
-            if not sender.joined:  # one after the other: SGLang's scheduler stands still in each
+            if not sender.joined:  # one after the other: SGLang's scheduler is blocked during each
                 place = GroupPlace(self.kind, _HERE, free_port(), sender.group, 1 + self._ranks)
                 await all_of(sender.call(Join(place, self._deadline_s)), self._server.join_group(place))
                 sender.joined = True
@@ -212,7 +213,7 @@ class DirectWay:
             await all_of(sender.call(Send(call)), self._server.update_from_group(sender.group, tensors, label))
 
     def _senders(self) -> list[_Sender] | None:
-        """Return the processes that send; None while they start, which this begins, or where none are needed."""
+        """Return the sender processes, and start them if needed; None while they start, or if no sender is needed."""
         if self.kind == "ipc":
             return None
         if self._starting is None:
@@ -229,7 +230,7 @@ class DirectWay:
         return None
 
     def _end_senders(self) -> None:
-        """End the processes that send, and with them whatever they do; the server's groups are of no use then."""
+        """End the sender processes and their transfers; the server's groups are useless afterwards."""
         starting, self._starting, self._sending = self._starting, None, []
         if starting is not None:
             starting.cancel()
@@ -239,13 +240,13 @@ class DirectWay:
                     self._left += [sender.group] * sender.joined
 
     async def _leave_groups(self) -> None:
-        """Have the server leave groups whose senders are gone; where it does not answer, it is asked again later."""
+        """Have the server leave groups whose senders are gone; a server that does not answer is asked again later."""
         for name in [*self._left]:
             try:
                 async with asyncio.timeout(_LEAVE_S):
                     await self._server.leave_group(name)
             except EngineRefused:
-                pass  # it has none of this name: it left, or was started again
+                pass  # the server has no group of this name: it left, or was restarted
             except (EngineError, TimeoutError):
                 return
             if name in self._left:
@@ -253,7 +254,7 @@ class DirectWay:
 
 
 class _Sender(SenderProcess):
-    """A process that sends the tensors of a rank over a group of its own."""
+    """A process that sends the tensors of one rank over a separate group."""
 
     group = ""  # its name
     joined = False

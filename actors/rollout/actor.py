@@ -77,7 +77,7 @@ class Ends:
         return issued.attempt <= max(own, of_group)
 
     def may_miss(self, issued_ns: int) -> bool:
-        """Return whether an end may be on the log alone of what was issued at that time of the server's clock."""
+        """Return whether an end may be only on the log, for work that was issued at that time of the server's clock."""
         return issued_ns <= self._forgotten_ns
 
     async def look_up(self, bus: Bus, issued: PromptIssued) -> bool:
@@ -161,7 +161,7 @@ class Execution(Watch):
         finally:
             self._tools.under_way.discard(self._progress)
         await self._progress.finish()
-        if self._routing:  # the last before its message: what no message names goes after a while
+        if self._routing:  # the last write before its message: blobs that no message names are removed after a while
             with self.waiting(PUBLISHING):
                 await self._tools.store_routing(result, self._routing)
         return result
@@ -205,12 +205,12 @@ class Execution(Watch):
             self._delivery.waits_for = Waiting()
 
     async def before(self, unreported: int) -> None:
-        """Store progress that would exceed the bound: a short request reports nothing while it is under way."""
+        """Store progress that would exceed the bound: a short request reports no tokens while it runs."""
         if self._progress.unsaved + unreported > self._settings.progress_limit:
             await self.checkpoint()
 
     def waiting(self, waits_for: Waiting) -> AbstractContextManager[None]:
-        """The time of something that has a limit of its own, or waits for an engine."""
+        """Count a block as waiting: it has its own limit, or waits for an engine."""
         return self._delivery.waiting(waits_for)
 
     def requested(self, engine_id: str) -> None:
@@ -258,7 +258,7 @@ class Execution(Watch):
             outcome, text = rollout.outcome_given(), rollout.sampled_text()
         except (Diverged, Fenced, EngineRefused, VersionAbsent, TokenizerError, BusError):
             raise
-        except (Exception, SystemExit) as error:  # whatever a user's function raises is data, no fault of the worker
+        except (Exception, SystemExit) as error:  # any exception of a user's function is data, no fault of the worker
             raise WorkFailed("rollout", last_lines(error)) from error
         finally:
             self._progress.journal.end(token)
@@ -323,7 +323,7 @@ async def main(context: Context) -> None:
 
 
 class RolloutWorker:
-    """Many trajectories at once, each a task of its own."""
+    """Runs many trajectories at once, one task each."""
 
     def __init__(self, context: Context) -> None:
         self.context = context

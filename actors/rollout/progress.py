@@ -37,7 +37,7 @@ from topics.trajectories import (
 )
 from topics.wire import INLINE_BYTES, WireError
 
-_ENTRY_BYTES = 512  # of an entry, besides its tokens and answers
+_ENTRY_BYTES = 512  # of an entry without its tokens and answers
 _TOKEN_BYTES = 12
 _COMPANY = 0.9  # of the limit that is not stored: such a trajectory shares the message of one that is due
 _LOGS_KEPT = 2  # of dead workers, whose trajectories arrive one after the other
@@ -46,7 +46,7 @@ _LOGS_KEPT = 2  # of dead workers, whose trajectories arrive one after the other
 class Progress:
     """The answers that a rollout function got, and how much of them is stored.
 
-    Raises, from whatever publishes:
+    Raises, from every method that publishes:
         Fenced: another worker holds the trajectory; this one has lost it.
     """
 
@@ -61,7 +61,7 @@ class Progress:
         self.journal = Journal()
         self.lineages: set[int] = set()  # of weights that sampled tokens
         self.fruitless = min(1, delivery.at.num_delivered - 1)  # runs before this one since it last came further
-        self.inflight = 0  # tokens that the requests under way may still bring
+        self.inflight = 0  # tokens that the running requests may still bring
         self._context = context
         self._limit = context.config.rollout.progress_limit
         self._due_at = self._limit - self._limit // 32
@@ -82,7 +82,7 @@ class Progress:
 
     @property
     def came_to(self) -> int:
-        """Sequence of the newest message in which it came further before this delivery; 0 where there is none."""
+        """Sequence of the newest message with progress from before this delivery; 0 if there is none."""
         return self._before[-1].until if self._before else 0
 
     @property
@@ -97,13 +97,13 @@ class Progress:
 
     @property
     def due(self) -> bool:
-        """Return whether more than the limit could be lost before long: tokens go on coming until it is stored."""
+        """Return whether more tokens than the limit could be lost soon: tokens arrive until progress is stored."""
         if self._delivery.tokens - self._stored_tokens < self._due_at:  # so it is after most events of a stream
             return False
         return self._can_exceed and not (self._over or self._is_offered)
 
     async def load_existing(self) -> bool:
-        """Read what is stored of this trajectory: True when nothing is left to do; else resume from it."""
+        """Read the stored progress and resume from it; return True if nothing is left to do for this trajectory."""
         newest = await self._delivery.newest(TRAJECTORY_PROGRESSED)
         if newest is None:
             return False
@@ -138,7 +138,7 @@ class Progress:
             crash_point("progress.held")
 
     async def checkpoint(self) -> None:
-        """Store the journal as it is now; returns when the server has it."""
+        """Store the present journal; returns when the server has it."""
         await self.hold()
         with self._delivery.waiting(PUBLISHING):
             await self._log.store(self)
@@ -189,7 +189,7 @@ class Progress:
 
     @property
     def _can_exceed(self) -> bool:
-        """Return whether the requests under way may still bring more tokens than the limit allows to lose."""
+        """Return whether the running requests may still bring more tokens than the limit allows to lose."""
         return self.unsaved + self.inflight > self._limit
 
     def _kept(self, task: asyncio.Task[None]) -> None:
@@ -202,7 +202,7 @@ class Progress:
         self._delivery.end(done=False)
 
     async def _resume(self, newest: Record) -> None:
-        """Go on from what is stored, or from the start where it cannot be read."""
+        """Continue from the stored progress, or from the start if it cannot be read."""
         try:
             progressed = await read(self._context.bus, TrajectoryProgressed, newest)
         except (WireError, BlobMissing) as error:
@@ -243,16 +243,16 @@ class Progress:
         return used
 
     def _pass_over(self, newest: Record, reason: str) -> None:
-        """Keep as a dead letter what stands last inside the fence and cannot be read; the work goes on behind it."""
+        """Keep the last message inside the fence, which cannot be read, as a dead letter; continue after it."""
         self._context.reject_soon(newest, reason)
         self._delivery.fence = newest.sequence
 
 
 class ProgressLog:
-    """The progress log of one worker process: one message stores what is new of many trajectories.
+    """The progress log of one worker process: one message stores new entries of many trajectories.
 
-    A message of its own for each costs a worker about ten times what an entry beside others does: as many are in one as
-    are offered while the one before is stored.
+    A separate message for each costs a worker about ten times as much as one more entry in a message. One message
+    therefore has all entries that were offered while the message before was stored.
     """
 
     def __init__(self, context: Context) -> None:
@@ -262,7 +262,7 @@ class ProgressLog:
         self._writing: asyncio.Task[None] | None = None
 
     def offer(self, progress: Progress) -> None:
-        """Store what is new of a trajectory with the next message."""
+        """Store the new entries of a trajectory with the next message."""
         self._offered.setdefault(progress, [])
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write())
@@ -273,7 +273,7 @@ class ProgressLog:
             del self._offered[progress]
 
     async def store(self, progress: Progress) -> None:
-        """Store what is new of a trajectory; returns when the server has it.
+        """Store the new entries of a trajectory; returns when the server has them.
 
         Raises:
             BusError: it cannot be stored.
@@ -324,7 +324,7 @@ def _size_of(entry: ProgressEntry) -> int:
 
 
 class StoredEntry(NamedTuple):
-    """An entry, and where it lies."""
+    """An entry and its record."""
 
     record: Record
     entry: ProgressEntry
@@ -347,7 +347,7 @@ class ProgressReader:
         log = self._logs.pop(holding.log, None)
         if log is None or log.since > holding.since:
             log = _Log(holding.log, holding.since)
-        self._logs[holding.log] = log  # the newest stands last
+        self._logs[holding.log] = log  # the newest is last
         for old in list(self._logs)[:-_LOGS_KEPT]:
             del self._logs[old]
         await log.read_on(self._bus, self._refuse)
@@ -359,7 +359,7 @@ class ProgressReader:
             try:
                 found.append(StoredEntry(record, await with_rows(self._bus, record, entry)))
             except (WireError, BlobMissing) as error:
-                self._refuse(record, error)  # those behind it do not continue what is there
+                self._refuse(record, error)  # entries after it do not continue the stored ones
         return found
 
 

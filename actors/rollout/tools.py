@@ -56,7 +56,7 @@ class Tools:
         decode, counts = self.tokenizer.decode_all, context.vitals
         self.generator = Generator(self.fleet, self.served, decode, counts=counts, manner=manner)
         self.eval_fleet, manner = self.fleet, manner._replace(routed=False)  # answers to evaluations are not trained on
-        if config.eval.engines:  # what one version began no other goes on with
+        if config.eval.engines:  # a trajectory that one version began is not continued by another version
             self.eval_fleet, manner = open_fleet(context), manner._replace(in_place=False)
         self.eval_generator = Generator(self.eval_fleet, self.served, decode, counts=counts, manner=manner)
         self._layout = Layout(**msgspec.structs.asdict(config.learner.layout))
@@ -84,7 +84,7 @@ class Tools:
         result.routing = await store_routing(self.context.bus, result, rows, cut)
 
     def supervised(self, rows: list[PromptRow]) -> list[Segment]:
-        """Each row becomes a segment, or some: mask 1 on what is trained, version -1, log-prob 0."""
+        """Each row becomes one or several segments: mask 1 on trained tokens, version -1, log-prob 0."""
         turns = turns_of(self.context.config.warmup)
         segments = []
         for row in rows:
