@@ -1,4 +1,4 @@
-"""The judge: a worker that asks for several votes on a turn and publishes what they come to."""
+"""The judge: a worker that asks for several votes on a turn and publishes the verdict."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class JudgeWorker:
     async def _judged(self, ready: TurnReady, delivery: Delivery[TurnReady]) -> TurnJudged:
         case, secret = await self._reader.case(ready)
         shadow = await self._reader.shadow(case) if self._context.config.gateway.canary_engines else None
-        with delivery.waiting(Waiting("reward")):  # each vote has a deadline of its own
+        with delivery.waiting(Waiting("reward")):  # each vote has its own deadline
             votes, of_shadow = await asyncio.gather(self._votes(case), self._votes(shadow[0] if shadow else None))
         verdict = verdict_of([vote for vote in votes if vote is not None])
         if verdict.reward is None:

@@ -18,7 +18,7 @@ from asyncrl.judges.rule import FunctionJudge, WordsJudge, judge_setup
 from asyncrl.sandbox.pool import Sandbox
 
 Opened = Callable[[Context, TaskTokenizer, AsyncExitStack], Awaitable[Judge]]
-"""Opens a judge of the run; what it needs besides is closed with the stack."""
+"""Opens a judge of the run; the stack closes the resources of the judge."""
 
 
 async def _rule(context: Context, _tokenizer: TaskTokenizer, _stack: AsyncExitStack) -> Judge:

@@ -25,7 +25,7 @@ from topics.topic import PROMPTS
 from topics.wire import Message
 
 _AT_ONCE = 512  # decisions of one append
-_ROWS_AHEAD = 512  # made before they are wanted; asked for anew once half of them are issued
+_ROWS_AHEAD = 512  # made before they are wanted; requested again once half of them are issued
 
 
 async def main(context: Context) -> None:
@@ -58,7 +58,7 @@ async def main(context: Context) -> None:
 
 
 class Prompter:
-    """Issues what there is credit for, and evaluations beside that, as soon as their rows are made."""
+    """Issues prompts as far as there is credit, and evaluations in addition, as soon as their rows are made."""
 
     def __init__(self, context: Context, fold: PrompterFold, rows: dict[str, RowMaker]) -> None:
         self._context = context
@@ -90,7 +90,7 @@ class Prompter:
         return decisions + self._decide_evaluation(list(islice(fold.wanted_evaluations(), _AT_ONCE)))
 
     def _decide(self, wanted: list[Wanted]) -> list[PromptIssued]:
-        """Issue the first of what is wanted, up to the first row that is not made yet.
+        """Issue the first of the wanted members, up to the first row that is not made yet.
 
         Raises:
             DataError: the very first needs a row that cannot be made.
@@ -113,7 +113,7 @@ class Prompter:
         return decisions
 
     def _make_rows(self, wanted: list[Wanted]) -> None:
-        """Have the rows made of what is wanted and of what comes behind it, where too few of these are under way."""
+        """Request the rows of the wanted members and of those that follow, if too few rows are being made."""
         known = all(place in self._rows[item.group.data] for item in wanted for place in item.places)
         if not wanted or (known and self._ahead >= _ROWS_AHEAD // 2):
             return

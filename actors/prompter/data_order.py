@@ -73,7 +73,7 @@ class DataOrder:
         return notes
 
     async def _compare_with(self, name: str, setup: RowSetup) -> str:
-        """Compare what is of one of the run's data; returns why it cannot, or ""."""
+        """Compare the prompts of one of the run's data with the data; returns why it cannot, or ""."""
         try:
             maker = await RowMaker.open(setup)
         except (DataError, RowMakerDown) as error:
@@ -94,7 +94,7 @@ class DataOrder:
         """Compare the levels that prompts were issued with and those that follow from all batches."""
         key, source = (TASK_ROWS, TASK), self._prompter.sources[TASK]
         for number, first in zip(self._numbers.get(key, ()), self._firsts.get(key, ()), strict=True):
-            expected = source.group(self._prompter.state, number).places.start  # a later rise leaves it as it is
+            expected = source.group(self._prompter.state, number).places.start  # a later rise does not change it
             if level_of(first) != level_of(expected):
                 found, right = f"level {level_of(first)}", f"{level_of(expected)}, by the answers before it"
                 self._ledger.violations.add("wrong level", prompt_name(TASK, number), found, right)

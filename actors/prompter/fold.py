@@ -137,8 +137,8 @@ class PrompterFold(Fold):
     def count_answers(self, prompt_id: str, task: str, scores: list[float]) -> None:
         """Count a group of a task for its curriculum, and for the stages that wait.
 
-        A rise holds from the first prompt that cannot have been issued yet, whatever else was read: each prompt has one
-        level, which follows from the log of batches alone.
+        A rise holds from the first prompt that cannot have been issued yet, in any order of reading: each prompt has
+        one level, which follows from the log of batches alone.
         """
         self._schedule.count(self.state.ended_of_stages, prompt_id, scores)
         if not self._curricula or letter_of(prompt_id) != TASK:
@@ -226,7 +226,7 @@ class PrompterFold(Fold):
 
     @property
     def _min_version(self) -> int:
-        """The oldest version that the batch behind those packed may have tokens of."""
+        """The oldest version that may have sampled tokens of the batch after the packed ones."""
         newest = max(self.state.packed, default=0)
         return max(0, max(self.state.trained, newest) - self._max_lag)
 
@@ -238,8 +238,8 @@ class PrompterFold(Fold):
 
     def _wanted_of(self, stage: Stage) -> list[Wanted]:
         plan = self._plans[stage]
-        # While admission is paused no more is open than the next batch takes: with less nothing would ever be trained,
-        # and only what is trained makes room.
+        # While admission is paused, the groups of one batch may be open: with fewer, no batch would ever be trained,
+        # and only training makes room.
         limit = plan.batch_groups if self.state.paused else open_groups(plan.batch_groups, self._max_lag)
         room = max(0, min(limit, self._still_needed(stage)) - len(self.state.open[stage]))
         if not (room or self.state.members):
@@ -251,7 +251,7 @@ class PrompterFold(Fold):
             if not begun and room <= 0:
                 break
             room -= not begun
-            # What was sampled before has no version to wait for: the buffer drops it where it is too old.
+            # A group that was sampled before has no version to wait for: the buffer drops it if it is too old.
             least = 0 if group.given else self._min_version
             found += [Wanted(group, member, least) for member in range(begun, group.size)]
         return found
@@ -259,7 +259,7 @@ class PrompterFold(Fold):
     def _still_needed(self, stage: Stage) -> int:
         """Groups that the steps to come take, those open among them.
 
-        A batch that is packed takes what it holds: a run may go on with larger batches than it began with.
+        A packed batch counts with its actual groups: a run may resume with larger batches than it began with.
         """
         packed = [len(groups) for step, groups in self.state.packed.items() if (step > 0) == (stage == "rl")]
         to_pack = self._plans[stage].steps - self.state.done[stage] - len(packed)

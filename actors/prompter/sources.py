@@ -50,7 +50,7 @@ class PrompterState(msgspec.Struct):
     stage_asked: tuple[int, str] = (0, "")  # the newest request of one: its sequence and the name
     stage_answered: int = 0  # sequence of the newest request that was recorded
     ended_of_stages: Ended = msgspec.field(default_factory=Ended)  # what conditions of stages look at
-    climbs: dict[str, Climb] = {}  # difficulties by task, of those where it rises
+    climbs: dict[str, Climb] = {}  # difficulties by task, of the tasks with a rising difficulty
 
     def first(self, letter: str) -> int:
         """Number of the first prompt with this letter that is not wholly issued."""
@@ -87,7 +87,7 @@ class Group(NamedTuple):
 class PromptSource:
     """An origin of prompts, numbered in its own order.
 
-    What it answers follows from the folded state alone, so that another process goes on in the same way.
+    Its answers follow from the folded state alone, so that another process continues in the same way.
     """
 
     letter: str  # first of its prompts' names
@@ -171,12 +171,12 @@ class LiveSource(PromptSource):
 
     def __init__(self, config: Config) -> None:
         share = config.live.fraction
-        self.share = math.inf if share == 1 else share / (1 - share)  # beside 1 for the tasks
+        self.share = math.inf if share == 1 else share / (1 - share)  # relative to 1 for the tasks
         method = config.live.method
         self._alone, self._together = estimator_of(method, config.live.advantage), estimator_of(method, "rloo")
 
     def numbers(self, state: PrompterState) -> Iterable[int]:
-        """Those that were admitted; none where nothing is learnt from them."""
+        """The admitted turns; empty if the run does not train on live turns."""
         return range(state.first(LIVE), state.live_admitted) if self.share else ()
 
     def group(self, state: PrompterState, number: int) -> Group:
@@ -284,7 +284,7 @@ def mixed(sources: Sequence[PromptSource], state: PrompterState, *, begin: dict[
     share: the order follows from how many each has issued, whenever that was.
 
     Args:
-        begin: by letter, the number that a source of this run began with, where that is not 0.
+        begin: by letter, the number that a source of this run began with, if that is not 0.
     """
     groups = {source.letter: map(partial(source.group, state), source.numbers(state)) for source in sources}
     following = {letter: next(found, None) for letter, found in groups.items()}

@@ -69,7 +69,7 @@ class Sampler:
         self._first = 0  # sequence of the oldest result that was stored at the start
 
     async def begin(self) -> None:
-        """Take up where the file ends; anew where it is of other logs."""
+        """Continue at the end of the file; start again if the file belongs to other logs."""
         if self._count:
             self._first = int((await stream_info(self._bus, TRAJECTORIES))["state"]["first_seq"])
             ends = {event: await last_sequence(self._bus, topic.stream) for event, topic in _TOPICS.items()}
@@ -135,10 +135,11 @@ class Recorded(msgspec.Struct):
 
 
 class MetricsFile:
-    """`metrics.jsonl` of a run, and beside it how far the logs are in it: a later start goes on from there.
+    """`metrics.jsonl` of a run, and next to it the positions up to which it covers the logs: a later start continues
+    from there.
 
     Rows are appended first, then the position is replaced atomically. If the process is killed between the two, the
-    next start truncates the file to the recorded size and makes the rows behind it again.
+    next start truncates the file to the recorded size and makes the later rows again.
     """
 
     def __init__(self, root: Path) -> None:
@@ -146,7 +147,7 @@ class MetricsFile:
         self._recorded = root / "recorder.json"
 
     def read(self) -> Recorded | None:
-        """Return the record stored last; None where there is none, or it cannot be continued."""
+        """Return the record stored last; None if there is none, or it cannot be continued."""
         try:
             found = msgspec.json.decode(self._recorded.read_bytes(), type=Recorded)
             whole = found.format == format_of(RecorderState) and self.path.stat().st_size >= found.rows_bytes
@@ -155,7 +156,7 @@ class MetricsFile:
         return found if whole else None
 
     def begin(self, recorded: Recorded | None) -> None:
-        """Go on from what was stored, or anew: whatever else the file holds is made again."""
+        """Continue after the recorded rows, or start again: all later rows in the file are made again."""
         with self.path.open("ab") as file:
             file.truncate(recorded.rows_bytes if recorded is not None else 0)
 
@@ -191,10 +192,10 @@ _ROWS = 1024  # rows that wait for being written
 
 
 async def main(context: Context) -> None:
-    """Run the recorder: rows while the run goes on, summary and plot when it ends.
+    """Run the recorder: rows during the run, summary and plot when the run ends.
 
-    No run ends, and nothing waits, because these files cannot be written: the recorder reports that, and goes on from
-    what they hold once there is room. All that is missing in them it reads from the logs then.
+    A failure to write these files ends no run and blocks no actor. The recorder reports the failure, and continues from
+    the contents of the files once there is room. All that is missing in them it reads from the logs then.
     """
     while True:
         try:
@@ -243,7 +244,7 @@ class Recorder:
         """Follow until asked to stop, then write what the run amounts to.
 
         Raises:
-            NotWritten: a file took no more. Another recorder goes on from what the files hold.
+            NotWritten: a file took no more. Another recorder continues from the contents of the files.
         """
         await self._go_on()
         await self._samples.begin()
@@ -281,7 +282,7 @@ class Recorder:
             await first_of(self._news.wait(), self.context.stop.wait())
 
     async def _go_on(self) -> None:
-        """Continue from the positions in the files; start anew where there are none, or those of other logs."""
+        """Continue from the positions in the files; start again if there are none, or they belong to other logs."""
         bus, recorded = self.context.bus, self._file.read()
         if recorded is not None:
             try:

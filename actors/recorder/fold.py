@@ -1,4 +1,4 @@
-"""The fold behind the metrics file and the summary: a pure function of the logs, of constant size."""
+"""The fold that makes the metrics file and the summary: a pure function of the logs, of constant size."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RecorderState(msgspec.Struct):
     agreement: Agreement = msgspec.field(default_factory=Agreement)
     answered: dict[str, int] = {}  # turns of live traffic, by how they ended
     answered_tokens: int = 0
-    card_turns: int = 0  # of the learner, where it shares its card by turns
+    card_turns: int = 0  # of the learner, if it time-shares its GPU
     card_wait_s: list[float] = []  # newest seconds until it had the card
     card_taken: dict[str, int] = {}  # by engine that took it: when, until it serves
     card_back_s: list[float] = []  # newest seconds of engines from there on
@@ -113,7 +113,7 @@ class RecorderFold(Fold):
         if time_ns:
             if topic.message is RunOpened:
                 state.starts.append(Start(time_ns, state.last_ns if state.last_ns < time_ns else 0))
-            for start in state.starts:  # logs are read beside each other: an older message may come later
+            for start in state.starts:  # logs are read in parallel: an older message may arrive later
                 if time_ns < start.at_ns:
                     start.before_ns = max(start.before_ns, time_ns)
             state.first_ns = min(state.first_ns or time_ns, time_ns)

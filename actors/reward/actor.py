@@ -92,7 +92,7 @@ class RewardWorker:
         self._tasks = graded_tasks(context.config)
         self._graders = graders  # by the reward function that they call
         self._measured = set(all_filters(context.config)) & set(QUALITY)
-        # Evaluations take half of a grader at most: a grade of training never queues behind all of theirs.
+        # Evaluations use at most half of a grader, so that training grades never wait for all evaluation grades.
         most = context.config.reward.in_flight
         self._held_out = {
             function: asyncio.Semaphore(max(1, min(grader.at_once, most) // 2)) for function, grader in graders.items()
@@ -217,7 +217,7 @@ class GroupRewardWorker:
         """Return the arguments of the user's function for one member.
 
         Raises:
-            WorkFailed: its tokens are gone, as they are once the group has ended.
+            WorkFailed: its tokens are gone, because the group has ended.
         """
         try:
             return request_of(await read_result(self._context.bus, member.payload))

@@ -30,9 +30,10 @@ async def main(context: Context) -> None:
 
 
 class RouterActor:
-    """Follows the engines, keeps those with the newest weights behind the router, and publishes it as an engine.
+    """Follows the engines, connects those with the newest weights to the router, and publishes the router as an engine.
 
-    All engines behind it have the same weights, so a request names them without knowing which engine it will meet.
+    All engines of the router have the same weights, so a request names the weights without knowing which engine will
+    serve it.
     """
 
     def __init__(self, context: Context) -> None:
@@ -59,7 +60,7 @@ class RouterActor:
             while not self.context.stop.is_set():
                 self._news.clear()
                 poll_s = await self._reconcile()
-                # One that did not answer may have joined since, and left the newest weights behind meanwhile.
+                # An engine that did not answer may have joined since, and may no longer have the newest weights.
                 await first_of(self._news.wait(), self.context.stop.wait(), timeout_s=poll_s)
         except (EngineFailed, EngineError) as error:
             raise ActorDown(f"router {self._router.address}: {error}") from error
@@ -146,7 +147,7 @@ class RouterActor:
         return member_of(self._settings.group_of(engine_id), number, address, key)
 
     async def _hold(self, coming: tuple[int, int] | None) -> None:
-        """Publish that requests are held; those under way come back with their partial tokens, or go on."""
+        """Publish that requests are held; running requests return with their partial tokens, or continue."""
         self._well_at = 0.0
         if self._published is not None and coming is not None:
             self._published = None

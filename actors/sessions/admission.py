@@ -59,8 +59,8 @@ class Admission:
         ]
 
     def _refusal(self, state: SessionsState, turn: OpenTurn) -> SkipReason | None:
-        """Return why a graded turn is not trained; None where it is."""
-        if turn.newest < state.trained - self._room.max_lag:  # none of its tokens could be trained any more
+        """Return why a graded turn is not trained; None if it is."""
+        if turn.newest < state.trained - self._room.max_lag:  # all of its tokens are too old to be trained
             return "behind"
         most = self._safety.repeats
         return "repeat" if most and state.watched.sames.get(turn.same, 0) >= most else None
@@ -104,7 +104,7 @@ class Admission:
         return skipped
 
     def _reward(self, turn: OpenTurn) -> float | None:
-        """Return the reward of a turn within its bound; None where nothing graded it."""
+        """Return the reward of a turn within its bound; None if it has no grade."""
         verdict = turn.verdict
         return None if verdict is None or verdict.reward is None else self.bounded(verdict.reward)
 

@@ -67,7 +67,7 @@ class SessionsFold(Fold):
         if name in state.ready_early:
             state.waiting[name] = state.ready_early.pop(name)
         elif entry is not None:
-            entry.left = False  # the client goes on with it
+            entry.left = False  # the client continues the session
             entry.turns.add(name)
 
     def _on_finished(self, headers: TurnFinishedHeaders, record: Record) -> None:
@@ -173,7 +173,7 @@ class SessionsFold(Fold):
             state.on_way.admit(prompt, on_way)
 
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
-        self.state.trained = trained.step  # less than before where an older checkpoint goes on
+        self.state.trained = trained.step  # less than before if the run resumes from an older checkpoint
 
     def _on_packed(self, packed: BatchPacked, _record: Record) -> None:
         for group in packed.groups:
@@ -238,14 +238,14 @@ class SessionsFold(Fold):
         self._settle(name, turn)
 
     def decide(self, now_s: float) -> list[Message]:
-        """Return what is to be appended at this moment of the server's clock."""
+        """Return the messages to append at this moment of the server's clock."""
         now_ns = int(now_s * 1e9)
         self._set_back(now_ns)
         return list(islice(self._decisions(now_ns), _AT_ONCE))
 
     def _set_back(self, now_ns: int) -> None:
-        """Take times behind this moment as this moment: the clock was ahead, and what is timed by them, and all that
-        came later, would wait until it is there again."""
+        """Replace times after this moment by this moment. The clock was ahead: the entries with those times, and all
+        later ones, would wait until the clock reaches them."""
         state = self.state
         if any(session.newest_ns > now_ns for session in islice(state.sessions.values(), 1)):
             for session in state.sessions.values():
@@ -304,7 +304,7 @@ class SessionsFold(Fold):
                 yield SessionClosed(session_id=name, reason="left", until=found.newest)
 
     def _of_turn(self, name: str) -> Message | None:
-        """Return what is decided of a turn; None where nothing is, yet or any more."""
+        """Return the decision about a turn; None if there is no decision yet or any more."""
         turn = self.state.turns.get(name)
         if turn is None or not (turn.finished or turn.skip == "purged"):
             return None

@@ -63,7 +63,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class Verdict(msgspec.Struct):
-    """The grade of a turn so far; a user's stands against a judge's."""
+    """The grade of a turn so far; a user's grade overrules a judge's."""
 
     by: Literal["judge", "user"]
     reward: float | None  # None: no valid vote
@@ -123,7 +123,7 @@ class UnderWay(msgspec.Struct):
             self.want(turn, turn.wanted)
 
     def of(self, name: str) -> OnWay | None:
-        """Return a turn under way; None where it is not."""
+        """Return an admitted turn that is in no batch yet; None if the turn is not admitted."""
         prompt, member = self.places.get(name, ("", 0))
         return self.groups[prompt][member] if prompt else None
 
@@ -141,7 +141,7 @@ class UnderWay(msgspec.Struct):
             self.want(turn, turn.wanted)
 
     def end(self, prompt: str, trained: Mapping[int, float]) -> bool:
-        """Take a group from those under way; False where it was not among them.
+        """Remove a group from the admitted ones; False if it was not among them.
 
         Args:
             trained: rewards in its batch, by member.
@@ -161,13 +161,13 @@ class SessionsState(msgspec.Struct):
     waiting: dict[str, int] = {}  # turns that are ready, in that order, and when they became so by the server's clock
     sessions: dict[str, OpenSession] = {}  # the one with the oldest activity first
     due: dict[str, None] = {}  # turns about which something may be decided, in the order of what came
-    emptied: dict[str, None] = {}  # sessions that a client ended, where no turn is left
-    # Records of the own log that were read before what they follow from: logs have no common order.
+    emptied: dict[str, None] = {}  # sessions that a client ended, and that have no open turn left
+    # Records of the own log that were read before their causes: logs have no common order.
     ended_early: set[str] = set()  # turns
     ready_early: dict[str, int] = {}  # turns, and when they became ready
     closed_early: dict[str, int] = {}  # sessions, and the sequence in TURNS up to which they are closed
     graded: dict[str, None] = {}  # turns that wait to be admitted, the newest last
-    families: dict[str, list[str]] = {}  # turns without an end that have one prompt, by what they have in common
+    families: dict[str, list[str]] = {}  # open turns with the same prompt, by their common key
     holding: dict[str, int] = {}  # graded turns that wait for those, and since when by the server's clock
     on_way: UnderWay = msgspec.field(default_factory=UnderWay)
     ended_prompts: set[str] = set()  # whose end was read before their admission

@@ -40,7 +40,7 @@ from topics.topic import FLEET
 _STOP_S = 10.0  # for an actor to leave by itself
 _SUMMARY_S = 40.0  # for the recorder, which reads the logs to their end then and draws the plot: seconds of a free core
 _REPLACED = -257  # no exit code: a process waits for the next one, and ends by itself
-_NEXT_S = 60.0  # besides the time that its replies have, for a replaced process to end
+_NEXT_S = 60.0  # for a replaced process to end, in addition to the time that its replies have
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 
 
@@ -125,7 +125,7 @@ class Supervisor:
         gateways = first.get("gateway", 0)
         if not wanted:
             await self._scale(FleetScaled(first, by="start"))
-        elif wanted.get("gateway", 0) != gateways:  # the run goes on with another number
+        elif wanted.get("gateway", 0) != gateways:  # the run resumes with another number
             await self._scale(FleetScaled({"gateway": gateways}, by="start"))
         if self.context.stop.is_set() or self._state.stopping or (self.fold.finished and not self._state.evals_open):
             self._begin("recorder-1")  # a supervisor died while the run ended: the summary may be missing
@@ -174,7 +174,7 @@ class Supervisor:
         return MOST_PROCESSES if group is None else group.most
 
     def _decided(self) -> Decision | None:
-        """Return what is to be decided of the channel `live` now."""
+        """Return the next decision about the channel `live`."""
         channel, gateway = self._state.channel, self.context.config.gateway
         self.context.vitals.update(channel.canary.figures())
         serves, canaries = bool(gateway.engines), bool(gateway.canary_engines)
@@ -216,7 +216,7 @@ class Supervisor:
     def _reconcile(self) -> None:
         """Start missing actors, and ask surplus ones to leave."""
         self._reconciled = self._names
-        for name in sorted(self._reconciled, key=number_in_pool):  # the first of each pool first, whatever their counts
+        for name in sorted(self._reconciled, key=number_in_pool):  # the first of each pool first
             self._begin(name)
         for child in list(self._children.values()):
             if child.actor_id not in self._reconciled:
@@ -235,7 +235,7 @@ class Supervisor:
             policy = RestartPolicy(self.context.config.supervision)
             child = self._children[name] = _Child(role_of(name), name, policy)
             child.task = self.context.tasks.start(self._keep_alive(child))
-        child.leaving = False  # it is started again, where it was asked to leave and has not yet
+        child.leaving = False  # an actor that was asked to leave, and has not left yet, is started again
 
     def _dismiss(self, child: _Child) -> None:
         child.leaving = True

@@ -23,9 +23,9 @@ _CALL_S = 5.0  # between two calls of the user's function
 async def autoscale(context: Context, keeper: Keeper, watch: Watch) -> None:
     """Ask for what the rule decides, until the actor is asked to stop.
 
-    What it decides follows from the state of the run and the loads of the last window: another supervisor waits for a
-    window of its own, and then decides the same. A request names the decision that it rests on, and is void behind
-    any other: one that is published twice, or after a user's, changes nothing.
+    Its decision follows from the state of the run and the loads of the last window. Another supervisor collects its own
+    window of loads, and then decides the same. A request names the decision that it is based on, and is void after any
+    other decision. A request that is published twice, or after a user's request, therefore changes nothing.
     """
     settings = context.config.autoscale
     if not settings.pools:
@@ -53,10 +53,10 @@ class _Autoscaler:
         self._sandbox: Sandbox | None = None  # in which the function runs, once it has been loaded
 
     async def look(self) -> None:
-        """Take in the loads of this moment; ask where they call for a change."""
+        """Take in the present loads; request a change if they call for one."""
         state = self._state
         if state.phase != "running" or not self._context.bus.client.is_connected:
-            self._looks.clear()  # what is known of the queues is old
+            self._looks.clear()  # the known loads of the queues are old
             return
         now_s = self._keeper.now()
         self._looks.append(Look(now_s, pool_loads(state)))
@@ -82,7 +82,7 @@ class _Autoscaler:
         await publish(self._context.bus, ScaleRequested(wanted, by="autoscale", reason=reason, after=self._asked_after))
 
     async def _answer(self) -> dict[str, int] | None:
-        """Return the function's answer; None without one, or where it fails, which is published once."""
+        """Return the function's answer; None if there is no function, or if it fails. A failure is published once."""
         if self._function is None:
             return None
         loads = {pool: load.plain() for pool, load in self._looks[-1].loads.items() if pool in self._settings.pools}

@@ -46,7 +46,7 @@ class Canary(msgspec.Struct):
     """The canary that sessions have, and the rewards of turns; plain data."""
 
     open: WeightsCanaried | None = None
-    trial: int = 0  # sequence of its message; of the newest one where there is none now
+    trial: int = 0  # sequence of its message; of the newest canary's if none is open
     tried: int = 0  # sequence of the newest weights.published that became one by being the newest
     compared: dict[int, Compared] = {}  # by trial
 
@@ -92,7 +92,7 @@ class Canary(msgspec.Struct):
         return found
 
     def decide(self, settings: CanarySettings, refusal: str) -> WeightsPromoted | CanaryEnded | None:
-        """Return what becomes of the canary; None while it goes on.
+        """Return the end or the promotion of the canary; None while it continues.
 
         Args:
             refusal: why engines cannot take it; "": nothing is known against it.

@@ -1,7 +1,7 @@
-"""The channel `live`: which version is served, what it was before, and what is to be decided about it.
+"""The channel `live`: which version is served, which was served before, and the decisions about it.
 
-All of it follows from the logs. A request, or the score of an evaluation, is answered once, by a message on the
-supervisor's own log that names it: a supervisor that dies before that message is there decides anew.
+All of it follows from the logs. A message on the supervisor's own log answers each request or evaluation score once,
+and names it. If a supervisor dies before that message is stored, its successor decides again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMED = 32  # versions in the store that a refusal names, the newest
 
 
 def absent(version: int, stored: Iterable[StoredVersion]) -> str:
-    """Return why the channel does not move to a version that is not there, and where it may move to."""
+    """Return why the channel does not move to a version that is absent, and which versions it may move to."""
     numbers = ", ".join(map(str, sorted({one.version for one in stored})[-_NAMED:]))
     return f"version {version} is not in the store (there: {numbers or 'none'}); the channel stays as it is"
 
@@ -43,7 +43,7 @@ class Score(msgspec.Struct, frozen=True):
 class Channel(msgspec.Struct):
     """The state, as plain data."""
 
-    live: list[str] = []  # keys, the newest last: what is live, and what can be rolled back to
+    live: list[str] = []  # keys, the newest last: the live version, and those that can be rolled back to
     requests: dict[int, PromotionRequested] = {}  # not answered, by sequence
     scores: dict[int, Score] = {}  # not judged, by sequence of their eval.scored
     evaluated: dict[str, int] = {}  # open evaluations: the version that was asked for
@@ -97,7 +97,7 @@ class Channel(msgspec.Struct):
         self.answer(message.by, message.cause)
 
     def answer(self, by: str, cause: int) -> None:
-        """Forget what was decided."""
+        """Forget the requests and scores that were answered."""
         if by == "newest":
             self.canary.tried = max(cause, self.canary.tried)
         if by == "reward":
@@ -131,10 +131,10 @@ class Channel(msgspec.Struct):
         canaries: bool = False,
         kl_bound: float = 0.0,
     ) -> Decision | None:
-        """Return the answer to the oldest request or score, or what becomes of a canary; None where there is none.
+        """Return the answer to the oldest request or score, or the decision about a canary; None if there is none.
 
         Args:
-            serves: engines answer with what is live: where nothing was, the newest version becomes so.
+            serves: engines answer with the live version: if there is none, the newest version becomes live.
             canaries: engines answer with a canary.
             kl_bound: nats per token from the reference beyond which no version gets users, unless that is forced.
         """
@@ -168,8 +168,8 @@ class Channel(msgspec.Struct):
         return self._of_canary(stored, settings)
 
     def _of_canary(self, stored: Sequence[StoredVersion], settings: WeightsSettings) -> Decision | None:
-        """Return what becomes of the canary; where there is none, what live reward asks for, or the newest version as
-        the next one."""
+        """Return the decision about the canary. Without a canary, return the move that live reward asks for, or the
+        newest version as the next canary."""
         if self.canary.open is not None:
             key = self.canary.open.key
             refusals = [self.refused[one.sequence] for one in stored if one.key == key and one.sequence in self.refused]
@@ -200,7 +200,7 @@ class Channel(msgspec.Struct):
         return as_canary(decision, self.live[-1], share=request.share, owner=request.owner, shadow=request.shadow)
 
     def _scored(self, decision: WeightsPromoted | PromotionRefused, settings: WeightsSettings) -> Decision:
-        """Turn what a gate would promote into a canary, where it shall begin as one."""
+        """Turn a gate's promotion into a canary, if `weights.canary.share` asks for one."""
         if not (isinstance(decision, WeightsPromoted) and settings.canary.share):
             return decision
         if self.canary.open is not None:

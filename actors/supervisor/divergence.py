@@ -28,15 +28,15 @@ class Divergence(msgspec.Struct):
     measured: list[Measured] = []  # the newest last; some were trained again, on a later lineage
 
     def trained(self, trained: BatchTrained) -> None:
-        """Take note of a step; one without live turns has none of them when it is trained again either."""
+        """Take note of a step. A step without live turns has no live turns when it is trained again either."""
         if FIGURE in trained.metrics:
             one = Measured(trained.lineage, trained.step, trained.metrics[FIGURE])
             self.measured = [*self.measured, one][-_KEPT:]
 
     def beyond(self, lineage: int, version: int, bound: float) -> str:
-        """Return why a version may not be promoted; "" where it may, or nothing is known of it."""
+        """Return why a version may not be promoted; "" if it may, or nothing is known about it."""
         newest = self._behind(lineage, version)[:_WINDOW]
-        if not (bound and newest) or fmean(newest) <= bound:  # what is not a number is beyond every bound
+        if not (bound and newest) or fmean(newest) <= bound:  # NaN is beyond every bound
             return ""
         return (
             f"version {version} is {fmean(newest):.4g} nats per token from the reference on live turns; "

@@ -43,8 +43,8 @@ class Wish(msgspec.Struct):
 class ScaleRequests(msgspec.Struct):
     """The newest wish for each pool, and how far they are answered.
 
-    A wish of the rule, or of `asyncrl share`, counts only while no other decision has been taken since the one that it
-    rests on, so it cannot undo what a user asked for meanwhile; it is kept apart, so it hides no wish of a user either.
+    A wish of the rule, or of `asyncrl share`, counts only until a decision is taken after the one that it is based on.
+    It therefore cannot undo a user's later request. It is stored separately, so it hides no wish of a user either.
     """
 
     asked: dict[str, Wish] = {}
@@ -64,7 +64,7 @@ class ScaleRequests(msgspec.Struct):
         self.answered, self.decided_at = max(self.answered, decision.request), sequence
 
     def decide(self, wanted: Mapping[str, int], most: Callable[[str], int]) -> FleetScaled | None:
-        """Return the decision about the oldest open request, one of a user first; None where none is open.
+        """Return the decision about the oldest open request, one of a user first; None if no request is open.
 
         Args:
             wanted: processes of each pool now; others are no pools of this run.
@@ -89,7 +89,7 @@ class SupervisorState(RoomState, msgspec.Struct):
 
     wanted: dict[str, int] = {}
     scaling: ScaleRequests = msgspec.field(default_factory=ScaleRequests)
-    announced: list[str] = []  # engines that were announced while the run went on, and not withdrawn
+    announced: list[str] = []  # engines that were announced during the run, and not withdrawn
     withdrawn: set[str] = set()  # engines that shall be left
     stopping: str = ""
     finished_at: int | None = None  # step at which training was reported finished
@@ -123,7 +123,7 @@ class SupervisorFold(TrimmerFold):
 
     @property
     def finished(self) -> bool:
-        """Return whether training is over: a run that was made longer has finished before and goes on."""
+        """Return whether training is over: a run that was extended has finished before, and continues."""
         return self.state.finished_at is not None and self.state.finished_at >= self._steps
 
     def _on_scaled(self, scaled: FleetScaled, record: Record) -> None:

@@ -33,17 +33,17 @@ class LiveReward(msgspec.Struct):
             self.moved += 1
 
     def promoted(self, turns: int) -> None:
-        """Take note that the channel moved, and remember the mean of so many turns, to compare with."""
+        """Take note that the channel moved, and remember the mean reward of the newest turns, to compare with."""
         newest = [reward for _, reward in self.rewards[-turns:]] if turns else []
         self.before, self.moved = fmean(newest) if newest and len(newest) == turns else None, 0
 
     def decide(
         self, live: Sequence[str], stored: Sequence[StoredVersion], settings: RewardGateSettings
     ) -> WeightsPromoted | None:
-        """Return the move that live reward asks for; None where it asks for none.
+        """Return the move that live reward asks for; None if it asks for no move.
 
         Args:
-            live: keys, the newest last: what is live, and what can be gone back to.
+            live: keys, the newest last: the live version, and those that can be rolled back to.
             stored: versions in the store, the newest last.
         """
         if not (settings.turns and live):

@@ -1,4 +1,4 @@
-"""The room that logs take: whatever an actor, or a function of the user's, prints, a log has a greatest size."""
+"""The size limit of logs: it holds even if an actor, or a user's function, prints without end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ async def bound_logs(context: Context) -> None:
 
 
 def cut_log(path: Path, most_bytes: int) -> None:
-    """Leave the newest lines of a log that is too large. Those who write it, which append, have it open and go on.
+    """Leave the newest lines of a log that is too large. Writers open the file in append mode, so they continue at its
+    new end.
 
     Raises:
         OSError: it is gone, or the disk refused it.

@@ -1,4 +1,4 @@
-"""The run as the supervisor sees it: published once a second, and examined where nothing is trained for seconds."""
+"""The supervisor's view of the run: published once a second, and examined after some seconds without a trained step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LISTED = 256  # actors, and engines
 _RETRY_S = 5.0
 _QUIET_S = 4.0  # a run that trains is well, and pays nothing
 _EXAMINE_S = 3.0
-_REPORTED_ELSEWHERE = ("dead letters",)  # they have a topic of their own and do not stall the run
+_REPORTED_ELSEWHERE = ("dead letters",)  # they have a separate topic and do not stall the run
 
 
 async def follow_run(context: Context) -> Watch:

@@ -22,12 +22,12 @@ from topics.topic import SECRETS
 
 _DAY_S = 86_400.0
 _POLL_S = 600.0  # between two looks
-_APART_S = 3600.0  # between what a clock says and what it must say, at most
-_SETTLED_S = _DAY_S  # for which a clock has to go on evenly after a jump
+_APART_S = 3600.0  # at most, between a clock's reading and its expected reading
+_SETTLED_S = _DAY_S  # for which a clock has to advance evenly after a jump
 
 
 class _Seen(msgspec.Struct):
-    """A time that was believed, and where the clock that only counts stood then."""
+    """A trusted wall time, and the reading of the monotonic clock at that moment."""
 
     wall_s: float
     steady_s: float  # since the machine was started, times in which it slept included
@@ -35,10 +35,10 @@ class _Seen(msgspec.Struct):
 
 
 class Clock:
-    """Time by which something can be erased for good: a jump forward of the clock is not believed at once.
+    """The time that decides which data is erased; a jump forward of the clock is not trusted at once.
 
-    The wall clock is compared with the server's and with one that cannot be set; the time that was believed last is
-    in a file, so that a process that is started again does not take the time behind a jump for its first one.
+    The wall clock is compared with the server's clock and with a monotonic clock. A file has the time that was trusted
+    last, so that a restarted process does not take the time after a jump for its first one.
     """
 
     def __init__(
@@ -49,12 +49,13 @@ class Clock:
         self._steady = steady  # of a clock that only counts, since the machine was started
         self._boot = boot  # identifies this start of the machine
         self._believed: _Seen | None = None
-        self._jumped: _Seen | None = None  # the first look behind a jump
+        self._jumped: _Seen | None = None  # the first reading after a jump
         with contextlib.suppress(FileNotFoundError, msgspec.MsgspecError):
             self._believed = msgspec.json.decode(path.read_bytes(), type=_Seen)
 
     def ahead_s(self, server_s: float) -> float:
-        """Look at the time; returns how far it is ahead of what is believed, 0 where it can be erased by.
+        """Read the clocks; returns by how many seconds the wall clock is ahead of the trusted time, 0 if it can be
+        trusted.
 
         Args:
             server_s: of the server's clock, seconds since 1970.
@@ -74,7 +75,8 @@ class Clock:
 
 
 def _ahead_s(now: _Seen, then: _Seen) -> float:
-    """Return by how much more the clock went on than time did; after a start of the machine that is unknown."""
+    """Return how much more the wall clock advanced than the monotonic clock; after a reboot the elapsed time is
+    unknown, and counts as 0."""
     passed_s = now.steady_s - then.steady_s if now.boot == then.boot else 0.0
     return now.wall_s - then.wall_s - passed_s
 
@@ -87,7 +89,7 @@ def clock_of(path: Path) -> Clock:
 
 
 async def retain(context: Context) -> None:
-    """Erase what is too old, again and again until it is cancelled."""
+    """Erase data beyond the retention period, again and again until it is cancelled."""
     days = context.config.live.retention_days
     clock = clock_of(context.files.clock)
     while days:
@@ -99,7 +101,7 @@ async def retain(context: Context) -> None:
 
 
 async def _look(context: Context, clock: Clock, days: int) -> None:
-    """Erase what is too old by now, where the clock can be believed."""
+    """Erase data beyond the retention period, if the clock can be trusted."""
     server_s = server_time_ns((await stream_info(context.bus, SECRETS))["ts"]) / 1e9
     context.vitals[AHEAD] = ahead_s = clock.ahead_s(server_s)
     if ahead_s:

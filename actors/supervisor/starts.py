@@ -24,7 +24,7 @@ class Starts:
         """Wait until a process may begin; it counts as beginning until this is left.
 
         Args:
-            again: it died, and others may wait for what it does.
+            again: the process died, and others may wait for its work.
         """
         if self._free:
             self._free -= 1

@@ -3,7 +3,8 @@
 - Of each keeper the newest two snapshots keep their blobs: the newest, and the one before it, which a keeper that
   starts at this moment may be reading.
 - Chunks that no message names are what a process left that died before it stored the message, or whose message was
-  refused. They go once nothing can be under way any more that names them, and all logs were read again that could.
+  refused. They are purged once no message that names them can still be published, and all logs that could hold one were
+  read again.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from topics.wire import WireError
 
 _EVERY_S = {BLOBS: 2.0, LEDGER_BLOBS: 30.0}  # between two listings of a blob stream
 _KEPT = 2  # snapshots of each keeper
-_AT_ONCE = 32  # purges under way
+_AT_ONCE = 32  # purges that run at once
 _NOT_PURGED = 10051  # the server could not write: its disk is full
 
 
 class Sweeper:
-    """Lists what lies in the blob streams, again and again."""
+    """Lists the contents of the blob streams, again and again."""
 
     def __init__(self, context: Context) -> None:
         self._bus = context.bus
@@ -71,7 +72,7 @@ class Sweeper:
         return [name for known in snapshots.values() for _, name in sorted(known)[:-_KEPT]]
 
     async def _orphans(self, stream: Stream, chunks: dict[str, list[str]], alone: list[str]) -> list[str]:
-        """The blobs that nothing has named, and that have not grown, for as long as something may be under way."""
+        """The blobs that no message has named, and that have not grown, for longer than a publication may take."""
         before, now = self._alone.get(stream, {}), time.monotonic()
         seen = {name: (len(chunks[name]), before.get(name, (0, now))) for name in alone}
         self._alone[stream] = {name: last if last[0] == count else (count, now) for name, (count, last) in seen.items()}
@@ -93,7 +94,7 @@ class Sweeper:
         return [name for name, owner in unknown.items() if name not in named and (owner or stream is BLOBS)]
 
     async def _read_on(self, topic: Topic[Any]) -> None:
-        """Find which blobs the messages of a topic name, behind those that were read before."""
+        """Find which blobs the messages of a topic name, after those that were read before."""
 
         def note(record: Record) -> None:
             self._note(topic, record)

@@ -1,10 +1,10 @@
 """The trimmer, a part of the supervisor: keeps payload streams, weights and checkpoints within their bounds.
 
 Its effects come one after the other, and a crash between any two is harmless:
-1. Blobs go before the messages that name them. What is left below the floor is found and purged again.
-2. What goes is announced before any of it does (`stream.trimming`), and counted after (`stream.trimmed`): a reader that
+1. Blobs go before the messages that name them. Blobs that remain below the floor are found and purged again.
+2. A purge is announced before it begins (`stream.trimming`), and counted after it (`stream.trimmed`): a reader that
    finds a message gone knows why.
-3. Directories are renamed aside before they are removed. The next pruning removes what it finds aside.
+3. Directories are renamed aside before they are removed. The next pruning removes renamed directories that remain.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from topics.wire import Headers, Message
 
 _POLL_S = 1.0  # between two looks at the streams' sizes, which nothing announces
 _TRIM_S = 5.0  # between two trims without a new checkpoint
-_NEWS_S = 30.0  # for a log to arrive here up to where it ends
+_NEWS_S = 30.0  # for this process to read a log up to its present end
 _NAMES_AT_ONCE = 256  # in one question; the server takes no more than 1024
 
 
@@ -77,7 +77,7 @@ class Trimmer:
         self._stored = Listener(self._bus, TRAJECTORIES, self._take, self._refuse, subjects=subjects, headers_only=True)
 
     async def run(self) -> None:
-        """Read what the payload stream holds, look again and again until `end`, and remove what is needless then."""
+        """Read the payload stream, then check the streams until `end`, and prune weights and checkpoints at the end."""
         try:
             if self._trims:
                 await self._stored.start()
@@ -116,7 +116,7 @@ class Trimmer:
         await self._prune()
 
     async def _trim(self, *, pressed: bool, full: bool) -> None:
-        """Purge what is needless; where the streams are `pressed`, also from among what is needed."""
+        """Purge needless messages; if the streams are `pressed`, also those between needed messages."""
         self._trimmed_at = time.monotonic()
         kept_step, end = self.fold.kept_step, await self._end()
         if end is None:

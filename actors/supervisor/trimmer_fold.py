@@ -109,7 +109,8 @@ class TrimmerFold(CheckpointFold):
         self.state = RoomState(self._origin - 1)
         self._open: dict[str, set[str]] = {}  # trajectories of open groups of which anything is stored
         self._newest: dict[str, int] = {}  # sequence of the newest message inside a trajectory's fence
-        self._since: dict[str, dict[str, int]] = {}  # by trajectory and progress log: no entry that it needs lies below
+        # by trajectory and progress log: all needed entries are at or above this sequence
+        self._since: dict[str, dict[str, int]] = {}
         self._logs: dict[str, _Stretch] = {}
         self._blobs: dict[int, _Named] = {}  # by the sequence of the message that names them
 
@@ -153,8 +154,8 @@ class TrimmerFold(CheckpointFold):
             contained: batches up to this step are needed no more; unless given, those in the oldest kept checkpoint.
         """
         lowest = [batch.lowest for batch in self._needed(contained)]
-        # Of a trajectory that is sampled, graded or waits for a batch the newest message inside the fence is needed: it
-        # names its progress, is its result, or is what the next attempt begins behind.
+        # A trajectory that is sampled, graded or waits for a batch needs the newest message inside its fence: the
+        # message names its progress, is its result, or precedes the next attempt.
         open_now = (min((self._newest[name], *self._since[name].values())) for name in self.open)
         return min((end, *lowest, *open_now))
 
@@ -163,7 +164,7 @@ class TrimmerFold(CheckpointFold):
 
         Args:
             end, contained: as for `floor`.
-            pressed: whether room is short: then what is of no use goes from among what is needed, too.
+            pressed: whether room is short: then needless messages between needed ones are purged, too.
         """
         gone = Needless(self.floor(end, contained), {}, {}, [])
         if pressed:
@@ -237,7 +238,7 @@ class TrimmerFold(CheckpointFold):
         old, new = published[: -self._keep_versions], published[-self._keep_versions :]
         needed |= {version.base for version in new if version.base is not None}
         kept = []
-        for version in reversed(old):  # bases lie before what is a difference to them
+        for version in reversed(old):  # a base comes before its differences
             if version[:2] in needed or self.state.channel.keeps(*version[:2], self._keep_versions, exact=self._exact):
                 kept.append(version)
                 needed |= {version.base} if version.base is not None else set()
