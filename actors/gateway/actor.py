@@ -69,7 +69,7 @@ async def main(context: Context) -> None:
 
 
 class Gateway:
-    """Answers requests; what it keeps between them is a cache."""
+    """Answers requests; all state between requests is a cache."""
 
     def __init__(self, context: Context) -> None:
         """
@@ -155,7 +155,8 @@ class Gateway:
             )
 
     async def _read_turns(self) -> None:
-        """Read what is known of turns, and end those of dead gateways: of its own name, or that the run has no more."""
+        """Read the stored turns, and end those of dead gateways: gateways with this one's name, or removed from the
+        run."""
         await self._facts.start(_SPOOL_S, follows=self._handover.follows)
         self._own = await last_sequence(self._context.bus, TURNS)
         await self._meter.start(self._own)
@@ -166,13 +167,13 @@ class Gateway:
             self._context.tasks.start(self._outlast())
 
     async def _outlast(self) -> None:
-        """End what the processes before this one had under way, once they have ended."""
+        """End the open turns of earlier processes, once those processes have ended."""
         await self._facts.outlast()
         await self._caught_up()
         await self._end_departed(*self._facts.departed)
 
     async def _end_departed(self, *gateways: str) -> None:
-        """End the turns that dead gateways had under way."""
+        """End the open turns of dead gateways."""
         for cut in self._log.open_of(*gateways):
             await self._facts.recall(cut.started.turn_id)
             await self._facts.put(
@@ -201,7 +202,7 @@ class Gateway:
         return record.sequence > self._own and record.headers.get(BY) == self._context.bus.name
 
     def _take_turn(self, _topic: Topic[Any], fact: Any, record: Record) -> None:
-        """Fold in a turn of another gateway, or of the process before this one; of its own only headers come."""
+        """Fold in a turn of another gateway, or of the process before this one; only headers of own turns arrive."""
         if isinstance(fact, TurnStarted | TurnFinished):
             self._log.take(fact, record.headers.get(BY, ""), record.time_ns / 1e9)
         if isinstance(fact, TurnFinished | TurnClaimed):
@@ -235,7 +236,9 @@ class Gateway:
             turns = await self._turns_of(request, prompt, who, lost, private=private)
             session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
             reply, new = Reply(http, api, turns, session), [turn for turn in turns if not turn.repeats]
-            self._given([turn for turn in turns if turn.repeats], missed=False)  # no other request gets them meanwhile
+            self._given(
+                [turn for turn in turns if turn.repeats], missed=False
+            )  # from here on no other request gets them
             missed = True
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:
@@ -292,9 +295,9 @@ class Gateway:
         return make(False) if private or alone else await self._claims.turns(who, make)
 
     def _turn(self, request: Request, prompt: Prompt, who: Asked) -> Turn:
-        """Return a turn, which goes on with a stored one that it repeats; raises as `TurnLog.retried`."""
+        """Return a turn; it continues a stored turn that it repeats. Raises as `TurnLog.retried`."""
         stored = self._log.retried(who, time.time())
-        # A grammar begins with the first token: it goes on with no others.
+        # A grammar begins with the first token: it cannot continue tokens sampled without it.
         if stored is not None and not (stored.whole or (stored.answers(prompt) and not request.schema)):
             stored = None
         return Turn(request, prompt, self._wording, self._settings, asked=who, stored=stored)
@@ -303,7 +306,7 @@ class Gateway:
     async def _under_way(
         self, turns: Sequence[Turn], session: Session, tenant: str, lost: asyncio.Future[None], *, private: bool
     ) -> AsyncIterator[None]:
-        """Hold a place for the new turns of a request; its session ends behind them, where it says so."""
+        """Hold a place for the new turns of a request; end its session after them, if the request says so."""
         names = [name for turn in turns for name in turn.holds]
         with self._leaving.watched(turns, lost), self._log.held(names):
             async with self._claims.kept(turns), self._places.hold(tenant, lost):

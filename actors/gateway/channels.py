@@ -58,7 +58,7 @@ class Channels:
         self._listeners: list[Listener] = []
 
     async def start(self) -> None:
-        """Follow the engines, and what is live or a canary."""
+        """Follow the engines, the live version and the canary."""
         if "canary" in self._purposes:
             moves = self._context.listen(FLEET, self._take, [WEIGHTS_PROMOTED, WEIGHTS_CANARIED, CANARY_ENDED])
             self._listeners.append(moves)
@@ -79,7 +79,7 @@ class Channels:
 
     @property
     def unready_s(self) -> float:
-        """Return for how many seconds no engine was ready; 0 where one is."""
+        """Return for how many seconds no engine was ready; 0 if one is ready."""
         return self._fleet.unready_s
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Claims of requests that go on with earlier ones: of several gateways that are asked in one moment one answers."""
+"""Claims of requests that continue earlier ones: if several gateways get the same request, only one answers it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from topics.turns import TURN_CLAIMED, TurnClaimed, TurnFinished
 
 _LIMIT_S = 2.0  # for the server to answer; without it requests are answered as they come
 _SPARE_S = 10.0  # between the place of a request and the begin of its turn
-_LOST_S = 0.02  # for a connection whose end has come to a process to be found lost by it
-_AFTER = "after-"  # begins the claim of a request that goes on with a turn
+_LOST_S = 0.02  # for a process to notice that a connection was closed by its client
+_AFTER = "after-"  # begins the name of the claim of a request that continues a turn
 
 Make = Callable[[bool], list[Turn]]
-"""Returns the turns of a request by what is known now; True: that go on with none."""
+"""Returns the turns of a request from the known facts; True: they continue no stored turn."""
 
 
 class Claims:
-    """Claims idempotency keys, and cut turns that a request goes on with, before the begin of its turn is stored.
+    """Claims idempotency keys, and cut turns that a request continues, before the begin of its turn is stored.
 
-    A claim is appended behind the newest one that was there before the stored turns were read: where another gateway
-    was faster, there is a newer one. It expires, so that a request whose gateway died between the two is free again.
+    A claim is appended after the newest claim that existed before the stored turns were read. If another gateway was
+    faster, there is a newer one. It expires, so that a request whose gateway died between the two is free again.
 
-    An equal request may be under way at another gateway, whose client has just gone. A claim of that turn asks: its
+    Another gateway may be running an equal request, whose client has just gone. A claim of that turn asks: its
     gateway claims it for the turn itself while the client is there, and else is about to store its end.
     """
 
@@ -51,7 +51,7 @@ class Claims:
         Args:
             catch_up: waits for what other gateways have stored; returns whether it is all there.
             facts: knows which of them live.
-            has_client: whether a turn is under way here, and its client's connection is not lost.
+            has_client: whether a turn is running here, and its client's connection is not lost.
         """
         self._bus = context.bus
         self._tasks = context.tasks
@@ -65,19 +65,19 @@ class Claims:
         self._keeping: set[str] = set()  # turns of this one, of which another gateway asks
 
     async def turns(self, who: Sequence[Asked], make: Make) -> list[Turn]:
-        """Return the turns of a request, with its claim where it goes on with another one.
+        """Return the turns of a request, with its claim if it continues another request.
 
         Raises:
-            LiveError: the request with its idempotency key is under way.
+            LiveError: the request with its idempotency key is running.
         """
         mine: set[str] = set()  # turns that claims of this request name already
-        if self._elsewhere(who):  # it may have ended meanwhile
+        if self._elsewhere(who):  # it may have ended since
             await self._catch_up()
             await self._end_gone(who)
             newest_of_each = [equal[-1] for choice in who if (equal := self._elsewhere([choice]))]
             if newest_of_each:
                 mine = {*await all_of(*map(self._ask, newest_of_each))}
-                await self._end_gone(who)  # where it died instead of an answer
+                await self._end_gone(who)  # if that gateway died instead of answering
         turns = make(False)
         if not (name := _claimed_by(turns)) or not self._bus.client.is_connected:
             return turns
@@ -98,12 +98,12 @@ class Claims:
             if turns[0].keyed:
                 raise LiveError("overloaded", UNDER_WAY)
             return make(True)
-        make(False)  # raises where another request of this process has begun meanwhile, and the server is away
+        make(False)  # raises if another request of this process has begun since, and the server is unreachable
         return turns
 
     @contextlib.asynccontextmanager
     async def kept(self, turns: Sequence[Turn]) -> AsyncIterator[None]:
-        """Keep the claim of a request while its new turns are under way; where no begin is stored, it is free again."""
+        """Keep the claim of a request while its new turns run; if no begin is stored, release the claim."""
         try:
             yield
         finally:
@@ -131,12 +131,12 @@ class Claims:
             asked.set_result(None)
 
     def _elsewhere(self, who: Sequence[Asked]) -> list[str]:
-        """Return the turns of equal requests that other gateways have under way."""
+        """Return the turns of equal requests that run at other gateways."""
         return self._log.under_way(who, lambda gateway: gateway != self._bus.name)
 
     async def _ask(self, turn: str) -> str:
         """Wait until a turn of another gateway has ended, or that one says that its client is there; one that does
-        neither is not waited for. Returns the turn that the claim names; "" where there is none."""
+        neither is not waited for. Returns the turn that the claim names; "" if there is no claim."""
         if (asked := self._asked.get(turn)) is not None:  # another request asks
             await asyncio.wait([asked], timeout=_LIMIT_S)
             return ""
@@ -151,7 +151,7 @@ class Claims:
                 mine = claim
                 await asyncio.wait([asked])
         except (TimeoutError, BusError):
-            pass  # the turn is not known to have ended: it is sampled anew
+            pass  # the turn is not known to have ended: it is sampled again
         finally:
             self._answer(turn)
             del self._asked[turn]
@@ -162,14 +162,14 @@ class Claims:
         await asyncio.sleep(_LOST_S)
         self._keeping.discard(turn)
         name = f"{_AFTER}{turn}"
-        with contextlib.suppress(TimeoutError, BusError):  # what claims it meanwhile asks again
+        with contextlib.suppress(TimeoutError, BusError):  # a gateway that claims it in the same moment asks again
             async with asyncio.timeout(_LIMIT_S):
                 record = await read_last(self._bus, TURN_CLAIMED, name)
                 if record is not None and self._has_client(turn):
                     await self._store(name, _free(name), record.sequence)
 
     async def _end_gone(self, who: Sequence[Asked]) -> None:
-        """End the turns of equal requests that dead gateways had under way, with the tokens of them that are stored."""
+        """End the turns of equal requests that dead gateways were running, with their stored tokens."""
         gone = self._log.under_way(who, self._facts.is_gone)
         with contextlib.suppress(TimeoutError, BusError):
             async with asyncio.timeout(_LIMIT_S):
@@ -199,7 +199,7 @@ def _free(name: str) -> str:
 
 
 def _claimed_by(turns: list[Turn]) -> str:
-    """Return what the claim of a request is named by; "" where it needs none."""
+    """Return the name of a request's claim; "" if it needs no claim."""
     if turns[0].keyed:
         return turns[0].keyed
     return next((f"{_AFTER}{turn.continues}" for turn in turns if turn.continues), "")

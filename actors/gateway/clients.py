@@ -53,12 +53,12 @@ class Requests:
 
 
 def lost_of(http: web.Request) -> asyncio.Future[None]:
-    """Return what is done when the connection of a request is lost."""
+    """Return the future that is done when the connection of a request is lost."""
     return http[_LOST]
 
 
 class Leaving:
-    """Turns under way and their clients: a request that repeats one whose client is gone waits for its tokens."""
+    """Running turns and their clients: a request that repeats a turn whose client is gone waits for its tokens."""
 
     def __init__(self, hold_s: float) -> None:
         """
@@ -67,8 +67,8 @@ class Leaving:
         """
         self._hold_s = hold_s
         self._ends: dict[asyncio.Future[None], set[str]] = {}  # with the digests of the requests
-        self._lost: dict[str, asyncio.Future[None]] = {}  # of the turns under way
-        self._turns: dict[str, Turn] = {}  # under way
+        self._lost: dict[str, asyncio.Future[None]] = {}  # of the running turns
+        self._turns: dict[str, Turn] = {}  # running
 
     @contextlib.contextmanager
     def watched(self, turns: Sequence[Turn], lost: asyncio.Future[None]) -> Iterator[None]:
@@ -101,7 +101,7 @@ class Leaving:
             turn.leave(LiveError("overloaded", "the gateway stops before this reply is whole; ask again", retry_s=1))
 
     def has_client(self, turn: str) -> bool:
-        """Return whether a turn is under way here, and the connection of its client is not lost."""
+        """Return whether a turn is running here, and the connection of its client is not lost."""
         lost = self._lost.get(turn)
         return lost is not None and not lost.done()
 

@@ -46,7 +46,7 @@ class DataKeys:
             return secret
 
     def purge(self, purge: PurgeRequested, at_ns: int) -> None:
-        """Forget keys that are erased, and all that was said under them: a turn that comes begins anew.
+        """Forget keys that are erased, and all conversations under them: a later turn begins a new conversation.
 
         Args:
             at_ns: when it was asked for, since 1970. It does not name keys that wait to be stored.

@@ -1,4 +1,4 @@
-"""Places of requests under way, given out so that no tenant keeps the others waiting."""
+"""Places of running requests, given out so that no tenant keeps the others waiting."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator, Callable
 
 from asyncrl.live.apis.schema import LiveError
 
-_LEFT = 8  # one in so many places is left to others
+_LEFT = 8  # one of this many places is left to others
 
 
 class Places:
-    """So many requests are under way at once, and so many wait.
+    """Limits how many requests run at once, and how many wait.
 
-    A place that becomes free goes to the tenant with the fewest under way, and of it to the request that has waited
-    longest. Where too many wait, the tenant with the most waiting loses the newest of them. Some places are left to
-    others by each tenant: its requests may take longer than one waits.
+    The tenant with the fewest running requests gets a free place, for its request that has waited longest. Where too
+    many wait, the tenant with the most waiting loses the newest of them. Some places are left to others by each tenant:
+    its requests may take longer than one waits.
     """
 
     def __init__(
@@ -25,9 +25,9 @@ class Places:
     ) -> None:
         """
         Args:
-            most: under way.
+            most: requests that run at once.
             hold_s: seconds that one waits before it is refused.
-            waiting: at most; None: as many as under way.
+            waiting: requests that wait, at most; None: as many as may run.
             shared: returns whether there are several tenants.
         """
         self._most = most

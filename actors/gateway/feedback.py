@@ -1,4 +1,4 @@
-"""Takes the feedback of users on replies: stored once, and only on turns of their own tenant."""
+"""Takes the feedback of users on replies: stored once, and only on turns of the user's own tenant."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _WAITING = 4096  # turns of which the newest opinion that waits is remembered
 
 
 class Opinions:
-    """Stores opinions; while the server is away, or facts wait to be stored, one on a turn that this gateway knows
-    waits behind its turn and what was said of it before."""
+    """Stores opinions. While the server is unreachable, or facts wait to be stored, an opinion on a turn that this
+    gateway knows waits until the turn and its earlier opinions are stored."""
 
     def __init__(self, bus: Bus, facts: Facts) -> None:
         self._bus, self._facts = bus, facts
@@ -50,7 +50,7 @@ class Opinions:
             raise LiveError("overloaded", "the feedback cannot be stored now; try again later") from error
 
     async def _stored(self, tenant: str, opinion: Opinion) -> str:
-        """Store it now, or behind what waits; raises as `_follow` where its turn is not known here."""
+        """Store an opinion now, or after the facts that wait; raises as `_follow` if its turn is not known here."""
         if self._facts.has(opinion.turn) and (self._facts.waits or not self._bus.client.is_connected):
             return await self._wait(tenant, opinion)
         self._waiting.pop(opinion.turn, None)  # it is stored, and no more the newest
@@ -67,7 +67,8 @@ class Opinions:
         return await self._wait(tenant, opinion, given)
 
     async def _follow(self, tenant: str, opinion: Opinion) -> tuple[FeedbackGiven | None, FeedbackGiven]:
-        """Return the newest stored opinion of a turn and the one behind it, which is that one where it repeats it."""
+        """Return the newest stored opinion of a turn, and the opinion after it; both are the same if the new one
+        repeats it."""
         bus, waited = self._bus, self._facts.waits or self._facts.waits_elsewhere
         started = await read_last(bus, TURN_STARTED, opinion.turn)
         if started is None and waited:
@@ -81,8 +82,8 @@ class Opinions:
         return before, _behind(before, tenant, opinion, started.headers.get(SEALED, ""))
 
     async def _wait(self, tenant: str, opinion: Opinion, given: FeedbackGiven | None = None) -> str:
-        """Let an opinion wait to be stored behind what waits of its turn. What was said before the server was away is
-        not known: an opinion that repeats it is stored again, and changes nothing.
+        """Let an opinion wait to be stored after the waiting facts of its turn. Opinions from before the server became
+        unreachable are not known: an opinion that repeats one is stored again, and changes nothing.
 
         Args:
             given: the opinion as it was sent, where the server may have stored it without an answer: its repeat has the
@@ -107,7 +108,7 @@ class Opinions:
 
 
 def _behind(before: FeedbackGiven | None, tenant: str, opinion: Opinion, secret: str) -> FeedbackGiven:
-    """Return an opinion behind the newest one of its turn, or that one where it repeats it."""
+    """Return an opinion that follows the newest one of its turn, or the newest one if the opinion repeats it."""
     if before is not None and (before.score, before.text) == (opinion.score, opinion.text):
         return before
     identity = feedback_id(opinion, before.feedback_id if before is not None else "")

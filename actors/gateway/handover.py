@@ -17,7 +17,7 @@ from topics.actors import ActorLeaving
 _LISTENS = signal.SIGUSR1  # from the next process
 _NEXT_S = 30.0  # for the next process to listen
 _ANNOUNCE_S = 2.0
-_LEAVE_S = 5.0  # for running replies where no next process takes new requests
+_LEAVE_S = 5.0  # for running replies if no next process takes new requests
 
 
 class Handover:
@@ -53,7 +53,7 @@ class Handover:
                 os.kill(self._before, _LISTENS)
 
     async def wait(self) -> None:
-        """Wait until the next process listens; returns at once where no next process comes."""
+        """Wait until the next process listens; returns at once if there is no next process."""
         context = self._context
         if self.socket is None or context.faults or context.hurry.is_set():
             return
@@ -66,7 +66,7 @@ class Handover:
 
 
 def _parent_of(pid: int) -> int:
-    """Return the parent of a process; 0 where it has ended, or the kernel does not report it."""
+    """Return the parent of a process; 0 if the process has ended, or the kernel does not report it."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
             return int(stat.read().rpartition(")")[2].split()[1])

@@ -1,4 +1,5 @@
-"""The port of a gateway: so many connections at once, none waits for ever, and silent ones keep out nobody."""
+"""The port of a gateway: it limits the connections, lets no connection wait for ever, and closes silent ones for new
+ones."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from asyncrl.run.gateway_port import WAITING
 
 _READ_S = 30.0  # for a client to read anything of what waits to be sent
 _END_S = 1.0  # for requests that still run at the end
-_ANSWERED = 3  # what is lost with a connection whose request is answered
-_FILES = 512  # that are open besides connections, those of files among them
+_ANSWERED = 3  # `loss` of a connection whose request is being answered
+_FILES = 512  # open files in addition to the connections
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +84,7 @@ class OpenPort:
 def _make_room(connections: Iterable[_Connection]) -> bool:
     """Cut off the oldest of the connections with which the least is lost; False where requests of all are answered.
 
-    Whoever opens connections and says nothing, or sends a body a byte a second, would else keep all others out.
+    Otherwise a client that opens connections and sends nothing, or a byte per second, would keep all others out.
     """
     least: _Connection | None = None
     for one in connections:
@@ -97,7 +98,7 @@ def _make_room(connections: Iterable[_Connection]) -> bool:
 
 
 def _quiet() -> logging.Logger:
-    """Return a log without readers: aiohttp quotes what it cannot read, which may be what is said."""
+    """Return a log without readers: aiohttp quotes unreadable requests, which may hold a conversation."""
     quiet = logging.getLogger("asyncrl.gateway.http")
     quiet.propagate = False
     quiet.setLevel(logging.CRITICAL)
@@ -151,7 +152,7 @@ class _Connection(web.RequestHandler):
         self._look_again.cancel()
 
     def _look(self, before: int) -> None:
-        """Cut the client off where as much waits as before; it looks again, unless everything is sent meanwhile."""
+        """Cut the client off if it has read nothing since the last look; look again later unless everything is sent."""
         waits = self._out.get_write_buffer_size()
         if waits == before:
             self.cut()

@@ -37,7 +37,7 @@ class Operations:
     def __init__(self, context: Context, keys: Keys, unready_s: Callable[[], float]) -> None:
         """
         Args:
-            unready_s: returns for how many seconds no engine was ready; 0 where one is.
+            unready_s: returns for how many seconds no engine was ready; 0 if one is ready.
         """
         self._context = context
         self._settings = context.config.gateway

@@ -23,7 +23,7 @@ from asyncrl.live.forced_prefix import Begun
 from asyncrl.live.tenant_keys import owner_of, user_of
 from asyncrl.live.turn_log import TurnLog
 
-_LONG = 16_384  # bytes of a body whose prompt is encoded beside the event loop, on which streams wait
+_LONG = 16_384  # bytes of a body whose prompt is encoded in a thread, so that it does not block streams
 _LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
 
 Parse = Callable[[bytes], Request]
@@ -34,7 +34,7 @@ class Taken(NamedTuple):
 
     request: Request
     user: str  # by `asyncrl.live.tenant_keys`
-    owner: str  # whose histories it may go on with
+    owner: str  # whose histories it may continue
     prompt: Prompt
 
 
@@ -66,8 +66,8 @@ class Prompts:
         self._settings, self._log, self._facts = settings, log, facts
         self._caught_up, (self._begin, self._most) = caught_up, bounds
         self._large = Places(_LARGE_AT_ONCE, settings.queue_timeout_s, shared=shared)  # of large bodies
-        # Encoding, where that takes long: one at a time, so that it leaves cores to streams, and one beside it of those
-        # that take seconds.
+        # Long encodings: one runs at a time, so that it leaves cores to streams, and in addition one of those that take
+        # seconds.
         self._long, self._longest = (Places(1, settings.queue_timeout_s, waiting=settings.in_flight) for _ in range(2))
 
     async def read(self, http: web.Request, tenant: str, parse: Parse, *, private: bool = False) -> Taken:
@@ -83,7 +83,7 @@ class Prompts:
             raw = await read_body(http, most)
             request = parse(raw)
             user = owner_of(tenant, user_of(http.headers, request.user))
-            # Turns that are stored never go on from one that is not.
+            # Stored turns never continue a private one.
             owner = f"{user} private" if private else user
 
             async def drafted(draft: Draft) -> Prompt:
@@ -131,6 +131,6 @@ class Prompts:
     async def _following(
         self, request: Request, owner: str, drafted: Callable[[Draft], Awaitable[Prompt]]
     ) -> Prompt | None:
-        """Return the prompt by what is known now; None where the turn before it is not."""
+        """Return the prompt from the known turns; None if the turn before it is not known."""
         draft = self._log.draft(request, owner)
         return None if draft is None else await drafted(draft)

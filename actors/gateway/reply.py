@@ -20,11 +20,11 @@ from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPENED = web.RequestKey("opened", web.StreamResponse)  # its reply, of which the first event is sent
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-_READ_S = 30.0  # for a client to read what is sent
+_READ_S = 30.0  # for a client to read the sent bytes
 
 
 def refusal(api: Api, error: LiveError, turn: str = "", headers: Mapping[str, str] = {}) -> web.Response:
-    """Return the answer to a request that gets no reply, with when it may be tried again, where that is known."""
+    """Return the answer to a request that gets no reply, with the time of the next attempt if it is known."""
     turn = turn or secrets.token_hex(12)
     status, body = api.error(error, turn)
     later = {} if error.retry_s is None else {"Retry-After": str(error.retry_s)}
@@ -136,7 +136,7 @@ class Reply:
         return refusal(self._api, error, self._opening.turn, self._headers)
 
     async def _write(self, events: Callable[[], bytes], *, last: bool = False) -> web.StreamResponse:
-        """Write events, behind the first ones, which have the first numbers; a client that reads nothing is cut off."""
+        """Write events after the first ones, which have the first numbers; a client that reads nothing is cut off."""
         timer = asyncio.get_running_loop().call_later(_READ_S, self._cut)  # costs less than a timeout
         try:
             response = await self._opened()

@@ -12,18 +12,18 @@ from asyncrl.live.apis.schema import LiveError
 
 _BODY_S = 120.0  # for a client to send a body
 _PACKED = ("gzip", "deflate")
-_ZLIB_OR_GZIP = 47  # window bits: zlib takes whichever of the two heads stands there
+_ZLIB_OR_GZIP = 47  # window bits: zlib accepts both header formats
 
 
 def room_of(http: web.Request, most: int) -> int:
-    """Return how many bytes the body of a request may take in memory: `most` where nothing says how large it is."""
+    """Return how many bytes the body of a request may take in memory: `most` if the request does not state its size."""
     if http.content_length is None or "Content-Encoding" in http.headers:
         return most
     return http.content_length
 
 
 async def read_body(http: web.Request, most_bytes: int) -> bytes:
-    """Return the body of a request; aiohttp's own way keeps it as long as the request is under way.
+    """Return the body of a request; aiohttp would keep the body in memory as long as the request runs.
 
     It is unpacked here: aiohttp unpacks all that comes, also of a request that is refused, with or without a key.
 
@@ -47,7 +47,7 @@ async def read_body(http: web.Request, most_bytes: int) -> bytes:
 
 
 def _unpacking(http: web.Request) -> Any:
-    """Return what unpacks a body, an object of zlib; None for one that comes as it is.
+    """Return a zlib decompressor for a body; None for an uncompressed one.
 
     Raises:
         LiveError: its encoding is not known here.

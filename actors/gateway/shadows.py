@@ -44,7 +44,7 @@ class Shadows:
         self._listener: Listener | None = None
 
     async def start(self) -> None:
-        """Follow the engines of canaries, where there are any."""
+        """Follow the engines of canaries, if there are any."""
         if self._context.config.gateway.canary_engines:
             self._listener = await follow_fleet(self._context, self._fleet, "canary")
 

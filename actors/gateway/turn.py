@@ -36,7 +36,7 @@ from topics.payload_refs import Experts
 from topics.trajectories import Answer
 from topics.turns import EarlySkip, Finish, Mark, TurnFinished, TurnSampled, TurnStarted
 
-_STORED_TOKENS = 64  # of a reply under way, after which they are stored
+_STORED_TOKENS = 64  # of a running reply, after which they are stored
 _MOST_KEYS = 32  # of the turns before one: a message names 64, those of its evidence or siblings among them
 _LEAST_TOP_P = 1e-6  # engines refuse 0, which asks for the likeliest token, as this does
 Send = Callable[[Piece | None], Awaitable[None]]
@@ -44,7 +44,7 @@ Send = Callable[[Piece | None], Awaitable[None]]
 
 
 class Turn(Watch):
-    """A reply under way."""
+    """A running reply."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class Turn(Watch):
     ) -> None:
         """
         Args:
-            stored: the turn that it repeats, where that is whole, or else goes on with.
+            stored: the stored turn that it repeats if that turn is whole, or that it continues if not.
         """
         self.repeats = stored is not None and stored.whole
         self.continues = "" if stored is None or stored.whole else stored.started.turn_id
         self.id = stored.started.turn_id if stored is not None and stored.whole else secrets.token_hex(12)
         self.request = request
-        self.claim = "", 0  # of its request, where it is the first new one: name and sequence
+        self.claim = "", 0  # of its request, if this is the request's first new turn: name and sequence
         self._asked = asked
         self.prompt = prompt
         self.opening = Opening(self.id, request.model, int(time.time()), len(prompt.ids))
@@ -84,8 +84,8 @@ class Turn(Watch):
         self._arm = Arm()
         self._lineages = [-1] if self.continues else []  # of its tokens; -1: not known
         self._skip: EarlySkip | None = None
-        self._before = "", 0  # the turn that its prompt begins with, as it is stored, and the tokens of that one
-        self._started: TurnStarted | None = None  # None of a repeated reply
+        self._before = "", 0  # the stored turn that its prompt begins with, and the number of that turn's tokens
+        self._started: TurnStarted | None = None  # None for a repeated reply
         self._recorded = False  # its begin is stored, or waits to be
         self._held = False  # it waits for an engine
         self._left: Exception | None = None  # why it ends with the tokens that there are
@@ -109,7 +109,7 @@ class Turn(Watch):
 
     @property
     def recorded(self) -> bool:
-        """Return whether its begin, and its end where that has come, are stored, or wait to be."""
+        """Return whether its begin, and its end if it has ended, are stored, or wait to be."""
         return self._recorded
 
     @property
@@ -119,12 +119,12 @@ class Turn(Watch):
 
     @property
     def holds(self) -> list[str]:
-        """Return what no other request may have before the begin of this one is known."""
+        """Return the digests that no other request may use before the begin of this turn is known."""
         return [self._asked.key, *([self._asked.digest] if self.continues else [])]
 
     def shadowed(self) -> Shadowed | None:
-        """Return what a canary is to answer beside this turn, which has ended; None where it is to answer nothing, or
-        no judge would compare the two."""
+        """Return the request that a canary answers in addition to this ended turn; None if no canary shall answer it,
+        or no judge would compare the two."""
         arm, sampling = self._arm, msgspec.structs.replace(self._sampling, top=0)
         if not (self._recorded and arm.shadow) or self._skip is not None:
             return None
@@ -198,7 +198,7 @@ class Turn(Watch):
         finally:
             if self._left is not None and finish not in ("stop", "length"):
                 finish = "gone"  # an equal request continues with its tokens
-            await to_its_end(self._end(task, facts, finish, safety))  # where another choice fails meanwhile, too
+            await to_its_end(self._end(task, facts, finish, safety))  # also if another choice fails at the same time
         parts, tokens = self._parts, self._answer.tokens
         sampled = await asyncio.to_thread(self._sampled_tokens) if self.request.logprobs else None
         versions = (int(min(self._answer.versions)), int(max(self._answer.versions))) if len(tokens) else None
@@ -220,7 +220,7 @@ class Turn(Watch):
         self._came.set()
 
     def _sampled_tokens(self) -> list[Sampled]:
-        """The tokens of the reply without its end, with their log-probs, and where they are known the likeliest."""
+        """The tokens of the reply without its end, with their log-probs, and the likeliest tokens if known."""
         answer, ends, text = self._answer, self._tokenizer.eos_ids, self._tokenizer.decode_all
         likeliest = [*self._likeliest, *[[]] * (len(answer.tokens) - len(self._likeliest))]
         known = zip(answer.tokens.tolist(), answer.logprobs.tolist(), likeliest, strict=True)
@@ -235,7 +235,7 @@ class Turn(Watch):
         return "length" if self._answer.finish == "length" else "stop"
 
     async def _stream(self, task: asyncio.Task[None], facts: Facts, send: Send) -> None:
-        """Send text as it becomes final, and a sign of life where none does for a time, until the task is done."""
+        """Send text as it becomes final, or a keep-alive if no text is sent for a time, until the task is done."""
         now, keepalive_s = asyncio.get_running_loop().time, self._settings.keepalive_s
         had, stored, alive_at = 0, 0, now() + keepalive_s
         if len(self._answer.tokens):
@@ -244,7 +244,7 @@ class Turn(Watch):
             await self._news(alive_at)
             if self._left is not None:
                 raise self._left
-            waits = self.request.schema and not task.done()  # it may be sampled anew
+            waits = self.request.schema and not task.done()  # it may be sampled again
             new = self._answer.tokens[had:had] if waits else self._answer.tokens[had:]
             had += len(new)
             pieces: list[Piece | None] = [*self._parts.add(new)]
@@ -337,7 +337,7 @@ class Turn(Watch):
 
     @property
     def _last_call(self) -> list[str]:
-        """Return what ends the reply behind its first call, where it may have no second one."""
+        """Return the text that ends the reply after its first call, if it may have no second one."""
         form = self._form
         return [form.closer] if form is not None and form.closer and not self.request.parallel else []
 

@@ -46,7 +46,7 @@ class Facts:
     """
 
     def __init__(self, context: Context, log: TurnLog, *, most_bytes: int) -> None:
-        self.redactor: Redactor | None = None  # of what is said, before it is stored
+        self.redactor: Redactor | None = None  # of conversations, before they are stored
         self._context = context
         self._log = log  # it takes each fact at once
         self._most = most_bytes  # of all facts that wait
@@ -58,7 +58,7 @@ class Facts:
         self._purges: dict[str, tuple[PurgeRequested, int]] = {}  # with when each was asked for, ns since 1970
 
     async def start(self, within_s: float, *, follows: bool = False) -> None:
-        """Store what a process before this one left; what is not stored in time is stored later.
+        """Store the facts that an earlier process left; facts that are not stored in time are stored later.
 
         Args:
             follows: such a process may live; then this one has another spool, and is known by its name.
@@ -107,7 +107,7 @@ class Facts:
                 left.open()
             except SpoolTaken:  # another gateway takes it over
                 continue
-            while len(left):  # where it dies between the two, the server has each once all the same
+            while len(left):  # even if it dies between the two, the server has each only once
                 self._spool.add(left.first())
                 left.drop_first()
             self._left[path] = left
@@ -135,10 +135,10 @@ class Facts:
         self._left.clear()
 
     async def put(self, fact: Fact, *, anyway: bool = False) -> bool:
-        """Store a fact, now or later; False where it is lost, for too much waits already.
+        """Store a fact, now or later; False if it is lost because too many facts wait already.
 
         Args:
-            anyway: though much waits; of small facts that end what is stored.
+            anyway: even if many facts wait; for small facts that end a stored turn or session.
         """
         if isinstance(fact, TurnStarted | TurnFinished):
             if isinstance(fact, TurnStarted):
@@ -155,7 +155,7 @@ class Facts:
             several = topic_for(fact).repeats or isinstance(fact, FeedbackGiven)  # of one subject
             headers: dict[str, str] = {} if several else {EXPECT_SUBJECT: "0"}
             prepared = await prepare(self._context.bus, fact, headers=headers)
-        except SecretGone:  # purged meanwhile: no reader could open it
+        except SecretGone:  # purged since: no reader could open it
             self._context.count("facts_purged")
             return True
         if not len(self._spool) and self._context.bus.client.is_connected:
@@ -175,7 +175,7 @@ class Facts:
         return True
 
     async def _redacted(self, fact: TurnStarted | TurnFinished) -> TurnStarted | TurnFinished | None:
-        """Return a fact as it may be stored; None where that is unknown."""
+        """Return a fact with its text redacted; None if the redaction fails."""
         if self.redactor is None:
             return fact
         try:
@@ -192,7 +192,7 @@ class Facts:
         return stored
 
     def _at_hand(self, fact: Fact) -> bool:
-        """Return whether a fact can be sealed now; raises `SecretGone` where it never can be."""
+        """Return whether a fact can be sealed now; raises `SecretGone` if it never can be."""
         secret = getattr(fact, SEALED, "")
         return not secret or self._context.bus.client.is_connected or self._context.bus.vault.get(secret) is not None
 
@@ -239,7 +239,7 @@ class Facts:
         return turn not in self._lost and self._log.secrets_of(turn) is not None
 
     def data_key(self, secret: str) -> bytes | None:
-        """Return the data key of a turn under way; None of a private one, or where it was erased meanwhile."""
+        """Return the data key of a running turn; None for a private turn, or if the key was erased since."""
         with contextlib.suppress(SecretGone):
             return self._context.bus.vault.get(secret)
         return None
@@ -252,12 +252,12 @@ class Facts:
         """Know a fact that is not stored.
 
         Args:
-            owner: who may go on with a turn that begins; "": its tenant.
+            owner: user who may continue a turn that begins; "": its tenant.
         """
         self._log.take(fact, self._context.bus.name, time.time(), owner=owner)
 
     async def progress(self, sampled: TurnSampled) -> None:
-        """Store tokens of a reply under way; nothing waits for it.
+        """Store tokens of a running reply; no caller waits for it.
 
         While the server is away, or where the reply is to be redacted, they are left out.
         """
@@ -266,13 +266,13 @@ class Facts:
                 await send(self._context.bus, sampled)
 
     async def recall(self, turn: str) -> None:
-        """Fold in the stored tokens of a reply under way that another process began: only where that one is gone they
-        are of use, so no reader follows them."""
+        """Fold in the stored tokens of a running reply that another process began. No reader follows these tokens, as
+        they are of use only if that process is gone."""
         for sampled in await read_sampled(self._context.bus, turn):
             self._log.take(sampled, "", 0.0)
 
     async def aside(self, shadowed: TurnShadowed) -> bool:
-        """Store a shadow answer; False where it is left out: the server is away, or it is to be redacted or purged."""
+        """Store a shadow answer; False if the server is unreachable, or the answer is to be redacted or purged."""
         if len(self._spool) or not self._context.bus.client.is_connected:
             return False
         try:
@@ -321,7 +321,7 @@ class Facts:
         self._context.vitals["facts_waiting"] = len(self._spool)
 
     async def _read_purges(self) -> bool:
-        """Read what was erased while the server was away: a purge knows no keys that wait here."""
+        """Read the purges from the time when the server was unreachable: a purge does not name keys that wait here."""
         listener = self._context.listen(ACTORS, self._take_purge, [PURGE_REQUESTED])
         try:
             await listener.start()
@@ -345,7 +345,7 @@ class Facts:
         )
 
     async def _store(self, prepared: Prepared) -> bool:
-        """Store what was prepared; returns whether the server has it. One that it never takes holds up no others.
+        """Store a prepared fact; returns whether the server has it. One that it never takes holds up no others.
 
         There is no dead letter of it: those are not erased by a purge, and it may be a data key.
 
