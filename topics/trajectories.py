@@ -13,6 +13,7 @@ from topics.ids import Stage
 from topics.payload_refs import ROUTING, Experts, Holding, Routing
 from topics.prompts import ONLY_TASK, Attempt, GroupSize, Member, PromptIssued, PromptRow
 from topics.topic import BATCHES, GRADES, TRAJECTORIES, Topic
+from topics.values import check_range, checked_logprobs
 from topics.wire import (
     Count,
     Float32Array,
@@ -29,6 +30,8 @@ from topics.wire import (
 
 FailureReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged"]
 DropReason: TypeAlias = Literal["rollout", "reward", "diverged", "poison", "refused", "purged", "deadline", "lag"]
+
+_GREATEST = 2**31 - 1
 
 
 class Segment(msgspec.Struct, omit_defaults=True):
@@ -50,6 +53,10 @@ class Segment(msgspec.Struct, omit_defaults=True):
                 f"segment arrays differ in length: {length} tokens, {len(self.mask)} mask, "
                 f"{len(self.logprobs)} logprobs, {len(self.versions)} versions"
             )
+        check_range("mask", self.mask, 0, 1)
+        check_range("token", self.tokens, 0, _GREATEST)
+        check_range("version", self.versions, -1, _GREATEST)
+        self.logprobs = checked_logprobs(self.logprobs)
 
 
 class VersionCount(msgspec.Struct):

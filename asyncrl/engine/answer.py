@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -14,11 +15,11 @@ import msgspec
 import numpy as np
 
 from asyncrl.engine.errors import EngineError, RequestFailed, fault_of
+from topics.values import checked_logprobs
 from topics.wire import Float32Array, Int32Array
 
 FinishType = Literal["stop", "length", "abort"]
-_NO_TOKEN = 2**31  # ids are int32
-_NO_LOGPROB = 1e38
+_GREATEST_TOKEN = 2**31 - 1  # ids are int32
 _NEVER_STARTED = 499  # status of a request that was aborted before it began
 
 
@@ -193,7 +194,7 @@ class Member:
         if 0 < fresh <= len(ids) and fresh <= len(logprobs):
             new_ids = ids[-fresh:]
             new_logprobs = _known(logprobs[-fresh:], new_ids, have)
-            if min(new_ids) < 0 or max(new_ids) >= _NO_TOKEN:
+            if min(new_ids) < 0 or max(new_ids) > _GREATEST_TOKEN:
                 raise RequestFailed(f"tokens {min(new_ids)} to {max(new_ids)} came; no vocabulary has all of these")
             self._tokens += new_ids
             self._logprobs += new_logprobs
@@ -248,21 +249,21 @@ def _likeliest(meta: _Meta, fresh: int) -> list[Likeliest]:
 
 
 def _known(triples: list[_Triple], ids: list[int], have: int) -> list[float]:
-    """Log-probs of the tokens after the first `have`: JSON spells a number that is not finite as null.
+    """Return the log-probs of the tokens after the first `have`: JSON writes a number that is not finite as null.
 
     Raises:
-        RequestFailed: one is not finite, or would not be in float32; or it is that of another token.
+        RequestFailed: one is no log-prob (see `checked_logprobs`), or it is that of another token.
     """
-    logprobs, named = [triple[0] for triple in triples], [triple[1] for triple in triples]
-    known = [logprob for logprob in logprobs if logprob is not None and -_NO_LOGPROB < logprob < _NO_LOGPROB]
-    if len(known) < len(logprobs):
-        place = next(at for at, one in enumerate(logprobs) if one is None or abs(one) >= _NO_LOGPROB)
-        raise RequestFailed(f"token {have + place} came with no log-prob ({logprobs[place]}: not a finite number)")
+    given, named = [triple[0] for triple in triples], [triple[1] for triple in triples]
+    try:
+        known = checked_logprobs(np.array([math.nan if one is None else one for one in given]), have)
+    except ValueError as error:
+        raise RequestFailed(str(error)) from error
     if named != ids:
         place = next(at for at, (name, one) in enumerate(zip(named, ids, strict=True)) if name != one)
         words = f"token {have + place} is {ids[place]}, its log-prob that of {named[place]}"
         raise RequestFailed(f"{words}; expected that of the sampled token")
-    return known
+    return known.tolist()
 
 
 Decode = Callable[[list[int]], str]

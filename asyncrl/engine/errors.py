@@ -11,6 +11,9 @@ from asyncrl.errors import UNREADABLE, AsyncRLError
 
 _WORDS = 500  # characters of what a server says
 
+LOGITS_NOT_FINITE = "logits are not finite"
+"""Words with which the embedded engine ends when its weights give NaN; the doctor looks for them."""
+
 
 class EngineError(AsyncRLError):
     """The engine cannot carry out a call: the found value, the expected value, the remedy."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.errors import EngineError, RequestFailed, message_of
+from topics.values import checked_logprobs
 from topics.wire import Float32Array, Int32Array
 
 _Token: TypeAlias = tuple[float | None, int, Any]  # log-prob, id, text
@@ -87,6 +88,8 @@ def _finite(places: list[list[_Token]]) -> Float32Array:
     """Id and log-prob of some tokens at each of some places, [places, tokens, 2]."""
     pairs = [[(token, math.nan if value is None else value) for value, token, _ in place] for place in places]
     found = np.array(pairs, np.float32)
-    if not np.isfinite(found).all():
-        raise RequestFailed("a log-prob that is no finite number")
+    try:
+        found[..., 1] = checked_logprobs(found[..., 1].ravel()).reshape(found.shape[:2])
+    except ValueError as error:
+        raise RequestFailed(str(error)) from error
     return found

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.stream_capacity import MB, RESERVE_MB
 from asyncrl.config.tasks import tasks_of
+from asyncrl.engine.errors import LOGITS_NOT_FINITE
 from asyncrl.state.records import SILENT_S, Actor, Engine
 from asyncrl.state.run_state import RunState
 from asyncrl.training.anomalies import broken_assertions
@@ -191,7 +192,8 @@ def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
         if failed:
             yield finding("version not loaded", actor.actor_id, f"{failed}; {evidence}")
         else:
-            yield finding("engine dead" if actor.role == "engine" else "actor dying", actor.actor_id, evidence)
+            dead: Cause = "weights not finite" if LOGITS_NOT_FINITE in words else "engine dead"
+            yield finding(dead if actor.role == "engine" else "actor dying", actor.actor_id, evidence)
         return
     if not actor.live:
         return

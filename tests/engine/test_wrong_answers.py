@@ -61,7 +61,26 @@ def end_without_any(answer: dict[str, Any]) -> None:
     answer["meta_info"]["completion_tokens"] = 0
 
 
-@pytest.mark.parametrize("spoil", [name_another, forget_log_prob, forget_token, count_fewer, end_without_any])
+def give_a_probability(answer: dict[str, Any]) -> None:
+    answer["meta_info"]["output_token_logprobs"][-1][0] = 0.7
+
+
+def give_the_least_float(answer: dict[str, Any]) -> None:
+    answer["meta_info"]["output_token_logprobs"][-1][0] = -1e30
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        give_a_probability,
+        give_the_least_float,
+        name_another,
+        forget_log_prob,
+        forget_token,
+        count_fewer,
+        end_without_any,
+    ],
+)
 @pytest.mark.parametrize("portion", [2, 100], ids=["streamed", "whole"])
 async def test_tokens_without_log_probs_of_their_own_are_sampled_anew_behind_those_that_came_well(
     portion: int, spoil: Callable[[dict[str, Any]], None]

@@ -10,8 +10,10 @@ import numpy as np
 
 from topics import wire
 from topics.keys import KeyAdded
+from topics.trajectories import Segment
 from topics.wire import SEALED
 
+OF_KIND = {Segment: {"mask": np.array([0, 1, 1], np.uint8), "logprobs": np.array([-1.0, -2.0, -3.0], np.float32)}}
 ARRAYS = {wire.Int32Array: "<i4", wire.Float32Array: "<f4", wire.UInt8Array: "u1"}
 
 
@@ -34,7 +36,7 @@ def example(kind: Any) -> Any:
         limits = {"requests_per_minute": 7, "tokens_per_day": 7, "private": True}
         return KeyAdded(key_id="k1", tenant="anna", digest="09af" * 16, **limits)
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return kind(**{name: example(field) for name, field in _fields(kind)})
+        return kind(**{name: example(field) for name, field in _fields(kind)} | OF_KIND.get(kind, {}))
     return {
         str: "p000042-3",
         int: 7,

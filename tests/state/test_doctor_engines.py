@@ -35,6 +35,14 @@ def test_an_engine_whose_actor_dies_is_dead():
         assert case.found() == found
 
 
+def test_an_engine_that_ends_for_logits_that_are_not_finite_names_the_weights():
+    case = MadeState().publish(EngineGone("engine-1", "stopped", asked=True), at_s=NOW_S - 3)
+    words = "the server ended: exit code 1: engine: weights 7: logits are not finite, from layer 1 on"
+    case.publish(ActorStopped("engine", "engine-1", words), at_s=NOW_S - 3)
+
+    assert case.found() == [("weights not finite", "engine-1")]
+
+
 def test_trajectories_that_no_engine_takes_are_waiting_for_a_dead_one():
     case = MadeState().vitals("rollout-1", work("p000007-0", waiting=Waiting("version", version=4)))
     case.publish(ActorStarted("engine", "engine-1", "elsewhere", 2), at_s=NOW_S - 8)

@@ -226,3 +226,35 @@ def test_evaluations_have_a_subject_that_only_their_queue_matches():
         "asyncrl.demo.prompt.issued.eval.*",
     ]
     assert [queue.pattern("demo") for queue in queues_of("reward")] == ["asyncrl.demo.trajectory.generated.*"]
+
+
+def segment(**fields: Any) -> Segment:
+    given: dict[str, Any] = {"tokens": [1, 40], "mask": [0, 1], "logprobs": [0.0, -0.5], "versions": [-1, 4]} | fields
+    kinds = {"tokens": np.int32, "mask": np.uint8, "logprobs": np.float32, "versions": np.int32}
+    return Segment(**{name: np.array(given[name], kind) for name, kind in kinds.items()})
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"logprobs": [0.0, 0.7]}, "token 1 has log-prob 0.7"),
+        ({"logprobs": [0.0, float("nan")]}, "token 1 has log-prob nan"),
+        ({"logprobs": [-1e30, 0.0]}, "token 0 has log-prob -1e\\+30"),
+        ({"mask": [0, 2]}, "mask 1 is 2; expected 0 to 1"),
+        ({"tokens": [-1, 3]}, "token 0 is -1; expected 0"),
+        ({"versions": [-1, -2]}, "version 1 is -2; expected -1"),
+    ],
+)
+def test_a_trajectory_with_values_that_no_engine_samples_is_not_read(fields: dict[str, Any], words: str):
+    sent = generated()
+    sent.segments = [segment()]
+    [row] = sent.segments
+    for name, values in fields.items():
+        setattr(row, name, np.array(values, getattr(row, name).dtype))
+
+    with pytest.raises(WireError, match=words):
+        decode(TrajectoryGenerated, encode(sent))
+
+
+def test_a_log_prob_above_zero_by_rounding_is_zero():
+    assert segment(logprobs=[5e-5, -0.5]).logprobs.tolist() == [0.0, -0.5]

@@ -83,6 +83,7 @@ def main() -> int:
 async def serve(engine: Engine, listener: socket.socket, options: argparse.Namespace) -> int:
     """Answer requests and step the engine in one loop until a signal comes."""
     from asyncrl.engine.embedded.server import EngineServer
+    from asyncrl.engine.errors import EngineError
 
     loop = asyncio.get_running_loop()
     key = options.api_key_file.read_text().strip() if options.api_key_file is not None else None
@@ -103,7 +104,11 @@ async def serve(engine: Engine, listener: socket.socket, options: argparse.Names
     await stop.wait()
     sockets.close()
     if stepping.done():
-        stepping.result()  # a step that failed is the end of the process, with its trace
+        try:
+            stepping.result()  # a step that failed is the end of the process, with its trace
+        except EngineError as fault:
+            print(f"engine: {fault}", file=sys.stderr)
+            return 1
     stepping.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await stepping

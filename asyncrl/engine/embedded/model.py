@@ -16,6 +16,7 @@ from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.engine.embedded.matrix import Experts
 from asyncrl.engine.embedded.paged import Paged
 from asyncrl.engine.embedded.weights import Layer, Weights
+from asyncrl.engine.errors import LOGITS_NOT_FINITE, EngineError
 
 ATTENTION_STEP = 16
 """Attention reads the used prefix of the store, rounded up to this many tokens."""
@@ -127,6 +128,25 @@ class Model:
                 first = (part * slots + slot) * heads
                 for head in range(first, first + heads):
                     paged.free((head * positions + kept) * width, (written - kept) * width)
+
+    def check_finite(self, probs: torch.Tensor, positions: torch.Tensor, version: str) -> None:
+        """Check that the logits were finite; one that is not makes every probability of its row NaN.
+
+        Args:
+            probs: [R, vocab] softmax of the logits.
+            positions: [R] int64 of the tokens that gave them, in the slots 0..R-1.
+            version: name of the weights, for the error.
+
+        Raises:
+            EngineError: a logit was NaN or infinite; it names the first layer that stored such keys or values.
+        """
+        if not bool(probs[:, 0].isnan().any()):
+            return
+        newest = self.store[:, :, torch.arange(len(positions)), :, positions]  # [R, layers, 2, kv_heads, head_dim]
+        layers = (index for index, layer in enumerate(newest.unbind(1)) if not bool(torch.isfinite(layer).all()))
+        first = f"layer {next(layers, self.config.layers - 1)} of {self.config.layers}"
+        found = f"weights {version}: {LOGITS_NOT_FINITE}, from {first} on; expected finite numbers"
+        raise EngineError(f"{found}; lower learner.lr, and resume from an earlier checkpoint")
 
     def routed(self, slot: int, tokens: int) -> npt.NDArray[np.int32]:
         """Return the experts of the first tokens of a slot, [T, layers, K]; without experts [T, 0, 0]."""

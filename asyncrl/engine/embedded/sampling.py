@@ -109,9 +109,10 @@ def inverse_cdf(weights: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
     """[R, 1] index drawn in proportion to `weights` [R, V], which need not sum to one; `draws` [R, 1] in [0, 1).
 
     An index of weight zero is never drawn: the sum does not grow there, and a draw below 1 stays below the total.
+    Of a row with NaN the last index is returned.
     """
     sums = weights.cumsum(-1)
-    return torch.searchsorted(sums, draws * sums[:, -1:], right=True)
+    return torch.searchsorted(sums, draws * sums[:, -1:], right=True).clamp_(max=weights.shape[1] - 1)
 
 
 def truncated_inverse_cdf(probs: torch.Tensor, draws: torch.Tensor, records: npt.NDArray[np.void]) -> torch.Tensor:

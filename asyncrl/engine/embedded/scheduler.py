@@ -271,6 +271,7 @@ class Engine:
         if self._young:
             self._hold_back_stops(logits)
         sampled = rows.sample(logits)
+        self.model.check_finite(sampled.probs, rows.positions[:count], self.weight_version)
         rows.advance(sampled)
         touched = []
         tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()

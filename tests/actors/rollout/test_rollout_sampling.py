@@ -165,7 +165,7 @@ async def test_a_null_log_prob_is_not_trained_on(inference: LikeSGLang, begin: A
     inference.serve = serve
     await worker.ready(inference.address)
 
-    await ends_alone(worker, inference, "came with no log-prob")
+    await ends_alone(worker, inference, "has log-prob nan")
 
 
 async def test_a_server_that_is_not_well_gets_no_more_requests_until_it_is(inference: LikeSGLang, begin: Any):

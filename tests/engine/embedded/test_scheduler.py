@@ -374,3 +374,13 @@ async def test_an_idle_engine_sleeps_until_a_request_comes(engine):
         submit(engine, ask(max_new_tokens=3, listener=lambda _: ended.set()))
         async with asyncio.timeout(120):
             await ended.wait()
+
+
+def test_logits_that_are_not_finite_end_the_engine_with_the_version_and_the_layer(engine):
+    first = engine.model.weights.layers[0]
+    engine.model.weights.layers[0] = first._replace(out=lambda x: torch.full((len(x), 32), torch.nan))
+
+    with pytest.raises(
+        EngineError, match=r"weights 0: logits are not finite, from layer 1 of 2 on; .* lower learner.lr"
+    ):
+        finish(engine, ask(max_new_tokens=4))
