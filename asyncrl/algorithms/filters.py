@@ -13,6 +13,7 @@ from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named, with
 
 Count: TypeAlias = Annotated[int, Meta(ge=0)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+_EQUAL = 1e-6  # relative difference of rewards that are equal
 
 
 class Rewarded(Protocol):
@@ -40,10 +41,15 @@ class Filter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class ZeroVariance(Filter, frozen=True):
-    """Groups of several whose rewards are all equal: no member has an advantage. A group of one is not compared."""
+    """Groups of several whose rewards are all equal: no member has an advantage. A group of one is not compared.
+
+    Rewards that differ by rounding, relatively by at most 1e-6, are equal.
+    """
 
     def __call__(self, members: Sequence[Rewarded]) -> bool:
-        return len(members) > 1 and len({member.reward for member in members}) == 1
+        rewards = [member.reward for member in members]
+        least, most = min(rewards), max(rewards)
+        return len(rewards) > 1 and most - least <= _EQUAL * max(abs(least), abs(most))
 
 
 class PassRate(Filter, frozen=True):

@@ -16,15 +16,18 @@ from asyncrl.rewards.scorers import make_math
 
 _LAST_CHARS = 300  # of a completion, where `dapo` looks for the answer
 _DAPO_ANSWER = re.compile(r"(?i)Answer\s*:\s*([^\n]+)")
+_WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mbox)\s*\{([^{}]*)\}")
 _UNITS = re.compile(
-    r"\\(?:text|mbox|mathrm|textbf)\s*\{[^{}]*\}|\\(?:left|right|!|,|;|:|quad|ldots|%)|\^\s*(?:\\circ|\{\s*\\circ\s*\})|[$%,\s]"
+    r"\\(?:left|right|!|,|;|:|quad|ldots|dots|%|\$)|\^\s*(?:\\circ|\{\s*\\circ\s*\})|\{,\}|[$%,\"\s]|(?<=\d)th\b"
     r"|\b(?:square|ways|integers|dollars|mph|inches|ft|hours|km|units|points|feet|minutes|digits|cents|degrees|cm|gm"
-    r"|pounds|meters|meals|edges|students|multiples)\b",
+    r"|pounds|meters|meals|edges|students|children\s*tickets|multiples)\b(?:\s*\^\s*\{?[23]\}?)?",
     re.IGNORECASE,
 )
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?", re.ASCII)
 _EQUALS = re.compile(r"(?<![<>!:])=")
 _LETTERS = "ABCDEFGHIJ"
-_BEFORE = r"\s*(?i:is)?\s*:?\s*(?:\\boxed|\\text|[*($\\{])*([A-Z])(?![A-Za-z])"
+# A small letter is a choice only where nothing follows it in the line.
+_BEFORE = r"\s*(?i:is)?\s*:?\s*(?:\\boxed|\\text|[*($\\{])*([A-Z](?![A-Za-z])|[a-z](?=\W*(?:\n|\Z)))"
 _GPQA_ANSWERS = (
     r"(?i:final\s+(?:answer|option|choice))" + _BEFORE,
     r"(?i:answer|option|choice)" + _BEFORE,
@@ -60,6 +63,8 @@ def make_deepscaler() -> Callable[..., float]:
     math = make_math()
 
     def deepscaler(completion: str, label: Any) -> float:
+        if not isinstance(label, str | int | float):
+            return math("", label)  # which refuses it
         _, found, answer = completion.rpartition("</think>")
         if not found:
             _, found, answer = completion.partition("###Response")
@@ -91,8 +96,8 @@ def make_boxed(reward: str) -> Callable[..., float | dict[str, float]]:
 def dapo(completion: str, label: Any) -> dict[str, float]:
     """1 where the last `Answer:` in the last 300 characters equals the label, else -1; the metric `acc` is 1 or 0.
 
-    Of an equation the right side is compared: integers as numbers, other answers as texts without commas, dollars,
-    spaces and the units that Minerva leaves out.
+    Of an equation the right side is compared: integers exactly, other answers as texts without commas, dollars, quotes,
+    spaces, the commands of text around words, and the units that Minerva leaves out.
     Source: DAPO (arXiv 2503.14476, section 2.4, and its prompt template in appendix A); Minerva (arXiv 2206.14858,
     appendix D.1).
     """
@@ -138,7 +143,7 @@ def gpqa(completion: str, label: Any, metadata: Any = None) -> float:
     expected = _letter(wanted, letters, choices)
     text = completion.rpartition("</think>")[2]
     for pattern in (*_GPQA_ANSWERS, r"(?<![A-Za-z])([A-Z])(?![A-Za-z])"):
-        if found := [letter for letter in re.findall(pattern, text) if letter in letters]:
+        if found := [letter for letter in map(str.upper, re.findall(pattern, text)) if letter in letters]:
             return float(found[-1] == expected)
     named = {choice for choice in map(_bare, choices) if choice and f" {choice} " in f" {_bare(text)} "}
     return float(named == {_bare(dict(zip(letters, choices, strict=False)).get(expected, ""))})
@@ -162,7 +167,7 @@ def _joined(text: str) -> str:
 
 
 def _stripped(label: Any) -> str:
-    return str(label).strip().upper().strip("().")
+    return str(label).strip().upper().removesuffix(".0").strip("().")  # Parquet files hold numbers as 1.0
 
 
 def _letter(label: Any, letters: list[str], choices: list[str]) -> str:
@@ -174,20 +179,22 @@ def _letter(label: Any, letters: list[str], choices: list[str]) -> str:
     own, known = _joined(text), [_joined(choice) for choice in choices]
     if known.count(own) == 1:
         return letters[known.index(own)]
-    if text.isdecimal() and int(text) < len(letters):
-        return letters[int(text)]
+    number = _stripped(text)
+    if number.isdecimal() and int(number) < len(letters):
+        return letters[int(number)]
     raise ValueError(f"label {label!r} is no choice: letters are {', '.join(letters)}, choices {choices}")
 
 
 def _plain(answer: str) -> str:
     boxed = last_boxed(answer)
     right = _EQUALS.split(answer if boxed is None else boxed)[-1]
+    while (bare := _WRAPPED.sub(r"\1", right)) != right:  # one may be in another
+        right = bare
     text = _UNITS.sub("", right).rstrip(".").lower() or right.strip().lower()  # an answer may be a unit alone
-    try:
-        number = float(text)
-        return str(int(number)) if number.is_integer() else text
-    except (ValueError, OverflowError):
+    if not _NUMBER.fullmatch(text):
         return text
+    whole, _, places = text.lstrip("+").partition(".")
+    return text if places.strip("0") else str(int(whole))
 
 
 def _words(text: str) -> list[str]:
