@@ -148,7 +148,10 @@ class RewardWorker:
                 async with self._held_out[function] if generated.stage == "eval" else nullcontext():
                     return await self._graders[function].grade(request)
         except CallFailed as error:
-            raise WorkFailed("reward", str(error)) from error
+            late = self._context.config.reward.timeout_reward
+            if late is None or error.reason != "time_limit" or delivery.lapsed:
+                raise WorkFailed("reward", str(error)) from error
+            return GradeResult(late, {"reward_timeout": 1.0})
 
 
 def _result_fields(of: TrajectoryGenerated | TrajectorySubmitted) -> dict[str, Any]:

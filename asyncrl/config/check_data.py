@@ -19,6 +19,7 @@ def data_contradictions(config: Config) -> Iterator[Finding]:
     yield from _filters(config)
     yield from _overlong(config)
     yield from _scope(config)
+    yield from _timeout_reward(config)
     if not config.warmup.source:
         yield from unused(config, "warmup", "warmup.source", "warmup.source names no data", "options")
     if config.learner.turn_discount != 1.0 and all(task.advantage != "turns" for task in every_task(config)):
@@ -126,6 +127,20 @@ def _scope(config: Config) -> Iterator[Finding]:
                 'buffer.stale = "drop" or "mask"'
             )
             yield Finding(("buffer.stale", *scopes), message)
+
+
+def _timeout_reward(config: Config) -> Iterator[Finding]:
+    """A reward for trajectories whose call takes too long, of which a server or a group would give all the same."""
+    if config.reward.timeout_reward is None:
+        return
+    for task in graded_tasks(config).values():
+        keys = ("reward.timeout_reward", *task.keys("reward"), *task.keys("reward_scope"))
+        if task.reward.startswith(("http:", "https:")):
+            message = "the reward is a server: while it is down, every trajectory would get this reward; leave it out"
+            yield Finding(keys, message)
+        elif task.reward_scope == "group":
+            message = "the reward grades whole groups, whose members would all get this reward; leave it out"
+            yield Finding(keys, message)
 
 
 def _tournament(config: Config, task: Task) -> Iterator[Finding]:

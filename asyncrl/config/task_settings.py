@@ -68,6 +68,9 @@ class RewardSettings(Settings):
     batch: Positive = 1
     # Seconds one call may take before its child process is killed and the trajectory fails.
     time_limit_s: Seconds = 30.0
+    # Reward of a trajectory whose call takes longer than `time_limit_s`, for a function with `scope = "trajectory"`.
+    # Without it the trajectory fails. The metric `reward_timeout` is then 1.
+    timeout_reward: float | None = None
     # MB that each process of a user function may write to (data, not files or libraries it maps); beyond them the
     # trajectory fails. 0 for no limit.
     memory_mb: Count = 4096

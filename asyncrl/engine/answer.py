@@ -263,7 +263,8 @@ def _known(triples: list[_Triple], ids: list[int], have: int) -> list[float]:
         place = next(at for at, (name, one) in enumerate(zip(named, ids, strict=True)) if name != one)
         words = f"token {have + place} is {ids[place]}, its log-prob that of {named[place]}"
         raise RequestFailed(f"{words}; expected that of the sampled token")
-    return known.tolist()
+    values: list[float] = known.tolist()
+    return values
 
 
 Decode = Callable[[list[int]], str]

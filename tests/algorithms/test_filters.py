@@ -47,6 +47,10 @@ def test_a_right_answer_that_is_punished_for_its_length_passes():
         ("pass_rate", {"below": 0.75}, group([1.0, 1.0, 1.0, 0.0]), True),
         ("pass_rate", {"below": 0.76}, group([1.0, 1.0, 1.0, 0.0]), False),
         ("pass_rate", {"above": -1.0, "below": 2.0}, group([1.0, 1.0]), False),
+        ("zero_variance", {}, group([0.3, 0.1 + 0.2]), True),  # equal but for rounding
+        ("zero_variance", {}, group([0.0, 0.0]), True),
+        ("zero_variance", {}, group([1e-7, 2e-7]), False),
+        ("zero_variance", {}, group([0.3]), False),
         ("length", {"most_tokens": 15}, group(tokens=[10, 20]), False),
         ("length", {"most_tokens": 14}, group(tokens=[10, 20]), True),
         ("length", {"least_tokens": 15}, group(tokens=[10, 20]), False),

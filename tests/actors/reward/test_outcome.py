@@ -93,6 +93,26 @@ async def test_an_over_long_trajectory_is_punished_and_what_filters_read_is_meas
     assert (graded.unshaped, graded.score) == (1.0, 1.0)
 
 
+HANGS = """
+import time
+
+def reward(completion):
+    time.sleep(1000)
+"""
+
+
+async def test_a_reward_past_its_time_limit_counts_as_the_reward_that_the_settings_name(
+    bus: Bus, stage: Callable[..., Stage], tmp_path
+):
+    (tmp_path / "hangs.py").write_text(HANGS)
+    limits = {"time_limit_s": 0.5, "timeout_reward": -1.0}
+    async with reward_worker(bus, stage, f"{tmp_path / 'hangs.py'}:reward", reward=limits):
+        graded = await claim(bus, None)
+
+    assert isinstance(graded, TrajectoryGraded)
+    assert (graded.reward, graded.metrics) == (-1.0, {"reward_timeout": 1.0})
+
+
 MANY = """
 def reward(completion):
     return [{"reward": len(text), "together": len(completion)} for text in completion]
