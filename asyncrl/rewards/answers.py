@@ -63,15 +63,12 @@ def make_deepscaler() -> Callable[..., float]:
     math = make_math()
 
     def deepscaler(completion: str, label: Any) -> float:
-        if not isinstance(label, str | int | float):
-            return math("", label)  # which refuses it
         _, found, answer = completion.rpartition("</think>")
         if not found:
             _, found, answer = completion.partition("###Response")
         boxed = last_boxed(answer) if found else None
-        expected = str(label)
-        expected = last_boxed(expected) or expected
-        return 0.0 if boxed is None else math(f"\\boxed{{{boxed}}}", expected)
+        expected = last_boxed(label) or label if isinstance(label, str) else label
+        return math("" if boxed is None else f"\\boxed{{{boxed}}}", expected)
 
     return deepscaler
 
@@ -87,7 +84,7 @@ def make_boxed(reward: str) -> Callable[..., float | dict[str, float]]:
     def boxed(completion: str, label: Any, metadata: Any = None) -> float | dict[str, float]:
         answer = last_boxed(completion) or ""
         if math is not None:
-            return math(f"\\boxed{{{answer}}}", label) if answer else 0.0
+            return math(f"\\boxed{{{answer}}}" if answer else "", label)
         return f1(answer, label) if reward == "f1" else gpqa(answer, label, metadata)
 
     return boxed

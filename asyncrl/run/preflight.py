@@ -39,6 +39,7 @@ from asyncrl.run.preflight_model import (
 from asyncrl.run.preflight_placement import check_placement
 from asyncrl.run.preflight_quantised import check_quantised
 from asyncrl.run.preflight_rows import check_data
+from asyncrl.run.reward_trial import label_faults
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors
 from asyncrl.sandbox.frames import Setup
@@ -184,6 +185,7 @@ def _data(config: Config, base: Path) -> Iterator[Finding]:
     yield from findings
     with suppress(DataError, OSError):  # reported already
         yield from plan(config, base).shortages() if not findings else ()
+        yield from label_faults(config, base) if not findings else ()
 
 
 def _functions(config: Config, base: Path) -> Iterator[Finding]:

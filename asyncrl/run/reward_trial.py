@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.check import Finding
 from asyncrl.config.held_out import graded_tasks, tasks_of_sets
 from asyncrl.config.settings import Config
 from asyncrl.config.task_settings import RewardSettings
@@ -14,11 +15,13 @@ from asyncrl.config.tasks import Task, rows_of, tasks_of
 from asyncrl.data.row_maker import sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.rewards.built_in import BUILT_IN, reads_label
 from asyncrl.rewards.graders import GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.score import GradeRequest
 from asyncrl.sandbox.frames import CallFailed
 
 _ROWS, _READ_S = 1000, 3.0  # of each task
+_LABELS = 64  # of each task, that are graded
 
 
 def reward_lines(config: Config, base: Path) -> Iterator[str]:
@@ -51,6 +54,33 @@ def label_hints(config: Config, base: Path) -> Iterator[str]:
                 f"that no answer can equal: that of the prompt {str(row.prompt)[:60]!r} has {longest:,} tokens, "
                 f"rollout.max_new_tokens = {limit:,}; raise it"
             )
+
+
+def label_faults(config: Config, base: Path) -> Iterator[Finding]:
+    """Find labels that a built-in reward refuses: each of the first rows is graded once, with an empty answer."""
+    sets = tasks_of_sets(config)
+    for name, task in graded_tasks(config).items():
+        if task.reward in BUILT_IN and reads_label(task.reward):
+            fault = asyncio.run(
+                _label_fault(config.reward, base, task, rows_of(config, base, task, held_out=name in sets))
+            )
+            if fault:
+                yield Finding((*task.keys("source"), *task.keys("reward")), fault)
+
+
+async def _label_fault(reward: RewardSettings, base: Path, task: Task, rows: RowSetup) -> str:
+    _, found = await sample_rows(rows, _LABELS, _READ_S)
+    grader = await open_grader(task.reward, base=base, time_limit_s=reward.time_limit_s, memory_mb=reward.memory_mb)
+    try:
+        for row in found:
+            await grader.grade(GradeRequest("", row.prompt, row.label, row.metadata, "p000000-0"))
+    except CallFailed as error:
+        words = str(error).splitlines()[-1]  # of a traceback what was raised
+        advice = "name the column of the answer with label_key, or make it with convert"
+        return f"the reward {task.reward} refuses the label of the prompt {str(row.prompt)[:60]!r}: {words}; {advice}"
+    finally:
+        await grader.close()
+    return ""
 
 
 async def _line(reward: RewardSettings, base: Path, task: Task, rows: RowSetup) -> str:

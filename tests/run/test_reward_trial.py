@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
 from asyncrl.config.load import load_config
-from asyncrl.run.reward_trial import label_hints, reward_lines
+from asyncrl.run.reward_trial import label_faults, label_hints, reward_lines
 
 REWARDS = """
 def exact(completion, label):
@@ -67,3 +69,20 @@ def test_a_label_that_no_answer_can_equal_is_told_where_text_is_compared_exactly
         "rollout.max_new_tokens = 8; raise it"
     ]
     assert told("rollout.max_new_tokens=10") == told("reward.function=math") == []
+
+
+@pytest.mark.parametrize("reward", ["math", "boxed_math", "deepscaler", "gpqa"])
+def test_a_label_that_a_built_in_reward_cannot_read_is_refused(tmp_path: Path, monkeypatch, reward: str):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text(
+        '{"prompt": "a", "label": "1"}\n{"prompt": "b", "label": {"style": "rule", "ground_truth": "6"}}\n'
+    )
+    (tmp_path / "run.toml").write_text("")
+    words = ["task.source=rows.jsonl", f"reward.function={reward}", "eval.prompts=0"]
+    loaded = load_config(str(tmp_path / "run.toml"), overrides=words)
+
+    [fault] = label_faults(loaded.config, tmp_path)
+
+    assert fault.keys == ("task.source", "reward.function")
+    assert f"the reward {reward} refuses the label of the prompt 'b'" in fault.message
+    assert "label_key" in fault.message
