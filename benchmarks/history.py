@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 import xxhash
 
 from actors.prompter.actor import sampling_seed
+from actors.supervisor.sweeper import purge
 from asyncrl.bus.acks import MESSAGE_ID
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
@@ -36,8 +38,16 @@ from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchGroup, BatchMember,
 from topics.ids import TASK, prompt_name, trajectory_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.table import BY_NAME
-from topics.topic import BATCHES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, Topic
-from topics.trajectories import TRAJECTORY_GRADED, Reference, TrajectoryGraded, VersionCount
+from topics.topic import BATCHES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES, Topic
+from topics.trajectories import (
+    TRAJECTORY_GENERATED,
+    TRAJECTORY_GRADED,
+    Reference,
+    Segment,
+    TrajectoryGenerated,
+    TrajectoryGraded,
+    VersionCount,
+)
 from topics.weights import CHECKPOINT_SAVED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
 from topics.wire import Message, headers_of
 
@@ -99,7 +109,7 @@ async def write_history(folder: Path, config: Config, trajectories: int, *, snap
     server = EmbeddedServer(files.root, run=config.run)
     bus = await Bus.connect(await server.start(), config.run, name="bench")
     try:
-        sizes = equal_sizes(payload_mb=1, ledger_mb=1 + trajectories * _BYTES // 1_000_000)
+        sizes = equal_sizes(payload_mb=8, ledger_mb=1 + trajectories * _BYTES // 1_000_000)
         await provision(bus, sizes, lease_s=config.workers.lease_s)
         await publish(bus, run_opened(config, files))
         history = History(bus, config)
@@ -124,6 +134,7 @@ class History:
         self._size = config.rollout.group_size
         task = config.task
         self._rows = open_source(task.source, options=task.options, seed=config.seed, base=Path())
+        self._references: dict[str, Reference] = {}  # of results that no batch holds yet
         self._packed: dict[int, int] = {}  # sequences of the newest batches, by step
         self.steps = 0  # batches packed and trained so far
         self.issued = 0  # groups
@@ -145,6 +156,8 @@ class History:
             await self.grade(self._batch_groups)
             await self._pack(step)
             await self.train()
+            # As the trimmer does: results of trained batches go, here all but those of the newest batch.
+            await purge(self.bus, TRAJECTORIES, [{"seq": (step - 1) * self._batch_groups * self._size + 1}])
             await self.put([self._published(step)])
             if step % self._config.learner.checkpoint_every == 0:
                 await self.put([self._saved("")])
@@ -152,10 +165,11 @@ class History:
         await self._check()
 
     async def grade(self, groups: int) -> None:
-        """Grades of the next groups."""
+        """Results and grades of the next groups."""
         first, self.graded = self.graded, self.graded + groups
-        numbers = range(first, self.graded)
-        await self.put(self._grade(number, member) for number in numbers for member in range(self._size))
+        members = [(number, member) for number in range(first, self.graded) for member in range(self._size)]
+        await self.put(self._result(*member) for member in members)
+        await self.put(self._grade(*member) for member in members)
 
     async def train(self) -> None:
         """The next step."""
@@ -234,6 +248,26 @@ class History:
         )
         return Fact(PROMPT_ISSUED, message, name)
 
+    def _result(self, number: int, member: int) -> Fact:
+        prompt_id, version = prompt_name(TASK, number), self._version(number // self._batch_groups + 1)
+        tokens = np.full(_TOKENS, number % 64, np.int32)
+        ones, versions = np.ones(_TOKENS, np.uint8), np.full(_TOKENS, version, np.int32)
+        message = TrajectoryGenerated(
+            trajectory_id=trajectory_name(prompt_id, member),
+            prompt_id=prompt_id,
+            member=member,
+            group_size=self._size,
+            stage="rl",
+            rows=[self._rows.row(number)],
+            segments=[Segment(tokens, ones, np.full(_TOKENS, -1.0, np.float32), versions)],
+            completion="an answer",
+            versions=[VersionCount(version, _TOKENS)],
+        )
+        body = pack(message, TRAJECTORY_GENERATED)
+        reference = Reference(number * self._size + member + 1, xxhash.xxh3_64_hexdigest(body), len(body))
+        self._references[message.trajectory_id] = reference
+        return Fact(TRAJECTORY_GENERATED, message, message.trajectory_id)
+
     def _grade(self, number: int, member: int) -> Fact:
         prompt_id = prompt_name(TASK, number)
         message = TrajectoryGraded(
@@ -242,8 +276,9 @@ class History:
             member=member,
             group_size=self._size,
             stage="rl",
-            payload=self._reference(number, member),
+            payload=self._references[trajectory_name(prompt_id, member)],
             versions=[VersionCount(self._version(number // self._batch_groups + 1), _TOKENS)],
+            lengths=[_TOKENS],
             reward=float(member % 2),
         )
         return Fact(TRAJECTORY_GRADED, message, message.trajectory_id)
@@ -261,8 +296,9 @@ class History:
     def _members(self, number: int) -> Iterator[BatchMember]:
         name = prompt_name(TASK, number)
         for member in range(self._size):
-            reference = self._reference(number, member)
-            yield BatchMember(trajectory_name(name, member), 0, reference, float(member % 2), _TOKENS)
+            trajectory_id = trajectory_name(name, member)
+            reference = self._references.pop(trajectory_id)
+            yield BatchMember(trajectory_id, 0, reference, float(member % 2), _TOKENS, lengths=[_TOKENS])
 
     async def _sequence(self, step: int) -> int:
         """Return the messages of a step's batch; a buffer that continues may have packed it."""
@@ -278,9 +314,6 @@ class History:
 
     def _saved(self, path: str) -> Fact:
         return Fact(CHECKPOINT_SAVED, CheckpointSaved(0, self.steps, _DIGEST, path, self._packed[self.steps]))
-
-    def _reference(self, number: int, member: int) -> Reference:
-        return Reference(number * self._size + member + 1, "0123456789abcdef", 4096)
 
 
 async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
