@@ -92,6 +92,9 @@ class PrompterFold(Fold):
         self.sources = {source.letter: source for source in made}
         self._plans = stage_plans(config)
         self._max_lag = config.buffer.max_lag
+        self._trains = config.trains
+        # Without a learner no lag bounds what is open: twice what rollout workers hold keeps them busy.
+        self._slots = 2 * config.rollout.workers * config.rollout.slots // largest_group(config) + 1
         self._size = largest_group(config)
         self._begin = {TASK: config.start.prompt}
         self._curricula, self._known_stages = curricula_of(config), [*config.stages]
@@ -113,7 +116,10 @@ class PrompterFold(Fold):
         for group in packed.groups:
             self.count_answers(group.prompt_id, group.task, [member.score for member in group.members])
         groups = [group.prompt_id for group in packed.groups]
-        if packed.step in self.state.trained_ahead:
+        if not self._trains:
+            self.state.done["rl"] += 1
+            self._close(groups)
+        elif packed.step in self.state.trained_ahead:
             self.state.trained_ahead.discard(packed.step)
             self._close(groups)
         else:
@@ -240,7 +246,7 @@ class PrompterFold(Fold):
         plan = self._plans[stage]
         # While admission is paused, the groups of one batch may be open: with fewer, no batch would ever be trained,
         # and only training makes room.
-        limit = plan.batch_groups if self.state.paused else open_groups(plan.batch_groups, self._max_lag)
+        limit = plan.batch_groups if self.state.paused else self._most_open(plan)
         room = max(0, min(limit, self._still_needed(stage)) - len(self.state.open[stage]))
         if not (room or self.state.members):
             return []
@@ -255,6 +261,10 @@ class PrompterFold(Fold):
             least = 0 if group.given else self._min_version
             found += [Wanted(group, member, least) for member in range(begun, group.size)]
         return found
+
+    def _most_open(self, plan: StagePlan) -> int:
+        """Groups of a stage that may be open at once."""
+        return open_groups(plan.batch_groups, self._max_lag) if self._trains else plan.batch_groups + self._slots
 
     def _still_needed(self, stage: Stage) -> int:
         """Groups that the steps to come take, those open among them.

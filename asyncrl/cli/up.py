@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_flag, add_option
@@ -36,6 +36,7 @@ from asyncrl.state.summary import summary_panel, summary_text
 from asyncrl.state.watch import Watch
 
 T = TypeVar("T")
+Work: TypeAlias = Callable[[Bus, RunState], Coroutine[Any, Any, None]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +108,13 @@ def _resumed(arguments: argparse.Namespace) -> Launch:
     return launch
 
 
-async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None) -> int:
-    """Start a prepared run, watch it and end it; returns the exit code."""
+async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None, work: Work | None = None) -> int:
+    """Start a prepared run, watch it and end it; returns the exit code.
+
+    Args:
+        on_started: is called once the run has started.
+        work: the run is stopped when this has ended.
+    """
     state = RunState(launch.config.run, launch.config.learner.steps)
     launch.report = lambda text: state.report("warning", time.time_ns(), text)
     stop = _on_interrupt(launch, state)
@@ -120,7 +126,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
                 print(f"inputs as they are now count from step {launch.trained + 1}", flush=True)
             print(*served_lines(launch.config.gateway, launch.files), sep="", end="", flush=True)
             on_started()
-        reason = "" if bus is None else await _watch(launch, bus, state, stop)
+        reason = "" if bus is None else await _watch(launch, bus, state, stop, work)
     except AsyncRLError as error:
         reason = str(error)
     finally:
@@ -128,7 +134,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     if bus is not None and (figures := launch.files.read_summary()):
         console = Terminal()
         console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
-        if not (figures["finished"] or reason):
+        if not (figures["finished"] or reason or work):
             print(f"to go on: asyncrl up --resume {launch.files.root}")
     elif not reason and (bus is None or launch.files.end == "not begun"):
         print(f"stopped before it trained; to go on: asyncrl up --resume {launch.files.root}")
@@ -142,12 +148,12 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     return 1 if reason else 0
 
 
-async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event) -> str:
+async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event, work: Work | None) -> str:
     """Show the run until it has ended; returns why it failed, or nothing."""
     watch = Watch(bus, state)
     await watch.start()
     async with shown(state, Terminal()):
-        code = await _unless(stop, launch.ended())
+        code = await _unless(stop, launch.ended() if work is None else _ended_by(launch, work(bus, state)))
         if code is None:
             state.phase = "stopping"
             code = await launch.dismiss()
@@ -157,6 +163,18 @@ async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event)
     if launch.killed:
         return f"killed by a second interrupt; to go on: asyncrl up --resume {launch.files.root}"
     return launch.failure or state.failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
+
+
+async def _ended_by(launch: Launch, work: Coroutine[Any, Any, None]) -> int | None:
+    """The exit code of the supervisor, or None when the work ended first."""
+    working, ended = asyncio.create_task(work), asyncio.create_task(launch.ended())
+    try:
+        await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
+        return ended.result() if ended.done() else working.result()
+    finally:
+        for task in (working, ended):
+            task.cancel()
+        await asyncio.wait({working, ended})
 
 
 def _on_interrupt(launch: Launch, state: RunState) -> asyncio.Event:

@@ -249,6 +249,8 @@ def _lag(config: Config) -> Iterator[Finding]:
             f"buffer.max_batches_ahead = {ahead} packs a batch that has lag, but buffer.max_lag = {lag}; set ahead to 0"
         )
         yield Finding(("buffer.max_batches_ahead", "buffer.max_lag"), message)
+    if not config.trains:
+        return
     if learner.publish_every > lag + 1:
         message = (
             f"learner.publish_every = {learner.publish_every}, expected at most buffer.max_lag + 1 = {lag + 1}: "

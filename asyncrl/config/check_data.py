@@ -20,6 +20,7 @@ def data_contradictions(config: Config) -> Iterator[Finding]:
     yield from _overlong(config)
     yield from _scope(config)
     yield from _timeout_reward(config)
+    yield from _without_learner(config)
     if not config.warmup.source:
         yield from unused(config, "warmup", "warmup.source", "warmup.source names no data", "options")
     if config.learner.turn_discount != 1.0 and all(task.advantage != "turns" for task in every_task(config)):
@@ -127,6 +128,17 @@ def _scope(config: Config) -> Iterator[Finding]:
                 'buffer.stale = "drop" or "mask"'
             )
             yield Finding(("buffer.stale", *scopes), message)
+
+
+def _without_learner(config: Config) -> Iterator[Finding]:
+    """Batches that nothing trains: lag would end the sampling."""
+    lag, steps = config.buffer.max_lag, config.learner.steps
+    if not config.trains and {"prompter", "buffer"} <= set(config.only) and lag < steps:
+        message = (
+            f"no learner runs, and from batch {lag + 2} on every token would exceed buffer.max_lag = {lag}; add the "
+            "learner, or sample without training: asyncrl rollout CONFIG --prompts N -o FILE.parquet"
+        )
+        yield Finding(("only", "buffer.max_lag", "learner.steps"), message)
 
 
 def _timeout_reward(config: Config) -> Iterator[Finding]:

@@ -368,5 +368,7 @@ class Config(Settings):
 
     @property
     def ahead(self) -> int:
-        """Batches packed ahead of the one in training."""
+        """Batches packed ahead of the one in training; without a learner all."""
+        if not self.trains:
+            return self.learner.steps
         return min(1, self.buffer.max_lag) if self.buffer.max_batches_ahead < 0 else self.buffer.max_batches_ahead

@@ -86,10 +86,9 @@ def diagnose(state: RunState) -> list[StallFound]:
 
 def stalled_s(state: RunState) -> float:
     """Return the seconds since a batch was trained, or since all actors were there to train the first one."""
-    starts = [actor.starts[-1] for actor in state.actors.values() if actor.starts]
     newest = state.steps[-1].time_ns if state.steps else 0
     if newest < state.opened_ns:  # nothing was trained since the run was opened
-        newest = max([state.opened_ns, *starts])
+        newest = max([state.opened_ns, *(actor.starts[-1] for actor in state.actors.values() if actor.starts)])
     return state.since_s(newest)
 
 
@@ -120,6 +119,8 @@ def headline(state: RunState) -> str:
         ready = sum(engine.state == "ready" for name, engine in state.engines.items() if role_of(name) == "engine")
         if "gateway" in state.config.only and state.serves_ns < state.opened_ns:
             return "starting: no gateway accepts requests yet"
+        if "buffer" in state.config.only:
+            return f"sampling: {state.packed or 0:,} of {state.total:,} batches are graded"
         return f"serving: {ready} of {len(state.names_of('engine'))} engines take requests"
     if newest is None or newest.time_ns < state.opened_ns:
         ever = "yet" if newest is None else "since"

@@ -35,7 +35,9 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """Names and figures, the most wanted first."""
     further = [*summary.get("reports", {}).items(), *_requests(summary), *_card(summary)]
     if not summary.get("trains", True):
-        return [*further, ("wall time", _wall_time(summary))]
+        issued, tokens = summary.get("trajectories_issued", 0), summary.get("sampled_tokens", 0)
+        sampled = [("sampled", f"{tokens:,} tokens of {issued:,} trajectories")] if issued else []
+        return [*further, *sampled, ("wall time", _wall_time(summary))]
     return [
         *further,
         *(_of_rl(summary) if summary["steps"] else _before_rl(summary)),
@@ -93,7 +95,7 @@ def _requests(summary: dict[str, Any]) -> list[tuple[str, str]]:
     ends, serves = summary.get("requests_by_finish", {}), not summary.get("trains", True)
     failed = f"{ends.get('failed', 0):,} failed, {ends.get('gone', 0):,} left by their clients"
     text = f"{sum(ends.values()):,} of clients, {failed}, {summary.get('request_tokens', 0):,} tokens sampled"
-    return [("requests", text)] if ends or serves else []
+    return [("requests", text)] if ends or (serves and not summary.get("trajectories_issued")) else []
 
 
 def _card(summary: dict[str, Any]) -> list[tuple[str, str]]:

@@ -43,14 +43,6 @@ TOURNAMENT = ["reward.scope=group", "reward.tournament=swiss", "reward.function=
         (["workers.lease_s=120"], "workers.lease_s workers.stall_s"),
         (["workers.lease_s=0.01"], "workers.lease_s"),
         (["reward.function=math", "reward.time_limit_s=600"], "reward.time_limit_s buffer.group_deadline_s"),
-        (
-            ["reward.function=http://grader:80/g", "reward.timeout_reward=0"],
-            "reward.timeout_reward reward.function reward.scope",
-        ),
-        (
-            ["reward.function=my.py:f", "reward.scope=group", "reward.timeout_reward=0"],
-            "reward.timeout_reward reward.function reward.scope",
-        ),
         (["task.rollout=my.py:f", "rollout.tool_limit_s=600"], "rollout.tool_limit_s buffer.group_deadline_s"),
         (["supervision.silence_s=0.1"], "supervision.silence_s"),
         (["nats.replicas=3"], "nats.replicas nats.url"),

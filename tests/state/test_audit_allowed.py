@@ -113,6 +113,18 @@ def test_a_batch_holds_no_tokens_of_versions_that_came_after_it():
     assert story.wrong() == [*untrained, ("unpublished version", "batch 1")]
 
 
+def test_without_a_learner_all_tokens_are_of_the_model_as_it_is():
+    story = Story()
+    roles = ["prompter", "rollout", "reward", "buffer", "engine"]
+    story.publish(RunOpened(9, 0, {**SETTINGS, "only": roles, "warmup": {"steps": 0}}))
+    for name in ("p000000-0", "p000000-1"):
+        story.issued(name)
+        story.graded(name)
+    story.packed(1, "p000000-0", "p000000-1")
+
+    assert story.wrong() == []
+
+
 def opened_with(story, groups):
     buffer = {**SETTINGS["buffer"], "batch_groups": groups}
     story.publish(RunOpened(9, 0, {**SETTINGS, "warmup": {"steps": 0}, "buffer": buffer}))

@@ -268,6 +268,7 @@ def _versions(ledger: Ledger) -> Iterator[Violation]:
         if trained and config is not None and config.learner.trainer != "scripted":
             yield Violation("repeated version", name, f"the digest of version {before}", "weights.unchanged before it")
     versions = {version for _, version in ledger.training.published} | ledger.later_versions | {-1}
+    versions |= {0} if config is not None and not config.trains else set()
     for version, (key, tokens) in ledger.groups.sampled.items():
         if version not in versions:
             found = f"{tokens} tokens of version {version}"

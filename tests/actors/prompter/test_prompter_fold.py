@@ -51,6 +51,23 @@ def test_what_is_issued_while_a_batch_waits_for_the_learner_is_no_older_than_the
     assert {item.min_version for item in fed.fold.wanted()} == {1}
 
 
+def test_without_a_learner_a_packed_batch_returns_its_credits_and_every_version_is_the_first():
+    roles = ["prompter", "rollout", "reward", "buffer", "engine"]
+    fed = feed(only=roles, rollout={"group_size": 2, "slots": 2}, buffer={"batch_groups": 2, "max_lag": 5})
+    assert len(issue(fed)) == 2 * 5  # a batch, and twice what fills the slots
+
+    fed.packed(1, "p000000", "p000002")
+    wanted = fed.fold.wanted()
+
+    assert sorted({item.prompt_id for item in wanted}) == ["p000005", "p000006"]
+    assert {item.min_version for item in wanted} == {0}
+    for step, first, second in ((2, 1, 3), (3, 4, 5), (4, 6, 7)):
+        issue(fed)
+        fed.packed(step, f"p{first:06d}", f"p{second:06d}")
+    issue(fed)
+    assert fed.fold.open_groups == 2  # those of the last of five batches
+
+
 def test_no_prompt_is_issued_behind_the_end_of_the_data():
     fed = Feed(PrompterFold(config(task={"epochs": 1})))
     fed.fold.opened("task", 5)
