@@ -1,6 +1,8 @@
 """Restarts of a run's only gateway: its clients do not notice them."""
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 from pathlib import Path
@@ -8,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from asyncrl.bus.connection import Bus
+from asyncrl.state.records import counted
 from harness.gateways import turns_of
 from harness.live_runs import new_key, with_gateway
-from harness.runs import PACED, Run, address_of, up
+from harness.runs import PACED, Run, address_of, command, up
 from harness.sdks import sdks
 from harness.stage import until
 
@@ -22,10 +25,11 @@ MOST = 24  # tokens of a reply
 def gateways(run: Run) -> set[int]:
     """Return the living processes that play the gateway."""
     found = set()
-    for command in Path("/proc").glob("[0-9]*/cmdline"):
-        words = command.read_bytes().split(b"\0") if command.exists() else []
-        if b"gateway-1" in words and str(run.root).encode() in b" ".join(words):
-            found.add(int(command.parent.name))
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has just ended
+            words = line.read_bytes().split(b"\0")
+            if b"gateway-1" in words and str(run.root).encode() in b" ".join(words):
+                found.add(int(line.parent.name))
     return found
 
 
@@ -65,3 +69,8 @@ async def test_a_gateway_that_is_asked_to_leave_or_is_killed_refuses_no_connecti
             begun, ended = await turns_of(bus)
             assert begun.keys() == ended.keys() and {end.finish for end in ended.values()} <= {"stop", "length"}
             await bus.close()
+            _, listed = await command(tmp_path, "keys", "list")
+            assert f"anna  {counted(len(begun), 'reply')}, " in listed
+            code, shown = await command(tmp_path, "dump", "--live", "--tenant", "anna")
+            turns = [json.loads(line) for line in Path(tmp_path, shown.strip()).read_text().splitlines()]
+            assert (code, {turn["turn"] for turn in turns}) == (0, begun.keys())
