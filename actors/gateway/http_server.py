@@ -43,6 +43,8 @@ async def listening(
     """
     most = _connections(most)
     # What aiohttp calls keep-alive is counted from the begin of a connection, and from the end of each reply.
+    opened = OpenPort()
+    app.on_response_prepare.append(opened.end_connection)
     runner = web.AppRunner(app, shutdown_timeout=_END_S, handler_cancellation=True)
     await runner.setup()
     server, loop, quiet = runner.server, asyncio.get_running_loop(), _quiet()
@@ -61,7 +63,8 @@ async def listening(
         else:
             accepting = await loop.create_server(connected, *place, reuse_port=True, backlog=WAITING)
         try:
-            yield OpenPort(accepting, server)
+            opened.begin(accepting, server)
+            yield opened
         finally:
             accepting.close()
     finally:
@@ -71,14 +74,28 @@ async def listening(
 class OpenPort:
     """A port that accepts connections."""
 
-    def __init__(self, accepting: asyncio.Server, server: web.Server) -> None:
+    _accepting: asyncio.Server
+    _server: web.Server
+
+    def __init__(self) -> None:
+        self._is_closed = False
+
+    def begin(self, accepting: asyncio.Server, server: web.Server) -> None:
+        """Take note of what accepts connections, and what answers them."""
         self._accepting, self._server = accepting, server
 
     def close(self) -> None:
-        """Accept no more connections, and close each connection after its running request."""
+        """Accept no more connections, and close each connection after its next answer."""
+        self._is_closed = True
         self._accepting.close()
         for one in cast(list[_Connection], self._server.connections):
             one.retire()
+
+    async def end_connection(self, _request: web.Request, response: web.StreamResponse) -> None:
+        """Let the connection end with a response, once the port is closed."""
+        if self._is_closed:
+            response.force_close()
+            response.headers["Connection"] = "close"
 
 
 def _make_room(connections: Iterable[_Connection]) -> bool:
@@ -130,9 +147,10 @@ class _Connection(web.RequestHandler):
         self._out.abort()
 
     def retire(self) -> None:
-        """Close it after its running or, on a new connection, its first request."""
-        self._close = True
-        if self._request_count and not self._request_in_progress:
+        """Close it, now or after the answer to its request; one that has not sent a whole request yet is answered."""
+        if self.loss == _ANSWERED:
+            self._close = True  # further data is ignored
+        elif self.loss == 1:
             self._out.close()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

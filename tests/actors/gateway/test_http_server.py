@@ -168,3 +168,32 @@ async def test_a_whole_reply_that_is_read_slowly_is_not_cut_off(monkeypatch: pyt
             await looks.acquire()
         await reader.readexactly(2**25 - 3 * 2**22)
         writer.close()
+
+
+async def test_a_port_that_closes_answers_connections_whose_request_is_not_whole_and_ends_them():
+    read = asyncio.Semaphore(0)
+
+    async def answer(http: web.Request) -> web.StreamResponse:
+        read.release()
+        await http.read()
+        return web.Response(text="whole")
+
+    app = web.Application()
+    app.add_routes([web.post("/", answer)])
+    place = Listen("127.0.0.1", free_port())
+    async with asyncio.timeout(LIMIT_S), listening(app, place, most=9, silent_s=60) as opened:
+        new, half, idle = [await asyncio.open_connection(*place) for _ in range(3)]
+        for (_, writer), begun in ((half, HALF), (idle, ASKED)):
+            writer.write(begun)
+            await read.acquire()
+        await idle[0].readuntil(b"whole")
+        opened.close()
+        assert await idle[0].read() == b""
+        for (reader, writer), rest in ((new, ASKED), (half, b"whole")):
+            writer.write(rest)
+            reply = await reader.read()
+            assert reply.startswith(b"HTTP/1.1 200 OK") and b"Connection: close" in reply
+        with pytest.raises(OSError):
+            await asyncio.open_connection(*place)
+        for _, writer in (new, half, idle):
+            writer.close()
