@@ -18,7 +18,8 @@ from asyncrl.config.settings import Config
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.control import read_key
 from asyncrl.live.apis.chat import ChatCompletions
-from asyncrl.live.conversation import Conversations, History, Seam, history_key
+from asyncrl.live.conversation import Conversations, history_key
+from asyncrl.live.difference import History, Seam
 from asyncrl.live.stored import TurnReader
 from benchmarks.stage import BenchError, Stage, bench_config, report
 from benchmarks.talks import Reply, Talk, gateway_key, percentile, talking_model, timed

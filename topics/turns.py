@@ -18,9 +18,9 @@ ShortDigest = Annotated[str, Meta(max_length=32)]  # hexadecimal, or ""
 Finish: TypeAlias = Literal["stop", "length", "gone", "failed"]  # gone: the client is; failed: no engine answered it
 Score: TypeAlias = Annotated[float, Meta(ge=-1, le=1)]
 LiveTemperature: TypeAlias = Annotated[float, Meta(ge=0, le=100)]
-# Causes for which a turn is served and not trained. Known when it starts: side (the client marked it), greedy
-# (temperature 0), truncated (top_p, top_k), constrained (a form of the reply), penalised (frequency_penalty,
-# presence_penalty), redacted (by `live.redact`; of the reply when it ends). When it ends: gone, failed, empty (no
+# Causes for which a turn is served and not trained. Known when it starts: side (a header or its text says so), greedy
+# (temperature 0), truncated (top_p, top_k, min_p), constrained (a form of the reply), penalised (penalties,
+# logit_bias), redacted (by `live.redact`; of the reply when it ends). When it ends: gone, failed, empty (no
 # token). Later: lost (its end never arrived), unjudged (no judge answered in time), ungraded (no valid vote), off
 # (`live.fraction` is 0), garbage (quarantined), repeat (the same prompt and reply again), behind (older than
 # `buffer.max_lag` allows), surplus (too many newer turns wait), purged (its data key was erased).
@@ -72,6 +72,7 @@ class TurnStarted(Message):
     siblings: ShortDigest = ""  # equal for turns of one session with the same prompt and temperature
     tools: ShortDigest = ""  # of the tools that its prompt declares; "": not known
     api_key: MaybeId = ""  # id of the API key of its request; "": not known
+    prompt: ShortDigest = ""  # of the conversation before the reply, as its client sends it again; "": not known
 
     @property
     def prompt_tokens(self) -> int:
@@ -215,6 +216,26 @@ class FeedbackGiven(Message):
     secret: SecretIds = ""  # of its turn
 
 
+class ReplyKeptHeaders(SealedHeaders, kw_only=True):
+    """Headers that deciding needs."""
+
+    turn_id: Id
+    tenant: Id
+
+
+class ReplyKept(Message):
+    """A response that its client may retrieve and refer to; the newest of a turn counts, and one without a body deletes
+    it."""
+
+    HEADERS: ClassVar[type[Headers]] = ReplyKeptHeaders
+
+    turn_id: Id
+    tenant: Id
+    body: bytes = b""  # as its client got it, JSON
+    input: bytes = b""  # items of its request, a list as JSON; b"": not kept
+    secret: SecretIds = ""  # of its turn
+
+
 class TurnReady(Message):
     """A turn can be judged: work of the judges.
 
@@ -331,6 +352,7 @@ TURN_FINISHED = Topic(TurnFinished, TURNS, ("gateway",), (*_READERS, "recorder")
 TURN_SHADOWED = Topic(TurnShadowed, TURNS, ("gateway",), ("judge", "monitor"), key="turn_id")
 SESSION_LEFT = Topic(SessionLeft, TURNS, ("gateway",), ("sessions",), key="session_id", repeats=True)
 FEEDBACK_GIVEN = Topic(FeedbackGiven, TURNS, ("gateway",), ("sessions", "recorder"), key="turn_id", id=("feedback_id",))
+REPLY_KEPT = Topic(ReplyKept, TURNS, ("gateway",), ("gateway", "monitor"), key="turn_id", repeats=True)
 TURN_JUDGED = Topic(TurnJudged, TURNS, ("judge",), ("sessions", "rollout", "recorder"), key="turn_id")
 TURN_READY = Topic(TurnReady, SESSIONS, ("sessions",), ("sessions", "judge"), key="turn_id")
 TURN_ADMITTED = Topic(TurnAdmitted, SESSIONS, ("sessions",), ("sessions", "prompter", "rollout"), key="turn_id")

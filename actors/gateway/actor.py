@@ -24,6 +24,7 @@ from actors.gateway.operations import Operations
 from actors.gateway.prompts import Bounds, Prompts
 from actors.gateway.reply import Answered, Reply, shape_errors
 from actors.gateway.request_body import read_body
+from actors.gateway.responses import Responses
 from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
 from actors.gateway.turn_store import Facts
@@ -38,12 +39,14 @@ from asyncrl.live.apis.messages import COUNT_PATH
 from asyncrl.live.apis.models import MODELS_PATH, check_model, model_body, models_body
 from asyncrl.live.apis.registry import APIS, MESSAGES
 from asyncrl.live.apis.schema import Api, Ending, LiveError, Request
+from asyncrl.live.apis.tokenize import TOKENIZE_PATH, parse_tokenize, tokens_body
 from asyncrl.live.conversation import Conversations, Prompt
-from asyncrl.live.feedback import FEEDBACK_PATH, feedback_body, parse_feedback
+from asyncrl.live.feedback import FEEDBACK_PATH, parse_feedback
 from asyncrl.live.forced_prefix import begin_reply
 from asyncrl.live.keys import PRIVATE_HEADER, Keys, is_private
 from asyncrl.live.redaction import Redactor
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
+from asyncrl.live.side_requests import is_side_request
 from asyncrl.live.tools import Wording
 from asyncrl.live.turn_boundary import open_seam
 from asyncrl.live.turn_log import Asked, TurnLog, asked
@@ -93,7 +96,7 @@ class Gateway:
         self._news = asyncio.Event()  # a turn of another gateway
         self._own = 0  # sequence of the last turn that was stored before it began
         self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
-        self._opinions = Opinions(context.bus, self._facts)
+        self._opinions = Opinions(context.bus, self._facts, self._caught_up, discount=config.live.discount)
         self._shadows = Shadows(context, self._served, self._tokenizer.decode_all, self._facts)
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
@@ -103,7 +106,9 @@ class Gateway:
         self._requests = Requests()
         self._handover = Handover(context)
         self._claims = Claims(context, self._log, self._caught_up, self._facts, self._leaving.has_client)
-        bounds = Bounds(partial(begin_reply, wording=self._wording, grammars=has_grammars(config)), most)
+        begin = partial(begin_reply, wording=self._wording, grammars=has_grammars(config))
+        bounds = Bounds(begin, most, self._served.vocab_size)
+        self._responses = Responses(context.bus, self._facts, self._keys, self._meter)
         self._prompts = Prompts(self._settings, self._log, self._facts, self._caught_up, bounds=bounds, shared=shared)
 
     async def run(self) -> None:
@@ -216,8 +221,9 @@ class Gateway:
         app.on_response_prepare.append(operations.add_cors)
         app.add_routes(operations.routes())
         posts = {api.path: self._answerer(name, api) for name, api in APIS.items()}
-        posts |= {COUNT_PATH: self._count, FEEDBACK_PATH: self._feedback}
+        posts |= {COUNT_PATH: self._count, TOKENIZE_PATH: self._tokenize, FEEDBACK_PATH: self._feedback}
         app.add_routes([web.post(path, handler, expect_handler=operations.expect) for path, handler in posts.items()])
+        app.add_routes(self._responses.routes)
         models = (MODELS_PATH, f"{MODELS_PATH}/{{name:.+}}")
         app.add_routes([operations.get(path, self._models) for path in models])
         app.add_routes([web.delete("/v1/sessions/{name}", self._leave, expect_handler=operations.expect)])
@@ -225,20 +231,28 @@ class Gateway:
         return app
 
     def _answerer(self, name: str, api: Api) -> Answered:
+        reads = self._responses.read_body if name == "responses" else read_body
+
         async def answer(http: web.Request) -> web.StreamResponse:
             key = self._keys.key(http.headers)
             private = is_private(key, http.headers)
             begun_s = self._meter.begin(key)  # before anything that costs: it may be a flood
-            request, user, owner, prompt = await self._prompts.read(http, key.tenant, api.parse, private=private)
+            request, user, owner, prompt = await self._prompts.read(
+                http, key.tenant, api.parse, private=private, reads=reads
+            )
             who = asked(owner, name, request, http.headers, messages=prompt.key)
             lost = lost_of(http)
-            request = request.without_prompt()
+            side = is_side_request(request.messages)
+            request = self._responses.keeps(request.without_prompt(), private=private)
             turns = await self._turns_of(request, prompt, who, lost, private=private)
-            session = session_of(key.tenant, http.headers, turns[0].id, prompt.session)
-            reply, new = Reply(http, api, turns, session), [turn for turn in turns if not turn.repeats]
-            self._given(
-                [turn for turn in turns if turn.repeats], missed=False
-            )  # from here on no other request gets them
+            session = session_of(key.tenant, http.headers, turns[0].id, prompt.session, side=side)
+            secret, new = "", [turn for turn in turns if not turn.repeats]
+
+            async def keep(body: bytes) -> None:
+                await self._responses.keep(turns[0].id, key.tenant, body, request, secret=secret)
+
+            reply = Reply(http, api, turns, session, keep if new and request.store else None)
+            self._given([turn for turn in turns if turn.repeats], missed=False)  # no other request gets them meanwhile
             missed = True
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:
@@ -336,6 +350,15 @@ class Gateway:
         taken = await self._prompts.read(http, key.tenant, MESSAGES.parse_count, private=private)
         return web.json_response({"input_tokens": len(taken.prompt.ids)})
 
+    async def _tokenize(self, http: web.Request) -> web.StreamResponse:
+        key = self._keys.key(http.headers)
+        self._meter.begin(key, replies=False)
+        request, _, _, prompt = await self._prompts.read(
+            http, key.tenant, parse_tokenize, private=is_private(key, http.headers)
+        )
+        text = self._tokenizer.decode_all if request.token_ids else None
+        return web.json_response(tokens_body(prompt.ids.tolist(), self._served.context, text))
+
     async def _feedback(self, http: web.Request) -> web.StreamResponse:
         """Take what a user says of a reply."""
         key = self._keys.key(http.headers)
@@ -344,9 +367,9 @@ class Gateway:
             words = "feedback is stored, and the key or the header of this request asks that nothing of it is"
             raise LiveError("forbidden", f"{words}: leave {PRIVATE_HEADER} out, and use a key that consents")
         opinion = parse_feedback(await read_body(http, _OPINION_BYTES))
-        identity = await self._opinions.give(key.tenant, opinion)
+        answer = await self._opinions.give(key.tenant, opinion)
         self._context.count("feedback")
-        return web.json_response(feedback_body(identity, opinion))
+        return web.json_response(answer)
 
     async def _models(self, http: web.Request) -> web.StreamResponse:
         """List the models, or return the one that the path names."""

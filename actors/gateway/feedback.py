@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -14,13 +16,15 @@ from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import publish, read
 from asyncrl.live.apis.schema import LiveError
-from asyncrl.live.feedback import Opinion, feedback_id
+from asyncrl.live.feedback import Opinion, feedback_body, feedback_id, opinions_of
 from asyncrl.live.redaction import RedactionFailed
+from asyncrl.live.sessions import SESSION_HEADER, session_of
 from asyncrl.live.tenant_keys import covers, tenant_digest
 from topics.turns import FEEDBACK_GIVEN, TURN_STARTED, FeedbackGiven
 from topics.wire import SEALED
 
 _LIMIT_S = 5.0  # for the NATS server to answer
+_AT_ONCE = 16  # opinions of the turns of a session
 _WAITING = 4096  # turns of which the newest opinion that waits is remembered
 
 
@@ -28,11 +32,36 @@ class Opinions:
     """Stores opinions. While the server is unreachable, or facts wait to be stored, an opinion on a turn that this
     gateway knows waits until the turn and its earlier opinions are stored."""
 
-    def __init__(self, bus: Bus, facts: Facts) -> None:
+    def __init__(self, bus: Bus, facts: Facts, caught_up: Callable[[], Awaitable[bool]], *, discount: float) -> None:
+        """
+        Args:
+            caught_up: waits for what other gateways have stored.
+            discount: of `opinions_of`.
+        """
         self._bus, self._facts = bus, facts
+        self._caught_up, self._discount = caught_up, discount
         self._waiting: OrderedDict[str, FeedbackGiven] = OrderedDict()  # the newest of each turn
 
-    async def give(self, tenant: str, opinion: Opinion) -> str:
+    async def give(self, tenant: str, opinion: Opinion) -> dict[str, Any]:
+        """Store an opinion, of a session as one of each of its turns, and return the answer to the client.
+
+        Raises:
+            LiveError: there is no such turn or session, it is another tenant's, or it cannot be stored now.
+        """
+        if not opinion.session:
+            return feedback_body(await self._give(tenant, opinion), opinion)
+        await self._caught_up()
+        session = session_of(tenant, {SESSION_HEADER: opinion.session}, "", "").id
+        turns = self._facts.turns_of(session)
+        if not turns:
+            words = f"no turn of the session {opinion.session!r} is known; {SESSION_HEADER} of a reply is its name"
+            raise LiveError("overloaded" if self._facts.waits_elsewhere else "absent", words, field="session")
+        opinions = opinions_of(opinion, turns, self._discount)
+        for begin in range(0, len(opinions), _AT_ONCE):
+            await asyncio.gather(*(self._give(tenant, one) for one in opinions[begin : begin + _AT_ONCE]))
+        return feedback_body(feedback_id(opinion, session), opinion, opinions)
+
+    async def _give(self, tenant: str, opinion: Opinion) -> str:
         """Store an opinion and return its id; one that repeats the newest of its turn is stored already.
 
         Raises:

@@ -27,6 +27,7 @@ _LONG = 16_384  # bytes of a body whose prompt is encoded in a thread, so that i
 _LARGE, _LARGE_AT_ONCE = 2**18, 16  # bytes of a body that takes room which all requests share
 
 Parse = Callable[[bytes], Request]
+Reads = Callable[[web.Request, int], Awaitable[bytes]]
 
 
 class Taken(NamedTuple):
@@ -43,6 +44,7 @@ class Bounds(NamedTuple):
 
     begin: Callable[[Request], Begun]  # returns what the reply to a request begins with
     most: int  # tokens
+    vocabulary: int  # token ids
 
 
 class Prompts:
@@ -64,14 +66,19 @@ class Prompts:
             shared: returns whether there are several tenants.
         """
         self._settings, self._log, self._facts = settings, log, facts
-        self._caught_up, (self._begin, self._most) = caught_up, bounds
+        self._caught_up, (self._begin, self._most, self._vocabulary) = caught_up, bounds
         self._large = Places(_LARGE_AT_ONCE, settings.queue_timeout_s, shared=shared)  # of large bodies
         # Long encodings: one runs at a time, so that it leaves cores to streams, and in addition one of those that take
         # seconds.
         self._long, self._longest = (Places(1, settings.queue_timeout_s, waiting=settings.in_flight) for _ in range(2))
 
-    async def read(self, http: web.Request, tenant: str, parse: Parse, *, private: bool = False) -> Taken:
+    async def read(
+        self, http: web.Request, tenant: str, parse: Parse, *, private: bool = False, reads: Reads = read_body
+    ) -> Taken:
         """Return a request and its prompt. Of large bodies few are in memory at once.
+
+        Args:
+            reads: reads the body, up to a number of bytes.
 
         Raises:
             LiveError: it is malformed, for another model, too long, or there is no room for it in time.
@@ -80,7 +87,7 @@ class Prompts:
         most, lost = self._settings.body_kb * 1024, lost_of(http)
         large = room_of(http, most) > _LARGE
         async with self._large.hold(tenant, lost) if large else contextlib.nullcontext():
-            raw = await read_body(http, most)
+            raw = await reads(http, most)
             request = parse(raw)
             user = owner_of(tenant, user_of(http.headers, request.user))
             # Stored turns never continue a private one.
@@ -100,10 +107,11 @@ class Prompts:
         Raises:
             LiveError: another model, messages that the template refuses, or too many tokens.
         """
-        check_model(request.model, self._settings.models)
-        begun = self._begin(request)
+        if request.model:
+            check_model(request.model, self._settings.models)
         waits = bool(request.previous) and self._facts.waits_elsewhere
         try:
+            begun = self._begin(request)
             prompt = await self._following(request, owner, drafted)
             if (prompt is None or prompt.rewritten) and self._settings.count > 1 and await self._caught_up():
                 prompt = await self._following(request, owner, drafted)
@@ -122,6 +130,9 @@ class Prompts:
             raise LiveError("invalid", "the messages have no text; send some", field="messages")
         if len(prompt.ids) > self._most:
             raise self._too_long(f"{len(prompt.ids)}")
+        if isinstance(request.raw, list) and max(request.raw) >= self._vocabulary:
+            words = f"has the token id {max(request.raw)}; the vocabulary has {self._vocabulary}"
+            raise LiveError("invalid", f"prompt {words}", field="prompt")
         return prompt
 
     def _too_long(self, tokens: str) -> LiveError:

@@ -17,6 +17,7 @@ from asyncrl.live.apis.registry import APIS, MESSAGES
 from asyncrl.live.apis.schema import Api, Call, Ending, Events, LiveError, Piece, Thought
 from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 
+Keep = Callable[[bytes], Awaitable[None]]
 Answered = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _OPENED = web.RequestKey("opened", web.StreamResponse)  # its reply, of which the first event is sent
 _EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -79,12 +80,19 @@ def shape_errors(context: Context) -> Middleware:
 class Reply:
     """The HTTP answer to one request, whose choices are turns: whole, or a stream that is opened by its first event."""
 
-    def __init__(self, http: web.Request, api: Api, turns: list[Turn], session: Session) -> None:
+    def __init__(
+        self, http: web.Request, api: Api, turns: list[Turn], session: Session, keep: Keep | None = None
+    ) -> None:
+        """
+        Args:
+            keep: stores what a client may retrieve later, before it gets the end; None: nothing.
+        """
         self.response: web.StreamResponse | None = None
         self._headers = id_headers(turns[0].id) | {SESSION_HEADER: session.name}
         self._headers[TURN_HEADER] = ",".join(turn.id for turn in turns)
         self._http = http
         self._preparing = asyncio.Lock()
+        self._keep = keep
         self._api = api
         self._opening, self._request = turns[0].opening, turns[0].request
         streams = range(len(turns)) if self._request.stream else ()
@@ -123,6 +131,8 @@ class Reply:
         if self._events:
             return await self._write(last, last=True)
         body = await self._made(whole)
+        if self._keep is not None:
+            await self._keep(body)
         return web.Response(body=body, content_type="application/json", charset="utf-8", headers=self._headers)
 
     async def _made(self, content: Callable[[], bytes]) -> bytes:
@@ -140,7 +150,10 @@ class Reply:
         timer = asyncio.get_running_loop().call_later(_READ_S, self._cut)  # costs less than a timeout
         try:
             response = await self._opened()
-            await response.write(await self._made(events) if last else events())
+            content = await self._made(events) if last else events()
+            if last and self._keep is not None and (kept := self._events[0].response) is not None:
+                await self._keep(msgspec.json.encode(kept))
+            await response.write(content)
             if last:
                 await response.write_eof()
         finally:

@@ -26,6 +26,7 @@ from asyncrl.live.apis.schema import Ending, LiveError, Opening, Piece, Request,
 from asyncrl.live.conversation import Prompt, history_key
 from asyncrl.live.reply_flags import marks_of, same_of, siblings_of
 from asyncrl.live.reply_parser import ReplyParts
+from asyncrl.live.sampling import sampling_of
 from asyncrl.live.sessions import Session, skip_of
 from asyncrl.live.tools import Wording
 from asyncrl.live.traffic_split import Arm
@@ -38,7 +39,6 @@ from topics.turns import EarlySkip, Finish, Mark, TurnFinished, TurnSampled, Tur
 
 _STORED_TOKENS = 64  # of a running reply, after which they are stored
 _MOST_KEYS = 32  # of the turns before one: a message names 64, those of its evidence or siblings among them
-_LEAST_TOP_P = 1e-6  # engines refuse 0, which asks for the likeliest token, as this does
 Send = Callable[[Piece | None], Awaitable[None]]
 """Sends a new piece, "" for a sign of life, None for nothing; a ConnectionError: the client is gone."""
 
@@ -67,7 +67,8 @@ class Turn(Watch):
         self.claim = "", 0  # of its request, if this is the request's first new turn: name and sequence
         self._asked = asked
         self.prompt = prompt
-        self.opening = Opening(self.id, request.model, int(time.time()), len(prompt.ids))
+        ids = prompt.ids.tolist() if request.token_ids else None
+        self.opening = Opening(self.id, request.model, int(time.time()), len(prompt.ids), ids)
         self._answer = Answer("generate", "", done=self.repeats)
         if stored is not None:
             self._answer.tokens, self._answer.logprobs = stored.tokens, stored.logprobs
@@ -160,6 +161,7 @@ class Turn(Watch):
             older=",".join(older),
             tools=prompt.tools,
             api_key=api_key.key_id,
+            prompt=prompt.key.hex(),
         )
 
     async def run(self, service: Service, facts: Facts, send: Send, safety: SafetySettings) -> Ending:
@@ -204,6 +206,8 @@ class Turn(Watch):
         versions = (int(min(self._answer.versions)), int(max(self._answer.versions))) if len(tokens) else None
         counts: dict[str, Any] = {"cached": max(0, self._cached), "versions": versions}
         ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled, **counts)
+        if self.request.token_ids:
+            ending = msgspec.structs.replace(ending, ids=tokens.tolist())
         if not self.request.thoughts:
             return ending
         return msgspec.structs.replace(ending, thoughts=parts.thoughts, thought_tokens=parts.thought_tokens(tokens))
@@ -280,7 +284,7 @@ class Turn(Watch):
     def _is_ended(self, tokenizer: TaskTokenizer) -> bool:
         """Return whether the reply has its end already: its client was gone before that could be sent."""
         tokens, stop = self._answer.tokens.tolist(), self._sampling.stop
-        if not tokens or tokens[-1] in tokenizer.eos_ids:
+        if not tokens or tokens[-1] in (*tokenizer.eos_ids, *self.request.stop_ids):
             return bool(tokens)
         return bool(stop) and stop_string(tokens, stop, tokenizer.decode_all) is not None
 
@@ -320,26 +324,8 @@ class Turn(Watch):
 
     @property
     def _sampling(self) -> SamplingParams:
-        request = self.request
-        return SamplingParams(
-            max_new_tokens=request.max_tokens or self._settings.max_new_tokens,
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_p=1.0 if request.top_p is None else max(request.top_p, _LEAST_TOP_P),
-            top_k=-1 if request.top_k is None else request.top_k,
-            frequency_penalty=request.frequency_penalty,
-            presence_penalty=request.presence_penalty,
-            stop=[*request.stop, *self._last_call],
-            stop_token_ids=self._tokenizer.stop_ids,
-            seed=None if request.seed is None else (request.seed ^ self._asked.choice) % 2**63,  # differs by reply
-            top=request.top_logprobs,
-            schema=request.schema,
-        )
-
-    @property
-    def _last_call(self) -> list[str]:
-        """Return the text that ends the reply after its first call, if it may have no second one."""
-        form = self._form
-        return [form.closer] if form is not None and form.closer and not self.request.parallel else []
+        stops, most, choice = self._tokenizer.stop_ids, self._settings.max_new_tokens, self._asked.choice
+        return sampling_of(self.request, self._form, stops, most=most, choice=choice)
 
     def requested(self, engine_id: str) -> None:
         self._requested = True

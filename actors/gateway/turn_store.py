@@ -27,7 +27,7 @@ from topics.keys import TurnCounted
 from topics.secrets import PURGE_REQUESTED, PurgeRequested, SecretMade
 from topics.table import topic_for
 from topics.topic import ACTORS, Topic
-from topics.turns import FeedbackGiven, SessionLeft, TurnFinished, TurnSampled, TurnShadowed, TurnStarted
+from topics.turns import FeedbackGiven, ReplyKept, SessionLeft, TurnFinished, TurnSampled, TurnShadowed, TurnStarted
 from topics.wire import SEALED
 
 _PATIENCE_S = 2.0  # for an acknowledgement, before a client waits no longer for it
@@ -35,7 +35,7 @@ _POLL_S = 0.2  # the kernel does not announce that a lock is free
 _LOST = 65_536  # turns, more than histories are kept of
 _ANYWAY_BYTES = 16 * 2**20  # of facts that wait beyond the bound of the others
 
-Fact: TypeAlias = TurnStarted | TurnFinished | TurnCounted | SessionLeft | SecretMade | FeedbackGiven
+Fact: TypeAlias = TurnStarted | TurnFinished | TurnCounted | SessionLeft | SecretMade | FeedbackGiven | ReplyKept
 
 
 class Facts:
@@ -233,6 +233,10 @@ class Facts:
         """Return whether another gateway, which shares port and directory, is dead: nothing has its spool open."""
         path = self._context.files.spool / gateway
         return gateway != self._context.bus.name and path.exists() and not is_taken(path)
+
+    def turns_of(self, session: str) -> list[str]:
+        """Return the turns of a session that feedback on it applies to, in their order."""
+        return self._log.turns_of(session)
 
     def has(self, turn: str) -> bool:
         """Return whether a turn is stored or will be, and can be read, so that a stored prompt may begin with it."""

@@ -189,9 +189,12 @@ class LiveSettings(Settings):
     # of its batch. Of turns with one prompt it is the reward less the mean of the others of these.
     advantage: Literal["none", "less_others"] = "none"
     # Sampling that is trained though the log-probs of its tokens are not those of the distribution that they came from:
-    # `greedy` (temperature 0), `truncated` (top_p, top_k), `constrained` (a form of the reply), `penalised`
-    # (frequency_penalty, presence_penalty).
+    # `greedy` (temperature 0), `truncated` (top_p, top_k, min_p), `constrained` (a form of the reply), `penalised`
+    # (penalties, logit_bias).
     allow: list[Literal["greedy", "truncated", "constrained", "penalised"]] = msgspec.field(default_factory=list)
+    # Factor of feedback on a session for each turn before the last: a turn with n turns after it gets the score times
+    # discount to the power of n.
+    discount: Share = 1.0
     # Seconds after which a session has ended in which nothing was asked and nothing answered.
     idle_s: Seconds = 1800.0
     # Seconds that a graded turn waits for the grades of others with its prompt, to be one group with them; 0: it waits

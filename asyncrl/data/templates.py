@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from jinja2 import TemplateError, nodes
@@ -15,6 +16,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+Variables: TypeAlias = Mapping[str, Any]  # of a template, such as `enable_thinking`
+NO_VARIABLES: Variables = MappingProxyType({})
 Span: TypeAlias = tuple[int, int]  # first character, and the one after the last
 
 REASONING = ("reasoning_content", "thinking", "reasoning")
@@ -102,23 +105,27 @@ class ChatTemplate:
         self._values = values
 
     def render(
-        self, messages: list[dict[str, Any]], *, tools: Any, add_generation_prompt: bool
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: Any,
+        add_generation_prompt: bool,
+        variables: Variables = NO_VARIABLES,
     ) -> tuple[str, list[Span]]:
         """Write `messages` as one text.
+
+        Args:
+            variables: further variables of the template, such as `enable_thinking`.
 
         Returns:
             The text, and the spans of it that the template marks as the assistant's.
         """
+        present = [_as_templates_read(message) for message in messages]
+        own = {"messages": present, "tools": tools, "documents": None, "add_generation_prompt": add_generation_prompt}
         rendering = _Rendering([], [])
         token = _rendering.set(rendering)
         try:
-            for block in self._template.generate(
-                messages=[_as_templates_read(message) for message in messages],
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._values,
-            ):
+            for block in self._template.generate({**variables, **self._values, **own}):
                 rendering.blocks.append(block)
         finally:
             _rendering.reset(token)

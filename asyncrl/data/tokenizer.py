@@ -22,7 +22,7 @@ from asyncrl.data.least_tokens import LeastTokens
 from asyncrl.data.messages import TRAIN, has_answer, message_problem
 from asyncrl.data.model_dir import named_eos_ids, read_json
 from asyncrl.data.plain_text import Finder, finder, pieces
-from asyncrl.data.templates import ChatTemplate, Span
+from asyncrl.data.templates import NO_VARIABLES, ChatTemplate, Span, Variables
 from asyncrl.data.turn_end import find_turn_end
 from asyncrl.data.turns import Text, TurnError, Turns, texts_of
 from asyncrl.errors import AsyncRLError
@@ -264,17 +264,20 @@ class TaskTokenizer:
         """Text of tokens with the special ones, as engines look for stop strings in it."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
-    def chat_text(self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+    def chat_text(
+        self, messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]] = (), variables: Variables = NO_VARIABLES
+    ) -> str:
         """Text of chat messages under the template, ready for an answer.
 
         Args:
             tools: declarations of those that the answer may call.
+            variables: further variables of the template, such as `enable_thinking`.
 
         Raises:
             TokenizerError: there is no template, or it refuses them.
         """
         row = PromptRow(messages, metadata={"tools": list(tools)} if tools else {})
-        return self._render(row, messages, add_generation_prompt=True)[0]
+        return self._render(row, messages, add_generation_prompt=True, variables=variables)[0]
 
     def decoder(self) -> Callable[[int], str]:
         """Return a function that takes the ids of one text in turn and returns what each adds.
@@ -299,9 +302,7 @@ class TaskTokenizer:
             reason = f"the vocabulary of its tokenizer has no {', '.join(absent)}" if absent else str(error)
             raise TokenizerError(f"{self.name} cannot encode {text[:80]!r}: {reason}") from error
 
-    def _render(
-        self, row: PromptRow, messages: list[dict[str, Any]], *, add_generation_prompt: bool
-    ) -> tuple[str, list[Span]]:
+    def _render(self, row: PromptRow, messages: list[dict[str, Any]], **options: Any) -> tuple[str, list[Span]]:
         if self._template is None:
             raise TokenizerError(
                 f"prompt {shown(row)} is a chat and {self.name} has no chat template; "
@@ -312,9 +313,7 @@ class TaskTokenizer:
             raise TokenizerError(f"prompt {shown(row)}: {problem}")
         try:
             plain = [{key: value for key, value in message.items() if key != TRAIN} for message in messages]
-            return self._template.render(
-                plain, tools=row.metadata.get("tools"), add_generation_prompt=add_generation_prompt
-            )
+            return self._template.render(plain, tools=row.metadata.get("tools"), **options)
         except (TemplateError, TypeError, ValueError, LookupError) as error:
             raise TokenizerError(f"prompt {shown(row)}: the chat template of {self.name} fails: {error}") from error
 

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 _AS_THEY_ARE = (  # options with equal names in the engine, sent if they differ from its defaults
-    *("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty"),
+    *("top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("min_new_tokens", "stop", "stop_token_ids", "ignore_eos"),
 )
 
@@ -66,6 +66,8 @@ class SamplingParams(msgspec.Struct, frozen=True):
     min_p: float = 0.0
     frequency_penalty: float = 0.0  # of tokens that the engine itself has sampled for the request
     presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[str, float] = {}  # added to logits, by token id
     min_new_tokens: int = 0
     stop: list[str] = []
     stop_token_ids: list[int] = []

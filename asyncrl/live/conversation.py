@@ -1,45 +1,31 @@
 """Tokens in, tokens out: the prompt of a conversation's next turn is the sampled tokens so far plus the new text.
 
 A reply is never encoded again: the ids of the longest known history are taken as they were sent and sampled, and the
-template writes what follows. The text after a reply is found by difference: a mark replaces the reply, and the text
-that the template writes after the mark is encoded. That is exact if the text begins with an end-of-sequence token,
-because no token crosses a special one; other templates are refused at the start.
+template writes what follows (`asyncrl/live/difference.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import islice, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
-import numpy as np
 import xxhash
 
-from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.escape_special_tokens import Quoted
+from asyncrl.live.difference import History, Message, Seam
 from topics.wire import Int32Array
-
-_MARK = "\ufdd2"  # in the place of a reply; Unicode keeps it from ever standing for a character
-_QUESTION = {"role": "user", "content": "a"}
-_REPLY = {"role": "assistant", "content": _MARK}
-_ROLES = ("user", "tool", "system")  # whose messages may follow a reply
-_PROBES = (  # histories before a reply, which what follows it may not depend on
-    [_QUESTION],
-    [{"role": "system", "content": "a"}, _QUESTION],
-    [_QUESTION, {"role": "assistant", "content": "a"}, _QUESTION],
-)
 
 _UNSAID = frozenset(("reasoning_content", "turn"))  # keys of a message that a history is not known by
 _SIBLINGS = 8  # replies with equal text after the same messages, whose ids are kept
+_CALL = re.compile(r"call_([0-9a-f]{24})_[0-9]")  # the id of a call, with its turn
 
 _REMEMBERED = 65_536  # beginnings of conversations
 
 _ENCODER, _PLAIN = msgspec.json.Encoder(order="deterministic"), msgspec.json.Encoder()
-
-Message = dict[str, Any]
 
 
 class Prompt(NamedTuple):
@@ -56,103 +42,6 @@ class Prompt(NamedTuple):
 
 
 Draft: TypeAlias = Callable[[], Prompt]  # may be called in a thread
-
-
-class Seam:
-    """Writes what follows a reply, by difference."""
-
-    name = "difference"
-
-    def __init__(self, tokenizer: TaskTokenizer, reason: str = "", *, most: int | None = None) -> None:
-        """
-        Args:
-            reason: for which it was chosen.
-            most: tokens of a prompt; None: any.
-
-        Raises:
-            TokenizerError: the text after a reply is ambiguous, or need not begin with a token.
-        """
-        self.reason = reason
-        self._tokenizer = tokenizer
-        self._quoted = Quoted(tokenizer, most=most)
-        self._ends = {end: tokenizer.decode_all([end]) for end in tokenizer.eos_ids}
-        self._base = next((base for base in _PROBES if self._takes(base)), _PROBES[0])
-        text = self._behind(self._base, [_QUESTION])
-        if not any(text.startswith(end) for end in self._ends.values()):
-            raise TokenizerError(
-                f"the chat template writes {text[:40]!r} behind a reply; expected an end-of-sequence token first "
-                f"({', '.join(self._ends.values()) or 'the model names none'}), or tokens could reach over the seam: "
-                "end the assistant's text with eos_token in the template"
-            )
-        for base in _PROBES:
-            if self._takes(base) and self._behind(base, [_QUESTION]) != text:
-                raise TokenizerError(
-                    "the chat template writes what follows a reply in another way when more stands before it; "
-                    "a conversation cannot be continued without writing it anew: use another template"
-                )
-        firsts = {self._first(text) for role in _ROLES if (text := self._follows(role))}
-        self._openers = firsts if len(firsts) > 1 else set[str]()  # ends that begin the message of one role (GLM)
-
-    def whole(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> Int32Array:
-        """Return the tokens of a conversation of which nothing is known: [P] int32; raises `TooLong` as `after`."""
-        quoted = self._quoted
-        return quoted.encode(self._tokenizer.chat_text(quoted.messages(messages), quoted.tools(tools)))
-
-    def after(self, history: History, messages: Sequence[Message]) -> Int32Array:
-        """Return the tokens of a prompt: those of a history, and of the messages that follow its last reply.
-
-        Args:
-            history: a reply that did not end by itself (its limit, a stop sequence) is closed here.
-            messages: at least one.
-
-        Raises:
-            TooLong: they have certainly more tokens than a prompt may have.
-        """
-        text, ids = self._behind(self._base, messages), history.ids
-        ended, written = self._ends.get(int(ids[-1]), ""), self._first(text)
-        # The end that was sampled may be another than the template writes.
-        if ended and (ended == written or written not in self._openers):
-            text = text[len(written) :]
-        return np.concatenate([ids, self._quoted.encode(text)])
-
-    def _behind(self, base: Sequence[Message], messages: Sequence[Message]) -> str:
-        """Return the text from the end of a reply on, up to where the next one begins."""
-        text = self._tokenizer.chat_text([*base, _REPLY, *self._quoted.messages(messages)])
-        before, found, behind = text.partition(_MARK)
-        if not found or _MARK in behind:
-            raise TokenizerError(
-                f"the chat template writes a reply {text.count(_MARK)} times, expected once: {before[-40:]!r}"
-            )
-        return behind
-
-    def _first(self, text: str) -> str:
-        """Return the end of sequence that a text begins with; "" for any other text."""
-        return next((end for end in self._ends.values() if text.startswith(end)), "")
-
-    def _follows(self, role: str) -> str:
-        """Return the text after a reply that a message of a role follows; "" if the template refuses it."""
-        try:
-            return self._behind(self._base, [{"role": role, "content": "a", "tool_call_id": "a"}])
-        except TokenizerError:
-            return ""
-
-    def _takes(self, base: Sequence[Message]) -> bool:
-        """Return whether the template takes such a history: some refuse a system message."""
-        try:
-            self._behind(base, [_QUESTION])
-        except TokenizerError:
-            return False
-        return True
-
-
-class History(NamedTuple):
-    """Tokens of a conversation up to the end of a reply."""
-
-    turn: str  # of that reply
-    ids: Int32Array  # [T] prompt and reply
-    prompt: int  # how many of them are the prompt's
-    session: str = ""  # of that turn
-    tools: str = ""  # digest of those that its prompt declares; "": not known
 
 
 class _End(NamedTuple):
@@ -205,23 +94,39 @@ class Conversations:
         self._tokens = 0
         self._remembered = _Remembered()
         self._known: OrderedDict[bytes, dict[str, History]] = OrderedDict()  # by turn: some differ in reasoning alone
+        self._asked: dict[bytes, dict[str, History]] = {}  # the same by the key of the prompt
+        self._turns: dict[str, History] = {}
 
-    def prompt(self, messages: Sequence[Message], owner: str = "", tools: Sequence[Message] = ()) -> Prompt:
+    def prompt(
+        self,
+        messages: Sequence[Message],
+        owner: str = "",
+        tools: Sequence[Message] = (),
+        variables: Mapping[str, Any] = {},
+    ) -> Prompt:
         """Return the tokens of a request's prompt; arguments and errors as of `draft`."""
-        return self.draft(messages, owner, tools)()
+        return self.draft(messages, owner, tools, variables)()
 
-    def draft(self, messages: Sequence[Message], owner: str = "", tools: Sequence[Message] = ()) -> Draft:
+    def draft(
+        self,
+        messages: Sequence[Message],
+        owner: str = "",
+        tools: Sequence[Message] = (),
+        variables: Mapping[str, Any] = {},
+    ) -> Draft:
         """Return what writes and encodes a request's prompt, which takes long where much of it is new.
 
         Args:
             messages: roles and texts; the last is not the assistant's.
             owner: whose histories it may continue.
             tools: that the reply may call.
+            variables: of the template.
 
         Raises:
-            TokenizerError, from the returned function: the template refuses them.
+            TokenizerError, from the returned function, or here if variables are given: the template refuses them.
         """
-        root = root_of(owner, tools)
+        known_by = variables if variables and self._seam.changes_history(variables) else {}
+        root = root_of(owner, tools, known_by)
         ends = self._remembered.ends(messages, root)
         found = self._newest(ends)
         if found is None and len(ends) < len(messages):
@@ -230,14 +135,28 @@ class Conversations:
         whole = ends[-1].key
         if found is None:
             rewritten, declared = _replies(messages), tools_key(tools)
-            return lambda: Prompt(self._seam.whole(messages, tools), rewritten=rewritten, key=whole, tools=declared)
-        return self._behind(found[0], messages[found[1].messages :], whole)
+            session = self._session(messages, ends, owner) if rewritten else ""
+            return lambda: Prompt(
+                self._seam.whole(messages, tools, variables),
+                rewritten=rewritten,
+                session=session,
+                key=whole,
+                tools=declared,
+            )
+        return self._continued(found[0], messages[found[1].messages :], whole, variables)
 
-    def _behind(self, history: History, messages: Sequence[Message], key: bytes) -> Draft:
+    def raw(self, prompt: str | list[int], owner: str, *, special: bool) -> Draft:
+        """Return what encodes a prompt that no template writes; arguments as of `Seam.raw`, and the owner."""
+        key = _digest(_ENCODER.encode([owner, prompt, special]))
+        return lambda: Prompt(self._seam.raw(prompt, special=special), key=key)
+
+    def _continued(
+        self, history: History, messages: Sequence[Message], key: bytes, variables: Mapping[str, Any]
+    ) -> Draft:
         """Return what writes a prompt that follows a history; `key` is that of all messages."""
 
         def write() -> Prompt:
-            ids = self._seam.after(history, messages)
+            ids = self._seam.after(history, messages, variables)
             known, rewritten = len(history.ids), _replies(messages)
             return Prompt(ids, history.turn, known, rewritten, history.session, key, tools=history.tools)
 
@@ -252,10 +171,33 @@ class Conversations:
                 return siblings.get(end.turn) or next(reversed(siblings.values())), end
         return None
 
-    def following(self, history: History, key: bytes, messages: Sequence[Message]) -> Draft:
+    def _session(self, messages: Sequence[Message], ends: Sequence[_End], owner: str) -> str:
+        """Return the session of a conversation whose replies the client has rewritten; "" if it is not known.
+
+        The id of a call names its turn. Else the messages before a reply name the turns that answered them: those of
+        one session, or the newest whose text is part of the reply.
+        """
+        for turn in _called(messages):
+            if (history := self._turns.get(turn)) is not None and history.owner == owner:
+                return history.session
+        for before, end in reversed([*pairwise(ends)]):
+            if not (end.reply and (asked := self._asked.get(before.key))):
+                continue
+            if len({history.session for history in asked.values()}) == 1:
+                return next(iter(asked.values())).session
+            said = messages[end.messages - 1]["content"]
+            for history in reversed(asked.values()):
+                text = self._seam.text(history.ids[history.prompt :]).strip()
+                if text and text in said:
+                    return history.session
+        return ""
+
+    def following(
+        self, history: History, key: bytes, messages: Sequence[Message], variables: Mapping[str, Any] = {}
+    ) -> Draft:
         """Return what writes a prompt that follows a history whose messages the request leaves out; see `draft`."""
         *_, end = _keys(messages, key)
-        return self._behind(history, messages, end.key)
+        return self._continued(history, messages, end.key, variables)
 
     def put(self, key: bytes, history: History) -> None:
         """Keep a history.
@@ -267,7 +209,8 @@ class Conversations:
         self._known.move_to_end(key)
         self._drop(siblings, [history.turn])
         self._drop(siblings, list(siblings)[: 1 - _SIBLINGS])
-        siblings[history.turn] = history
+        siblings[history.turn] = self._turns[history.turn] = history
+        self._asked.setdefault(history.before, {})[history.turn] = history
         self._tokens += len(history.ids)
         while self._tokens > self._most and len(self._known) > 1:
             self._drop(oldest := self._known.popitem(last=False)[1], list(oldest))
@@ -282,8 +225,14 @@ class Conversations:
 
     def _drop(self, siblings: dict[str, History], turns: Sequence[str]) -> None:
         for turn in turns:
-            if turn in siblings:
-                self._tokens -= len(siblings.pop(turn).ids)
+            if (history := siblings.pop(turn, None)) is None:
+                continue
+            self._tokens -= len(history.ids)
+            self._turns.pop(turn, None)
+            asked = self._asked[history.before]
+            asked.pop(turn, None)
+            if not asked:
+                del self._asked[history.before]
 
 
 def history_key(reply: Message, before: bytes) -> bytes:
@@ -293,22 +242,32 @@ def history_key(reply: Message, before: bytes) -> bytes:
         reply: as the client got it.
         before: key of the request's prompt.
     """
-    return _behind(before, reply)
+    return _extended(before, reply)
 
 
-def root_of(owner: str = "", tools: Sequence[Message] = ()) -> bytes:
+def root_of(owner: str = "", tools: Sequence[Message] = (), variables: Mapping[str, Any] = {}) -> bytes:
     """Return what a conversation without messages is known by.
 
     Args:
         owner: who may continue it.
         tools: that its replies may call.
+        variables: of the template, where they change the text before a reply.
     """
-    return _digest(_ENCODER.encode([owner, tools]))
+    return _digest(_ENCODER.encode([owner, tools, variables] if variables else [owner, tools]))
 
 
 def tools_key(tools: Sequence[Message]) -> str:
     """Return what tools of a request are known by; there may be none."""
     return _digest(_ENCODER.encode(tools)).hex()
+
+
+def _called(messages: Sequence[Message]) -> Iterator[str]:
+    """Return the turns that the ids of calls in messages name, the newest first; clients write ids into texts, too."""
+    for message in reversed(messages):
+        ids = [message.get("tool_call_id", ""), *(call.get("id", "") for call in message.get("tool_calls", ()))]
+        if message["role"] == "assistant":
+            ids.append(message["content"])
+        yield from reversed(_CALL.findall(" ".join(ids)))
 
 
 def _replies(messages: Sequence[Message]) -> int:
@@ -318,11 +277,11 @@ def _replies(messages: Sequence[Message]) -> int:
 def _keys(messages: Sequence[Message], key: bytes) -> Iterator[_End]:
     """Return each beginning of a conversation; each message is read once."""
     for count, message in enumerate(messages, 1):
-        key = _behind(key, message)
+        key = _extended(key, message)
         yield _End(count, key, message["role"] == "assistant", message.get("turn", ""))
 
 
-def _behind(key: bytes, message: Message) -> bytes:
+def _extended(key: bytes, message: Message) -> bytes:
     """Return the digest of a conversation with one more message: reasoning, which some clients leave out, aside."""
     return _digest(key + _ENCODER.encode(*_visible([message])))
 

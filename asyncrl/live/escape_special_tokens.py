@@ -7,7 +7,7 @@ piece by piece between the cuts: no piece has the whole of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,10 @@ class Quoted:
     def tools(self, tools: Sequence[Message]) -> list[Message]:
         """Return declarations of tools for the template, with cuts."""
         return [_cut(tool, self._control) for tool in tools]
+
+    def variables(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Return variables for the template, with cuts."""
+        return {name: _cut(value, self._any) for name, value in variables.items()}
 
     def encode(self, text: str) -> Int32Array:
         """Return the tokens of rendered text: [T], T may be 0.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from asyncrl.live.apis.schema import LiveError, Request
-from asyncrl.live.reasoning_parser import CLOSED
+from asyncrl.live.reasoning_parser import CLOSED, unthought
 from asyncrl.live.tools import Wording
 from topics.wire import Int32Array
 
@@ -38,15 +38,19 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
         words = "a form of the reply other than text is asked for, which the embedded engine of this run cannot force"
         raise LiveError("invalid", f"{words}: leave it out (response_format, text.format, output_config.format)")
     if request.penalised and not grammars:
-        field = "frequency_penalty" if request.frequency_penalty else "presence_penalty"
+        field = request.penalised
         raise LiveError(
             "invalid", f"{field} is not supported by the embedded engine of this run: leave it out", field=field
         )
     if request.schema and request.forced is not None:
         words = "tool_choice forces a call, and another field a form of the reply: send one of the two"
         raise LiveError("invalid", words, field="tool_choice")
-    if not request.schema and request.forced is None:
+    if request.raw is not None:
         return Begun(np.empty(0, np.int32))
+    if not request.schema and request.forced is None:
+        thinks = wording.thinks is not None and not request.reasons
+        return Begun(wording.tokenizer.encode(unthought(wording.tokenizer, request.variables) if thinks else ""))
+    opened = wording.opened(request.variables)
     text = wording.beginning.of(request.forced) if wording.beginning and request.forced is not None else ""
     # Opened reasoning is closed: neither a call nor a format belongs inside reasoning.
-    return Begun(wording.tokenizer.encode((CLOSED if wording.thinks else "") + text), text)
+    return Begun(wording.tokenizer.encode((CLOSED if opened else "") + text), text)

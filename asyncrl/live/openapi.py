@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from asyncrl.live.apis import chat, messages, responses
+from asyncrl.live.apis import chat, completions, messages, responses, tokenize
 from asyncrl.live.apis.messages import COUNT_PATH
 from asyncrl.live.apis.models import MODELS_PATH
+from asyncrl.live.apis.openai import MOST_CHOICES
+from asyncrl.live.apis.responses import RESPONSES_PATH
+from asyncrl.live.apis.tokenize import TOKENIZE_PATH
 from asyncrl.live.feedback import FEEDBACK_PATH, TEXT_CHARS
 
 _Schema = dict[str, Any]
@@ -31,6 +34,7 @@ _FIELDS: dict[str, _Schema] = {
     "model": _TEXT,
     "messages": _MESSAGES,
     "input": {"anyOf": [_TEXT, _OBJECTS]},
+    "prompt": {"anyOf": [_TEXT, {"type": "array", "items": {"type": "integer", "minimum": 0}}]},
     "system": {"anyOf": [_TEXT, _OBJECTS]},
     "instructions": _TEXT,
     "previous_response_id": _TEXT,
@@ -43,6 +47,15 @@ _FIELDS: dict[str, _Schema] = {
     "min_p": {"type": "number", "minimum": 0, "maximum": 1},
     "frequency_penalty": _PENALTY,
     "presence_penalty": _PENALTY,
+    "repetition_penalty": {"type": "number", "minimum": 0.01, "maximum": 10},
+    "logit_bias": {"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}},
+    "stop_token_ids": {"type": "array", "items": {"type": "integer", "minimum": 0}},
+    "return_token_ids": _FLAG,
+    "chat_template_kwargs": _OBJECT,
+    "reasoning_effort": _TEXT,
+    "store": _FLAG,
+    "add_special_tokens": _FLAG,
+    "return_token_strs": _FLAG,
     "stop": {"anyOf": [_TEXT, _TEXTS]},
     "stop_sequences": _TEXTS,
     "seed": {"type": "integer"},
@@ -54,7 +67,7 @@ _FIELDS: dict[str, _Schema] = {
     "safety_identifier": _TEXT,
     "logprobs": _FLAG,
     "top_logprobs": {"type": "integer", "minimum": 0, "maximum": 20},
-    "n": {"type": "integer", "minimum": 1, "maximum": chat.MOST_CHOICES},
+    "n": {"type": "integer", "minimum": 1, "maximum": MOST_CHOICES},
     "response_format": _OBJECT,
     "include": _TEXTS,
     "reasoning": _OBJECT,
@@ -96,6 +109,8 @@ def _conversations() -> dict[str, Any]:
         "/v1/chat/completions": ("Chat completions of OpenAI", chat.READ, ["model", "messages"]),
         "/v1/responses": ("Responses of OpenAI", responses.READ, ["model", "input"]),
         "/v1/messages": ("Messages of Anthropic", messages.READ, ["model", "messages", "max_tokens"]),
+        "/v1/completions": ("Completions of OpenAI", completions.READ, ["model", "prompt"]),
+        TOKENIZE_PATH: ("Token ids of a prompt", tokenize.READ, []),
         COUNT_PATH: ("Tokens of a prompt of Messages", messages.COUNTED, ["model", "messages"]),
     }
     codes = {**_REFUSED, **_UNREADABLE, **_LIMITED, **_NO_REPLY}
@@ -108,18 +123,26 @@ def _conversations() -> dict[str, Any]:
 def _others() -> dict[str, Any]:
     feedback = {
         "turn": {"type": "string", "description": "id of the reply"},
+        "session": {"type": "string", "description": "name of a session, instead of a reply"},
         "thumb": {"enum": ["up", "down"]},
         "number": {"type": "number", "minimum": -1, "maximum": 1},
         "text": {"type": "string", "maxLength": TEXT_CHARS},
     }
-    body = {"type": "object", "required": ["turn"], "properties": feedback, "additionalProperties": False}
+    body = {"type": "object", "properties": feedback, "additionalProperties": False}
     absent = {"403": "The key does not consent.", "404": "There is no such reply."}
     codes = {**_REFUSED, **_UNREADABLE, **_LIMITED, **absent}
+    kept = {**_REFUSED, **_LIMITED, "404": "It is not stored.", "503": "It cannot be read now."}
+    response = {"parameters": [_named("id")]}
     session = _operation("End a session", {**_REFUSED, **_LIMITED, "404": "The name is empty."})
     model = _operation("A model", {**_REFUSED, "404": "There is no such model."})
     return {
-        FEEDBACK_PATH: {"post": _operation("Feedback on a reply", codes, body)},
+        FEEDBACK_PATH: {"post": _operation("Feedback on a reply or a session", codes, body)},
         "/v1/sessions/{name}": {"delete": session | {"parameters": [_named("name")]}},
+        f"{RESPONSES_PATH}/{{id}}": {
+            "get": _operation("A stored response", kept) | response,
+            "delete": _operation("Delete a stored response", kept) | response,
+        },
+        f"{RESPONSES_PATH}/{{id}}/input_items": {"get": _operation("Items of its request", kept) | response},
         MODELS_PATH: {"get": _operation("The models", _REFUSED)},
         f"{MODELS_PATH}/{{name}}": {"get": model | {"parameters": [_named("name")]}},
     }

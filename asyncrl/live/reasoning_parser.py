@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.apis.schema import Thought
 from topics.wire import Int32Array
@@ -17,14 +20,26 @@ def begun(text: str, *marks: str) -> int:
     return next((size for size in range(longest, 0, -1) if any(mark.startswith(text[-size:]) for mark in marks)), 0)
 
 
-def opened_by(tokenizer: TaskTokenizer) -> bool | None:
-    """Return whether the chat template itself opens the reasoning before a reply; None where the model writes none."""
+def opened_by(tokenizer: TaskTokenizer, variables: Mapping[str, Any] = {}) -> bool | None:
+    """Return whether the chat template itself opens the reasoning before a reply; None where the model writes none.
+
+    Args:
+        variables: of the template.
+    """
     if not tokenizer.mentions(CLOSER):
         return None
     try:
-        return tokenizer.chat_text([_QUESTION]).rstrip().endswith(OPENER)
+        return tokenizer.chat_text([_QUESTION], variables=variables).rstrip().endswith(OPENER)
     except TokenizerError:
         return None
+
+
+def unthought(tokenizer: TaskTokenizer, variables: Mapping[str, Any]) -> str:
+    """Return what has a reply begin without reasoning; "" where the template, with these variables, says so itself."""
+    prompt = tokenizer.chat_text([_QUESTION], variables=variables).rstrip()
+    if prompt.endswith(CLOSER):
+        return ""
+    return CLOSED if prompt.endswith(OPENER) else f"{OPENER}\n{CLOSED}"
 
 
 def thought_tokens(tokenizer: TaskTokenizer, ids: Int32Array) -> int:

@@ -7,7 +7,7 @@ conversations equally.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from renderers import config_from_name, create_renderer
 from renderers.base import MODEL_RENDERER_MAP, Renderer
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.conversation import History, Message, Seam
+from asyncrl.live.difference import History, Message, Seam
 from asyncrl.live.escape_special_tokens import Quoted
 from topics.wire import Int32Array
 
@@ -90,7 +90,9 @@ class RenderedSeam(Seam):
                 "the chat template of this model; name the family of the template"
             )
 
-    def after(self, history: History, messages: Sequence[Message]) -> Int32Array:
+    def after(self, history: History, messages: Sequence[Message], variables: Mapping[str, Any] = {}) -> Int32Array:
+        if variables:  # a program does not know them
+            return super().after(history, messages, variables)
         begin = max(0, history.prompt - _SHOWN)
         shown = history.ids[begin:].tolist()
         prompt, reply = shown[: history.prompt - begin], shown[history.prompt - begin :]

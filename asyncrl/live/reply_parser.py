@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.schema import Call, Piece, Request, Thought
@@ -20,9 +20,9 @@ class ReplyParts:
             turn: its id, which ids of calls are made of.
             begun: text of the reply at the end of the prompt.
         """
-        plain = request.forced is not None or bool(request.schema)
-        self._text = ReplyText(wording.tokenizer, request.stop)
-        self._thoughts = ThoughtText(opened=None if plain else wording.thinks)
+        plain = request.forced is not None or bool(request.schema) or request.raw is not None
+        self._text = ReplyText(wording.tokenizer, request.stop, request.stop_ids)
+        self._thoughts = ThoughtText(opened=None if plain else wording.opened(request.variables) and request.reasons)
         self._calls = CallText(wording.form if request.tools else None, turn)
         self._calls.add(begun)
         self._tokenizer = wording.tokenizer
@@ -79,17 +79,22 @@ class ReplyParts:
 class ReplyText:
     """Text that is final once it is given: half a character, and a possible begin of a stop sequence, wait."""
 
-    def __init__(self, tokenizer: TaskTokenizer, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: TaskTokenizer, stops: Sequence[str], stop_ids: Collection[int] = ()) -> None:
+        """
+        Args:
+            stop_ids: tokens that end the reply and are no text of it.
+        """
         self.stop: str | None = None  # the stop sequence that was met; nothing follows it
         self.sent = ""
         self._step: Callable[[int], str] = tokenizer.decoder()
-        self._stops = stops
+        self._stops, self._stop_ids = stops, frozenset(stop_ids)
         self._waiting = ""
 
     def add(self, ids: Int32Array) -> str:
         """Return the new text that is final."""
         if self.stop is None:
-            self._waiting += "".join(map(self._step, ids.tolist()))
+            said = (token for token in ids.tolist() if token not in self._stop_ids)
+            self._waiting += "".join(map(self._step, said))
             found = [(place, stop) for stop in self._stops if (place := self._waiting.find(stop)) >= 0]
             if found:
                 place, self.stop = min(found)

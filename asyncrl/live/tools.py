@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -54,6 +55,10 @@ class Wording(NamedTuple):
         """Find how the chat template of a model writes."""
         form = format_of(tokenizer)
         return cls(tokenizer, form, _beginning_of(tokenizer, form), opened_by(tokenizer))
+
+    def opened(self, variables: Mapping[str, Any]) -> bool | None:
+        """Return `thinks` with these variables of the template."""
+        return opened_by(self.tokenizer, variables) if variables and self.thinks is not None else self.thinks
 
 
 def _written(tokenizer: TaskTokenizer) -> str:

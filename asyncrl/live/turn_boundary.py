@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.conversation import Seam
+from asyncrl.live.difference import Seam
 
 AUTO, DIFFERENCE = "auto", Seam.name
 _MARKS = (  # tokens of which every family that the package knows has one: without any it is not loaded

@@ -12,7 +12,9 @@ import msgspec
 import numpy as np
 
 from asyncrl.live.apis.schema import LiveError, Request
-from asyncrl.live.conversation import Conversations, Draft, History, Prompt, tools_key
+from asyncrl.live.conversation import Conversations, Draft, Prompt, tools_key
+from asyncrl.live.difference import History
+from asyncrl.live.session_turns import SessionTurns
 from asyncrl.live.sessions import session_headers
 from asyncrl.live.tenant_keys import owner_in
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
@@ -67,7 +69,7 @@ def asked(owner: str, api: str, request: Request, headers: Mapping[str, str], *,
     Args:
         messages: key of its prompt.
     """
-    rest = msgspec.structs.replace(request, stream=False, usage=False, messages=[], tools=[])
+    rest = msgspec.structs.replace(request, stream=False, usage=False, messages=[], tools=[], raw=None, input=b"")
     body, again = messages + msgspec.json.encode(rest), headers.get("x-stainless-retry-count", "0") not in ("", "0")
     key, session = headers.get("Idempotency-Key", ""), session_headers(headers)
     return [
@@ -81,7 +83,6 @@ class _Known(NamedTuple):
 
     history: History
     key: bytes  # that it is known by
-    owner: str  # who may continue it
     secrets: str  # data keys of it and the turns before it; "": it is not stored
 
 
@@ -97,6 +98,7 @@ class TurnLog:
         self._known: OrderedDict[str, _Known] = OrderedDict()  # by turn
         self._ended: OrderedDict[str, Stored] = OrderedDict()  # newest by digest of its request
         self._by_key: OrderedDict[str, Stored] = OrderedDict()  # by digest of its idempotency key
+        self._sessions = SessionTurns()
         self._held: set[str] = set()  # idempotency keys, and digests of cut requests, of turns that are to begin
 
     def take(self, fact: Fact, writer: str, at_s: float, *, owner: str = "") -> None:
@@ -107,6 +109,8 @@ class TurnLog:
             at_s: when it was stored, seconds since 1970.
             owner: who may continue a turn that begins; "": its user.
         """
+        if not isinstance(fact, TurnSampled):
+            self._sessions.take(fact)
         if isinstance(fact, TurnStarted):
             none = np.empty(0, np.int32)
             owner = owner or owner_in(fact.secret) or fact.tenant
@@ -148,12 +152,19 @@ class TurnLog:
             return
         ids, key = np.concatenate([before, started.tokens, turn.tokens]), bytes.fromhex(history)
         secrets = ",".join(filter(None, (started.secret, started.older)))
-        known = History(started.turn_id, ids, len(ids) - len(turn.tokens), started.session, started.tools)
-        self._known[started.turn_id] = _Known(known, key, turn.owner, secrets)
+        asked = bytes.fromhex(started.prompt)
+        known = History(
+            started.turn_id, ids, len(ids) - len(turn.tokens), started.session, started.tools, asked, turn.owner
+        )
+        self._known[started.turn_id] = _Known(known, key, secrets)
         self._tokens += len(ids)
         while self._tokens > self._most and len(self._known) > 1:
             self._tokens -= len(self._known.popitem(last=False)[1].history.ids)
         self._conversations.put(key, known)
+
+    def turns_of(self, session: str) -> list[str]:
+        """Return the stored turns of a session, in their order: those that have a whole reply or no end yet."""
+        return self._sessions.of(session)
 
     def secrets_of(self, turn: str) -> str | None:
         """Return the data keys for reading a turn; None if it is not known (any more)."""
@@ -165,6 +176,7 @@ class TurnLog:
         gone = {name for name, known in self._known.items() if not secrets.isdisjoint(known.secrets.split(","))}
         self._tokens -= sum(len(self._known.pop(name).history.ids) for name in gone)
         self._conversations.forget(gone)
+        self._sessions.purge(secrets)
         for kept in (self._open, self._ended, self._by_key):
             for name in [name for name, turn in kept.items() if not secrets.isdisjoint(secrets_in(turn.started))]:
                 del kept[name]
@@ -180,15 +192,17 @@ class TurnLog:
         Raises:
             LiveError: it has tools, and others than the prompt of that turn declares: nothing would tell them.
         """
+        if request.raw is not None:
+            return self._conversations.raw(request.raw, owner, special=request.special)
         if not request.previous:
-            return self._conversations.draft(request.messages, owner, request.tools)
+            return self._conversations.draft(request.messages, owner, request.tools, request.variables)
         known = self._known.get(request.previous)
-        if known is None or known.owner != owner:
+        if known is None or known.history.owner != owner:
             return None
         if request.tools and known.history.tools not in ("", tools_key(request.tools)):
             words = "are not those that the conversation behind previous_response_id began with; send all messages"
             raise LiveError("invalid", f"tools {words}", field="tools")
-        return self._conversations.following(known.history, known.key, request.messages)
+        return self._conversations.following(known.history, known.key, request.messages, request.variables)
 
     def open_of(self, *writers: str) -> list[Stored]:
         """Return the unfinished turns of these gateways."""

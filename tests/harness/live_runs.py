@@ -30,7 +30,7 @@ WITH_TOOLS = """
 
 
 def conversing_model(folder: Path, *, tools: bool = False, experts: bool = False) -> Path:
-    """Write an untrained model of 512 tokens with a chat template; one for tools has all letters, and reasons."""
+    """Write an untrained model of 512 tokens with a chat template; one for tools has all characters, and reasons."""
     if experts:
         alphabet = Config().model.create.alphabet
         sizes = {"vocab_size": len(alphabet) + len(SPECIAL_TOKENS), "max_position_embeddings": 512}
@@ -39,7 +39,7 @@ def conversing_model(folder: Path, *, tools: bool = False, experts: bool = False
         (folder / "chat_template.jinja").write_text(TEMPLATE)
         return folder
     alphabet = Config().model.create.alphabet
-    more = "".join(letter for letter in string.printable[:95] if letter not in alphabet) if tools else ""
+    more = "".join(letter for letter in string.printable[:95] + "\n" if letter not in alphabet) if tools else ""
     create_model(folder, alphabet=alphabet + more, seed=1, shape=ModelShape(context=512))
     (folder / "chat_template.jinja").write_text(WITH_TOOLS if tools else TEMPLATE)
     return folder

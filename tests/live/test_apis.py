@@ -12,6 +12,7 @@ MINIMAL = {
     "chat": {"model": "tiny", "messages": [USER]},
     "responses": {"model": "tiny", "input": "Hi"},
     "messages": {"model": "tiny", "messages": [USER], "max_tokens": 9},
+    "completions": {"model": "tiny", "prompt": "Hi"},
 }
 ENDING = Ending("Hello", 3, "stop")
 CUT = Ending("Hello", 3, "length")
@@ -27,23 +28,67 @@ def stream(api: str, ending: Ending, **fields: object) -> list[tuple[str, dict]]
     return parsed_events(first + events.end(ending) + events.done([ending]))
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_a_minimal_request_asks_for_nothing_of_its_own(api: str):
     request = parse(api)
 
     most, thoughts = (9, "") if api == "messages" else (None, "text")
-    assert request == Request("tiny", [USER], most, thoughts=thoughts)
+    stored = {"store": True, "input": b'[{"role":"user","content":"Hi"}]'} if api == "responses" else {}
+    assert request == Request("tiny", [USER], most, thoughts=thoughts, **stored)
 
 
 def test_what_agents_always_send_and_no_reply_must_obey_is_ignored():
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-    code = {"thinking": {"type": "disabled"}, "context_management": edits, "output_config": {"effort": "high"}}
-    codex = {"client_metadata": {"a": "b"}, "reasoning": {"effort": "low"}, "include": ["file_search_call.results"]}
+    code = {"context_management": edits, "output_config": {"effort": "high"}}
+    codex = {"client_metadata": {"a": "b"}, "reasoning": {"summary": None}, "include": ["file_search_call.results"]}
     codex |= {"truncation": "auto"}
 
     assert parse("messages", **code) == parse("messages")
     assert msgspec.structs.replace(parse("responses", **codex), repeated={}) == parse("responses")
-    assert parse("chat", reasoning_effort="low") == parse("chat")
+    assert parse("chat", verbosity="low") == parse("chat")
+
+
+@pytest.mark.parametrize(
+    ("api", "fields"),
+    [
+        ("chat", {"reasoning_effort": "none"}),
+        ("responses", {"reasoning": {"effort": "none"}}),
+        ("messages", {"thinking": {"type": "disabled"}}),
+    ],
+)
+def test_a_request_without_reasoning_says_so_to_the_template(api: str, fields: dict):
+    request = parse(api, **fields)
+
+    assert not request.reasons and request.variables == {"enable_thinking": False, "thinking": False}
+    assert parse(api).reasons and parse(api).variables == {}
+
+
+def test_an_effort_and_variables_of_a_chat_reach_the_template():
+    request = parse("chat", reasoning_effort="low", chat_template_kwargs={"enable_thinking": True})
+
+    assert request.reasons and request.variables == {"enable_thinking": True, "reasoning_effort": "low"}
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_sampling_is_read_by_the_names_that_open_servers_know(api: str):
+    request = parse(
+        api,
+        top_k=5,
+        min_p=0.1,
+        repetition_penalty=1.1,
+        logit_bias={"7": -100, "8": 0},
+        stop_token_ids=[3],
+        return_token_ids=True,
+    )
+
+    assert (request.top_k, request.min_p, request.repetition_penalty) == (5, 0.1, 1.1)
+    assert (request.logit_bias, request.stop_ids, request.token_ids) == ({"7": -100.0}, [3], True)
+    assert parse(api, top_k=-1).top_k is parse(api, top_k=0).top_k is None
+
+
+@pytest.mark.parametrize(("prompt", "raw"), [("a", "a"), (["a"], "a"), ([1, 2], [1, 2]), ([[1, 2]], [1, 2])])
+def test_a_completion_has_one_prompt_of_text_or_tokens(prompt: object, raw: object):
+    assert parse("completions", prompt=prompt).raw == raw
 
 
 def test_chat_completions_read_all_that_they_know():
@@ -114,6 +159,15 @@ def test_a_count_needs_no_limit_of_tokens_and_takes_none():
 
 
 WRONG = [
+    ("completions", {"prompt": ["a", "b"]}, "prompt", r"prompt has 2 prompts; send one in each request"),
+    ("completions", {"prompt": ""}, "prompt", r"prompt is a text that is empty; expected a text"),
+    ("completions", {"prompt": [1, "a"]}, "prompt", r"expected a list of token ids"),
+    ("completions", {"echo": True}, "echo", r"echo is true, which this gateway does not support"),
+    ("chat", {"logit_bias": {"a": 1}}, "logit_bias", r"expected at most 1024 token ids"),
+    ("chat", {"logit_bias": {"1": 101}}, "logit_bias", r"numbers from -100 to 100"),
+    ("chat", {"stop_token_ids": [-1]}, "stop_token_ids", r"stop_token_ids is \[-1\]; expected a list of token ids"),
+    ("chat", {"chat_template_kwargs": [1]}, "chat_template_kwargs", r"expected an object of at most 16,384 bytes"),
+    ("chat", {"reasoning_effort": 5}, "reasoning_effort", r"reasoning_effort is 5; expected a text"),
     ("chat", {"messages": []}, "messages", r"messages is \[\]; expected a list of objects"),
     ("chat", {"model": None}, "model", r"model is absent"),
     ("chat", {"temperature": "hot"}, "temperature", r'temperature is "hot"; expected a number from 0.0 to 2.0'),
@@ -207,7 +261,7 @@ def test_refusals_have_the_shape_of_their_api():
 def test_overload_is_never_a_429():
     statuses = {name: api.error(LiveError("overloaded", "full"), "t1")[0] for name, api in APIS.items()}
 
-    assert statuses == {"chat": 503, "responses": 503, "messages": 529}
+    assert statuses == {"chat": 503, "responses": 503, "messages": 529, "completions": 503}
 
 
 @pytest.mark.parametrize(("ending", "finish"), [(ENDING, "stop"), (CUT, "length")])

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.conversation import Conversations, History, Prompt, Seam, history_key
+from asyncrl.live.conversation import Conversations, Prompt, history_key
+from asyncrl.live.difference import History, Seam
 from asyncrl.live.turn_boundary import open_seam
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
@@ -149,6 +150,67 @@ def test_with_other_tools_a_conversation_is_written_anew_and_its_replies_counted
     assert [known.prompt(messages, tools=tools)[1:4:2] for tools in ([], [find])] == [("t1", 0), ("", 1)]
 
 
+def answered(known: Conversations, name: str, messages: list[dict], text: str, ids: np.ndarray, session: str) -> None:
+    """Have a turn of a session answer messages."""
+    prompt = known.prompt(messages)
+    whole = np.concatenate([prompt.ids, ids])
+    known.put(history_key(reply(text), prompt.key), History(name, whole, len(prompt.ids), session, before=prompt.key))
+
+
+def test_a_rewritten_reply_stays_in_the_session_of_the_turn_that_answered_the_messages_before_it(
+    tokenizer: TaskTokenizer, known: Conversations
+):
+    answered(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"), "s1")
+    rewritten = [user("What?"), reply("Thought: is"), user("this")]
+    answered(known, "t2", rewritten, "answer", sampled(tokenizer, "answer"), "s1")
+
+    prompt = known.prompt([*rewritten, reply("Final answer"), user("this")])
+
+    assert (prompt.session, prompt.parent, prompt.rewritten) == ("s1", "", 2)
+    assert known.prompt([user("Other?"), reply("is"), user("this")]).session == ""
+
+
+def test_of_several_sessions_with_the_same_messages_the_text_of_the_reply_decides(
+    tokenizer: TaskTokenizer, known: Conversations
+):
+    for name, text in (("t1", "is the answer"), ("t2", "question")):
+        answered(known, name, [user("What?")], text, sampled(tokenizer, text), f"s{name}")
+
+    sessions = [
+        known.prompt([user("What?"), reply(text), user("this")]).session
+        for text in ("Thought: is the answer", "question: what", "summary")
+    ]
+
+    assert sessions == ["st1", "st2", ""]
+    known.forget({"t2"})
+    assert known.prompt([user("What?"), reply("summary"), user("this")]).session == "st1"
+
+
+def test_a_variable_of_the_template_changes_what_follows_and_no_history(tokenizer: TaskTokenizer, known: Conversations):
+    first = turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
+    messages = [user("What?"), reply("is"), user("this")]
+
+    plain, switched = (known.prompt(messages, variables=one) for one in ({}, {"enable_thinking": False}))
+
+    assert (plain.parent, switched.parent, switched.rewritten) == ("t1", "t1", 0)
+    assert switched.ids.tolist()[: len(first.ids)] == first.ids.tolist()
+    written = tokenizer.decode_all(switched.ids.tolist())
+    assert written == tokenizer.decode_all(plain.ids.tolist()) + "<think></think>"
+
+
+def test_a_variable_that_the_template_writes_before_a_reply_begins_another_conversation(tmp_path: Path):
+    template = "{{ style | default('') }}" + TEMPLATE
+    tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template))
+    known = Conversations(Seam(tokenizer), most_tokens=10_000)
+    turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
+    messages = [user("What?"), reply("is"), user("this")]
+
+    prompts = [known.prompt(messages, variables=one) for one in ({"style": "<|im_end|>"}, {"other": 1})]
+
+    assert [(one.parent, one.rewritten) for one in prompts] == [("", 1), ("t1", 0)]
+    assert tokenizer.eos_ids[0] != prompts[0].ids[0]  # what a client says stays text
+
+
 def test_what_is_forgotten_is_written_anew(tokenizer: TaskTokenizer):
     known = Conversations(Seam(tokenizer), most_tokens=60)
     for number in range(5):
@@ -167,7 +229,7 @@ UNSAFE = {
     "0 times": "{% for m in messages if m.role == 'user' %}{{ m.content }}{{ eos_token }}{% endfor %}",
     "2 times": "{% for m in messages %}{{ m.content }}{{ m.content }}{{ eos_token }}{% endfor %}",
 }
-WORDS = {"no end of sequence": "end-of-sequence token first", "what precedes it": "in another way when more stands"}
+WORDS = {"no end of sequence": "end-of-sequence token first", "what precedes it": "differently when more precedes"}
 
 
 @pytest.mark.parametrize("fault", UNSAFE)

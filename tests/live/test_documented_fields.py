@@ -6,16 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from asyncrl.live.apis import chat, messages, responses
+from asyncrl.live.apis import chat, completions, messages, responses
 from asyncrl.live.apis.registry import APIS
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "gateway.md"
-ROWS = {"chat completions": chat, "Responses": responses, "Messages": messages}
+ROWS = {"chat completions": chat, "Responses": responses, "Messages": messages, "completions": completions}
 USER = {"role": "user", "content": "Hi"}
 MINIMAL = {
     "chat": {"model": "tiny", "messages": [USER]},
     "responses": {"model": "tiny", "input": "Hi"},
     "messages": {"model": "tiny", "messages": [USER], "max_tokens": 9},
+    "completions": {"model": "tiny", "prompt": "Hi"},
 }
 
 

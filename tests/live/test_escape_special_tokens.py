@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.conversation import Conversations, History, Seam, history_key
+from asyncrl.live.conversation import Conversations, history_key
+from asyncrl.live.difference import History, Seam
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
 CHATML = ("<|im_start|>", "<|im_end|>")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from asyncrl.live.apis.schema import LiveError
-from asyncrl.live.feedback import TEXT_CHARS, Opinion, feedback_id, parse_feedback
+from asyncrl.live.feedback import TEXT_CHARS, Opinion, feedback_id, opinions_of, parse_feedback
 
 
 def parsed(**fields: Any) -> Opinion:
@@ -57,3 +57,21 @@ def test_an_opinion_has_one_id_behind_the_same_one():
     assert (
         len({feedback_id(up, ""), feedback_id(down, ""), feedback_id(up, "x"), feedback_id(Opinion("b", 1.0), "")}) == 4
     )
+
+
+def test_a_session_is_named_instead_of_a_turn():
+    assert parsed(session="my task", thumb="up") == Opinion("", 1.0, "", "my task")
+    with pytest.raises(LiveError, match="turn and session: expected one of the two"):
+        parsed(session="my task", turn="a", thumb="up")
+
+
+def test_feedback_on_a_session_counts_less_for_each_turn_before_the_last():
+    opinion = Opinion("", -1.0, "wrong file", "my task")
+
+    assert opinions_of(opinion, ["a", "b", "c"], 0.5) == [
+        Opinion("a", -0.25),
+        Opinion("b", -0.5),
+        Opinion("c", -1.0, "wrong file"),
+    ]
+    assert [one.score for one in opinions_of(opinion, ["a", "b"], 1.0)] == [-1.0, -1.0]
+    assert [one.score for one in opinions_of(opinion, ["a", "b"], 0.0)] == [0.0, -1.0]

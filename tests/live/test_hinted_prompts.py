@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.live.conversation import Seam
+from asyncrl.live.difference import Seam
 from asyncrl.live.hints import HintWriter
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 

@@ -57,6 +57,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "chat": {"model": "tiny", "messages": [USER]},
     "responses": {"model": "tiny", "input": "Hi"},
     "messages": {"model": "tiny", "messages": [USER], "max_tokens": 9},
+    "completions": {"model": "tiny", "prompt": "Hi"},
 }
 
 
@@ -93,7 +94,7 @@ def test_a_body_with_too_many_values_is_refused_before_it_is_read(
     assert "more than 131,072 values" in str(error) and APIS[api].error(error, "t")[0] == 413
 
 
-@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("api", ["chat", "responses", "messages"])
 def test_values_in_the_arguments_of_calls_count_together(api: str):
     half = json.dumps({"a": [[]] * (MOST_VALUES // 4)})
 

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.live.apis.openai import UNTHOUGHT
 from asyncrl.live.apis.schema import LiveError, Request, Thought
 from asyncrl.live.forced_prefix import begin_reply
 from asyncrl.live.reasoning_parser import ThoughtText, opened_by, thought_tokens
+from asyncrl.live.reply_parser import ReplyParts
 from asyncrl.live.tools import Wording
 from harness.live_runs import WITH_TOOLS
 from harness.tokenizers import LLAMA3, QWEN3, make_model
@@ -72,6 +74,28 @@ def test_a_forced_call_closes_reasoning_that_the_template_opens(tmp_path: Path):
     assert wording.tokenizer.decode_all(begun.ids.tolist()) == f"\n</think>\n\n{begun.text}"
 
 
+SWITCH = "{%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\n\n</think>\n\n' }}{%- endif %}"
+SWITCHED = QWEN3.replace("assistant\n' }}{%- endif %}", "assistant\n' }}" + SWITCH + "{%- endif %}")
+
+
+@pytest.mark.parametrize(
+    ("template", "begins"),
+    [(SWITCHED, ""), (OPENING, "\n</think>\n\n"), (QWEN3, "<think>\n\n</think>\n\n"), (LLAMA3, "")],
+    ids=["a switch", "opened", "no switch", "no reasoning"],
+)
+def test_a_reply_without_reasoning_begins_closed_under_each_kind_of_template(
+    tmp_path: Path, template: str, begins: str
+):
+    wording = Wording.of(TaskTokenizer.load(make_model(tmp_path, template=template)))
+    request = Request("any", [], reasons=False, variables=UNTHOUGHT)
+
+    begun = begin_reply(request, wording, grammars=False)
+
+    assert wording.tokenizer.decode_all(begun.ids.tolist()) == begins
+    parts = ReplyParts(request, wording, "t")
+    assert "".join(map(str, [*parts.add(wording.tokenizer.encode("Yes")), *parts.end()])) == "Yes"
+
+
 def test_what_template_or_engine_cannot_do_is_refused(tmp_path: Path):
     wording = Wording.of(TaskTokenizer.load(make_model(tmp_path, template=BEHIND)))
 
@@ -82,3 +106,5 @@ def test_what_template_or_engine_cannot_do_is_refused(tmp_path: Path):
     with pytest.raises(LiveError, match="not supported by the embedded engine") as refused:
         begin_reply(Request("any", [], presence_penalty=0.1), wording, grammars=False)
     assert refused.value.field == "presence_penalty"
+    with pytest.raises(LiveError, match="logit_bias is not supported by the embedded engine"):
+        begin_reply(Request("any", [], logit_bias={"1": 1.0}), wording, grammars=False)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.conversation import Conversations, History, Seam, history_key
+from asyncrl.live.conversation import Conversations, history_key
+from asyncrl.live.difference import History, Seam
 from asyncrl.live.turn_boundary import AUTO, open_seam
 from asyncrl.live.turn_log import TurnLog
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, QWEN3_SAID, QWEN3_TOKENS, TEMPLATE, make_model

@@ -61,6 +61,8 @@ def test_headers_mark_side_turns_and_the_last_one():
     assert of({"x-turn-type": "Side"}).side
     assert of({"x-asyncrl-turn-type": "side"}).side
     assert not of({"x-turn-type": "main"}).side
+    assert session_of("anna", {}, FIRST, "", side=True).side
+    assert not session_of("anna", {"x-turn-type": "main"}, FIRST, "", side=True).side
     assert (of({"x-session-done": "true"}).done, of({"x-session-done": "0"}).done) == (True, False)
 
 
@@ -72,7 +74,11 @@ def test_headers_mark_side_turns_and_the_last_one():
         ({"temperature": 0.0}, "greedy"),
         ({"top_p": 0.9}, "truncated"),
         ({"top_k": 20}, "truncated"),
+        ({"min_p": 0.1}, "truncated"),
         ({"presence_penalty": -0.5}, "penalised"),
+        ({"repetition_penalty": 1.1}, "penalised"),
+        ({"logit_bias": {"1": 5.0}}, "penalised"),
+        ({"stop_token_ids": [1]}, None),
     ],
 )
 def test_a_reply_of_another_distribution_than_the_trainer_computes_is_not_trained(changes, reason):

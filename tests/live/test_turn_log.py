@@ -8,7 +8,8 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.schema import LiveError, Request
-from asyncrl.live.conversation import Conversations, Draft, Seam, history_key, tools_key
+from asyncrl.live.conversation import Conversations, Draft, history_key, tools_key
+from asyncrl.live.difference import Seam
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from harness.tokenizers import make_model
 from topics.turns import TurnFinished, TurnSampled, TurnStarted

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, schema_of
-from asyncrl.live.apis.openai import openai_error, token_logprobs, top_of
+from asyncrl.live.apis.openai import (
+    MOST_CHOICES,
+    SAMPLING,
+    openai_error,
+    prompt_ids,
+    reasoning_of,
+    reply_ids,
+    sampling_of,
+    token_logprobs,
+    top_of,
+    usage_of,
+    wants_usage,
+)
 from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 from asyncrl.live.apis.tool_fields import WORDS, call_of, chosen, declared, result_of
 
 READ = (
-    *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "stop", "seed"),
+    *("model", "messages", "max_tokens", "max_completion_tokens"),
     *("stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "user", "safety_identifier"),
-    *("logprobs", "top_logprobs", "n", "response_format", "frequency_penalty", "presence_penalty"),
+    *("logprobs", "top_logprobs", "n", "response_format"),
+    *("reasoning_effort", "chat_template_kwargs", *SAMPLING),
 )
 IGNORED = (
     *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("verbosity", "prediction", "reasoning_effort"),
+    *("verbosity", "prediction"),
 )
-MOST_CHOICES = 16
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
-    "logit_bias": ({},),
 }
 
 
@@ -35,37 +47,35 @@ class ChatCompletions:
     def parse(self, body: bytes) -> Request:
         fields = Body(body)
         fields.only(READ, IGNORED, _NEUTRAL)
-        messages = [_message(fields, entry, f"messages[{n}]") for n, entry in enumerate(fields.entries("messages"))]
+        messages = [message_in(fields, entry, f"messages[{n}]") for n, entry in enumerate(fields.entries("messages"))]
         tools, forced = chosen(fields, declared(fields, keys="function"), words=WORDS, keys="function")
         most = [fields.count(name) for name in ("max_completion_tokens", "max_tokens")]
+        reasons, variables = reasoning_of(fields, fields.get("reasoning_effort"), "reasoning_effort")
         return Request(
             fields.text("model"),
             answerable(messages, "messages"),
             next((one for one in most if one is not None), None),
-            fields.real("temperature", 0.0, 2.0),
-            fields.real("top_p", 0.0, 1.0),
-            frequency_penalty=fields.real("frequency_penalty", -2.0, 2.0) or 0.0,
-            presence_penalty=fields.real("presence_penalty", -2.0, 2.0) or 0.0,
-            stop=fields.stops("stop"),
-            seed=fields.count("seed", least=-(2**63), most=2**63 - 1),
+            **sampling_of(fields),
             stream=fields.flag("stream"),
             tools=tools,
             parallel=fields.flag("parallel_tool_calls", absent=True),
             user=fields.named("safety_identifier", "user"),
-            usage=_wants_usage(fields.get("stream_options")),
+            usage=wants_usage(fields.get("stream_options")),
             logprobs=fields.flag("logprobs"),
             top_logprobs=top_of(fields, reported=fields.flag("logprobs")),
             forced=forced,
             schema=schema_of(fields.get("response_format"), "response_format", inside="json_schema"),
             thoughts="text",
+            reasons=reasons,
+            variables=variables,
             choices=fields.count("n", most=MOST_CHOICES) or 1,
         )
 
     def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
         choices = [_choice(number, ending) for number, ending in enumerate(endings)]
         head = _head(opening) | {"object": "chat.completion"}
-        usage = {"usage": _usage(opening, endings)}
-        return {**head, "choices": choices, **usage, "system_fingerprint": _fingerprint(endings[0])}
+        body = {**head, **prompt_ids(opening), "choices": choices, "usage": usage_of(opening, endings)}
+        return {**body, "system_fingerprint": _fingerprint(endings[0])}
 
     def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
         return _ChatEvents(opening, choice, usage=request.usage)
@@ -77,6 +87,8 @@ class ChatCompletions:
 class _ChatEvents:
     """See `Events`."""
 
+    response: dict[str, Any] | None = None
+
     def __init__(self, opening: Opening, choice: int, *, usage: bool) -> None:
         self._opening = opening
         self._choice = choice
@@ -84,7 +96,8 @@ class _ChatEvents:
         self._calls = 0
 
     def begin(self) -> bytes:
-        return self._chunk({"role": "assistant", "content": ""})
+        top = {} if self._choice else prompt_ids(self._opening)
+        return self._chunk({"role": "assistant", "content": ""}, top=top)
 
     def text(self, delta: str) -> bytes:
         return self._chunk({"content": delta})
@@ -100,25 +113,21 @@ class _ChatEvents:
         return self._chunk({})
 
     def end(self, ending: Ending) -> bytes:
-        return self._chunk({}, _finish(ending), _logprobs(ending), _fingerprint(ending))
+        end = {"logprobs": _logprobs(ending), "finish_reason": _finish(ending), **reply_ids(ending)}
+        fingerprint = _fingerprint(ending)
+        return self._chunk({}, end, {"system_fingerprint": fingerprint} if fingerprint else {})
 
     def done(self, endings: list[Ending]) -> bytes:
-        usage = _head(self._opening) | {"choices": [], "usage": _usage(self._opening, endings)}
+        usage = _head(self._opening) | {"choices": [], "usage": usage_of(self._opening, endings)}
         return (event(usage) if self._usage else b"") + b"data: [DONE]\n\n"
 
     def fail(self, error: LiveError) -> bytes:
         return event(openai_error(error)[1])
 
-    def _chunk(
-        self,
-        delta: dict[str, Any],
-        finish: str | None = None,
-        logprobs: dict[str, Any] | None = None,
-        fingerprint: str | None = None,
-    ) -> bytes:
-        choice = {"index": self._choice, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        more = {"system_fingerprint": fingerprint} if fingerprint else {}
-        return event(_head(self._opening) | {"choices": [choice]} | ({"usage": None} if self._usage else {}) | more)
+    def _chunk(self, delta: dict[str, Any], end: Mapping[str, Any] = {}, top: Mapping[str, Any] = {}) -> bytes:
+        choice = {"index": self._choice, "delta": delta, "logprobs": None, "finish_reason": None, **end}
+        usage = {"usage": None} if self._usage else {}
+        return event({**_head(self._opening), **top, "choices": [choice], **usage})
 
 
 def _choice(number: int, ending: Ending) -> dict[str, Any]:
@@ -128,16 +137,17 @@ def _choice(number: int, ending: Ending) -> dict[str, Any]:
         message |= {"content": ending.text or None, "tool_calls": calls}
     if ending.thoughts:
         message["reasoning_content"] = ending.thoughts
-    return {"index": number, "message": message, "logprobs": _logprobs(ending), "finish_reason": _finish(ending)}
+    end = {"logprobs": _logprobs(ending), "finish_reason": _finish(ending)}
+    return {"index": number, "message": message, **end, **reply_ids(ending)}
 
 
-def _message(fields: Body, entry: Message, where: str) -> Message:
+def message_in(fields: Body, entry: Message, where: str) -> Message:
     """Read a message, a call of tools, or the result of one."""
     if entry.get("role") == "tool":
         return result_of(entry.get("tool_call_id"), entry.get("content"), where, ("text",))
     if entry.get("role") == "assistant" and isinstance(thoughts := entry.get("reasoning_content"), str) and thoughts:
         rest = {name: value for name, value in entry.items() if name != "reasoning_content"}
-        return _message(fields, rest, where) | {"reasoning_content": thoughts}
+        return message_in(fields, rest, where) | {"reasoning_content": thoughts}
     if not entry.get("tool_calls") or entry.get("role") != "assistant":
         return message_of(entry, where, roles=OPENAI_ROLES, parts=("text",))
     given = entry["tool_calls"]
@@ -179,21 +189,3 @@ def _finish(ending: Ending) -> str:
 def _head(opening: Opening) -> dict[str, Any]:
     kind = "chat.completion.chunk"
     return {"id": f"chatcmpl-{opening.turn}", "object": kind, "created": opening.created, "model": opening.model}
-
-
-def _usage(opening: Opening, endings: list[Ending]) -> dict[str, Any]:
-    tokens, thought = (
-        sum(counts) for counts in zip(*((one.tokens, one.thought_tokens) for one in endings), strict=True)
-    )
-    usage = {"prompt_tokens": opening.prompt_tokens, "completion_tokens": tokens}
-    details: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": endings[0].cached}}
-    details |= {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
-    return usage | {"total_tokens": opening.prompt_tokens + tokens} | details
-
-
-def _wants_usage(options: Any) -> bool:
-    if options is None:
-        return False
-    if not isinstance(options, dict) or not isinstance(options.get("include_usage", False), bool):
-        raise refusal("stream_options", 'is not understood; expected {"include_usage": true or false}')
-    return bool(options.get("include_usage", False))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from asyncrl.live.apis.body import Body, Message, answerable, message_of, refusal, schema_of, shown, text_of
+from asyncrl.live.apis.openai import UNTHOUGHT
 from asyncrl.live.apis.schema import Call, Ending, Events, Fault, LiveError, Opening, Request, assistant_message, event
 from asyncrl.live.apis.tool_fields import Choice, call_of, chosen, declared, result_of
 
@@ -61,6 +62,7 @@ class Messages:
             forced=forced,
             schema=_schema(fields),
             thoughts=_thoughts(fields),
+            **_unthought(fields),
         )
 
     def parse_count(self, body: bytes) -> Request:
@@ -69,7 +71,7 @@ class Messages:
         fields.only(COUNTED, IGNORED, {})
         tools, forced = _tools(fields)
         asked = Request(fields.text("model"), _conversation(fields), tools=tools, user=_user(fields))
-        return msgspec.structs.replace(asked, forced=forced, schema=_schema(fields))
+        return msgspec.structs.replace(asked, forced=forced, schema=_schema(fields), **_unthought(fields))
 
     def whole(self, opening: Opening, request: Request, endings: list[Ending]) -> dict[str, Any]:
         ending = endings[0]
@@ -87,6 +89,8 @@ class Messages:
 
 class _MessageEvents:
     """See `Events`."""
+
+    response: dict[str, Any] | None = None
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
@@ -162,6 +166,13 @@ def _schema(fields: Body) -> str:
 def _thoughts(fields: Body) -> Literal["", "text"]:
     thinking = fields.get("thinking")
     return "text" if isinstance(thinking, dict) and thinking.get("type") in ("enabled", "adaptive") else ""
+
+
+def _unthought(fields: Body) -> dict[str, Any]:
+    """Return the fields of a `Request` by which its reply has no reasoning; none where `thinking` is not disabled."""
+    thinking = fields.get("thinking")
+    disabled = isinstance(thinking, dict) and thinking.get("type") == "disabled"
+    return {"reasons": False, "variables": UNTHOUGHT} if disabled else {}
 
 
 def _thinking(text: str, turn: str) -> dict[str, Any]:

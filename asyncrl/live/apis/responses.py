@@ -6,17 +6,19 @@ from typing import Any, Literal
 
 from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, message_of, refusal, schema_of, shown
 from asyncrl.live.apis.echoed_fields import REPEATED, repeated_of
-from asyncrl.live.apis.openai import openai_error, token_logprobs, top_of
+from asyncrl.live.apis.openai import openai_error, reasoning_of, token_logprobs, top_of
+from asyncrl.live.apis.response_items import input_of
 from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
 from asyncrl.live.apis.tool_fields import HOSTED, WORDS, call_of, chosen, declared, result_of
 
+RESPONSES_PATH = "/v1/responses"
 READ = (
     *("model", "input", "instructions", "max_output_tokens", "temperature", "top_p", "stream"),
     *("tools", "tool_choice", "parallel_tool_calls", "previous_response_id", "user", "safety_identifier"),
-    *("include", "reasoning", "text", "top_logprobs"),
+    *("include", "reasoning", "text", "top_logprobs", "chat_template_kwargs", "store"),
 )
 IGNORED = (
-    *("metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("metadata", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("max_tool_calls", "stream_options", "client_metadata"),
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {"background": (False,), "truncation": ("disabled", "auto")}
@@ -29,7 +31,7 @@ _ID, _MESSAGE = "resp_", "msg_"
 class Responses:
     """See `Api`."""
 
-    path = "/v1/responses"
+    path = RESPONSES_PATH
 
     def parse(self, body: bytes) -> Request:
         fields = Body(body)
@@ -45,6 +47,9 @@ class Responses:
         messages = [_whole(message) for message in messages]
         included = given if isinstance(given := fields.get("include"), list) else []
         tools, forced = chosen(fields, declared(fields, keys="", hosted=HOSTED), words=WORDS)
+        asked = fields.get("reasoning")
+        effort = asked.get("effort") if isinstance(asked, dict) else None
+        reasons, variables = reasoning_of(fields, effort, "reasoning.effort")
         return Request(
             fields.text("model"),
             answerable(messages, "input"),
@@ -61,7 +66,11 @@ class Responses:
             forced=forced,
             schema=_schema(fields),
             thoughts=_thoughts(fields),
+            reasons=reasons,
+            variables=variables,
             sealed_thoughts=_SEALED in included,
+            store=fields.flag("store", absent=True),
+            input=input_of(fields),
             repeated=repeated_of(fields),
         )
 
@@ -79,6 +88,7 @@ class _ResponseEvents:
     """See `Events`."""
 
     def __init__(self, opening: Opening, request: Request) -> None:
+        self.response: dict[str, Any] | None = None
         self._opening = opening
         self._request = request
         self._thoughts: list[str] = []
@@ -191,7 +201,8 @@ class _ResponseEvents:
         messages = [item for item in self._output if item["type"] == "message"]
         if messages:  # a call may have closed it before its log-probs were known
             messages[-1]["content"][0]["logprobs"] = token_logprobs(ending)
-        return last + self._event(f"response.{response['status']}", response=response | {"output": self._output})
+        self.response = response | {"output": self._output}
+        return last + self._event(f"response.{response['status']}", response=self.response)
 
     def done(self, endings: list[Ending]) -> bytes:
         return b""
@@ -299,6 +310,7 @@ def _response(opening: Opening, request: Request, ending: Ending | None = None) 
         "model": opening.model,
         "output": output,
         "usage": usage,
+        "store": request.store,
         **REPEATED,
         **request.repeated,
     }

@@ -83,7 +83,11 @@ class Request(msgspec.Struct, frozen=True):
     top_k: int | None = None
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    min_p: float = 0.0
+    logit_bias: dict[str, float] = {}  # by token id
     stop: list[str] = []
+    stop_ids: list[int] = []  # tokens that end the reply
     seed: int | None = None
     stream: bool = False
     tools: list[dict[str, Any]] = []  # as chat templates take them
@@ -96,8 +100,15 @@ class Request(msgspec.Struct, frozen=True):
     forced: str | None = None  # the tool that it must call; "": any; None: it may answer without
     schema: str = ""  # JSON schema of the reply, as JSON; "": any text
     thoughts: Literal["", "text", "summary"] = ""  # how the reasoning before the reply is returned; "": not at all
+    reasons: bool = True  # False: the reply begins without reasoning
+    variables: dict[str, Any] = {}  # of the chat template
+    raw: str | list[int] | None = None  # the whole prompt, as text or tokens; None: the template writes the messages
+    special: bool = True  # the tokenizer puts its own tokens around such a text
+    token_ids: bool = False  # of prompt and reply are wanted
     sealed_thoughts: bool = False  # with a reference to the turn, by which the client gives it back
     choices: int = 1  # replies to it
+    store: bool = False  # the client may retrieve the reply later
+    input: bytes = b""  # items of the request, a list as JSON; b"": not kept
     repeated: dict[str, Any] = {}  # fields that a reply of its API repeats, as they came
 
     def without_prompt(self) -> Request:
@@ -106,12 +117,18 @@ class Request(msgspec.Struct, frozen=True):
         """
         names = [tool.get("function", {}).get("name") for tool in self.tools]
         tools: list[dict[str, Any]] = [{"function": {"name": name}} for name in names]
-        return msgspec.structs.replace(self, messages=[], tools=tools, user="")
+        return msgspec.structs.replace(self, messages=[], tools=tools, user="", raw=None if self.raw is None else "")
 
     @property
-    def penalised(self) -> bool:
-        """Return whether tokens that came before are to be less likely, or more."""
-        return bool(self.frequency_penalty or self.presence_penalty)
+    def penalised(self) -> str:
+        """Return the field by which some tokens are to be less likely, or more; "" for none."""
+        changed = {
+            "frequency_penalty": self.frequency_penalty,
+            "presence_penalty": self.presence_penalty,
+            "repetition_penalty": self.repetition_penalty != 1,
+            "logit_bias": self.logit_bias,
+        }
+        return next((name for name, value in changed.items() if value), "")
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -121,6 +138,7 @@ class Opening(msgspec.Struct, frozen=True):
     model: str
     created: int  # seconds since 1970
     prompt_tokens: int
+    prompt_ids: list[int] | None = None  # its tokens; None where they were not asked for
 
 
 class Sampled(msgspec.Struct, frozen=True):
@@ -144,10 +162,13 @@ class Ending(msgspec.Struct, frozen=True):
     thought_tokens: int = 0  # of `tokens`
     cached: int = 0  # tokens of the prompt that the engine had in its prefix cache
     versions: tuple[int, int] | None = None  # of the weights: the oldest and the newest that sampled a token
+    ids: list[int] | None = None  # of the tokens; None where they were not asked for
 
 
 class Events(Protocol):
     """One reply as server-sent events. Each method returns the next bytes to write, b"" for nothing."""
+
+    response: dict[str, Any] | None  # of a reply that is whole: what a client may retrieve later; None: nothing
 
     def begin(self) -> bytes:
         """Return the events before the first token."""

@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
-from asyncrl.live.conversation import Seam
+from asyncrl.live.difference import Seam
 from harness.gateways import Served, gateway, gateway_stage, ready, stored_turns
 from harness.live_runs import TEMPLATE
 from harness.sglang_like import LikeSGLang

@@ -14,7 +14,8 @@ from actors.gateway.turn import Turn
 from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.schema import Request
-from asyncrl.live.conversation import Conversations, Seam
+from asyncrl.live.conversation import Conversations
+from asyncrl.live.difference import Seam
 from asyncrl.live.sessions import Session
 from asyncrl.live.tools import Wording
 from asyncrl.live.traffic_split import Arm
