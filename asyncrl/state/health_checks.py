@@ -184,16 +184,18 @@ def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
     down_s = 0.0 if actor.live else state.since_s(actor.stopped_ns)
     left = words and down_s > state.config.supervision.restart_pause_s + _RESTART_S
     failed = _failed_version(state, actor) if words and not actor.live else ""
-    if quick >= _OFTEN or left or failed:
+    diverged = LOGITS_NOT_FINITE in words
+    if quick >= _OFTEN or left or failed or diverged:
         text = f"last error: {words}" if words else "it left no error message: it was killed"
         ended = f"it ended {down_s:.0f} s ago{' and was not started again' if left else ''}"
         evidence = f"{f'started {quick} times in the last minute' if quick >= _OFTEN else ended}; {text}"
         failed = failed or _failed_version(state, actor)
-        if failed:
+        if diverged:
+            yield finding("weights not finite", actor.actor_id, evidence)
+        elif failed:
             yield finding("version not loaded", actor.actor_id, f"{failed}; {evidence}")
         else:
-            dead: Cause = "weights not finite" if LOGITS_NOT_FINITE in words else "engine dead"
-            yield finding(dead if actor.role == "engine" else "actor dying", actor.actor_id, evidence)
+            yield finding("engine dead" if actor.role == "engine" else "actor dying", actor.actor_id, evidence)
         return
     if not actor.live:
         return
