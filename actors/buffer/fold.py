@@ -125,7 +125,7 @@ class BufferFold(Fold):
             if len(failed) == self._most_failed[stage] and failed[0] > since:
                 of_stage = "groups of the warm-up" if stage == "warmup" else "groups"
                 last = self.state.last_failure
-                return f"{len(failed)} {of_stage} in a row failed and nothing was graded meanwhile; the last: {last}"
+                return f"{len(failed)} {of_stage} in a row failed and no grade arrived between them; the last: {last}"
         return groups.dropped_too_many(self.state, self._plan)
 
     @property

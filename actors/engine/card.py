@@ -120,6 +120,6 @@ class Card:
         elif message.turn > self._asked:
             self._asked = message.turn
             if self._held and self._context.actor_id in message.without:
-                words = "the learner waited too long for the card and goes on without this engine: its server is ended"
+                words = "the learner waited too long for the GPU and continues without this engine: its server is ended"
                 self._context.fail(ActorDown(words))
         self._news.set()

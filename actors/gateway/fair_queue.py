@@ -83,7 +83,7 @@ class Places:
         if self.waiting > self._most_waiting:
             last = self._take(max(self._waiting, key=lambda one: len(self._waiting[one])), newest=True)
             if not last.done():  # else its client has just gone
-                words = f"{self._under_way.total()} requests are under way and {self._most_waiting} wait"
+                words = f"{self._under_way.total()} requests are running and {self._most_waiting} wait"
                 last.set_exception(LiveError("overloaded", f"{words}; try again later"))
         try:
             async with asyncio.timeout(self._hold_s):
@@ -95,7 +95,7 @@ class Places:
             elif place.done() and not place.cancelled() and place.exception() is None:  # given in the same moment
                 self._free(tenant)
             if isinstance(error, TimeoutError):
-                words = f"{self._under_way.total()} requests have been under way for {self._hold_s:g} s"
+                words = f"{self._under_way.total()} requests have been running for {self._hold_s:g} s"
                 raise LiveError("overloaded", f"{words}; try again later") from error
             raise
 

@@ -42,7 +42,7 @@ async def read_body(http: web.Request, most_bytes: int) -> bytes:
     except TimeoutError as error:
         raise LiveError("invalid", f"the body has not come within {_BODY_S:g} s") from error
     except (web.RequestPayloadError, zlib.error) as error:
-        raise LiveError("invalid", "the body is not encoded as its headers say; send it as it is") from error
+        raise LiveError("invalid", "the body is not encoded as its headers say; send it without an encoding") from error
     return bytes(body)
 
 

@@ -78,7 +78,7 @@ class ElasticGroup:
                     raise
         context.vitals["ranks_missing"] = learner.ranks - len(cards)
         if missing:
-            context.log.warning("learner goes on with fewer ranks", cards=list(cards), missing=sorted(missing))
+            context.log.warning("learner continues with fewer ranks", cards=list(cards), missing=sorted(missing))
             self._looking.start(self._until_back(left, missing, len(cards)))
 
     async def _until_back(self, left: Sequence[int], missing: set[int], ranks: int) -> None:

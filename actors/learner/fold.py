@@ -81,7 +81,7 @@ class LearnerFold(CheckpointFold):
         words = f"batch {step}: {reason}; the last checkpoint is intact: {saved[-1].path if saved else 'none yet'}"
         if root is None or step <= self.state.trained:
             return words
-        return f"{words}; to go on without this batch: asyncrl up --resume {root} --skip-batch {step}"
+        return f"{words}; to continue without this batch: asyncrl up --resume {root} --skip-batch {step}"
 
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained = trained.step

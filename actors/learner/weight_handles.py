@@ -87,7 +87,7 @@ class Offers:
             except AsyncRLError as error:
                 offer.reason = str(error)
             if self._key != request.key and not offer.reason:
-                offer.reason = "the learner goes on to the next version"
+                offer.reason = "the learner continues with the next version"
         if offer.reason:
             offer.tensors = []
             self._readers.pop(request.engine_id, None)

@@ -288,7 +288,7 @@ class Recorder:
             try:
                 check_positions(recorded.positions, {log.name: await last_sequence(bus, log) for log in _LOGS})
                 self._positions, self.fold.state = recorded.positions, recorded.state
-                self.context.log.info("metrics go on", rows_bytes=recorded.rows_bytes, **recorded.positions)
+                self.context.log.info("metrics continue", rows_bytes=recorded.rows_bytes, **recorded.positions)
             except WireError:
                 recorded = None
         with _writing():

@@ -104,7 +104,7 @@ class Context:
     async def started(self, lost: str = "") -> None:
         """Publish that this process has started, or that it restarts a part it lost, with the reason."""
         if lost:
-            self.log.warning("starts anew", reason=lost)
+            self.log.warning("restarts a lost part", reason=lost)
         await publish(self.bus, ActorStarted(self.role, self.actor_id, socket.gethostname(), os.getpid(), lost))
 
     def take_vitals(self) -> Vitals:

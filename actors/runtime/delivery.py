@@ -102,7 +102,7 @@ class Delivery(Generic[M]):
             return
         reconnects, newest = self._context.bus.reconnects, await self.newest(topic)
         if newest is None or newest.sequence != self.fence:
-            raise Fenced(f"{self.name}: another worker went on with it")
+            raise Fenced(f"{self.name}: another worker has taken over this work")
         self._reconnects = reconnects
 
     def advanced(self) -> None:

@@ -54,7 +54,7 @@ class Keeper:
         unread = [topic.name for stream, one in fold.inputs().items() if not _is_log(stream) for topic in one.topics]
         if unread and context.role not in OWN:
             words = f"the fold of {context.role} reads {', '.join(unread)}, which is purged once nothing needs it"
-            raise ActorFault(f"{words}; expected topics that are kept for the whole run: what is purged is for workers")
+            raise ActorFault(f"{words}; expected topics that are kept for the whole run: purged topics are for workers")
         self.context = context
         self.own = own
         self.nonce = secrets.token_hex(8)

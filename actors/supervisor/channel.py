@@ -30,7 +30,7 @@ _NAMED = 32  # versions in the store that a refusal names, the newest
 def absent(version: int, stored: Iterable[StoredVersion]) -> str:
     """Return why the channel does not move to a version that is absent, and which versions it may move to."""
     numbers = ", ".join(map(str, sorted({one.version for one in stored})[-_NAMED:]))
-    return f"version {version} is not in the store (there: {numbers or 'none'}); the channel stays as it is"
+    return f"version {version} is not in the store (there: {numbers or 'none'}); the channel does not change"
 
 
 class Score(msgspec.Struct, frozen=True):

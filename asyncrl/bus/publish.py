@@ -137,7 +137,7 @@ async def publish_if_latest(
         newest = await read_newest(bus, topic.stream, fence)
         if newest is not None and newest.headers.get(MESSAGE_ID) == headers[MESSAGE_ID]:
             return newest.sequence
-        raise Fenced(f"{key}: another worker went on with it") from None
+        raise Fenced(f"{key}: another worker has taken over this work") from None
 
 
 def _headers(topic: Topic[Message], message: Message, body: bytes) -> dict[str, str]:

@@ -253,7 +253,7 @@ async def test_the_fence_spans_progress_and_result_of_one_trajectory_and_no_othe
     result: Any = unsealed(TrajectoryGenerated)
     result.trajectory_id = "p000001-0"
 
-    with pytest.raises(Fenced, match="p000001-0: another worker went on with it"):
+    with pytest.raises(Fenced, match="p000001-0: another worker has taken over this work"):
         await publish_if_latest(bus, result, expected=first)
     sequence = await publish_if_latest(bus, result, expected=second)
     newest = await read_newest(bus, TRAJECTORIES, f"asyncrl.{bus.run}.trajectory.*.p000001-0")

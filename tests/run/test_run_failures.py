@@ -240,7 +240,7 @@ async def test_what_fails_for_all_ends_the_run_with_its_reason(tmp_path: Path):
     async with up(tmp_path, *WITHOUT_MODEL, *never_graded(tmp_path)) as run:
         assert await run.ended() == 1, run.story
 
-    assert "run short failed: buffer-1: 24 groups in a row failed and nothing was graded meanwhile" in run.error
+    assert "run short failed: buffer-1: 24 groups in a row failed and no grade arrived between them" in run.error
     assert ": reward: " in run.error
     assert "ValueError: never a grade" in run.error
     assert run.summary["failed_trajectories_by_reason"].keys() == {"reward"}
@@ -280,7 +280,7 @@ def a_buffer(failures: int, *, stage: str = "p") -> Feed:
 
 def test_a_buffer_gives_up_after_as_many_failed_groups_as_may_be_open_at_once():
     assert a_buffer(2).fold.should_give_up() == ""
-    assert a_buffer(3).fold.should_give_up().startswith("3 groups in a row failed and nothing was graded meanwhile")
+    assert a_buffer(3).fold.should_give_up().startswith("3 groups in a row failed and no grade arrived between them")
 
 
 def test_a_buffer_gives_up_a_warm_up_by_the_size_of_its_own_batches():

@@ -98,7 +98,7 @@ async def test_a_tenant_leaves_a_place_to_others_where_there_are_any():
 async def test_where_too_many_wait_the_newest_of_the_largest_crowd_is_refused():
     async with crowd(2) as made:
         await made.ask("a1", "a2", "a3", "a4", "b1")
-        assert "2 requests are under way and 2 wait" in await made.error("a4")
+        assert "2 requests are running and 2 wait" in await made.error("a4")
         await made.leave("a1")
         await made.leave("a2")
         assert made.inside[2:] == ["b1", "a3"]
@@ -142,5 +142,5 @@ async def test_who_is_gone_takes_no_place():
 async def test_a_request_that_waits_too_long_is_refused():
     async with crowd(1, hold_s=0.01) as made:
         await made.ask("a1", "b1")
-        assert "have been under way for 0.01 s" in await made.error("b1")
+        assert "have been running for 0.01 s" in await made.error("b1")
         assert made.places.waiting == 0

@@ -171,7 +171,7 @@ async def test_a_batch_that_cannot_be_trained_names_the_command_to_go_on_and_is_
     await pack(bus, 4)
     with pytest.raises(ActorFault) as failed:
         await first.task
-    command = f"to go on without this batch: asyncrl up --resume {first.context.files.root} --skip-batch 3"
+    command = f"to continue without this batch: asyncrl up --resume {first.context.files.root} --skip-batch 3"
     assert str(failed.value).startswith("batch 3: loss ")
     assert str(failed.value).endswith(command)
     for wrong in (2, 5):

@@ -65,6 +65,6 @@ async def test_a_version_that_is_not_or_no_longer_in_memory_is_offered_to_no_eng
     assert (newest.tensors, newest.reason) == ([[b"tensors"]], "")
     assert (late.tensors, late.reason) == ([], "the learner has no version in memory")
     assert kept, "an engine reads it"
-    assert (overtaken.tensors, overtaken.reason) == ([], "the learner goes on to the next version")
+    assert (overtaken.tensors, overtaken.reason) == ([], "the learner continues with the next version")
     await reader.close()
     await offers.close()

@@ -95,7 +95,7 @@ async def test_a_rollback_to_a_version_whose_files_are_gone_moves_nothing_and_na
 
     assert isinstance(refused, PromotionRefused)
     assert (refused.by, refused.cause) == ("command", rollback)
-    assert refused.reason == "version 2 is not in the store (there: 0, 3); the channel stays as it is"
+    assert refused.reason == "version 2 is not in the store (there: 0, 3); the channel does not change"
 
 
 def test_a_rollback_ends_at_the_oldest_version_that_is_remembered():
