@@ -335,7 +335,7 @@ class EngineActor:
         return directory
 
     async def _pass_card(self, card: Card) -> None:
-        """Let the learner have the card; what comes next loads the weights again."""
+        """Let the learner have the GPU; what comes next loads the weights again."""
         lineage, version = version_of(self._loaded) if self._loaded else (0, 0)
         self._loaded, self._held, self._updating = "", True, True
         await publish(self.context.bus, EngineUpdating(self.context.actor_id, lineage, version))

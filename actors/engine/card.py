@@ -20,21 +20,21 @@ from topics.topic import TRAINING, Topic
 
 
 class Card:
-    """Follows the learner's turns, and takes and leaves the card for one engine.
+    """Follows the learner's turns, and takes and leaves the GPU for one engine.
 
     The GPU memory of a predecessor process is freed when it ends: this process takes or leaves the GPU again.
     """
 
     def __init__(self, context: Context, news: asyncio.Event) -> None:
         self._context = context
-        self._news = news  # set when the learner asks for the card or returns it
+        self._news = news  # set when the learner asks for the GPU or returns it
         self._asked = self._returned = 0  # newest turn that was asked for, and that was returned
         self._held = False
         self._listener = context.listen(TRAINING, self._on_turn, [CARD_REQUESTED, CARD_RETURNED])
 
     @property
     def wanted(self) -> bool:
-        """Return whether the learner has the card, or asks for it."""
+        """Return whether the learner has the GPU, or asks for it."""
         return self._asked > self._returned
 
     async def start(self) -> None:
@@ -42,12 +42,12 @@ class Card:
         await self._listener.start(await self._look())
 
     async def close(self) -> None:
-        """Leave the card, on which nothing is any more."""
+        """Leave the GPU, on which nothing is any more."""
         await self._listener.close()
         await self.leave()
 
     async def take(self) -> bool:
-        """Return once this engine may use the card; False if the actor shall stop before."""
+        """Return once this engine may use the GPU; False if the actor shall stop before."""
         left = False
         while not self._context.stop.is_set():
             self._news.clear()
@@ -78,7 +78,9 @@ class Card:
                 crash_point("card.emptied")
                 await server.release_memory()
         except TimeoutError:
-            raise EngineFailed(f"the card was not left within engine.update_deadline_s = {deadline_s:g} s") from None
+            raise EngineFailed(
+                f"the engine did not leave the GPU within engine.update_deadline_s = {deadline_s:g} s"
+            ) from None
         await self.leave()
 
     async def resume(self, server: EngineControl, fetching: Coroutine[Any, Any, float]) -> None:
@@ -94,10 +96,10 @@ class Card:
             return time.monotonic() - began
 
         resume_s, fetch_s = await all_of(resumed(), fetching)
-        self._context.log.info("card taken again", resume_s=round(resume_s, 4), fetch_s=round(fetch_s, 4))
+        self._context.log.info("GPU taken again", resume_s=round(resume_s, 4), fetch_s=round(fetch_s, 4))
 
     async def leave(self) -> None:
-        """Publish that this engine has nothing on the card."""
+        """Publish that this engine has nothing on the GPU."""
         self._held = False
         await publish(self._context.bus, CardLeft(self._context.actor_id))
         crash_point("card.left")

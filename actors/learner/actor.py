@@ -133,7 +133,7 @@ class Learner:
             await self._train_next(publish=True)
             if self.group.can_grow and self._begun == self.step:
                 await self._settled()
-                raise GroupLost("cards that were missing are there again, and a checkpoint is saved")
+                raise GroupLost("missing GPUs are back, and a checkpoint is saved")
         finished = self.fold.state.finished
         if self.step >= self.config.learner.steps and (finished is None or finished < self.step):
             await self._finish()

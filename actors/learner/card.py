@@ -12,7 +12,7 @@ from asyncrl.training.ranks import CardFull, NoCard, take_card
 
 
 class TakeCard(Call[None]):
-    """Take the card, before anything waits for another rank.
+    """Take the GPU, before anything waits for another rank.
 
     Raises:
         NoCard, CardFull: it cannot be used.
@@ -25,7 +25,7 @@ class TakeCard(Call[None]):
 
 
 def main() -> None:
-    """Use the card."""
+    """Use the GPU."""
     try:
         take_card(sys.argv[1], rank=0, ranks=1)
     except (NoCard, CardFull) as error:

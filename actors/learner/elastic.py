@@ -17,7 +17,7 @@ from asyncrl.training.trainers import layout_of
 
 T = TypeVar("T")
 
-_PAUSE_S = 2.0  # between two attempts to start all ranks, and two looks for a card at least
+_PAUSE_S = 2.0  # between two attempts to start all ranks, and two looks for a GPU at least
 
 
 def chosen_cards(cards: Sequence[int], layout: Layout) -> Sequence[int]:
@@ -35,8 +35,8 @@ def chosen_cards(cards: Sequence[int], layout: Layout) -> Sequence[int]:
 class ElasticGroup:
     """See `TrainerGroup`.
 
-    All ranks are tried whenever the group starts. Those whose cards are gone for `learner.elastic_s` are given up, one
-    after another, and the others start without them. Whether the cards come back is looked at while it trains.
+    All ranks are tried whenever the group starts. Those whose GPUs are gone for `learner.elastic_s` are given up, one
+    after another, and the others start without them. Whether the GPUs come back is looked at while it trains.
     """
 
     def __init__(self, context: Context, on_lost: Callable[[], None]) -> None:
@@ -50,14 +50,14 @@ class ElasticGroup:
         """See `TrainerGroup.open`.
 
         Raises:
-            GroupLost: too few cards are left for one model, or a rank did not start for another reason.
+            GroupLost: too few GPUs are left for one model, or a rank did not start for another reason.
         """
         context, learner = self._context, self._context.config.learner
         missing, began, reason = set[int](), time.monotonic(), ""
         while True:
             left = [card for card in range(learner.ranks) if card not in missing]
             if not (cards := chosen_cards(left, layout_of(context.config.learner))):
-                found = f"cards {sorted(missing)} are missing, and the {len(left)} others hold no whole model"
+                found = f"GPUs {sorted(missing)} are missing, and the {len(left)} others hold no whole model"
                 raise GroupLost(f"{found}; the last reason: {reason}")
             self._group = RankProcesses(context, self._on_lost, cards)
             try:
@@ -69,7 +69,7 @@ class ElasticGroup:
                     raise
                 gone, reason = cards[error.rank], str(error)
                 waited = time.monotonic() - began
-                context.log.warning("card missing", card=gone, waited_s=round(waited, 1), reason=reason)
+                context.log.warning("GPU missing", card=gone, waited_s=round(waited, 1), reason=reason)
                 if waited >= learner.elastic_s:
                     missing.add(gone)
                     continue
@@ -82,12 +82,12 @@ class ElasticGroup:
             self._looking.start(self._until_back(left, missing, len(cards)))
 
     async def _until_back(self, left: Sequence[int], missing: set[int], ranks: int) -> None:
-        """Look for the cards that are missing until there are enough of them for more ranks."""
+        """Look for the GPUs that are missing until there are enough of them for more ranks."""
         while not self._is_stopped():
             await self._pause(max(_PAUSE_S, self._context.config.learner.elastic_s))
             back = [card for card in sorted(missing) if await self._works(card)]
             if len(chosen_cards(sorted([*left, *back]), layout_of(self._context.config.learner))) > ranks:
-                self._context.log.info("cards are there again", cards=back)
+                self._context.log.info("missing GPUs are back", cards=back)
                 self.can_grow = True
                 return
 
@@ -109,7 +109,7 @@ class ElasticGroup:
             process.kill()
 
     def _on_fault(self, error: BaseException) -> None:
-        self._context.log.warning("no look at missing cards", reason=f"{type(error).__name__}: {error}")
+        self._context.log.warning("missing GPUs are not checked", reason=f"{type(error).__name__}: {error}")
 
     def _is_stopped(self) -> bool:
         return self._closed.is_set() or self._context.stop.is_set()

@@ -34,7 +34,7 @@ class TurnState(msgspec.Struct):
     """The holders of a GPU that learner and engines time-share."""
 
     turn: int = 0  # newest one that a learner asked for
-    holders: list[str] = []  # engines that took the card, and have not left it
+    holders: list[str] = []  # engines that took the GPU, and have not left it
     taken: int = 0  # sequence of the newest card.taken
 
 

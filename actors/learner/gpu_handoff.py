@@ -1,4 +1,4 @@
-"""The learner's turns on a card that engines share with it."""
+"""The learner's turns on a GPU that engines share with it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class Stopping(AsyncRLError):
-    """The learner shall stop, and engines still have the card."""
+    """The learner shall stop, and engines still have the GPU."""
 
 
 class Turns:
-    """Asks for the card, and returns it; without `placement.colocate = "time_slice"` the card is the learner's own."""
+    """Asks for the GPU, and returns it; without `placement.colocate = "time_slice"` the GPU is the learner's own."""
 
     def __init__(self, context: Context, keeper: Keeper, fold: LearnerFold) -> None:
         self._context, self._keeper, self._fold = context, keeper, fold
@@ -35,7 +35,7 @@ class Turns:
         self._waited_s = 0.0
 
     async def take(self) -> None:
-        """Return once no engine has anything on the card.
+        """Return once no engine has anything on the GPU.
 
         An engine that has not left after the time that its start and an update may take has ended without a successor,
         or is stuck: the next request names it, and one that lives then ends itself.
@@ -60,7 +60,7 @@ class Turns:
         crash_point("card.granted")
 
     def _awaited(self, waited_s: float) -> list[HeldWork]:
-        """The card, once for each engine that has not left it."""
+        """The GPU, once for each engine that has not left it."""
         holders = self._fold.state.turns.holders
         return [HeldWork("card", waited_s, waited_s, Waiting("engine", name)) for name in holders]
 
@@ -70,7 +70,7 @@ class Turns:
             self._check()
             left_s = began + self._patience_s - time.monotonic()
             if left_s <= 0:
-                self._context.log.error("engines have not left the card", engines=holders, after_s=self._patience_s)
+                self._context.log.error("engines have not left the GPU", engines=holders, after_s=self._patience_s)
                 self._context.count("cards_not_left", len(holders))
                 await self._ask(holders)
             else:
@@ -79,7 +79,7 @@ class Turns:
     async def give_back(self, outbox: Outbox) -> None:
         """Return the GPU, whose memory is free, after all earlier messages are on the log."""
         if self._held:
-            await outbox.stored()  # engines that take the card find the newest version
+            await outbox.stored()  # engines that take the GPU find the newest version
             crash_point("card.rested")
             self._held = False
             await self._keeper.append_until_stored([CardReturned(self._fold.state.turns.turn, self._waited_s)])
@@ -98,4 +98,4 @@ class Turns:
 
     def _check(self) -> None:
         if self._context.stop.is_set():
-            raise Stopping("the learner shall stop before it has the card")
+            raise Stopping("the learner shall stop before it has the GPU")

@@ -162,7 +162,7 @@ class RankProcesses:
         self.check()
 
     async def _take_cards(self) -> None:
-        """Let each rank use its card: one whose driver hangs beats on, and would have all others wait."""
+        """Let each rank use its GPU: one whose driver hangs beats on, and would have all others wait."""
         late = asyncio.get_running_loop().call_later(self._context.config.learner.start_s, self._hung)
         try:
             await self.do(TakeCard())
@@ -171,7 +171,7 @@ class RankProcesses:
 
     def _hung(self) -> None:
         missing = sorted(rank for (rank, _), answer in self._waiting.items() if not answer.done())
-        self._lose(self._late(f"ranks {missing} did not take their cards"), missing[0])
+        self._lose(self._late(f"ranks {missing} did not take their GPUs"), missing[0])
 
     def _late(self, what: str) -> str:
         logs = f"see `asyncrl logs {self._context.actor_id}`, or raise learner.start_s on a slow machine"

@@ -52,7 +52,7 @@ class RankServer:
 
     def _on_fault(self, error: BaseException) -> None:
         if isinstance(error, NoCard):
-            self._context.log.error("no card", reason=str(error))
+            self._context.log.error("no GPU", reason=str(error))
             os._exit(NO_CARD)
         self._context.log.error("rank crashed", reason=f"{type(error).__name__}: {error}", exc_info=error)
         os._exit(1)  # threads may wait for other ranks for ever

@@ -17,7 +17,7 @@ from asyncrl.training.checkpoint import CheckpointError, OtherModel
 from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 
 AnyCall: TypeAlias = TakeCard | Training | Publication
-NO_CARD = 5  # exit code of a rank whose card is not there, or does not work
+NO_CARD = 5  # exit code of a rank whose GPU is not there, or does not work
 BEAT_S = 1.0  # seconds between two heartbeats
 ERRORS: dict[str, type[AsyncRLError]] = {
     error.__name__: error

@@ -24,7 +24,7 @@ from topics.weights import TrainingFinished, WeightsPublished
 from topics.wire import Headers, Message
 
 _WINDOW = 5  # steps a reward is averaged over
-_NEWEST = 128  # updates of engines, and switches of the card, for their medians
+_NEWEST = 128  # updates of engines, and switches of the GPU, for their medians
 
 
 class StepRow(msgspec.Struct):
@@ -95,7 +95,7 @@ class RecorderState(msgspec.Struct):
     answered: dict[str, int] = {}  # turns of live traffic, by how they ended
     answered_tokens: int = 0
     card_turns: int = 0  # of the learner, if it time-shares its GPU
-    card_wait_s: list[float] = []  # newest seconds until it had the card
+    card_wait_s: list[float] = []  # newest seconds until it had the GPU
     card_taken: dict[str, int] = {}  # by engine that took it: when, until it serves
     card_back_s: list[float] = []  # newest seconds of engines from there on
 

@@ -272,7 +272,7 @@ class Supervisor:
             await child.restarts.pause()
 
     def _frees_card(self, child: _Child, code: int) -> bool:
-        """Return whether it is an engine that failed as it should leave, maybe with a card that it shares."""
+        """Return whether it is an engine that failed as it should leave, maybe with a GPU that it shares."""
         shared = child.role == "engine" and self.context.config.placement.colocate == "time_slice"
         return shared and child.leaving and code != 0
 

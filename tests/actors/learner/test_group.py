@@ -244,7 +244,7 @@ async def test_a_card_that_hangs_at_the_start_is_missing_after_a_deadline(bus: B
     context.placement = Otherwise(context.files.logs, HANGS)
     group = Impatient(context, lambda: None)
 
-    with pytest.raises(GroupLost, match=r"1\] did not take their cards within learner.start_s = 1 s") as lost:
+    with pytest.raises(GroupLost, match=r"1\] did not take their GPUs within learner.start_s = 1 s") as lost:
         await group.open()
 
     assert lost.value.rank is not None  # so the learner may go on without it
@@ -277,7 +277,7 @@ async def test_ranks_without_a_card_say_so_and_are_given_up(
     await stand.open()
     group = ElasticGroup(with_forked_ranks(stand.context("learner", bus)), lambda: None)
 
-    missing = r"cards \[0, 1\] are missing, and the 0 others hold no whole model; the last reason: rank 0 ended: exit"
+    missing = r"GPUs \[0, 1\] are missing, and the 0 others hold no whole model; the last reason: rank 0 ended: exit"
     with pytest.raises(GroupLost, match=missing + r" code 5: .*rank 0 has no card: found 0 GPUs here"):
         await group.open()
     await group.close()
