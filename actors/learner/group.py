@@ -26,6 +26,8 @@ T = TypeVar("T")
 _Key: TypeAlias = tuple[int, int | None]
 
 _SILENCES = 3  # times supervision.silence_s, twice: a rank may be silent so long, as imports stop its heartbeat
+# Calls come from several threads. With an arena for each, glibc would keep the freed activations once per thread.
+_ONE_ARENA = {"MALLOC_ARENA_MAX": "1"}
 _END_S = 1.0  # from the end of a rank's connection to that of its process
 
 
@@ -97,7 +99,7 @@ class RankProcesses:
             words = (context.actor_id, str(rank), str(self._count), str(folder), "--run", context.bus.run)
             address = ("--address", context.bus.address.url)
             # The loopback: ranks find one another even if this machine's name resolves to another address.
-            environment = {"GLOO_SOCKET_IFNAME": "lo", **self._environment}
+            environment = {"GLOO_SOCKET_IFNAME": "lo", **_ONE_ARENA, **self._environment}
             job = Job(
                 context.actor_id, "actors.learner.rank_process", (*words, *address), context.credentials, environment
             )
