@@ -252,7 +252,9 @@ class Gateway:
                 await self._responses.keep(turns[0].id, key.tenant, body, request, secret=secret)
 
             reply = Reply(http, api, turns, session, keep if new and request.store else None)
-            self._given([turn for turn in turns if turn.repeats], missed=False)  # no other request gets them meanwhile
+            self._given(
+                [turn for turn in turns if turn.repeats], missed=False
+            )  # from here on no other request gets them
             missed = True
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:

@@ -93,7 +93,7 @@ class PrompterFold(Fold):
         self._plans = stage_plans(config)
         self._max_lag = config.buffer.max_lag
         self._trains = config.trains
-        # Without a learner no lag bounds what is open: twice what rollout workers hold keeps them busy.
+        # Without a learner no lag bounds the open groups: twice the number that rollout workers hold keeps them busy.
         self._slots = 2 * config.rollout.workers * config.rollout.slots // largest_group(config) + 1
         self._size = largest_group(config)
         self._begin = {TASK: config.start.prompt}
