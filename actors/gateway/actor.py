@@ -252,9 +252,7 @@ class Gateway:
                 await self._responses.keep(turns[0].id, key.tenant, body, request, secret=secret)
 
             reply = Reply(http, api, turns, session, keep if new and request.store else None)
-            self._given(
-                [turn for turn in turns if turn.repeats], missed=False
-            )  # from here on no other request gets them
+            self._given([turn for turn in turns if turn.repeats], missed=False)  # no other request gets them now
             missed = True
 
             async def ending(number: int, turn: Turn, secret: str) -> Ending:
