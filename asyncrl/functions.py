@@ -61,7 +61,7 @@ def load_module(where: str, *, base: Path, spec: str = "") -> ModuleType:
         FunctionError: it is not there, or does not import, or not in time.
     """
     spec = spec or where
-    late = "its import had come to {}; every process that uses it imports it: put what takes long into a function"
+    late = "its import had reached {}; every process that uses it imports it: put slow work into a function"
     with deadline(IMPORT_LIMIT_S, lambda frame: frame.f_code.co_name == "<module>", late):
         return _load_file(base / where, spec) if where.endswith(".py") else _load_module(where, spec)
 
@@ -192,7 +192,7 @@ def _hidden_module(folder: Path, text: str) -> str:
         module = sys.modules.get(path.stem)
         origin = getattr(module, "__file__", None) or "Python's own"
         if module and folder not in Path(origin).parents and re.search(rf"\b{re.escape(path.stem)}\b", text):
-            return f"\n`import {path.stem}` finds {origin}, not {path.name} beside the file; give that another name"
+            return f"\n`import {path.stem}` finds {origin}, not {path.name} in the folder of the file; rename it"
     return ""
 
 

@@ -174,7 +174,7 @@ class _InProcess:
 
 
 class _Remote:
-    """A server in a process of its own and a client here that keeps it full, streaming with log-probs."""
+    """A server in a separate process and a client here that keeps it full, streaming with log-probs."""
 
     def __init__(self, client: EngineClient, running: int) -> None:
         self._client = client

@@ -346,7 +346,7 @@ async def _read_again(files: RunFiles, trajectories: int) -> dict[str, float]:
 
 
 def _audited(words: list[str]) -> dict[str, float]:
-    """Seconds and greatest memory of an audit in a process of its own; what it prints goes to stderr."""
+    """Seconds and greatest memory of an audit in a separate process; what it prints goes to stderr."""
     began, peak_mb = time.monotonic(), 0.0
     process = subprocess.Popen([sys.executable, "-m", "asyncrl.cli.main", *words], stdout=sys.stderr)
     while process.returncode is None:

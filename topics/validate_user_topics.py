@@ -139,7 +139,7 @@ def _of_topics(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
         kind = topic.message
         if kind in own_types or types[kind] > 1:
             other = own_types.get(kind, "another of these topics")
-            yield f"topic {topic.name}: its message {kind.__name__} is that of {other}; give it a type of its own"
+            yield f"topic {topic.name}: its message {kind.__name__} is that of {other}; give it a separate type"
         if kind.HEADERS in headers:
             remedy = "derive it from asyncrl.Message"
             yield f"topic {topic.name}: {kind.__name__} has the {kind.HEADERS.__name__} of another type; {remedy}"

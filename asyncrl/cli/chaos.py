@@ -150,7 +150,7 @@ async def inject_until_end(files: RunFiles, plan: Plan, report: Callable[[str], 
             await asyncio.sleep(plan.every_s)
         elif now_s - found_s > _FIND_S:
             found = f"run {files.root.name}: no process of {', '.join(map(str, plan.targets))} runs"
-            rule = "; the head of a Ray cluster is not killed, nor the last node beside it"
+            rule = "; the head of a Ray cluster is not killed, nor the last other node"
             raise AsyncRLError(found + rule * any(target.role == NODE for target in plan.targets))
         else:
             await asyncio.sleep(_POLL_S)  # no event announces that one is there

@@ -20,7 +20,7 @@ from asyncrl.run.stop_tokens import stop_token_lines
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, "demo")
     add_settings(parser)
-    add_flag(parser, "--streams", "list what each stream needs, what it may hold, and when that would be full")
+    add_flag(parser, "--streams", "list the need and the limit of each stream, and when each is full")
 
 
 def run(arguments: argparse.Namespace) -> int:

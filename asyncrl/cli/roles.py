@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not there:
         print(
             f"wrote {folder / 'nats-accounts.conf'}: include it in the server's configuration and reload it\n"
-            f"wrote one file per role beside it: set nats.credentials = {str(folder)!r}, and give "
+            f"wrote one file per role into its folder: set nats.credentials = {str(folder)!r}, and give "
             f"{folder / 'monitor.json'} to observers"
         )
     elif arguments.rotate:

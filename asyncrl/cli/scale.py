@@ -95,7 +95,7 @@ def _differs(state: RunState, wanted: dict[str, int], request: int) -> bool:
 def _decision(state: RunState, wanted: dict[str, int]) -> str:
     found = [f"{role} {state.wanted.get(role, 0)} instead of {count}" for role, count in wanted.items()]
     return (
-        f"the run has decided otherwise: {', '.join(found)}; it was asked for something else meanwhile, as `asyncrl "
+        f"the run has decided otherwise: {', '.join(found)}; another request came in between, as `asyncrl "
         "status` shows, or a group has GPUs for no more"
     )
 
@@ -103,5 +103,7 @@ def _decision(state: RunState, wanted: dict[str, int]) -> str:
 def _shortfall(state: RunState, wanted: dict[str, int], wait_s: float) -> str:
     found = ", ".join(f"{role} {_live(state, role)} of {count}" for role, count in wanted.items())
     words = next((actor.error for actor in state.fleet if pool_of(actor.actor_id) in wanted and actor.error), "")
-    rest = f"; last error: {words}" if words else "; the run goes on with it, and `asyncrl status` shows how far it is"
+    rest = (
+        f"; last error: {words}" if words else "; the run continues with it, and `asyncrl status` shows how far it is"
+    )
     return f"after {wait_s:.0f} s there are: {found}{rest}"

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--resume RUN", "", "continue a stopped or crashed run, given by its id or directory")
     add_option(parser, "--skip-batch N", int, "with --resume: skip batch N, which cannot be trained")
     add_flag(parser, "--accept-data", "with --resume: continue although data files differ from those it began with")
-    add_flag(parser, "--refresh-code", "with --resume: take your code files as they are now, not the run's copies")
+    add_flag(parser, "--refresh-code", "with --resume: take your current code files, not the run's copies")
     add_flag(parser, "--detach", "return once the run has started; it continues in the background")
 
 
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {"skip-batch": arguments.skip_batch is not None, "accept-data": arguments.accept_data}
     for name in [name for name, is_given in (given | {"refresh-code": arguments.refresh_code}).items() if is_given]:
         if not arguments.resume:
-            raise LaunchError(f"--{name} is for a run that goes on: give --resume RUN, too")
+            raise LaunchError(f"--{name} is for a run that continues: give --resume RUN, too")
     launch = _resumed(arguments) if arguments.resume else _new(arguments)
     launch.prepare()
     name = launch.config.run
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not ready:
         print(words or f"run {name} did not start; see {output}", file=sys.stderr)
         return 1
-    print(f"it goes on in the background: asyncrl status {name}, asyncrl down {name}; its output is in {output}")
+    print(f"it continues in the background: asyncrl status {name}, asyncrl down {name}; its output is in {output}")
     return 0
 
 
@@ -98,7 +98,7 @@ def _fetch_known_models(config: Config) -> None:
 
 def _resumed(arguments: argparse.Namespace) -> Launch:
     if arguments.config or arguments.run_id or arguments.only:
-        raise LaunchError("--resume goes on with a run's own config and id; give neither a config nor --run nor --only")
+        raise LaunchError("--resume continues a run with its config and id; give neither a config nor --run nor --only")
     found = find_run(arguments.resume, Path("runs"), live=False)
     if not arguments.refresh_code:
         use_copies(found.files.root)
@@ -123,7 +123,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
         bus = await _unless(stop, launch.start())
         if bus is not None:
             if launch.changes:
-                print(f"inputs as they are now count from step {launch.trained + 1}", flush=True)
+                print(f"current inputs count from step {launch.trained + 1}", flush=True)
             print(*served_lines(launch.config.gateway, launch.files), sep="", end="", flush=True)
             on_started()
         reason = "" if bus is None else await _watch(launch, bus, state, stop, work)
@@ -135,9 +135,9 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
         console = Terminal()
         console.print(summary_panel(figures)) if console.is_terminal else print(summary_text(figures))
         if not (figures["finished"] or reason or work):
-            print(f"to go on: asyncrl up --resume {launch.files.root}")
+            print(f"to continue: asyncrl up --resume {launch.files.root}")
     elif not reason and (bus is None or launch.files.end == "not begun"):
-        print(f"stopped before it trained; to go on: asyncrl up --resume {launch.files.root}")
+        print(f"stopped before it trained; to continue: asyncrl up --resume {launch.files.root}")
     elif not reason:
         print(f"no summary of run {launch.config.run} was written: see {launch.files.logs}/recorder-1.log")
     if reason:
@@ -161,7 +161,7 @@ async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event,
     await watch.close()
     await bus.close()
     if launch.killed:
-        return f"killed by a second interrupt; to go on: asyncrl up --resume {launch.files.root}"
+        return f"killed by a second interrupt; to continue: asyncrl up --resume {launch.files.root}"
     return launch.failure or state.failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
 
 

@@ -118,7 +118,7 @@ async def _move(found: FoundRun, request: PromotionRequested, wait_s: float) -> 
     if isinstance(decision, PromotionRefused):
         raise AsyncRLError(decision.reason)
     if isinstance(decision, CanaryEnded):
-        return f"the canary {decision.key} is rolled back; what was live stays live"
+        return f"the canary {decision.key} is rolled back; the version before stays live"
     if isinstance(decision, WeightsCanaried):
         kind = "shadow" if decision.shadow else "canary"
         return f"{kind}: version {decision.version} ({decision.key}) for {decision.share:g} of the sessions"

@@ -63,7 +63,7 @@ def _channel(topic: Topic[Any]) -> dict[str, Any]:
         "parameters": {"run": {"description": "id of the run: [a-z0-9-]{1,32}"}},
     }
     if topic.key:
-        channel["parameters"][topic.key] = {"description": f"{topic.key} of the message, or of what it is about"}
+        channel["parameters"][topic.key] = {"description": f"{topic.key} of the message, or of its object"}
     channel["x-stream"] = {
         "name": f"ASYNCRL_{{run}}_{topic.stream.name}",
         "keep": topic.stream.keep.value,

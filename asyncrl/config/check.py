@@ -275,7 +275,7 @@ def _learner(learner: LearnerSettings) -> Iterator[Finding]:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", learner.device):
         yield Finding(("learner.device",), f'found "{learner.device}", expected cpu, cuda or cuda:N')
     if learner.elastic_s and learner.ranks == 1:
-        message = "lets a learner go on with fewer ranks, found learner.ranks = 1; raise it, or set 0"
+        message = "lets a learner continue with fewer ranks, found learner.ranks = 1; raise it, or set 0"
         yield Finding(("learner.elastic_s", "learner.ranks"), message)
     if learner.ranks > 1 and ":" in learner.device:
         yield Finding(("learner.device", "learner.ranks"), 'names one GPU for several ranks; set "cuda"')
@@ -297,7 +297,7 @@ def _start(config: Config) -> Iterator[Finding]:
         advice = 'set "merged", or begin a run with the model that was exported (model.path)'
         yield Finding(("learner.lora.publish", "start.trained"), f'found "adapter": {message}; {advice}')
     if config.warmup.steps:
-        message = f"warmup.steps = {config.warmup.steps}, but start.checkpoint has its warm-up behind it; set 0"
+        message = f"warmup.steps = {config.warmup.steps}, but the warm-up of start.checkpoint is done; set 0"
         yield Finding(("warmup.steps", "start.checkpoint"), message)
     if config.learner.steps <= start.step:
         message = f"learner.steps = {config.learner.steps} leaves nothing to train after start.step = {start.step}"
@@ -319,7 +319,7 @@ def _engine(engine: EngineSettings) -> Iterator[Finding]:
 
 def _router(engine: EngineSettings) -> Iterator[Finding]:
     if engine.router.count and SCRIPTED in engine.kinds:
-        message = "a router stands in front of servers, and scripted engines are none; set 0"
+        message = "a router needs servers, and scripted engines are not servers; set 0"
         yield Finding(("engine.router.count",), message)
     if any(argument.split("=")[0] == "--api-key" for argument in engine.router.arguments):
         message = "holds --api-key, which the run itself gives a router; remove it"

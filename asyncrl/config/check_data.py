@@ -53,7 +53,7 @@ def _stages(config: Config) -> Iterator[Finding]:
             order = f"stages begin in the order of their tables, and stage {before} before it at batch {earlier}"
             yield Finding((f"stages.{name}.at_step",), f"found {step}, but {order}; exchange the two")
     for name in sorted(set(config.start.stages.values()) - config.stages.keys()):
-        message = f"the run is forked behind its stage {name}; keep [stages.{name}], whose shares its prompts follow"
+        message = f"the run is forked after its stage {name}; keep [stages.{name}], whose shares its prompts follow"
         yield Finding(("start.stages", "stages"), message)
 
 
@@ -175,7 +175,7 @@ def _tournament(config: Config, task: Task) -> Iterator[Finding]:
         ):
             samples = held_out.key("samples")
             message = (
-                f"{samples} = 1 leaves nothing to compare with: the answers to one row are ranked; raise it, or give "
+                f"{samples} = 1 leaves nothing to compare: the reward ranks the answers to one row; raise it, or give "
                 "evaluations a reward of their own in [eval.sets.NAME]"
             )
             yield Finding((*tournaments, samples, "eval.samples"), message)
@@ -217,7 +217,9 @@ def evaluation_contradictions(config: Config) -> Iterator[Finding]:
             yield Finding((f"eval.sets.{name}", f"tasks.{name}"), message)
     for name in config.tasks if config.eval.sets else ():
         if config.tasks[name].eval_source:
-            message = f"tasks.{name}.eval_source is not evaluated, since eval.sets names what is; add a set for it"
+            message = (
+                f"tasks.{name}.eval_source is not evaluated, since eval.sets names other sources; add a set for it"
+            )
             yield Finding((f"tasks.{name}.eval_source", "eval.sets"), message)
     for held_out in sets.values():
         yield from _one_set(config, held_out)
@@ -249,7 +251,7 @@ def _one_set(config: Config, held_out: HeldOut) -> Iterator[Finding]:
         message = f"pass@{above[0]} needs as many answers of a prompt, and {samples} = {held_out.samples}; raise it"
         yield Finding((pass_at, samples), message)
     if held_out.samples > 1 and held_out.temperature == 0:
-        message = f"{held_out.samples} answers at temperature 0 are all alike; raise {held_out.key('temperature')}"
+        message = f"{held_out.samples} answers at temperature 0 are all equal; raise {held_out.key('temperature')}"
         yield Finding((samples, held_out.key("temperature")), message)
     context = config.engine.context or (config.model.create.context if not config.model.path else 0)
     if context and held_out.max_new_tokens >= context and held_out.max_new_tokens != config.rollout.max_new_tokens:

@@ -69,9 +69,7 @@ def server_contradictions(config: Config) -> Iterator[Finding]:
     for table, group in groups.items():
         yield from _gpus(table, group)
         if group.fronts > 1:
-            message = (
-                f"found {FRONTS} {group.fronts}: only one of so many processes learns the name of new weights, and "
-            )
+            message = f"found {FRONTS} {group.fronts}: only one of these processes learns the name of new weights, and "
             yield Finding((f"{table}.arguments",), message + "the others answer under the old one; remove it")
     prefill = {table: group for table, group in groups.items() if group.role == "prefill"}
     yield from _bootstrap_ports(prefill)
@@ -204,7 +202,7 @@ def share_contradictions(config: Config) -> Iterator[Finding]:
         message = 'no learner runs here (only), with which engines could share a card; set placement.colocate = "none"'
         yield Finding(("placement.colocate", "only"), message)
     elif placement.colocate != "none" and placement.kind != "local":
-        message = f'learner and engines have cards of their own by placement.kind = "{placement.kind}"; leave share out'
+        message = f'learner and engines have separate GPUs by placement.kind = "{placement.kind}"; leave share out'
         yield Finding(("placement.colocate", "placement.kind"), message)
     elif placement.colocate == "time_slice":
         yield from _turns(config)

@@ -123,7 +123,7 @@ def _not_served(config: Config, group: EngineGroup) -> str:
         ),
         "learner.lora.targets has up_proj without gate_proj": "up_proj" in targets and "gate_proj" not in targets,
         f'servers of kind "{group.kind}" do not': group.kind not in ("sglang", "external"),
-        'with weights.update = "in_place" requests would go on with the adapter before': (
+        'with weights.update = "in_place" requests would continue with the adapter before': (
             config.weights.update == "in_place"
         ),
         "servers with --pp-size, --dp-size or --disaggregation-mode do not": (
@@ -201,7 +201,7 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         yield from unused(config, "learner.layout", "learner.trainer", why)
         for key, found in (("mtp_weight", learner.mtp_weight), ("router_bias_rate", learner.router_bias_rate)):
             if found:
-                message = f'the trainer "{learner.trainer}" leaves it as it is; set 0, or learner.trainer = "megatron"'
+                message = f'the trainer "{learner.trainer}" does not change it; set 0, or learner.trainer = "megatron"'
                 yield Finding((f"learner.{key}", "learner.trainer"), message)
         return
     sizes = {key: getattr(learner.layout, key) for key in ("tensor", "context", "pipeline")}
@@ -217,7 +217,7 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         ("learner.moments", learner.moments != "float32", "moments only in float32"),
         ("learner.activations", learner.activations < 1.0, "no such share; `learner.recompute` is its way"),
         ("learner.lora.rank", learner.lora.rank > 0, "no adapters"),
-        ("learner.exchange", learner.exchange != "auto", "an exchange of its own, once a step"),
+        ("learner.exchange", learner.exchange != "auto", "a separate exchange, once a step"),
     ):
         if found:
             message = f'the trainer "megatron" has {wanted}; change it, or set learner.trainer = "torch"'

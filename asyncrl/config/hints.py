@@ -149,5 +149,5 @@ def _sampling_hints(rollout: RolloutSettings) -> Iterator[str]:
     if named:
         yield (
             f"{named}: tokens are sampled from a part of the distribution, while log-probs, ratios and ess are of "
-            "the whole one; what is trained is not quite the policy that sampled"
+            "the whole one; the trained policy differs slightly from the sampler"
         )

@@ -204,7 +204,7 @@ def _loss_options(config: Config, stage: str) -> list[Finding]:
     known = {name: value for name, value in learner.loss_options.items() if name in fields}
     loss = _convert(LOSSES[learner.loss], known, table, findings)
     for name in [name for name in known if name in loss.idle and not findings]:
-        message = f'it has no effect with the other options of loss "{learner.loss}"; remove it, or set what it is for'
+        message = f'it has no effect with the other options of loss "{learner.loss}"; remove it, or set what uses it'
         findings.append(Finding((f"{table}.{name}",), message))
     for floor, cap in (("correction_floor", "correction_cap"), ("sequence_floor", "sequence_cap")):
         if not findings and hasattr(loss, floor) and getattr(loss, floor) > getattr(loss, cap):

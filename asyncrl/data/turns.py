@@ -80,7 +80,7 @@ def _written(messages: list[dict[str, Any]], number: int, render: Render, ends: 
         before = render(earlier, answers)[0] if earlier or answers else ""
         if not text.startswith(before):
             raise TurnError(
-                f"the chat template writes what is before message {number} differently once it is there; mark the "
+                f"the chat template rewrites the text before message {number} differently once it is there; mark the "
                 "assistant's text with {% generation %} in the template"
             )
         reply = text[len(before) :]

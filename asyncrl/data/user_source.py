@@ -50,7 +50,7 @@ def source_in_time(spec: str, function: Callable[..., Any], row_limit_s: float) 
         DataError: with the line of the hang.
     """
     file = getattr(sys.modules.get(function.__module__), "__file__", None)
-    late = "without a row it had come to {}; raise task.row_limit_s, or return an object with row(index), which makes "
+    late = "without a row; it had reached {}; raise task.row_limit_s, or return an object with row(index), which makes "
     late += "a row when it is asked for"
     rows, begun_s, over = 0, time.monotonic(), threading.Event()
 

@@ -105,8 +105,8 @@ async def check_front(server: EngineClient) -> None:
         return
     if isinstance(several, int) and several > 1:
         raise EngineFailed(
-            f"it has {FRONTS} {several}: only one of so many processes learns the name of new weights, and the others "
-            "answer under the old one; start it without, or several servers"
+            f"it has {FRONTS} {several}: only one of these processes learns the name of new weights, and the others "
+            "answer under the old one; start it without that, or start several servers"
         )
 
 

@@ -32,7 +32,7 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
         words = "tools are not supported by the chat template of this model, or it writes calls in no known format"
         raise LiveError("invalid", words, field="tools")
     if request.forced is not None and wording.beginning is None:
-        words = "tool_choice forces a call, and the chat template of this model names the tool behind its arguments"
+        words = "tool_choice forces a call, and the chat template of this model names the tool after its arguments"
         raise LiveError("invalid", f"{words}: send auto", field="tool_choice")
     if request.schema and not grammars:
         words = "a form of the reply other than text is asked for, which the embedded engine of this run cannot force"

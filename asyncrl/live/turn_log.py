@@ -20,7 +20,7 @@ from asyncrl.live.tenant_keys import owner_in
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
 from topics.wire import Float32Array, Int32Array
 
-UNDER_WAY = "the request with this Idempotency-Key is under way; try again"
+UNDER_WAY = "the request with this Idempotency-Key is running; try again"
 _RETRIES = 4096  # ended turns that are kept for retries, at most
 Fact: TypeAlias = TurnStarted | TurnSampled | TurnFinished
 
@@ -200,7 +200,7 @@ class TurnLog:
         if known is None or known.history.owner != owner:
             return None
         if request.tools and known.history.tools not in ("", tools_key(request.tools)):
-            words = "are not those that the conversation behind previous_response_id began with; send all messages"
+            words = "are not those that the conversation of previous_response_id began with; send all messages"
             raise LiveError("invalid", f"tools {words}", field="tools")
         return self._conversations.following(known.history, known.key, request.messages, request.variables)
 

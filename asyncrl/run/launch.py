@@ -300,7 +300,7 @@ class Launch:
             return
         where = f"the server {f'at {self.config.nats.url}' if self.config.nats.url else f'in {self.files.root}'}"
         if self._resumes:
-            raise LaunchError(f"{where} holds no run called {self.config.run}; without its topics it cannot go on")
+            raise LaunchError(f"{where} holds no run called {self.config.run}; without its topics it cannot continue")
         raise LaunchError(
             f"{where} already holds a run called {self.config.run}; give this one another id: --set run=NAME"
         )

@@ -120,7 +120,7 @@ def check_adapters(config: Config, base: Path) -> Iterator[Finding]:
     if missing := [target for target in lora.targets if target not in names]:
         there = ", ".join(sorted(name for name in names if name.endswith("_proj"))) or "none"
         message = (
-            f"the layers of {path} have no {', '.join(missing)} that an adapter can be put beside; their projections, "
+            f"the layers of {path} have no {', '.join(missing)} that an adapter can adapt; their projections, "
             f"without those of routed experts, are {there}"
         )
         yield Finding(("learner.lora.targets", "model.path"), message)

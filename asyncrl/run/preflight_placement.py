@@ -40,7 +40,7 @@ def check_placement(config: Config, base: Path) -> Iterator[Finding]:
 def _job_folder(directory: str) -> Iterator[Finding]:
     wanted = Path(directory).resolve()
     if _JOB_FOLDERS in wanted.parts:
-        message = f"{wanted} lies in the working folder of a submitted job, which Ray replaces at the next submission"
+        message = f"{wanted} is in the working folder of a submitted job, which Ray replaces at the next submission"
         yield Finding(("directory",), f"{message}; name a folder that stays")
 
 
@@ -154,7 +154,7 @@ def install_problems(nodes: list[Node]) -> Iterator[Finding]:
     """Every node runs actors as this machine does."""
     for node in nodes:
         if node.installed is None:
-            message = f"did not report what is installed there: {node.silence}; see the logs of Ray, or stop Ray there"
+            message = f"did not report the installed packages: {node.silence}; see the logs of Ray, or stop Ray there"
             yield Finding(("placement.kind",), f"node {node.address} ({node.id[:12]}) {message}")
         elif node.installed != installed():
             found = f"node {node.address} ({node.id[:12]}) has {node.installed}, this machine {installed()}"
@@ -166,7 +166,7 @@ def room_problems(config: Config, nodes: list[Node]) -> Iterator[Finding]:
     if left := unfilled(config, nodes):
         bundles = ", ".join(f"{name} {bundle_text(bundle_of(config, name))}" for name in left)
         have = "; ".join(f"{node.address} {bundle_text(_counted(node))}" for node in nodes) or "no CPU"
-        message = f"no node has room for the bundle of {bundles}, beside the others; the nodes have {have}"
+        message = f"no node has room for the bundle of {bundles}, in addition to the others; the nodes have {have}"
         yield Finding(("placement.bundles",), message)
 
 

@@ -45,7 +45,7 @@ def check_quantised(config: Config, base: Path) -> Iterator[Finding]:
             message = f'servers take versions in the form {form} only from files; set "never", or {plain}'
             yield Finding((*keys, f"{table}.staged"), message)
         if group.kind == "sglang" and form == "int4-groups":
-            message = "SGLang lays INT4 matrices out anew when it starts, and takes no second version; "
+            message = "SGLang changes the layout of INT4 matrices when it starts, and takes no second version; "
             yield Finding((*keys, f"{table}.kind"), f'{message}set weights.format = "fp8-blocks" or "plain"')
 
 

@@ -76,7 +76,7 @@ def _check_setup(config: Config, base: Path, setup: RowSetup, what: _Checked) ->
             if (place := next(differing, None)) is not None:
                 names = " and ".join(dict.fromkeys(setup.functions))
                 message = f"{names}: row {place} is another one when the data is opened again with the same seed"
-                message += "; a run that goes on needs the same rows: let them follow from the seed, or the file, alone"
+                message += "; a resumed run needs the same rows: let them depend on the seed or the file only"
                 yield Finding((*keys, *what.options), message)
                 return
     except (DataError, RowMakerDown, OSError) as error:

@@ -92,7 +92,7 @@ def longer(config: Config, overrides: Sequence[str], *, base: Path = Path()) -> 
             given = f"learner.filter_options.{name}"
             raise LaunchError(f"--set {given}: the filter is on, and groups were dropped by its options; keep them")
     if has_critic(config) and not has_critic(wanted):
-        raise LaunchError("the run has a critic, which batches under way still need; fork it to change the advantage")
+        raise LaunchError("the run has a critic, which unfinished batches still need; fork it to change the advantage")
     return wanted
 
 

@@ -190,7 +190,7 @@ class Plan:
         if need.longest:
             return f"after step {size // need.longest:,}, if every trajectory were as long as it may be"
         if not need.step:
-            keeps = {Retention.LEDGER: "never by training", Retention.PAYLOAD: "never: purged behind checkpoints"}
+            keeps = {Retention.LEDGER: "never by training", Retention.PAYLOAD: "never: purged after checkpoints"}
             return keeps.get(need.stream.keep, "never: in memory, one message for each actor")
         steps = config.learner.steps + (size - need.least) // need.step
         return f"after step {steps:,} (of {config.learner.steps:,})"

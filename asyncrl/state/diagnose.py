@@ -48,7 +48,7 @@ _WAITING = {
     "evaluation": "answers and their rewards",
     "publish": "a publish",
     "turn": "its turn",
-    "isolated": "in a process of its own",
+    "isolated": "in a separate process",
 }
 _ACTIVITIES = {
     "": "has not reported its activity",

@@ -19,9 +19,9 @@ def how_it_ended(files: RunFiles) -> tuple[str, list[StallFound]]:
     if files.end == "finished":
         return f"ended as it should: it finished{place}", []
     if files.end == "stopped":
-        return f"ended as it should: it was asked to stop{place}; to go on: asyncrl up --resume {run}", []
+        return f"ended as it should: it was asked to stop{place}; to continue: asyncrl up --resume {run}", []
     if files.end == "not begun":
-        return f"ended before it trained anything; to go on: asyncrl up --resume {run}", []
+        return f"ended before it trained anything; to continue: asyncrl up --resume {run}", []
     state = RunState(run)
     state.disks = [disk_of(files.root)]
     if files.end == "failed":

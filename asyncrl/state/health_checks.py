@@ -42,7 +42,7 @@ ADVICE: dict[Cause, str] = {
     "cards missing": "replace the cards: the learner looks for them, and takes them from its next checkpoint on",
     "cluster away": "start Ray again there, on all nodes; where the run has ended by then, `asyncrl up --resume RUN`",
     "teacher away": "check the server at learner.teacher.url, and `asyncrl logs`; the step waits until it answers",
-    "card not left": "read the log of that engine; the learner goes on without it after its start and update deadline",
+    "card not left": "read the log of that engine; the learner continues without it after its deadline",
     "reward hanging": "check the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
     "reward failing": "read the failure with `asyncrl explain`; fix the reward function, or the service it calls",
     "rollout hanging": "check the rollout function and its tools; after workers.stall_s another worker gets the work",
@@ -51,13 +51,13 @@ ADVICE: dict[Cause, str] = {
     "channel behind": "promote a newer version with `asyncrl weights promote`, or fork with a higher buffer.max_lag",
     "live alarm": "look at turns with `asyncrl tap`; live.safety has the bounds, `asyncrl weights rollback` goes back",
     "turns unrecorded": "make room on the disk, or by gateway.spool_mb or turns_mb; see `asyncrl logs gateway-1`",
-    "metrics unwritten": "make room where the run's directory is; what is missing is then written from the logs",
+    "metrics unwritten": "free space on the disk of the run's directory; the logs then restore the missing files",
     "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
     "end of data": "add epochs with `asyncrl up --resume RUN --set task.epochs=0`; check `asyncrl logs prompter-1`",
     "slow data": "wait, or make task.options easier; task.row_limit_s and task.open_limit_s end the run",
     "unexplained": "run `asyncrl status --json` and `asyncrl logs`, and report their output in an issue",
-    "run failed": "mend what it names (`asyncrl logs` has more), then go on with `asyncrl up --resume RUN`",
-    "run killed": "go on with `asyncrl up --resume RUN`; `dmesg` names processes that were killed for want of memory",
+    "run failed": "fix the named fault (`asyncrl logs` has more), then continue with `asyncrl up --resume RUN`",
+    "run killed": "continue with `asyncrl up --resume RUN`; `dmesg` names processes that ran out of memory",
 }
 
 
@@ -325,14 +325,14 @@ def _cluster(state: RunState) -> Iterator[StallFound]:
             evidence = (
                 f"the head of the Ray cluster {where} has not answered for {away_s:.0f} s; actors work on until Ray"
             )
-            yield finding("cluster away", actor.actor_id, f"{evidence} ends them, after 60 s as it is installed")
+            yield finding("cluster away", actor.actor_id, f"{evidence} ends them, after 60 s by default")
 
 
 def _unwritten(state: RunState) -> Iterator[StallFound]:
     for actor in state.of_role("recorder"):
         if actor.live and (number := actor.gauge(UNWRITTEN)):
             evidence = f"metrics.jsonl, samples.jsonl and summary.json take nothing: {os.strerror(int(number))}"
-            yield finding("metrics unwritten", actor.actor_id, f"{evidence}; the run goes on without them")
+            yield finding("metrics unwritten", actor.actor_id, f"{evidence}; the run continues without them")
 
 
 def _failed_version(state: RunState, actor: Actor) -> str:

@@ -117,7 +117,7 @@ class RunState(Roster):
         if self.phase == "starting" and self.failure:
             self.phase = "failed"  # its supervisor was not started again
         elif not self.over:
-            self.phase, self.failure = "crashed", f"it was killed; go on with `asyncrl up --resume {self.run}`"
+            self.phase, self.failure = "crashed", f"it was killed; continue with `asyncrl up --resume {self.run}`"
         for actor in self.actors.values():
             actor.stopped_ns = max(actor.stopped_ns, actor.since_ns)
 
@@ -236,7 +236,7 @@ class RunState(Roster):
 
     def _on_published(self, message: WeightsPublished, record: Record) -> None:
         if message.lineage > self.lineage:
-            text = f"lineage {message.lineage} begins: the learner went on with other weights than it published"
+            text = f"lineage {message.lineage} begins: the learner continued with other weights than it published"
             self.report("warning", record.time_ns, text)
         if self.version is None:
             warmed = f" after {counted(self.warmup_steps, 'step')} of warm-up" if self.warmup_steps else ""

@@ -107,7 +107,7 @@ class Resting:
             storage = local.untyped_storage()
             if storage.resizable() and storage.nbytes() and storage._cdata not in leaving:
                 leaving[storage._cdata] = _whole(local, known.get(storage._cdata))
-        assert not (leaving and self._held), "what has left comes back before more leaves"
+        assert not (leaving and self._held), "bring it back before more leaves"
         places = iter(self._cut([own for key, own in leaving.items() if key not in known]))
         return [
             _Held(own, _alike(known[key], own) if key in known else next(places), key not in known)

@@ -61,7 +61,7 @@ def create_model(
         raise ValueError(f"alphabet {alphabet!r} must hold at least one character, and each only once")
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
-        raise FileExistsError(f"{directory} is not empty; a new model needs a directory of its own")
+        raise FileExistsError(f"{directory} is not empty; a new model needs an empty directory")
     vocabulary = len(alphabet) + len(SPECIAL_TOKENS)
     _write_json(directory / "config.json", _config(shape, vocabulary))
     _write_json(directory / "generation_config.json", {**_IDS, "do_sample": True})

@@ -83,7 +83,7 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
     if row.routing.shape != (len(row.tokens), width):
         raise RowError(
             f"trajectory {row.trajectory_id}: routing of {list(row.routing.shape)} tokens and bytes of each, expected "
-            f"{[len(row.tokens), width]}; engines serve another model than is trained: start them anew with model.path"
+            f"{[len(row.tokens), width]}; engines serve another model than is trained: restart them with model.path"
         )
     numbers = row.routing if experts <= 256 else row.routing.view(np.uint16)
     if numbers.size and int(numbers.max()) >= experts:
@@ -114,7 +114,7 @@ def _check_tokens(
         layer = mixture.routed[int(routed[token].argmin())]
         raise RowError(
             f"trajectory {row.trajectory_id}: token {token} names no experts of layer {layer}, and those of others; "
-            "an engine records every layer that has experts, or none: start it anew, or serve the model that is trained"
+            "an engine records every layer that has experts, or none: restart it, or serve the model that is trained"
         )
     twice = np.zeros_like(routed)
     for one, other in combinations(planes, 2):

@@ -120,7 +120,7 @@ def failed_write(target: Path, error: BaseException) -> CheckpointError:
 
 def _reason(error: BaseException) -> str:
     full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "the disk is full; free some space, what was there before is intact" if full else str(error)
+    return "the disk is full; free some space; the files before are intact" if full else str(error)
 
 
 def sync(path: Path) -> None:

@@ -65,7 +65,7 @@ async def test_the_doctor_says_how_a_run_ended(tmp_path):
         0,
         "run done: ended as it should: it finished at step 130 of 130\n",
     )
-    ended = "it was asked to stop at step 7 of 100; to go on: asyncrl up --resume stopped"
+    ended = "it was asked to stop at step 7 of 100; to continue: asyncrl up --resume stopped"
     assert await command(tmp_path, "doctor", "stopped") == (0, f"run stopped: ended as it should: {ended}\n")
     for name, cause, evidence in (
         ("killed", "run killed", "it ended in its warm-up: no process of it is left, and none wrote why"),

@@ -24,7 +24,7 @@ def test_an_option_without_effect_is_refused():
     problem = the_problem("demo", "learner.loss_options.clip_low=0.1")
 
     assert problem.message == (
-        'it has no effect with the other options of loss "decoupled"; remove it, or set what it is for'
+        'it has no effect with the other options of loss "decoupled"; remove it, or set what uses it'
     )
 
 
@@ -89,7 +89,7 @@ def test_an_option_without_effect_is_refused():
                 *("engine.kind=sglang", "weights.update=in_place"),
             ],
             "engine.adapters",
-            "requests would go on with the adapter before",
+            "requests would continue with the adapter before",
         ),
         (
             [
@@ -189,7 +189,7 @@ def test_a_run_that_goes_on_has_another_number_of_gateways_but_keeps_having_some
 
 def test_a_run_that_goes_on_keeps_its_critic_and_the_options_of_the_filters_that_are_on():
     with_critic = from_settings("learner.advantage=gae").config
-    with pytest.raises(LaunchError, match="has a critic, which batches under way still need"):
+    with pytest.raises(LaunchError, match="has a critic, which unfinished batches still need"):
         longer(with_critic, ["learner.advantage=grpo"])
     plain = from_settings().config
     on = longer(plain, ["learner.filters=['pass_rate']", "learner.filter_options.pass_rate.below=0.75"])

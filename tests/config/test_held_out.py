@@ -69,7 +69,7 @@ def test_one_set_has_no_name_and_the_tasks_of_the_run(load):
     [
         ("eval.pass_at=[8]", "pass@8 needs as many answers of a prompt, and eval.sets.words.samples = 4"),
         ("eval.pass_at=[2, 2]", "expected each number once"),
-        ("eval.temperature=0", "4 answers at temperature 0 are all alike; raise eval.sets.words.temperature"),
+        ("eval.temperature=0", "4 answers at temperature 0 are all equal; raise eval.sets.words.temperature"),
         ("eval.prompts=0", "eval.sets.words has no prompts: eval.prompts is 0"),
         ("eval.samples=65536", "524288 trajectories; an evaluation has 65536 at most"),
         ("eval.sets.words.max_new_tokens=512", "512 new tokens leave no room for a prompt in a context of 512"),

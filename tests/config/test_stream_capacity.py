@@ -246,7 +246,7 @@ async def test_check_prints_what_each_stream_needs_and_may_hold_and_when_it_is_f
     rows = {line.split()[0]: line for line in lines}
     assert {stream.name for stream in STREAMS} <= rows.keys()
     assert re.search(r"nats.ledger_max_mb = 0  after step \d+ \(of 130\)$", rows["PROMPTS"])
-    assert rows["TRAJECTORIES"].endswith("never: purged behind checkpoints")
+    assert rows["TRAJECTORIES"].endswith("never: purged after checkpoints")
     assert "nats.disk_max_mb = 1,000" in rows["streams"]
 
 

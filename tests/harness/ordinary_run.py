@@ -37,7 +37,7 @@ def ordinary_story():
     story.failed("p000002-0")  # a group that failed
     story.failed("p000002-1")
     story.publish(GroupDropped("p000002", "failed", 2))
-    story.failed("p000003-0")  # a batch that waits; one member of its group has an end of its own
+    story.failed("p000003-0")  # a batch that waits; one member of its group has a separate end
     story.graded("p000003-1", (1, 1, 2))
     story.dropped("p000003-0")
     story.packed(3, "p000003-1")

@@ -99,7 +99,7 @@ def test_a_reply_without_reasoning_begins_closed_under_each_kind_of_template(
 def test_what_template_or_engine_cannot_do_is_refused(tmp_path: Path):
     wording = Wording.of(TaskTokenizer.load(make_model(tmp_path, template=BEHIND)))
 
-    with pytest.raises(LiveError, match="names the tool behind its arguments"):
+    with pytest.raises(LiveError, match="names the tool after its arguments"):
         begin_reply(Request("any", [], tools=TOOLS, forced=""), wording, grammars=True)
     with pytest.raises(LiveError, match="which the embedded engine of this run cannot force"):
         begin_reply(Request("any", [], schema="{}"), wording, grammars=False)

@@ -96,7 +96,7 @@ def test_a_module_beside_the_file_hides_no_installed_one_and_the_error_names_it(
 
     assert 0 <= load_function("rewards.py:get", base=tmp_path)() < 1
     assert refused("words.py:get", tmp_path).endswith(
-        f"`import topics` finds {topics.__file__}, not topics.py beside the file; give that another name"
+        f"`import topics` finds {topics.__file__}, not topics.py in the folder of the file; rename it"
     )
 
 

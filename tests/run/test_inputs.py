@@ -209,7 +209,7 @@ async def test_a_run_has_one_code_and_one_data_until_it_is_resumed_with_others(t
         again.interrupt()
         assert await again.ended() == 0, again.story
     assert f"code {reward} is refreshed" in again.out
-    assert "inputs as they are now count from step " in again.out
+    assert "current inputs count from step " in again.out
 
     code, output = await command(tmp_path, "audit", "own", "--deep")
     assert code == 0, output

@@ -44,7 +44,7 @@ def test_products_in_fp8_need_transformer_engine(monkeypatch):
         ("expert=2", 2, "expert = 2 does not divide the model's 0 experts; set it to 1"),
         ("expert_tensor=2", 2, "expert_tensor = 2 does not divide the 0 channels of an expert; set it to 1"),
         ("head=1", 1, "head = 1 spreads layers over stages, found pipeline = 1; raise pipeline, or set 0"),
-        ("pipeline=2 head=2", 2, "head = 2 leaves none of the model's 2 layers to the last of 2 chunks; use a smaller"),
+        ("pipeline=2 head=2", 2, "head = 2 leaves 0 of the model's 2 layers to the last of 2 chunks; use a smaller"),
         ("pipeline=3", 3, "pipeline = 3 is more than the model's 2 layers; each chunk has one at least: use 2 at most"),
     ],
 )

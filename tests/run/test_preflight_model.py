@@ -122,7 +122,7 @@ def test_adapters_beside_projections_that_the_model_has_not_are_refused(rows, wr
         {name.replace("q_proj", "qkv_proj"): one for name, one in weights.items()}, tmp_path / "model.safetensors"
     )
     found = {one.key: one.message for one in problems(config, files=True)}["learner.lora.targets"]
-    assert "have no q_proj that an adapter can be put beside; their projections, " in found
+    assert "have no q_proj that an adapter can adapt; their projections, " in found
     assert found.endswith(" are down_proj, gate_proj, k_proj, o_proj, qkv_proj, up_proj, v_proj")
 
 

@@ -47,7 +47,7 @@ RAY = ("placement.kind=ray", 'weights.store="stream"')
         (("placement.bundles.learner.GPU=2",), "nothing of this name is placed on hosts; expected one of engine"),
         (
             ("placement.kind=local", "directory=/ray/runtime_resources/working_dir_files/pkg/runs"),
-            "pkg/runs lies in the working folder of a submitted job, which Ray replaces at the next submission",
+            "pkg/runs is in the working folder of a submitted job, which Ray replaces at the next submission",
         ),
     ],
 )
@@ -132,7 +132,7 @@ def test_too_few_cards_are_refused_by_the_bundles_that_find_no_room():
     [
         (Installed("3.12.1", installed().asyncrl), f"has asyncrl {installed().asyncrl} on Python 3.12.1, this machine"),
         (Installed(installed().python, ""), f"has no asyncrl on Python {installed().python}, this machine"),
-        (None, "did not report what is installed there"),
+        (None, "did not report the installed packages"),
     ],
 )
 def test_a_node_that_would_run_other_code_is_refused(there: Installed | None, words: str):

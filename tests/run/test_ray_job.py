@@ -73,5 +73,5 @@ async def test_a_submitted_run_is_scaled_and_followed_from_outside_and_stopped_w
         assert code == 0, said
 
         await job(url, "stop", "own")
-        assert "to go on: asyncrl up --resume" in await job(url, "logs", "own")
+        assert "to continue: asyncrl up --resume" in await job(url, "logs", "own")
     await audited_clean(tmp_path)

@@ -158,7 +158,7 @@ async def test_ctrl_c_before_it_trained_is_no_failure(tmp_path: Path):
         run.interrupt()
         assert await run.ended() == 0, run.story
     assert run.error in ("", "stopping\n")  # the latter where nothing was shown yet
-    assert f"to go on: asyncrl up --resume {run.root}" in run.out
+    assert f"to continue: asyncrl up --resume {run.root}" in run.out
     assert (await command(tmp_path, "runs"))[1].splitlines()[1].split()[1:3] == ["not", "begun"]
     async with resume(tmp_path, run.root.name) as again:
         await again.reaches(again.steps, "the first step")

@@ -163,7 +163,7 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
         await two_steps_more(first, "two steps", gate)
         first.interrupt()
         assert await first.ended() == 0, first.story
-    assert f"to go on: asyncrl up --resume {first.root}" in first.out
+    assert f"to continue: asyncrl up --resume {first.root}" in first.out
 
     async with resume(tmp_path, "short") as second:
         await two_steps_more(second, "two steps after the interrupt", gate)
@@ -231,7 +231,7 @@ async def test_a_run_whose_store_is_gone_is_not_begun_anew_among_its_results(tmp
 
     code, output = await command(tmp_path, "up", "--resume", "short", "--set", "learner.steps=4")
 
-    assert (code, "holds no run called short; without its topics it cannot go on" in output) == (1, True), output
+    assert (code, "holds no run called short; without its topics it cannot continue" in output) == (1, True), output
     assert RunFiles(run.root).end == "finished"
 
 

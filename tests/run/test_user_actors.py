@@ -204,7 +204,7 @@ def critic(before: str, after: str) -> str:
         (critic("[Topic(", f"[{TOPIC}, Topic("), "'remark.made' is no new NOUN.PARTICIPLE"),
         (
             critic("key=", "name='other.made', key=").replace("[Topic(", f"[{TOPIC}, Topic("),
-            "give it a type of its own",
+            "give it a separate type",
         ),
         (critic("RemarkMade(Message)", "RemarkMade"), "its message is RemarkMade; expected a class derived from"),
         (critic("reward: float", "reward: Nothing"), "cannot be read from the wire: name 'Nothing' is not defined"),

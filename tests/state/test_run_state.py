@@ -363,7 +363,7 @@ def test_a_run_of_which_no_process_is_left_has_crashed_unless_its_logs_hold_its_
         each.state.on_gone()
 
     assert (story.state.phase, ended.state.phase) == ("crashed", "stopped")
-    assert "go on with `asyncrl up --resume " in story.state.failure
+    assert "continue with `asyncrl up --resume " in story.state.failure
     assert not any(actor.live for actor in story.state.actors.values())
 
 

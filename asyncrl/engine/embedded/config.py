@@ -169,7 +169,9 @@ def read_shape(directory: Path) -> ModelConfig:
     except KeyError as fault:
         raise EngineError(f"model {directory}: config.json lacks {fault}") from fault
     except (ValueError, TypeError, ArithmeticError, AttributeError) as fault:
-        raise EngineError(f"model {directory}: config.json holds what is no number of a model: {fault}") from fault
+        raise EngineError(
+            f"model {directory}: config.json has a value that is no number of a model: {fault}"
+        ) from fault
 
 
 def _read_experts(raw: Mapping[str, Any]) -> ExpertsConfig | None:

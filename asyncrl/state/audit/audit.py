@@ -93,7 +93,7 @@ def _overdue(ledger: Ledger, group: Group) -> Iterator[Violation]:
     elif is_finished(ledger) and group.stage != "eval":
         state = "complete" if complete_ns is not None else "incomplete"
         found = f"{state} and without an end, and all steps are trained"
-        yield Violation("left over", group.prompt_id, found, "a batch, or an end of its own")
+        yield Violation("left over", group.prompt_id, found, "a batch, or a separate end")
     elif group.stage == "warmup":
         if group.number < ledger.groups.newest_warmup:
             found = f"without an end, and prompt {ledger.groups.newest_warmup} of the warm-up is in a batch"

@@ -80,7 +80,7 @@ def _ends(group: Group) -> Iterator[Violation]:
     for key in group.issues:
         if key not in group.ends and group.end is not None and not isinstance(group.end, str):
             found = f"its group is in {end_text(group.end)} without it"
-            yield Violation("no end", str(key), found, "an end of its own")
+            yield Violation("no end", str(key), found, "a separate end")
 
 
 def _members(group: Group, batches: Mapping[int, Batch]) -> Iterator[Violation]:
@@ -165,7 +165,7 @@ def _reference(group: Group, key: Key, grade: TrajectoryGraded, stored: Mapping[
             yield Violation("wrong reference", str(key), found, f"message {own}, which holds its result")
     elif (result.key, result.versions) != (key, versions):
         found = f"message {reference.sequence}, which holds {result.key} with versions {result.versions}"
-        yield Violation("wrong reference", str(key), found, f"a result of its own with versions {versions}")
+        yield Violation("wrong reference", str(key), found, f"a separate result with versions {versions}")
     elif result.digest and (result.digest, result.size) != (reference.digest, reference.size):
         found = f"{result.size} bytes of digest {result.digest} in message {reference.sequence}"
         yield Violation("damaged payload", str(key), found, f"{reference.size} bytes of {reference.digest}")

@@ -157,7 +157,7 @@ class Groups(Fold):
         if isinstance(end, str):
             self.dropped[end] += 1
         else:
-            self._violations.add("no end", key, f"its group is in batch {end} without it", "an end of its own")
+            self._violations.add("no end", key, f"its group is in batch {end} without it", "a separate end")
 
     def _check_origin(self, group: Group, origin: str) -> None:
         """The group of a request has its number and the row that was asked for; the others have no origin."""

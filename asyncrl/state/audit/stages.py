@@ -57,7 +57,7 @@ class Stages(Fold):
         if began.after is not None:
             self._check_condition(began)
         elif began.request <= self._answered or self._requests.get(began.request) != began.name:
-            found = f"message {began.request} of ACTORS, behind message {self._answered}"
+            found = f"message {began.request} of ACTORS, after message {self._answered}"
             self._violations.add("unasked stage", what, found, f"a later request for {began.name}")
         newest = self._groups.newest_issued.get(TASK)
         first = (config.start.prompt if config is not None else 0) if newest is None else newest + 1

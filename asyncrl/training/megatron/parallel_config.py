@@ -124,7 +124,7 @@ class Layout(NamedTuple):
             )
         if not self.layers_of(self.chunks - 1, layers):
             return (
-                f"head = {self.head} leaves none of the model's {layers} layers to the last of {self.chunks} chunks; "
+                f"head = {self.head} leaves 0 of the model's {layers} layers to the last of {self.chunks} chunks; "
                 "use a smaller number"
             )
         return ""

@@ -50,7 +50,9 @@ async def test_a_server_of_which_several_processes_label_tokens_gets_no_weights(
         learner = Versions(bus, context)
         await learner.announce(await learner.publish())
 
-        with pytest.raises(ActorDown, match=r"it has --tokenizer-worker-num 2: .*start it without, or several servers"):
+        with pytest.raises(
+            ActorDown, match=r"it has --tokenizer-worker-num 2: .*start it without that, or start several servers"
+        ):
             await asyncio.wait_for(EngineActor(context).run(), DEADLINE_S)
         assert not server.loads
         assert not server.paused
