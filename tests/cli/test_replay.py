@@ -121,7 +121,7 @@ def test_a_start_is_a_checkpoint_of_the_step_that_is_given(tmp_path: Path):
         (["start.step=4"], "--set start.step: found 4, the checkpoint is of step 3"),
         (["start.checkpoint=none"], "this is no complete checkpoint"),
         (["start.checkpoint="], "start.step = 3 without start.checkpoint"),
-        (["warmup.steps=2"], "start.checkpoint has its warm-up behind it; set 0"),
+        (["warmup.steps=2"], "the warm-up of start.checkpoint is done; set 0"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
             load_config(written, overrides=overrides, further=check_surroundings)

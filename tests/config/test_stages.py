@@ -96,7 +96,7 @@ def test_a_stage_gives_all_tasks_its_group_size_and_temperature(written):
             "stages.a.at_step = 100 is not before the last batch",
         ),
         ("[stages.a]\naccuracy_groups = 3", "stages.a.accuracy_groups", "no effect without at_accuracy"),
-        ("[start]\nstages = { 4 = 'gone' }", "start.stages", "forked behind its stage gone; keep [stages.gone]"),
+        ("[start]\nstages = { 4 = 'gone' }", "start.stages", "forked after its stage gone; keep [stages.gone]"),
     ],
 )
 def test_stages_are_checked(written, text, key, message):

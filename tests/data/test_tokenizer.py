@@ -295,7 +295,7 @@ def test_a_template_that_rewrites_earlier_messages_needs_marks(tmp_path):
     template = "{% for m in messages %}[{{ m.content if loop.last else '...' }}]{% endfor %}"
     tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template))
 
-    with pytest.raises(TokenizerError, match=r"writes what is before message 1 differently .* \{% generation %\}"):
+    with pytest.raises(TokenizerError, match=r"rewrites the text before message 1 differently .* \{% generation %\}"):
         tokenizer.encode_supervised(PromptRow([USER, ANSWER, AGAIN]))
 
 

@@ -126,7 +126,7 @@ def test_a_function_that_cannot_serve_is_refused(folder, monkeypatch, spec, opti
 
 @pytest.mark.parametrize(("function", "line"), [("hanging", 49), ("stopping", 53)])
 def test_a_function_that_hangs_while_it_opens_is_refused_with_its_line(folder, function, line):
-    late = rf"own\.py:{function}': after 0\.1 s without a row it had come to line {line} of .*; raise task.row_limit_s"
+    late = rf"own\.py:{function}': after 0\.1 s without a row; it had reached line {line} of .*; raise task.row_limit_s"
 
     with pytest.raises(DataError, match=late):
         open_source(f"own.py:{function}", options={}, seed=1, base=folder, row_limit_s=0.1)

@@ -154,14 +154,14 @@ def test_what_hangs_at_its_import_at_its_import_is_reported_with_the_line_that_i
 
     with pytest.raises(ConfigError) as error:
         load_config(str(config))
-    assert "after 0.1 s its import had come to line" in refused("hangs.py:reward", tmp_path)
-    with pytest.raises(ActorsError, match=r"after 0\.1 s its import had come to line"):
+    assert "after 0.1 s its import had reached line" in refused("hangs.py:reward", tmp_path)
+    with pytest.raises(ActorsError, match=r"after 0\.1 s its import had reached line"):
         load_actors(["hangs.py"], tmp_path)
 
     (problem,) = error.value.problems
     assert (problem.line, problem.key) == (2, "learner.loss")
     assert "hangs.py does not import" in problem.message
-    assert re.search(rf"after 0\.1 s its import had come to line [345] of {tmp_path}/hangs.py; every", problem.message)
+    assert re.search(rf"after 0\.1 s its import had reached line [345] of {tmp_path}/hangs.py; every", problem.message)
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 

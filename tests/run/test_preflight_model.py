@@ -134,7 +134,7 @@ def test_adapters_beside_routed_experts_alone_are_refused(tmp_path):
 
     assert not [*check_adapters(config, tmp_path / "glm4-moe")]  # beside its shared experts, and layers without any
     [found] = check_adapters(config, tmp_path / "qwen3-moe")
-    assert "have no down_proj that an adapter can be put beside" in found.message
+    assert "have no down_proj that an adapter can adapt" in found.message
     assert "are k_proj, o_proj, q_proj, v_proj" in found.message
 
 
@@ -156,7 +156,7 @@ def test_a_teacher_knows_the_characters_of_a_made_model(written, tmp_path):
         ({"attention_bias": True}, "attention_bias is True; the embedded engine serves only False"),
         ({"mlp_bias": True}, "mlp_bias is True"),
         ({"num_attention_heads": None}, "config.json lacks 'num_attention_heads'"),
-        ({"hidden_size": "wide"}, "config.json holds what is no number of a model: invalid literal"),
+        ({"hidden_size": "wide"}, "config.json has a value that is no number of a model: invalid literal"),
         (
             {"intermediate_size": 13},
             "by config.json model.layers.0.mlp.gate_proj.weight is [13, 8], in the weights it is [12, 8]; they are of",

@@ -121,7 +121,7 @@ def test_too_few_cards_are_refused_by_the_bundles_that_find_no_room():
 
     assert found.keys == ("placement.bundles",)
     assert found.message == (
-        "no node has room for the bundle of engine-2 {CPU: 1, GPU: 2}, beside the others; "
+        "no node has room for the bundle of engine-2 {CPU: 1, GPU: 2}, in addition to the others; "
         "the nodes have 10.0.0.1 {CPU: 8, GPU: 3}"
     )
     assert not list(room_problems(settings, [node(CPU=8, GPU=4)]))

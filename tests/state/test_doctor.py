@@ -383,7 +383,7 @@ def test_a_recorder_that_cannot_write_is_told_and_explains_no_stall():
     case.state.wanted["recorder"] = 1
     case.vitals("recorder-1", unwritten_errno=28)
     assert case.found() == [("metrics unwritten", "recorder-1")]
-    assert "No space left on device; the run goes on" in case.evidence()
+    assert "No space left on device; the run continues" in case.evidence()
 
 
 def test_a_cluster_whose_head_is_away_is_told_while_training_goes_on():

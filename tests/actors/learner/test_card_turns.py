@@ -162,7 +162,7 @@ async def test_an_engine_that_does_not_leave_is_left_out_and_ends(actors):
 
     assert learner.context.vitals["cards_not_left"] == 1
     await until(engine.context.stop.is_set, "the engine ends")
-    assert "goes on without this engine" in str(engine.context.faults[0])
+    assert "continues without this engine" in str(engine.context.faults[0])
     assert (await newest(learner.context.bus, CARD_REQUESTED)).without == ["engine-1"]
 
 
