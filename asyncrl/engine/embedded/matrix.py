@@ -23,9 +23,9 @@ millisecond, and keeps 1,024 of them.
 """
 
 
-def _packing_works() -> bool:
-    """Return whether this build of torch has the operators, which torch's compiler emits and which are not public."""
-    probe = torch.eye(16)
+def _packing_works(dtype: torch.dtype) -> bool:
+    """Return whether torch has the operators here, which its compiler emits and which are not public."""
+    probe = torch.eye(16, dtype=dtype)
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(probe, None)
         product = torch.ops.mkldnn._linear_pointwise(probe, packed, None, "none", [], "")
@@ -34,7 +34,7 @@ def _packing_works() -> bool:
     return torch.equal(product, probe)
 
 
-_PACKED = _packing_works()
+_PACKED = {dtype for dtype in (torch.float32, torch.bfloat16) if _packing_works(dtype)}
 
 
 class Matrix:
@@ -45,8 +45,7 @@ class Matrix:
     def __init__(self, weight: torch.Tensor, dtype: torch.dtype, bias: torch.Tensor | None = None) -> None:
         weight = weight.to(dtype).contiguous()
         self._bias = None if bias is None else bias.to(dtype)
-        pack = _PACKED and dtype == torch.float32
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None) if pack else None
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, None) if dtype in _PACKED else None
         self._weight = weight if self._packed is None or weight.nbytes <= _BOTH_BYTES else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
