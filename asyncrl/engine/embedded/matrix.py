@@ -53,7 +53,8 @@ class Matrix:
         rows = len(x)
         if self._weight is not None and (self._packed is None or rows < _PACKED_ROWS):
             return F.linear(x, self._weight, self._bias)
-        if beyond := -rows % _ROWS_STEP:
+        beyond = -rows % _ROWS_STEP if rows > 1 else 0  # a single row has a product of its own
+        if beyond:
             x = F.pad(x, (0, 0, 0, beyond))
         product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         return product[:rows] if beyond else product
