@@ -218,13 +218,13 @@ class History:
         return 0
 
     async def _check(self) -> None:
-        """Return messages whose publish was not acknowledged, which may have been lost."""
-        claims = 1
-        states = await stream_states(self.bus, [PROMPTS, GRADES])
-        wanted = {PROMPTS.name: self.issued * self._size + claims, GRADES.name: self.graded * self._size}
-        for name, count in wanted.items():
-            if (found := states[name]["messages"]) < count:
-                raise BenchError(f"run {self.bus.run}: {name} holds {found:,} messages, {count:,} were published")
+        """Check that no message was lost whose publish was not acknowledged."""
+        graded, claims = self.graded * self._size, 1
+        states = await stream_states(self.bus, [PROMPTS, TRAJECTORIES, GRADES])
+        wanted = {PROMPTS: self.issued * self._size + claims, TRAJECTORIES: graded, GRADES: graded}
+        for stream, count in wanted.items():
+            if (found := states[stream.name]["last_seq"]) < count:
+                raise BenchError(f"run {self.bus.run}: {stream.name} got {found:,} messages, {count:,} were published")
 
     def _version(self, step: int) -> int:
         """The version that sampled what a step trains: one behind."""

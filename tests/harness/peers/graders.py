@@ -25,7 +25,7 @@ def load(path: Path) -> ModuleType:
 
 
 def verdict(grader: Callable[..., Any], *arguments: Any) -> float | None:
-    """The number that a grader gives; None where it raises."""
+    """Return the number that a grader gives; None if it raises."""
     try:
         found = grader(*arguments)
     except Exception:  # of any kind: the peer's
@@ -35,7 +35,7 @@ def verdict(grader: Callable[..., Any], *arguments: Any) -> float | None:
 
 
 def main(slime: Path, verl: Path) -> None:
-    """Record the verdicts anew."""
+    """Record the verdicts of both peers."""
     from slime.rollout.rm_hub import deepscaler, gpqa, math_dapo_utils, math_utils
 
     scores = verl / "verl" / "utils" / "reward_score"
