@@ -198,7 +198,7 @@ def test_the_experts_of_another_model_are_refused(model, wrong):
     words = (
         "routed to expert 7, expected 0 to 3" if wrong == "expert" else r"6\] tokens and bytes of each, expected .*8"
     )
-    with pytest.raises(RowError, match=f"{words}.*; engines serve another model than is trained: start them anew"):
+    with pytest.raises(RowError, match=f"{words}.*; engines serve another model than is trained: restart them"):
         TorchTrainer(model, TorchSettings(replays=True)).step([row], policy())
 
 

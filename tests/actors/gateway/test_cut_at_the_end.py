@@ -20,7 +20,9 @@ from asyncrl.live.sessions import Session
 from asyncrl.live.tools import Wording
 from asyncrl.live.traffic_split import Arm
 from asyncrl.live.turn_log import Asked, TurnLog
+from harness.examples import example
 from harness.tokenizers import make_model
+from topics.keys import KeyAdded
 from topics.trajectories import Answer
 from topics.turns import TurnFinished, TurnStarted
 
@@ -89,11 +91,11 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
         return Turn(request, prompt, wording, GatewaySettings(), asked=asked, stored=stored)
 
     cut = turn()
-    cut.begin(facts, "anna", "chat", SESSION, secret="s")
+    cut.begin(facts, example(KeyAdded), "chat", SESSION, secret="s")
     with pytest.raises(ConnectionResetError):
         await cut.run(Service(engines, Arm()), facts, gone, SafetySettings())
     again = turn()
-    again.begin(facts, "anna", "chat", SESSION, secret="s")
+    again.begin(facts, example(KeyAdded), "chat", SESSION, secret="s")
     ending = await again.run(Service(engines, Arm()), facts, send, SafetySettings())
 
     assert (again.continues, facts.finishes) == (cut.id, ["gone", "stop"])
@@ -124,7 +126,7 @@ async def test_an_engine_reads_the_prompt_while_the_begin_is_stored_and_nothing_
     request, wording = Request("any", [{"role": "user", "content": "question"}], 50), Wording.of(tokenizer)
     facts = Slow(TurnLog(known, most_tokens=1000, retry_s=10.0))
     turn = Turn(request, known.prompt(request.messages), wording, GatewaySettings(deadline_s=10.0), asked=Asked(DIGEST))
-    turn.begin(facts, "anna", "chat", SESSION, secret="s")
+    turn.begin(facts, example(KeyAdded), "chat", SESSION, secret="s")
     await turn.run(Service(Noted(tokens), Arm()), facts, send, SafetySettings())
 
     assert steps[:3] == ["sampled", "TurnStarted", "sent"]
@@ -147,7 +149,7 @@ async def test_a_turn_whose_request_is_cancelled_while_a_fact_of_it_is_stored_ha
     request, wording = Request("any", [{"role": "user", "content": "question"}], 50), Wording.of(tokenizer)
     facts = Slow(TurnLog(known, most_tokens=1000, retry_s=10.0))
     turn = Turn(request, known.prompt(request.messages), wording, GatewaySettings(), asked=Asked(DIGEST))
-    turn.begin(facts, "anna", "chat", SESSION, secret="s")
+    turn.begin(facts, example(KeyAdded), "chat", SESSION, secret="s")
     running = asyncio.create_task(turn.run(Service(Engines(tokens), Arm()), facts, gone, SafetySettings()))
     await sent.wait()
     running.cancel()  # as where another choice of its request fails
@@ -160,7 +162,7 @@ async def test_a_turn_whose_request_is_cancelled_while_a_fact_of_it_is_stored_ha
 
 async def test_a_repeat_waits_for_that_end_for_a_time_and_while_its_own_client_is_there():
     leaving, impatient, left = Leaving(3600.0), Leaving(0.0), asyncio.Event()
-    turn: Any = SimpleNamespace(id="t", digest=DIGEST, leave=left.set)
+    turn: Any = SimpleNamespace(id="t", digest=DIGEST, leave=lambda _why: left.set())
     lost, own = asyncio.Future[None](), asyncio.Future[None]()
     with leaving.watched([turn], lost), impatient.watched([turn], lost):
         lost.set_result(None)
