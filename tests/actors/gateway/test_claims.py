@@ -233,7 +233,7 @@ async def test_the_claim_of_a_gateway_that_died_before_its_turn_began_expires(
     await publish_if_latest(bus, died, claim.sequence, headers={TIME_TO_LIVE: "1s"})
 
     status, body = await two.ask(1, **key)
-    assert status == 503 and "under way" in body["error"]["message"]
+    assert status == 503 and "is running" in body["error"]["message"]
 
     async def answered() -> bool:
         return (await two.ask(1, **key))[0] == 200

@@ -16,7 +16,7 @@ from harness.sdks import anthropic, openai, sdks
 from harness.sglang_like import LikeSGLang
 from harness.stage import LEASE_S, Stage, until
 from topics.keys import TurnCounted
-from topics.turns import FeedbackGiven, TurnFinished, TurnStarted
+from topics.turns import FeedbackGiven, ReplyKept, TurnFinished, TurnStarted
 
 MOST = 12  # tokens of a reply
 USER = [{"role": "user", "content": "abc"}]
@@ -48,10 +48,10 @@ async def test_a_server_killed_in_the_middle_of_streams_is_noticed_by_no_client(
             go_on.set()
             texts = await asyncio.gather(*talking)  # raises what any request raised
         assert len({tuple(text) for text in texts}) == 1 and len(set(texts[0])) == 1 and texts[0][0]
-        assert served.count("facts_waiting") == 3 + 2 * 3 * 2
+        assert served.count("facts_waiting") == 3 + 2 * 3 * 2 + 3  # and the responses
         await server.start()
         await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
-        facts = await stored_turns(bus)
+        facts = [fact for fact in await stored_turns(bus) if not isinstance(fact, ReplyKept)]
     begun = [fact.turn_id for fact in facts if isinstance(fact, TurnStarted)]
     ended = {fact.turn_id: fact for fact in facts if not isinstance(fact, TurnStarted)}
     assert len(begun) == len(set(begun)) == len(ended) == 9 and set(begun) == ended.keys()
@@ -134,7 +134,7 @@ async def test_where_the_stream_of_turns_is_full_replies_are_given_and_those_tha
         await provision(bus, sizes, lease_s=LEASE_S)
         await until(lambda: served.count("facts_waiting") == 0, "all facts are stored")
     facts = await stored_turns(bus)
-    assert len(facts) == 21 and isinstance(facts[-1], FeedbackGiven) and f"msg_{facts[-1].turn_id}" == reply.id
+    assert len(facts) == 21 + 3 and isinstance(facts[-1], FeedbackGiven) and f"msg_{facts[-1].turn_id}" == reply.id
 
 
 async def test_where_engines_cannot_be_reached_either_each_api_has_its_overload(
