@@ -121,7 +121,7 @@ async def _turns(stage: Stage, used: _Samples, processes: _Samples) -> list[dict
     left, ready = [await stage.read(ENGINES, [of]) for of in (CARD_LEFT, ENGINE_READY)]
     trained = await stage.read(TRAINING, [BATCH_TRAINED])
     offloads = _rows(stage.files.logs / "learner-1.log", "trainer offloaded")
-    resumed = _rows(stage.files.logs / "engine-1.log", "card taken again")
+    resumed = _rows(stage.files.logs / "engine-1.log", "GPU taken again")
     found = []
     for begin, end in zip(asked, returned, strict=False):
         within = [decode(BatchTrained, one.data) for one in trained if begin < one.time_ns < end]
