@@ -33,11 +33,6 @@ class Admission:
         self._live: dict[_Key, Request] = {}
         self.filling: list[Request] = []  # requests with a row whose prompts are not computed to their end
 
-    @property
-    def open_tokens(self) -> int:
-        """Prompt tokens of the rows that are still to be computed."""
-        return sum(request.open_tokens for request in self.filling)
-
     def admit(self, waiting: deque[Request], rows: range, room: int, epoch: int) -> list[Request]:
         """Move requests from `waiting` to free rows.
 
@@ -100,7 +95,7 @@ class Admission:
         batch: list[tuple[Request, Request | None, list[int]]] = []
         computing = {_key(request) for request in self.filling}
         postponed: list[Request] = []
-        opened = self.open_tokens
+        opened = sum(request.open_tokens for request in self.filling)  # of prompts that rows have yet to compute
         while waiting and len(batch) < len(rows):
             request = waiting[0]
             if _key(request) in computing:

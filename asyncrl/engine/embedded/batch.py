@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from asyncrl.engine.embedded.budget import BLOCK, in_blocks
+from asyncrl.engine.embedded.budget import BLOCK
 from asyncrl.engine.embedded.model import SPAN_ROWS, Model
 from asyncrl.engine.embedded.request import Request
 from asyncrl.engine.embedded.sampling import GREEDY, PLAIN, TRUNCATED, Rows
@@ -42,14 +42,16 @@ class Batch:
             record["token"] = (request.prompt + request.tokens)[request.known]
             record["position"] = request.known
 
-    def held_tokens(self, opened: int) -> int:
-        """Tokens, in whole blocks, that the rows hold after the next step.
+    def held_tokens(self, filling: Sequence[Request]) -> int:
+        """Tokens, in whole blocks, that the rows hold once each can feed its newest token.
 
         Args:
-            opened: tokens of prompts that are still to be computed.
+            filling: the running requests whose prompts are not computed to their end.
         """
-        positions = self.rows.records["position"][: len(self.requests)]
-        return int((positions // BLOCK + 1).sum()) * BLOCK + in_blocks(opened)
+        positions = self.rows.records["position"][: len(self.requests)].copy()
+        for request in filling:
+            positions[request.row] += request.open_tokens
+        return int((positions // BLOCK + 1).sum()) * BLOCK
 
     def remove(self, request: Request) -> None:
         """Close the hole of a request. Each span gives its longest row to the one before it: rows stay sorted."""

@@ -296,7 +296,7 @@ class Engine:
         request = self.unread[0]
         assert request.scores is not None
         rest = self.budget_tokens - in_blocks(len(request.prompt))
-        rest -= self._batch.held_tokens(self._admission.open_tokens)
+        rest -= self._batch.held_tokens(self._admission.filling)
         if rest < 0 and self.running:
             return
         self.unread.popleft()
@@ -336,7 +336,7 @@ class Engine:
         count = len(self.running)
         if not self.waiting or count == self.max_running:
             return
-        room = self.budget_tokens - self._batch.held_tokens(self._admission.open_tokens)
+        room = self.budget_tokens - self._batch.held_tokens(self._admission.filling)
         batch = self._admission.admit(self.waiting, range(count, self.max_running), room, self.epoch)
         now = time.perf_counter()
         for request in batch:
@@ -349,7 +349,7 @@ class Engine:
 
     def _make_room(self) -> None:
         """Drop prefixes, then send requests back, until the next step's keys and values have memory."""
-        while (held := self._batch.held_tokens(self._admission.open_tokens)) > self.budget_tokens:
+        while (held := self._batch.held_tokens(self._admission.filling)) > self.budget_tokens:
             if len(self.running) == 1:
                 self._end(self.running[0], Finish("length", length=len(self.running[0].tokens)))
             else:
@@ -381,7 +381,7 @@ class Engine:
         self._young.discard(request)
         if request.epoch == self.epoch:
             end = request.known if request in self._admission.filling else -1
-            self.cache.limit(self.budget_tokens - self._batch.held_tokens(self._admission.open_tokens))
+            self.cache.limit(self.budget_tokens - self._batch.held_tokens(self._admission.filling))
             self.cache.save((request.prompt + request.tokens)[:end], request.extra_key, request.row)
         self._admission.forget(request)
         self._batch.remove(request)

@@ -52,11 +52,12 @@ def test_requests_wait_or_give_way_where_memory_is_full_and_get_the_same_tokens(
     assert not free.counters.retractions
 
 
-def test_a_single_request_ends_where_memory_does_and_a_prompt_beyond_it_is_refused(directory):
-    engine = Engine(directory, max_running=4, context_length=128)
+@pytest.mark.parametrize("tokens", [40, 63])
+def test_a_single_request_ends_where_memory_does_and_a_prompt_beyond_it_is_refused(directory, tokens):
+    engine = Engine(directory, max_running=4, context_length=256)
     engine.budget_tokens = 64
 
-    [request] = finish(engine, [ask("1", max_new_tokens=80)])
+    [request] = finish(engine, [ask("1", tokens, max_new_tokens=80)])
 
     assert (request.finish.type, len(request.prompt) + len(request.tokens)) == ("length", 65)
     with pytest.raises(EngineRefused, match="its prompt has 64 tokens, and the memory for keys and values holds 64"):
