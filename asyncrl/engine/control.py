@@ -289,9 +289,8 @@ class EmbeddedControl(OwnControl):
 
     def arguments(self) -> list[str]:
         """Return its command line, with its part of the memory."""
-        run, module, *others = super().arguments()
         share = memory_share(self._home.settings, self._home.group)
-        return [run, module, *others, "--mem-fraction-static", f"{share:g}"]
+        return [*super().arguments(), "--mem-fraction-static", f"{share:g}"]
 
     async def hold(self, *, keep: bool = False) -> None:
         self._keeps = keep
