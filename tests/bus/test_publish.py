@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 
 from asyncrl.bus.acks import MESSAGE_ID
@@ -30,13 +31,14 @@ from asyncrl.bus.server import EmbeddedServer
 from harness.examples import unsealed
 from harness.stage import DEADLINE_S, Connect, until
 from topics.actors import ACTOR_STOPPED, BLOB_KEPT, FLEET_SCALED, ActorStarted, ActorStopped
-from topics.topic import ACTORS, FLEET, GRADES, LEDGER_BLOBS, TRAJECTORIES, Topic
+from topics.topic import ACTORS, FLEET, GRADES, LEDGER_BLOBS, TRAJECTORIES, TURNS, Topic
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
     TRAJECTORY_PROGRESSED,
     TrajectoryGenerated,
     TrajectoryProgressed,
 )
+from topics.turns import TurnStarted
 from topics.wire import INLINE_BYTES, Message, WireError
 
 
@@ -344,6 +346,18 @@ async def test_a_message_that_is_not_the_one_its_subject_names_is_refused(bus: B
 
     with pytest.raises(WireError, match="its subject names actor_id 'rollout-2', its body 'rollout-1'"):
         await read(bus, ActorStopped, record._replace(subject=ACTOR_STOPPED.subject(bus.run, "rollout-2")))
+
+
+async def test_a_turn_of_an_older_version_is_read_without_the_header_that_was_added(bus: Bus):
+    turn = TurnStarted("t1", "s1", "anna", "chat", tokens=np.arange(3, dtype=np.int32), known=4)
+    record = await read_message(bus, TURNS, await publish(bus, turn))
+    assert record is not None and record.headers["prompt-tokens"] == "7"
+    older = {name: value for name, value in record.headers.items() if name != "prompt-tokens"}
+
+    assert (await read(bus, TurnStarted, record._replace(headers=older))).prompt_tokens == 7
+    for wrong in ({**record.headers, "prompt-tokens": "6"}, {**older, "session": "s2"}):
+        with pytest.raises(WireError, match="its header (prompt-tokens is '6'|session is 's2')"):
+            await read(bus, TurnStarted, record._replace(headers=wrong))
 
 
 async def test_the_newest_message_of_each_subject_is_read_in_one_request(bus: Bus):
