@@ -121,11 +121,18 @@ def take_inputs(root: Path, config: Config, base: Path, accepted: Accepted = NOT
         return []
     lines = _compare_data(before, now, accepted)
     changed = _differing(before.code, now.code)
-    if accepted.code and changed:
-        (root / CODE).rename(next(path for number in count(1) if not (path := root / f"{CODE}-{number}").exists()))
+    damaged = [file for file in before.code if _is_damaged(root, file)]
+    if accepted.code and (changed or damaged):
+        if (root / CODE).exists():
+            (root / CODE).rename(next(path for number in count(1) if not (path := root / f"{CODE}-{number}").exists()))
         _write(root, now, now.code)
-        return [*lines, *(f"code {path} is refreshed" for path in changed)]
-    _check_copies(root, before.code)
+        refreshed = dict.fromkeys([*changed, *(file.path for file in damaged)])
+        return [*lines, *(f"code {path} is refreshed" for path in refreshed)]
+    for file in damaged:
+        raise LaunchError(
+            f"{root / CODE / file.copy} is not the copy of {file.path} that the run made, expected xxh3 {file.digest}; "
+            "put that copy back, or take the present files with --refresh-code"
+        )
     new = [file for file in now.code if file.path not in before.digests]
     kept = msgspec.structs.replace(now, code=[*before.code, *new], names=before.names | now.names)
     _write(root, kept, new)
@@ -152,14 +159,9 @@ def _compare_data(before: Inputs, now: Inputs, accepted: Accepted) -> list[str]:
     return [f"data {path} differs; the run continues with it" for path in changed]
 
 
-def _check_copies(root: Path, code: Sequence[InputFile]) -> None:
-    for file in code:
-        copy = root / CODE / file.copy
-        if not copy.is_file() or file_record(copy).xxh3 != file.digest:
-            raise LaunchError(
-                f"{copy} is not the copy of {file.path} that the run made, expected xxh3 {file.digest}; put that copy "
-                "back, or take the present files with --refresh-code"
-            )
+def _is_damaged(root: Path, file: InputFile) -> bool:
+    copy = root / CODE / file.copy
+    return not copy.is_file() or file_record(copy).xxh3 != file.digest
 
 
 def _write(root: Path, inputs: Inputs, new: Sequence[InputFile]) -> None:

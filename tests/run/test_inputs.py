@@ -158,11 +158,19 @@ def find_inputs_of(project: Path) -> list[str]:
     return [file.digest for file in find_inputs(loaded.config, loaded.base).data]
 
 
-def test_a_damaged_copy_is_refused(project: Path):
+def test_a_damaged_copy_is_refused_until_it_is_refreshed(project: Path):
     root, _ = opened(project)
     (root / "code" / "rewards" / "late.py").write_text("LATE = 9")
     with pytest.raises(LaunchError, match=r"late.py is not the copy of .* --refresh-code"):
         opened(project)
+
+    _, lines = opened(project, Accepted(code=True))
+    assert len(lines) == 1 and "late.py is refreshed" in lines[0]
+    assert opened(project) == (root, [])
+
+    shutil.rmtree(root / "code")
+    opened(project, Accepted(code=True))
+    assert opened(project) == (root, [])
 
 
 RUN = """
