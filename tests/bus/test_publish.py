@@ -356,7 +356,7 @@ async def test_a_turn_of_an_older_version_is_read_without_the_header_that_was_ad
 
     assert (await read(bus, TurnStarted, record._replace(headers=older))).prompt_tokens == 7
     for wrong in ({**record.headers, "prompt-tokens": "6"}, {**older, "session": "s2"}):
-        with pytest.raises(WireError, match="its header (prompt-tokens is '6'|session is 's2')"):
+        with pytest.raises(WireError, match=r"its header (prompt-tokens is '6'|session is 's2')"):
             await read(bus, TurnStarted, record._replace(headers=wrong))
 
 
