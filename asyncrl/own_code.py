@@ -98,6 +98,7 @@ def use_copies(root: Path) -> None:
     inputs = read_inputs(root)
     if inputs is None:
         return
+    root = root.absolute()  # user code may change the folder of the process
     os.environ[_RUN] = str(root)
     _copies.files.update({file.path: root / CODE / file.copy for file in inputs.code})
     _copies.names.update(inputs.names)

@@ -95,6 +95,15 @@ def test_code_is_loaded_from_its_copies_whatever_becomes_of_the_files(project: P
     assert graded(root, project) == before
 
 
+def test_code_that_changes_the_folder_of_its_process_loads_its_copies(project: Path, monkeypatch: pytest.MonkeyPatch):
+    reward = project / "rewards" / "reward.py"
+    reward.write_text(reward.read_text().replace("    import late", "    import os; os.chdir('/'); import late"))
+    root, _ = opened(project)
+
+    monkeypatch.chdir(root.parent)
+    assert graded(Path(root.name), project).startswith("[1, ")
+
+
 def test_a_host_without_the_run_directory_loads_the_copies_that_it_was_sent(project: Path, tmp_path: Path):
     root, _ = opened(project)
     login, home = tmp_path / "reward.json", tmp_path / "home"
