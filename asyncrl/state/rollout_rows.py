@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
-from asyncrl.bus.log import LogReader, Record, read_message
-from asyncrl.bus.publish import read
+from asyncrl.bus.log import LogReader, Record
+from asyncrl.bus.publish import read, read_result
 from asyncrl.errors import AsyncRLError
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
-from topics.topic import BATCHES, TRAJECTORIES
-from topics.trajectories import TrajectoryGenerated
+from topics.topic import BATCHES
 
 
 async def write_rollouts(bus: Bus, output: Path, batches: int, report: Callable[[int], None]) -> None:
@@ -69,12 +69,10 @@ def _schema(arrow: Any) -> Any:
 
 
 async def _row(bus: Bus, prompt_id: str, member: BatchMember) -> dict[str, Any]:
-    record = await read_message(bus, TRAJECTORIES, member.payload.sequence)
-    if record is None:
-        raise AsyncRLError(
-            f"the tokens of {member.trajectory_id} are gone; start again with a larger nats.stream_max_mb"
-        )
-    generated = await read(bus, TrajectoryGenerated, record)
+    try:
+        generated = await read_result(bus, member.payload)
+    except BlobMissing as error:
+        raise AsyncRLError(f"{member.trajectory_id}: {error}; start again with a larger nats.stream_max_mb") from error
     row = generated.rows[0]
     arrays = ("tokens", "mask", "logprobs", "versions")
     return {
