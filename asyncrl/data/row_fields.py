@@ -47,17 +47,15 @@ def encode_row(value: Any, keys: Keys, labels_for: str, columns: Sequence[str] =
     """
     if not isinstance(value, dict):
         raise DataError(f"expected an object with the key {keys.prompt_key!r}, found {plain_type(value)}")
-    names = columns or field_names(value)
-    found = ", ".join(repr(name) for name in names if name in value or "." not in name) or "no key"
     key = MESSAGES if not _has(value, keys.prompt_key) and MESSAGES in value else keys.prompt_key
     if not _has(value, key):
-        raise DataError(f"no prompt under {key!r}; found {found}{_proposal('prompt', names)}")
+        raise DataError(f"no prompt under {key!r}{_found('prompt', value, columns)}")
     prompt, label = _prompt(_at(value, key), key), _at(value, keys.label_key)
     if isinstance(label, float) and math.isnan(label):
         label = None  # so tables hold a value that is missing
     if label is None and labels_for and not (labels_for == WARMUP and isinstance(prompt, list) and has_answer(prompt)):
-        words = f"{labels_for} needs a label and there is none under {keys.label_key!r}; found {found}"
-        raise DataError(f"{words}{_proposal('label', names)}")
+        words = f"{labels_for} needs a label and there is none under {keys.label_key!r}"
+        raise DataError(f"{words}{_found('label', value, columns)}")
     metadata = _object(_at(value, keys.metadata_key), keys.metadata_key)
     if (tools := _at(value, keys.tools_key)) is not None:
         metadata["tools"] = _tools(tools, keys.tools_key)
@@ -89,11 +87,12 @@ def _at(value: dict[str, Any], key: str) -> Any:
     return inner.get(name) if isinstance(inner, dict) else None
 
 
-def _proposal(kind: str, names: Sequence[str]) -> str:
-    """Return words with the field that may be meant."""
-    usual = _USUAL[kind]
+def _found(kind: str, value: dict[str, Any], columns: Sequence[str]) -> str:
+    """Return words with the fields of a row, and the one that may be meant."""
+    names, usual = columns or field_names(value), _USUAL[kind]
+    found = ", ".join(repr(name) for name in names if name in value or "." not in name) or "no key"
     meant = [(usual.index(last), name.count("."), name) for name in names if (last := name.split(".")[-1]) in usual]
-    return f'; the option {kind}_key = "{min(meant)[2]}" would read that one' if meant else ""
+    return f"; found {found}" + (f'; the option {kind}_key = "{min(meant)[2]}" would read that one' if meant else "")
 
 
 def _prompt(prompt: Any, key: str) -> str | list[dict[str, Any]]:
