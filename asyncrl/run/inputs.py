@@ -143,7 +143,7 @@ def take_inputs(root: Path, config: Config, base: Path, accepted: Accepted = NOT
 
 
 def _differing(before: Sequence[InputFile], now: Sequence[InputFile]) -> list[str]:
-    """Return the paths of files that are another content now, or are gone."""
+    """Return the paths of files whose content changed, or that are gone."""
     digests = {file.path: file.digest for file in now}
     return [file.path for file in before if digests.get(file.path) != file.digest]
 

@@ -26,7 +26,7 @@ def run_opened(config: Config, files: RunFiles, trained: int | None = None) -> R
     """Return the settings of a run, the folders of actors that share its files, and the digests of its inputs.
 
     Args:
-        trained: newest step that is trained; None for none.
+        trained: newest trained step; None if no step is trained.
     """
     inputs = read_inputs(files.root)
     return RunOpened(
