@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from harness.recorded import Recorded
 from topics.actors import REISSUE_REQUESTED, RUN_OPENED, SKIP_REQUESTED, ReissueRequested, SkipRequested
@@ -19,6 +20,7 @@ from topics.trajectories import (
     TRAJECTORY_GENERATED,
     TRAJECTORY_GRADED,
     TrajectoryDropped,
+    TrajectoryGenerated,
 )
 from topics.weights import CHECKPOINT_SAVED, TRAINING_FINISHED, WEIGHTS_PUBLISHED, CheckpointSaved, WeightsPublished
 from topics.wire import Message, encode
@@ -176,6 +178,16 @@ def pack_again(r: Recorded) -> None:
 
 def drop(r: Recorded) -> None:
     r.add(TRAJECTORY_DROPPED, TrajectoryDropped(trajectory_id="p000001-1", attempt=0, reason="lag"))
+
+
+def probabilities(r: Recorded) -> None:
+    """The oldest result has probabilities in place of log-probs."""
+
+    def change(result: TrajectoryGenerated) -> None:
+        for segment in result.segments:
+            segment.logprobs = np.exp(segment.logprobs)
+
+    r.alter(TRAJECTORY_GENERATED, 0, change)
 
 
 def swap_results(r: Recorded) -> None:
@@ -355,6 +367,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
         lambda r: r.add(TRAJECTORY_GENERATED, r.messages(TRAJECTORY_GENERATED)[-1]),
         "generated twice",
     ),
+    "a probability in place of a log-prob": (probabilities, "damaged payload"),
     "the tokens of others": (swap_results, "wrong reference"),
     "a flipped byte": (lambda r: r.alter(TRAJECTORY_GENERATED, -1, completion="?"), "damaged payload"),
     "a batch packed twice": (lambda r: r.add(BATCH_PACKED, r.messages(BATCH_PACKED)[-1]), "packed twice"),

@@ -3,7 +3,6 @@
 from itertools import permutations
 
 import msgspec
-import numpy as np
 import pytest
 
 from asyncrl.bus.publish import publish
@@ -67,11 +66,6 @@ def a_member_too_many(story):
     story.messages(BATCH_PACKED)[3].groups.append(BatchGroup("p000001", [member]))
 
 
-def above_zero(generated):
-    [segment] = generated.segments
-    return [msgspec.structs.replace(segment, logprobs=segment.logprobs + np.float32(0.5))]
-
-
 def other_rules(story):
     group = story.messages(BATCH_PACKED)[3].groups[0]
     group.temperature, group.estimator = 0.5, "grpo"
@@ -117,10 +111,6 @@ CORRUPTIONS = {
     "a flipped byte": (lambda s: s.alter(TRAJECTORY_GENERATED, 2, completion="?"), ("damaged payload", "p000000-1")),
     "tokens of other versions than the header says": (
         lambda s: s.alter(TRAJECTORY_GENERATED, 6, segments=result("p000004-0", (1, 2)).segments),
-        ("damaged payload", "p000004-0"),
-    ),
-    "a probability in place of a log-prob": (
-        lambda s: s.alter(TRAJECTORY_GENERATED, 6, segments=above_zero(s.messages(TRAJECTORY_GENERATED)[6])),
         ("damaged payload", "p000004-0"),
     ),
     "a step packed twice": (lambda s: s.packed(3, "p000000-0"), ("packed twice", "batch 3")),

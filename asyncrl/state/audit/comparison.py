@@ -60,7 +60,7 @@ def group_violations(
     for sequence in group.results:
         result = stored[sequence]
         if result.fault and result.key in group.issues:
-            expected = f"{result.versions}, as in its header, and log-probs of at most 0"
+            expected = f"{result.versions}, as in its header"
             yield Violation("damaged payload", str(result.key), result.fault, expected)
     yield from _group_scores(group)
     yield from _rows(group, stored)

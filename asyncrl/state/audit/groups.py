@@ -46,7 +46,6 @@ from topics.trajectories import (
     count_versions,
 )
 
-_ROUNDED = 1e-4  # that a log-prob may be above 0
 WHOLE = "all chunks as they were stored"
 
 
@@ -66,6 +65,7 @@ class Groups(Fold):
         self.stored: dict[int, Stored] = {}  # their results, by sequence
         self.sampled: dict[int, tuple[Key, int]] = {}  # an attempt and its tokens, by version
         self.needed: dict[int, Needed] = {}  # results that are not whole, by sequence
+        self.unreadable: dict[int, str] = {}  # errors of bodies of the log of results, by sequence
         self.dropped: Counter[str] = Counter()  # attempts by reason
         self.evaluated = 0  # attempts that the score of an evaluation holds
         self.closed = PromptIdSet()  # prompts whose groups are closed
@@ -350,7 +350,9 @@ class Groups(Fold):
                 for count in grade.versions:
                     self.sampled.setdefault(count.version, (key, count.tokens))
                 sequence = grade.payload.sequence
-                if sequence not in self.stored and sequence not in group.torn and key not in group.generated:
+                if (error := self.unreadable.get(sequence)) is not None:
+                    self._violations.add("damaged payload", key, error, "a result that its reward worker could read")
+                elif sequence not in self.stored and sequence not in group.torn and key not in group.generated:
                     found = f"message {sequence} is gone"
                     expected = "its tokens, until a checkpoint has them"
                     self._need(group, key, sequence, Violation("lost", str(key), found, expected))
@@ -377,9 +379,6 @@ def _stored(key: Key, message: TrajectoryGenerated | TrajectoryGeneratedHeaders,
         return Stored(key, versions, "", 0)
     counted = versions_text(count_versions(message.segments))
     fault = f"tokens of versions {counted}" if counted != versions else ""
-    highest = max((float(segment.logprobs.max(initial=0.0)) for segment in message.segments), default=0.0)
-    if highest > _ROUNDED:
-        fault = f"a log-prob of {highest:g}"
     digest = xxhash.xxh3_64_hexdigest(record.data)
     given = message.outcome or Outcome()
     of_rows, turns = digest_of(message.rows), tuple(given.turn_rewards)

@@ -83,6 +83,8 @@ class Ledger(Fold):
         if lost_chunks and record.stream is TRAJECTORIES:
             with suppress(LookupError, ValueError):  # headers that no result has
                 self.groups.on_torn(record, error)
+        elif record.stream is TRAJECTORIES:
+            self.groups.unreadable[record.sequence] = str(error)
         elif lost_chunks and record.stream is not DEAD:
             found = Violation("damaged payload", place_of(record), str(error), WHOLE)
             if record.stream.keeper:

@@ -18,6 +18,7 @@ from topics.prompts import PromptIssued, PromptIssuedHeaders
 from topics.trajectories import Segment, TrajectoryGenerated, TrajectoryGeneratedHeaders
 from topics.turns import (
     FeedbackGivenHeaders,
+    SealedHeaders,
     Sibling,
     TurnAdmitted,
     TurnFinished,
@@ -108,8 +109,9 @@ class Live(Fold):
             _digest(finished.versions),
         )
 
-    def _on_shadowed(self, message: TurnShadowed, _record: Record) -> None:
-        self._shadows[message.turn_id] = _digest(message.tokens)
+    def _on_shadowed(self, message: TurnShadowed | SealedHeaders, _record: Record) -> None:
+        if isinstance(message, TurnShadowed):
+            self._shadows[message.turn_id] = _digest(message.tokens)
 
     def _on_judged(self, headers: TurnJudgedHeaders, record: Record) -> None:
         if headers.reward is not None:
