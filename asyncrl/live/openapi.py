@@ -79,7 +79,7 @@ _FIELDS: dict[str, _Schema] = {
 
 _TOO_LONG = {"413": "The body is too large."}
 _REFUSED = {"400": "The request is malformed.", "401": "The API key is missing or not valid.", **_TOO_LONG}
-_UNREADABLE = {"408": "The body did not arrive in time.", "431": "The headers are too long."}
+_UNREADABLE = {"431": "The headers are too long."}
 _LIMITED = {"429": "A limit of the key is reached."}
 _NO_REPLY = {"404": "The model or the reply is not known.", "503": "No engine answers in time.", "529": "The same."}
 
