@@ -89,14 +89,14 @@ def test_a_cut_turn_whose_end_comes_behind_the_begin_of_the_next_one_is_gone_on_
 
 
 def test_an_idempotency_key_is_taken_before_the_begin_of_its_request_is_known(turns: TurnLog):
-    with turns.held([K1]), pytest.raises(LiveError, match="under way"):
+    with turns.held([K1]), pytest.raises(LiveError, match="is running"):
         turns.retried(Asked(D1, K1), 1.0)
     assert turns.retried(Asked(D1, K1), 1.0) is None
 
 
 def test_a_whole_reply_is_given_again_only_to_a_client_that_asks_for_it_again(turns: TurnLog):
     turns.take(started("t1", key=K1), "gateway-1", 1.0)
-    with pytest.raises(LiveError, match="under way"):
+    with pytest.raises(LiveError, match="is running"):
         turns.retried(Asked(D1, K1), 1.0)
     turns.take(TurnFinished(turn_id="t1", session="s", finish="stop", tokens=ids(5)), "gateway-1", 2.0)
 
