@@ -22,6 +22,8 @@ class SessionTurns:
         if isinstance(fact, TurnFinished):
             if turns is not None and fact.finish not in ("stop", "length"):
                 self._count -= turns.pop(fact.turn_id, None) is not None
+                if not turns:
+                    del self._turns[fact.session]
             return
         if fact.skip == "side" or not fact.secret:
             return
@@ -39,7 +41,10 @@ class SessionTurns:
 
     def purge(self, secrets: set[str]) -> None:
         """Forget the turns that are sealed under these data keys."""
-        for session, turns in self._turns.items():
+        for session, turns in [*self._turns.items()]:
             kept = {turn: secret for turn, secret in turns.items() if secret not in secrets}
             self._count -= len(turns) - len(kept)
-            self._turns[session] = kept
+            if kept:
+                self._turns[session] = kept
+            else:
+                del self._turns[session]

@@ -10,6 +10,7 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.schema import LiveError, Request
 from asyncrl.live.conversation import Conversations, Draft, history_key, tools_key
 from asyncrl.live.difference import Seam
+from asyncrl.live.session_turns import SessionTurns
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from harness.tokenizers import make_model
 from topics.turns import TurnFinished, TurnSampled, TurnStarted
@@ -46,6 +47,21 @@ def finished(turn, finish, tokens, history=""):
 def sampled(turn: str, start: int, *tokens: int) -> TurnSampled:
     ones = np.full(len(tokens), -1.0, np.float32)
     return TurnSampled(turn_id=turn, start=start, tokens=ids(*tokens), logprobs=ones, versions=ids(*tokens))
+
+
+def test_a_session_without_a_turn_that_feedback_applies_to_is_forgotten():
+    sessions = SessionTurns()
+    for name, secret in (("t1", "k1"), ("t2", "k2")):
+        sessions.take(started(name, secret=secret))
+    assert sessions.of("s") == ["t1", "t2"]
+
+    sessions.take(finished("t1", "failed", ids()))
+    assert sessions.of("s") == ["t2"]
+    sessions.purge({"k2"})
+    assert not sessions._turns and sessions._count == 0
+    sessions.take(started("t3", secret="k3"))
+    sessions.take(finished("t3", "gone", ids()))
+    assert not sessions._turns and sessions._count == 0
 
 
 def test_parts_of_a_reply_are_joined_up_to_the_first_that_is_missing(turns: TurnLog):
