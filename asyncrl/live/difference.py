@@ -91,8 +91,12 @@ class Seam:
         Args:
             prompt: text, in which tokens of the format count as such; or token ids.
             special: the tokenizer puts its own tokens around a text.
+
+        Raises:
+            TooLong: a text has certainly more tokens than a prompt may have.
         """
         if isinstance(prompt, str):
+            self._quoted.check([prompt])
             tokenizer = self._tokenizer
             return tokenizer.encode_prompt(PromptRow(prompt), max_tokens=None) if special else tokenizer.encode(prompt)
         return np.array(prompt, np.int32)

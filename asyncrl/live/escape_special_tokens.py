@@ -57,11 +57,19 @@ class Quoted:
             TooLong: it has certainly more than the most.
         """
         parts = [part.replace(_ESCAPED, _CUT) for part in _CUTS.split(text)]
-        if self._most is not None and len(text) > max(self._most, _COSTLY):
-            least = sum(map(self._tokenizer.least, parts))
+        self.check(parts)
+        return np.concatenate([self._tokenizer.encode(part) for part in parts])
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Check the length of texts without encoding them.
+
+        Raises:
+            TooLong: they have certainly more than the most.
+        """
+        if self._most is not None and sum(map(len, texts)) > max(self._most, _COSTLY):
+            least = sum(map(self._tokenizer.least, texts))
             if least > self._most:
                 raise TooLong(least)
-        return np.concatenate([self._tokenizer.encode(part) for part in parts])
 
 
 def _cut(value: Any, found_by: Finder | None) -> Any:

@@ -67,6 +67,11 @@ async def test_a_prompt_that_is_certainly_too_long_is_not_encoded(
             error = (await refused.json())["error"]
             assert refused.status == 400 and "prompt is too long: at least" in error["message"]
             assert error.get("code", "context_length_exceeded") == "context_length_exceeded"
+        for path, special in (("/v1/completions", True), ("/v1/completions", False), ("/tokenize", True)):
+            body = {"model": "any", "prompt": "ab " * 1_000_000, "add_special_tokens": special}
+            refused = await http.post(path, json=body)
+            message = (await refused.json())["error"]["message"]
+            assert refused.status == 400 and "prompt is too long: at least" in message
     assert not encoding.begun
 
 
