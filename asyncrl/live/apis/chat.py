@@ -9,6 +9,7 @@ from asyncrl.live.apis.body import OPENAI_ROLES, Body, Message, answerable, mess
 from asyncrl.live.apis.openai import (
     MOST_CHOICES,
     SAMPLING,
+    ChunkEvents,
     openai_error,
     prompt_ids,
     reasoning_of,
@@ -19,7 +20,7 @@ from asyncrl.live.apis.openai import (
     usage_of,
     wants_usage,
 )
-from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Opening, Request, assistant_message, event
+from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Opening, Request, assistant_message
 from asyncrl.live.apis.tool_fields import WORDS, call_of, chosen, declared, result_of
 
 READ = (
@@ -78,56 +79,42 @@ class ChatCompletions:
         return {**body, "system_fingerprint": _fingerprint(endings[0])}
 
     def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
-        return _ChatEvents(opening, choice, usage=request.usage)
+        return _ChatEvents(_head(opening), opening, choice, usage=request.usage)
 
     def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
         return openai_error(error)
 
 
-class _ChatEvents:
+class _ChatEvents(ChunkEvents):
     """See `Events`."""
 
-    response: dict[str, Any] | None = None
-
-    def __init__(self, opening: Opening, choice: int, *, usage: bool) -> None:
-        self._opening = opening
-        self._choice = choice
-        self._usage = usage
-        self._calls = 0
+    _calls = 0
 
     def begin(self) -> bytes:
         top = {} if self._choice else prompt_ids(self._opening)
-        return self._chunk({"role": "assistant", "content": ""}, top=top)
+        return self._delta({"role": "assistant", "content": ""}, top=top)
 
     def text(self, delta: str) -> bytes:
-        return self._chunk({"content": delta})
+        return self._delta({"content": delta})
 
     def call(self, call: Call) -> bytes:
         number, self._calls = self._calls, self._calls + 1
-        return self._chunk({"tool_calls": [{"index": number, **_call(call)}]})
+        return self._delta({"tool_calls": [{"index": number, **_call(call)}]})
 
     def thought(self, delta: str) -> bytes:
-        return self._chunk({"reasoning_content": delta})
+        return self._delta({"reasoning_content": delta})
 
     def alive(self) -> bytes:
-        return self._chunk({})
+        return self._delta({})
 
     def end(self, ending: Ending) -> bytes:
         end = {"logprobs": _logprobs(ending), "finish_reason": _finish(ending), **reply_ids(ending)}
         fingerprint = _fingerprint(ending)
-        return self._chunk({}, end, {"system_fingerprint": fingerprint} if fingerprint else {})
+        return self._delta({}, end, {"system_fingerprint": fingerprint} if fingerprint else {})
 
-    def done(self, endings: list[Ending]) -> bytes:
-        usage = _head(self._opening) | {"choices": [], "usage": usage_of(self._opening, endings)}
-        return (event(usage) if self._usage else b"") + b"data: [DONE]\n\n"
-
-    def fail(self, error: LiveError) -> bytes:
-        return event(openai_error(error)[1])
-
-    def _chunk(self, delta: dict[str, Any], end: Mapping[str, Any] = {}, top: Mapping[str, Any] = {}) -> bytes:
+    def _delta(self, delta: dict[str, Any], end: Mapping[str, Any] = {}, top: Mapping[str, Any] = {}) -> bytes:
         choice = {"index": self._choice, "delta": delta, "logprobs": None, "finish_reason": None, **end}
-        usage = {"usage": None} if self._usage else {}
-        return event({**_head(self._opening), **top, "choices": [choice], **usage})
+        return self._chunk(choice, top)
 
 
 def _choice(number: int, ending: Ending) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from asyncrl.live.apis.body import Body, kind_of, refusal
 from asyncrl.live.apis.openai import (
     MOST_CHOICES,
     SAMPLING,
+    ChunkEvents,
     openai_error,
     prompt_ids,
     reply_ids,
@@ -16,7 +17,7 @@ from asyncrl.live.apis.openai import (
     usage_of,
     wants_usage,
 )
-from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Opening, Request, event
+from asyncrl.live.apis.schema import Call, Ending, Events, LiveError, Opening, Request
 
 READ = (
     *("model", "prompt", "max_tokens", "stream", "stream_options", "logprobs", "n", "user", "add_special_tokens"),
@@ -60,19 +61,14 @@ class Completions:
         return {**_head(opening), "choices": choices, "usage": usage_of(opening, endings)}
 
     def events(self, opening: Opening, request: Request, choice: int = 0) -> Events:
-        return _CompletionEvents(opening, choice, usage=request.usage)
+        return _CompletionEvents(_head(opening), opening, choice, usage=request.usage)
 
     def error(self, error: LiveError, turn: str) -> tuple[int, dict[str, Any]]:
         return openai_error(error)
 
 
-class _CompletionEvents:
+class _CompletionEvents(ChunkEvents):
     """See `Events`."""
-
-    response: dict[str, Any] | None = None
-
-    def __init__(self, opening: Opening, choice: int, *, usage: bool) -> None:
-        self._opening, self._choice, self._usage = opening, choice, usage
 
     def begin(self) -> bytes:
         return self._chunk(_choice(self._choice, "") | ({} if self._choice else prompt_ids(self._opening)))
@@ -91,16 +87,6 @@ class _CompletionEvents:
 
     def end(self, ending: Ending) -> bytes:
         return self._chunk(_choice(self._choice, "", _logprobs(ending), ending.finish) | reply_ids(ending))
-
-    def done(self, endings: list[Ending]) -> bytes:
-        usage = _head(self._opening) | {"choices": [], "usage": usage_of(self._opening, endings)}
-        return (event(usage) if self._usage else b"") + b"data: [DONE]\n\n"
-
-    def fail(self, error: LiveError) -> bytes:
-        return event(openai_error(error)[1])
-
-    def _chunk(self, choice: dict[str, Any]) -> bytes:
-        return event(_head(self._opening) | {"choices": [choice]} | ({"usage": None} if self._usage else {}))
 
 
 def prompt_of(fields: Body) -> str | list[int]:

@@ -1,13 +1,14 @@
-"""What OpenAI's APIs have in common: fields of sampling and reasoning, log-probs, token ids, usage and errors."""
+"""What OpenAI's APIs have in common: fields of sampling and reasoning, log-probs, token ids, usage, chunks, errors."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from asyncrl.live.apis.body import Body, refusal, shown
-from asyncrl.live.apis.schema import Ending, Fault, LiveError, Opening
+from asyncrl.live.apis.schema import Ending, Fault, LiveError, Opening, event
 
 MOST_CHOICES = 16
 _MOST_TOP = 20
@@ -142,6 +143,29 @@ def usage_of(opening: Opening, endings: list[Ending]) -> dict[str, Any]:
     details: dict[str, Any] = {"prompt_tokens_details": {"cached_tokens": endings[0].cached}}
     details |= {"completion_tokens_details": {"reasoning_tokens": thought}} if thought else {}
     return usage | {"total_tokens": opening.prompt_tokens + tokens} | details
+
+
+class ChunkEvents:
+    """What the `Events` of chat completions and of completions have in common: one chunk for each event."""
+
+    response: dict[str, Any] | None = None
+
+    def __init__(self, head: dict[str, Any], opening: Opening, choice: int, *, usage: bool) -> None:
+        """
+        Args:
+            head: fields that each chunk begins with.
+        """
+        self._head, self._opening, self._choice, self._usage = head, opening, choice, usage
+
+    def done(self, endings: list[Ending]) -> bytes:
+        usage = self._head | {"choices": [], "usage": usage_of(self._opening, endings)}
+        return (event(usage) if self._usage else b"") + b"data: [DONE]\n\n"
+
+    def fail(self, error: LiveError) -> bytes:
+        return event(openai_error(error)[1])
+
+    def _chunk(self, choice: dict[str, Any], top: Mapping[str, Any] = {}) -> bytes:
+        return event({**self._head, **top, "choices": [choice], **({"usage": None} if self._usage else {})})
 
 
 def wants_usage(options: Any) -> bool:
