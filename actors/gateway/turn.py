@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -204,13 +204,20 @@ class Turn(Watch):
         parts, tokens = self._parts, self._answer.tokens
         sampled = await asyncio.to_thread(self._sampled_tokens) if self.request.logprobs else None
         versions = (int(min(self._answer.versions)), int(max(self._answer.versions))) if len(tokens) else None
-        counts: dict[str, Any] = {"cached": max(0, self._cached), "versions": versions}
-        ending = Ending(parts.text, len(tokens), self._whole, parts.stop, parts.calls, sampled, **counts)
-        if self.request.token_ids:
-            ending = msgspec.structs.replace(ending, ids=tokens.tolist())
-        if not self.request.thoughts:
-            return ending
-        return msgspec.structs.replace(ending, thoughts=parts.thoughts, thought_tokens=parts.thought_tokens(tokens))
+        thinks = bool(self.request.thoughts)
+        return Ending(
+            parts.text,
+            len(tokens),
+            self._whole,
+            parts.stop,
+            parts.calls,
+            sampled,
+            thoughts=parts.thoughts if thinks else "",
+            thought_tokens=parts.thought_tokens(tokens) if thinks else 0,
+            cached=max(0, self._cached),
+            versions=versions,
+            ids=tokens.tolist() if self.request.token_ids else None,
+        )
 
     async def _store_begin(self, facts: Facts) -> None:
         if self._started is not None and self._secret:
