@@ -37,6 +37,10 @@ def test_a_minimal_request_asks_for_nothing_of_its_own(api: str):
     assert request == Request("tiny", [USER], most, thoughts=thoughts, **stored)
 
 
+def test_the_items_of_a_response_that_is_not_stored_are_not_kept():
+    assert parse("responses").input and not parse("responses", store=False).input
+
+
 def test_what_agents_always_send_and_no_reply_must_obey_is_ignored():
     edits = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     code = {"context_management": edits, "output_config": {"effort": "high"}}

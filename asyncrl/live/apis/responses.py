@@ -49,6 +49,7 @@ class Responses:
         tools, forced = chosen(fields, declared(fields, keys="", hosted=HOSTED), words=WORDS)
         asked = fields.get("reasoning")
         effort = asked.get("effort") if isinstance(asked, dict) else None
+        store = fields.flag("store", absent=True)
         reasons, variables = reasoning_of(fields, effort, "reasoning.effort")
         return Request(
             fields.text("model"),
@@ -69,8 +70,8 @@ class Responses:
             reasons=reasons,
             variables=variables,
             sealed_thoughts=_SEALED in included,
-            store=fields.flag("store", absent=True),
-            input=input_of(fields),
+            store=store,
+            input=input_of(fields) if store else b"",
             repeated=repeated_of(fields),
         )
 
