@@ -11,6 +11,7 @@ from aiohttp import web
 from actors.gateway.meter import Meter
 from actors.gateway.request_body import read_body
 from actors.gateway.turn_store import Facts
+from asyncrl.background import all_of
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
@@ -18,7 +19,7 @@ from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import read
 from asyncrl.live.apis.body import Body, Message
-from asyncrl.live.apis.response_items import listed, references, resolved, turn_of
+from asyncrl.live.apis.response_items import REFERENCE, listed, references, resolved, turn_of
 from asyncrl.live.apis.responses import RESPONSES_PATH
 from asyncrl.live.apis.schema import LiveError, Request
 from asyncrl.live.keys import Keys
@@ -63,16 +64,15 @@ class Responses:
         """Return the body of a request, with the items that it refers to in the places of its references.
 
         Raises:
-            LiveError: as `request_body.read_body`; or an item is not stored, or another user's.
+            LiveError: as `request_body.read_body`; an item is not stored, or another user's; or it is larger with them.
         """
         body = await read_body(http, most_bytes)
-        wanted = references(body)
-        if not wanted:
+        if REFERENCE.encode() not in body or not (wanted := references(fields := Body(body))):
             return body
         tenant = self._keys.tenant(http.headers)
-        owner = owner_of(tenant, user_of(http.headers, Body(body).named("safety_identifier", "user")))
+        owner = owner_of(tenant, user_of(http.headers, fields.named("safety_identifier", "user")))
         turns = {turn_of(one): one for one in wanted}
-        kept = await asyncio.gather(*(self._read(turn, tenant, f"item {one!r}") for turn, one in turns.items()))
+        kept = await all_of(*(self._read(turn, tenant, f"item {one!r}") for turn, one in turns.items()))
         items: dict[str, Message] = {}
         for one in kept:
             if owner_in(one.secret) == owner:
@@ -80,7 +80,7 @@ class Responses:
         for name in wanted:
             if name not in items:
                 raise _absent(f"item {name!r}", "input")
-        return resolved(body, items)
+        return resolved(body, {name: items[name] for name in wanted}, most_bytes)
 
     async def _retrieve(self, http: web.Request) -> web.StreamResponse:
         kept = await self._asked(http)

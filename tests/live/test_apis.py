@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from asyncrl.live.apis.registry import APIS, MESSAGES
+from asyncrl.live.apis.response_items import resolved
 from asyncrl.live.apis.schema import Call, Ending, LiveError, Request, assistant_message
 from harness.live_apis import OPENING, parsed_events
 
@@ -39,6 +40,19 @@ def test_a_minimal_request_asks_for_nothing_of_its_own(api: str):
 
 def test_the_items_of_a_response_that_is_not_stored_are_not_kept():
     assert parse("responses").input and not parse("responses", store=False).input
+
+
+def test_a_request_with_the_items_that_it_refers_to_has_the_bound_of_a_body():
+    reference = {"type": "item_reference", "id": "msg_a"}
+    body = msgspec.json.encode({"model": "tiny", "input": [reference, USER, reference]})
+    item = {"id": "msg_a", "type": "message", "role": "assistant", "content": "b" * 1000}
+
+    whole = msgspec.json.decode(resolved(body, {"msg_a": item}, 4000))
+    with pytest.raises(LiveError, match="the items that it refers to is larger than 2,000 bytes") as refused:
+        resolved(body, {"msg_a": item}, 2000)
+
+    assert whole == {"model": "tiny", "input": [item, USER, item]}
+    assert APIS["responses"].error(refused.value, "t")[0] == 413
 
 
 def test_what_agents_always_send_and_no_reply_must_obey_is_ignored():

@@ -9,27 +9,26 @@ from typing import Any
 import msgspec
 
 from asyncrl.live.apis.body import Body, Message, refusal, shown
+from asyncrl.live.apis.schema import LiveError
 
-_REFERENCE = "item_reference"
+REFERENCE = "item_reference"
+"""Type of an entry of the input that stands for an item of a stored response."""
 _MOST_KEPT = 2**18  # bytes of the items of a request
 _MOST_LISTED = 100
 _TURN = re.compile(r"(?:msg|rs|fc_call)_([0-9a-f]{24})(?:_[0-9]+)?")  # ids of items of a reply, with its turn
 
 
-def references(body: bytes) -> list[str]:
+def references(fields: Body) -> list[str]:
     """Return the ids of the items that a request refers to, in their order.
 
     Raises:
-        LiveError: the body is malformed, or a reference has no id.
+        LiveError: the input is malformed, or a reference has no id.
     """
-    if _REFERENCE.encode() not in body:
-        return []
-    fields = Body(body)
     if not isinstance(fields.get("input"), list):
         return []
     found = []
     for number, entry in enumerate(fields.entries("input")):
-        if entry.get("type") == _REFERENCE:
+        if entry.get("type") == REFERENCE:
             identity = entry.get("id")
             if not isinstance(identity, str):
                 raise refusal(f"input[{number}].id", f"is {shown(identity)}; expected the id of an item")
@@ -43,14 +42,21 @@ def turn_of(identity: str) -> str:
     return found[1] if found else ""
 
 
-def resolved(body: bytes, items: Mapping[str, Message]) -> bytes:
+def resolved(body: bytes, items: Mapping[str, Message], most_bytes: int) -> bytes:
     """Return a request with items in the places of its references.
 
     Args:
         items: by id, all that it refers to.
+        most_bytes: of the request with the items.
+
+    Raises:
+        LiveError: the request with the items is larger.
     """
     fields = msgspec.json.decode(body)
-    fields["input"] = [items[entry["id"]] if entry.get("type") == _REFERENCE else entry for entry in fields["input"]]
+    sizes = {name: len(msgspec.json.encode(item)) for name, item in items.items()}
+    if len(body) + sum(sizes[entry["id"]] for entry in fields["input"] if entry.get("type") == REFERENCE) > most_bytes:
+        raise LiveError("large", f"the body with the items that it refers to is larger than {most_bytes:,} bytes")
+    fields["input"] = [items[entry["id"]] if entry.get("type") == REFERENCE else entry for entry in fields["input"]]
     return msgspec.json.encode(fields)
 
 
