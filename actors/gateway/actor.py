@@ -1,4 +1,4 @@
-"""The gateway: three HTTP APIs on one port, answered by the engines of the run over updates and faults."""
+"""The gateway: HTTP APIs on one port, answered by the engines of the run over updates and faults."""
 
 from __future__ import annotations
 

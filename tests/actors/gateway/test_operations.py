@@ -28,7 +28,7 @@ async def served(bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, t
 
 
 async def said(served: Served, raw: bytes) -> bytes:
-    """Send bytes, and return what comes until the connection is closed, or nothing more is said."""
+    """Send bytes, and return the head of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.context.config.gateway.port)
     writer.write(raw)
     head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
