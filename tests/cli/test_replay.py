@@ -231,7 +231,7 @@ async def test_a_dumped_batch_has_the_figures_of_its_step(killed: Run, tmp_path:
     assert [length for member in members for length in member.lengths] == [len(row.tokens) for row in dump.rows]
     assert sum(int(row.mask.sum()) for row in dump.rows) == sum(trained.lags.values())
     code, output = await command(killed.folder, "dump", "short", "--step", "9", "--output", str(tmp_path / "dump"))
-    assert (code, output) == (1, f"{tmp_path / 'dump'} exists; name another folder with --output\n")
+    assert (code, output) == (1, f"{tmp_path / 'dump'} exists; name another one with --output\n")
     code, output = await command(killed.folder, "dump", "short", "--step", "10")
     assert code == 1 and output.startswith("batch 10 is not on the log, which has "), output
 
