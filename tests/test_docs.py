@@ -30,6 +30,7 @@ from topics.topic import STREAMS, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
 from topics.wire import decode
 
+REFERENCE = sorted((ROOT / "docs" / "reference").glob("*.md"))
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 DOTTED = re.compile(r"[a-z_]+(\.[a-z_]+)+")
@@ -67,13 +68,13 @@ def test_every_command_line_parses(page: str) -> None:
             assert key in known_settings() or key.startswith("task.options."), words
 
 
-@EVERY_PAGE
-def test_every_relative_link_leads_somewhere(page: str) -> None:
-    for link in LINK.findall(FENCE.sub("", text_of(page))):
+@pytest.mark.parametrize("page", [*PAGES.values(), *REFERENCE], ids=lambda page: page.name)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", page.read_text())):
         if link.startswith(("http://", "https://")):
             continue
         path, _, anchor = link.partition("#")
-        target = PAGES[page].parent / path if path else PAGES[page]
+        target = page.parent / path if path else page
         assert target.exists(), f"{page} links to {link}"
         assert not anchor or anchor in anchors(target), f"{page} links to {link}"
 

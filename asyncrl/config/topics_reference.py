@@ -23,12 +23,12 @@ INTRODUCTION = """\
 # Topics
 
 All messages between actors. A message has the subject `asyncrl.<run>.<noun>.<participle>[.<key>]` in the
-JetStream stream `ASYNCRL_<run>_<STREAM>`. It is read from there ([observe.md](observe.md)), and published to
-`_R_.<STREAM>.` and its subject ([security.md](security.md#what-each-role-can-store)). Messages are MessagePack maps
-from field name to value (JSON where that is noted); any MessagePack reader can read them. `Int32Array`, `Float32Array`
-and `UInt8Array` are `bin` values that hold little-endian elements of `<i4`, `<f4` and `u1`. A field that has its
-default may be left out. Every message also carries `v`, the version of its type: readers take `v` and `v - 1` and
-ignore fields they do not know.
+JetStream stream `ASYNCRL_<run>_<STREAM>`. It is read from there ([observe](../guides/observe.md)), and published to
+`_R_.<STREAM>.` and its subject ([security](../guides/security.md#what-each-role-can-store)). Messages are MessagePack
+maps from field name to value (JSON where that is noted); any MessagePack reader can read them. `Int32Array`,
+`Float32Array` and `UInt8Array` are `bin` values that hold little-endian elements of `<i4`, `<f4` and `u1`. A field
+that has its default may be left out. Every message also carries `v`, the version of its type: readers take `v` and
+`v - 1` and ignore fields they do not know.
 
 A message above 768 KiB has an empty body and a header `blob: id:size:xxh3:chunks` that names its chunks on
 `blob.stored`. The header `Nats-Msg-Id` makes repeats harmless.
