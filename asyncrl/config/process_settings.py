@@ -61,7 +61,7 @@ LentRole: TypeAlias = Literal["engine", "rollout", "reward", "groupreward"]
 
 
 class PlacementSettings(Settings):
-    """The hosts on which the actors of the run are started, and the cards that they share."""
+    """The hosts on which the actors of the run are started, and the GPUs that they share."""
 
     kind: str = "local"  # `local`: as processes of this machine; `ray`: on the hosts of a Ray cluster.
     # Ray cluster, `host:port` of its head; empty takes `RAY_ADDRESS`, or the cluster that this machine is a node of.
@@ -82,7 +82,7 @@ class PlacementSettings(Settings):
     # How learner and engines share a GPU: `none` (separate GPUs, or both fit without coordination), `memory` (each has
     # a stated part of its memory), `time_slice` (one at a time; the other releases its memory).
     colocate: Literal["none", "memory", "time_slice"] = "none"
-    # With `colocate = "memory"`: part of a card's memory that a rank of the learner may take.
+    # With `colocate = "memory"`: part of the memory of a GPU that a rank of the learner may take.
     learner_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
 
 

@@ -33,7 +33,7 @@ INTRODUCTION = """\
 A config is a TOML file; every key left out has the default below, and a wrong one stops the run before it starts.
 `asyncrl check config.toml` names all wrong settings at once; `--set learner.lr=1e-5` overrides one on the command line.
 A relative path in a config starts from the config's own folder, in a shipped one from `asyncrl/examples`; a path given
-by `--set`, and `directory` wherever it stands, from the folder the command runs in. `~` is your home directory.
+by `--set`, and `directory` anywhere, from the folder the command runs in. `~` is your home directory.
 This page is printed by `asyncrl settings --markdown`.
 """
 

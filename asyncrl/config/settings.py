@@ -188,7 +188,7 @@ class LearnerSettings(Settings):
     device: str = "cpu"  # `cpu`, `cuda` or `cuda:N`.
     # Processes that share the rows of a step, each with a part of the model and optimiser; with `cuda` one per GPU.
     ranks: Positive = 1
-    # Seconds for a rank to start its process, and then to take its card; one that does not counts as frozen.
+    # Seconds for a rank to start its process, and then to take its GPU; one that does not counts as frozen.
     start_s: Seconds = 120.0
     # Seconds for which ranks with missing GPUs are tried again; then the learner continues without them, with as many
     # as `layout` divides, and uses returned GPUs from a checkpoint on. 0 waits for all of them.
