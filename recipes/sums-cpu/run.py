@@ -42,6 +42,11 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def result_at(given: argparse.Namespace, mode: str, seed: int) -> Path:
+    """Return the file of a run's result."""
+    return Path(given.output) / "results" / f"{mode}-{seed}.json"
+
+
 def train(mode: str, seed: int, cores: range, given: argparse.Namespace) -> str:
     """Train once; returns a line about the result, which is stored."""
     name = f"sums-{mode}-{seed}"
@@ -58,7 +63,7 @@ def train(mode: str, seed: int, cores: range, given: argparse.Namespace) -> str:
     if code or root is None:
         return f"{mode} seed {seed}: failed with exit code {code}; see {log}"
     result = result_of(root, mode, seed, given.set)
-    (given.output / "results" / f"{mode}-{seed}.json").write_text(json.dumps(result, indent=1) + "\n")
+    result_at(given, mode, seed).write_text(json.dumps(result, indent=1) + "\n")
     last = result["evaluations"][-1]
     return f"{mode} seed {seed}: accuracy {last['accuracy']:.3f} after {last['time_s']:.0f} s"
 
@@ -174,10 +179,10 @@ def main(words: list[str]) -> int:
         finally:
             cores.put(mine)
         print(line, flush=True)
-        return "failed" not in line
+        return result_at(given, mode, seed).exists()
 
     wanted = [(mode, seed) for seed in given.seeds for mode in given.modes]
-    missing = [one for one in wanted if not (given.output / "results" / f"{one[0]}-{one[1]}.json").exists()]
+    missing = [one for one in wanted if not result_at(given, *one).exists()]
     with ThreadPoolExecutor(given.parallel) as pool:
         succeeded = list(pool.map(lambda one: work(*one), missing))
     summarize(given.output)
