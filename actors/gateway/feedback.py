@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from actors.gateway.turn_store import Facts
+from asyncrl.background import all_of
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusGone
 from asyncrl.bus.key_cache import SecretGone
@@ -58,7 +59,7 @@ class Opinions:
             raise LiveError("overloaded" if self._facts.waits_elsewhere else "absent", words, field="session")
         opinions = opinions_of(opinion, turns, self._discount)
         for begin in range(0, len(opinions), _AT_ONCE):
-            await asyncio.gather(*(self._give(tenant, one) for one in opinions[begin : begin + _AT_ONCE]))
+            await all_of(*(self._give(tenant, one) for one in opinions[begin : begin + _AT_ONCE]))
         return feedback_body(feedback_id(opinion, session), opinion, opinions)
 
     async def _give(self, tenant: str, opinion: Opinion) -> str:
