@@ -58,7 +58,7 @@ _ACTIVITIES = {
     "saving": "has been copying checkpoint {number}",
     "awaiting batch": "has waited for batch {number}",
     "awaiting teacher": "has waited for the teacher's log-probs of batch {number}",
-    "awaiting card": "has waited for the card in turn {number}",
+    "awaiting card": "has waited for the GPU in turn {number}",
     "standby": "has been on standby",
     "taking over": "has been taking over",
 }

@@ -231,9 +231,7 @@ def test_an_engine_that_does_not_leave_the_card_is_named():
     held = [work("card", waiting=Waiting("engine", name)) for name in ("engine-1", "engine-2")]
     case.vitals("learner-1", *held, doing=Activity("awaiting card", 9), doing_s=40.0)
     assert case.found() == [("card not left", "engine-1, engine-2")]
-    assert case.evidence().startswith(
-        "for 40 s the learner has waited for the card in turn 9, which engine-1, engine-2"
-    )
+    assert case.evidence().startswith("for 40 s the learner has waited for the GPU in turn 9, which engine-1, engine-2")
 
     case.vitals("learner-1", *held, doing=Activity("awaiting card", 9), doing_s=20.0)
     assert case.found() == []

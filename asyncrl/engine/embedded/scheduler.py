@@ -123,7 +123,8 @@ class Engine:
         if len(request.prompt) >= self.budget_tokens:
             raise EngineRefused(
                 f"request {request.rid}: its prompt has {len(request.prompt)} tokens, and the memory for keys and "
-                f"values holds {self.budget_tokens}; free memory on the engine's host, or send a shorter prompt"
+                f"values holds {self.budget_tokens}; free memory on the engine's host, raise --mem-fraction-static in "
+                "engine.arguments, or send a shorter prompt"
             )
         if request.rid in self.requests:
             raise EngineRefused(f"Duplicate request ID detected: {request.rid}")
