@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument(
             "--json", action="store_true", help="print one JSON object: figures by name, units in the names"
         )
-    parsers["bus"].add_argument("--rounds", type=int, default=5, help="every figure is the median of so many rounds")
+    parsers["bus"].add_argument("--rounds", type=int, default=5, help="rounds; every figure is the median over them")
     for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0), ("fleet", 10.0)):
         parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
     parsers["pipeline"].add_argument(

@@ -32,7 +32,7 @@ def _add_tastes_options(parser: argparse.ArgumentParser) -> None:
 def _add_ray_options(parser: argparse.ArgumentParser) -> None:
     parts = ["rate", "join", "kills"]
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="default: all")
-    parser.add_argument("--rounds", type=int, default=3, help="figures are medians of so many (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; figures are medians over them (default: 3)")
     parser.add_argument("--kills", type=int, default=20, help="of nodes, not the head (default: 20)")
     words = "for each run of the demo, each node that joins, all kills (default: 900)"
     parser.add_argument("--limit-s", type=float, default=900.0, metavar="SECONDS", help=words)
@@ -42,7 +42,7 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=("tiny", "67m", "0.6b", "4b"), default="tiny", help="Qwen3 (default: tiny)")
     parser.add_argument("--directory", default="", metavar="FOLDER", help="on the disk that is written to")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
-    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; figures are medians over them (default: 5)")
     parser.add_argument(
         "--size",
         type=int,
@@ -52,7 +52,7 @@ def _add_publication_options(parser: argparse.ArgumentParser) -> None:
         help="rows of a step and tokens of each (default: 4 64)",
     )
     parser.add_argument("--checkpoints", type=int, default=5, help="as --rounds; 0 for none (default: 5)")
-    parser.add_argument("--ranks", type=int, default=1, help="measure so many ranks as well (default: 1, none)")
+    parser.add_argument("--ranks", type=int, default=1, help="also measure this many ranks (default: 1, none)")
 
 
 def _axis(text: str) -> tuple[str, int]:
@@ -68,7 +68,7 @@ def _add_direct_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--updates", nargs="+", choices=updates, default=list(updates), help="default: both")
     parser.add_argument("--delta", action="store_true", help="versions are differences to the one before")
     parser.add_argument("--idle", action="store_true", help="begin no step before the version of the last has arrived")
-    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; figures are medians over them (default: 5)")
     words = "of each way, the start of its server included (default: 1800)"
     parser.add_argument("--deadline-s", type=float, default=1800.0, metavar="SECONDS", help=words)
     parser.add_argument("--ranks", type=int, default=1, help="of the trainer; on GPUs --device cuda (default: 1)")
@@ -121,7 +121,7 @@ def _add_sessions_options(parser: argparse.ArgumentParser) -> None:
 def _add_trainer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="of the trainer: cpu (default), cuda or cuda:N")
     parser.add_argument("--gpus", type=int, nargs="*", default=[], metavar="N", help="of the server")
-    parser.add_argument("--running", type=int, default=16, help="requests under way (default: 16)")
+    parser.add_argument("--running", type=int, default=16, help="concurrent requests (default: 16)")
     parser.add_argument(
         "--size", type=int, nargs=2, default=(4, 64), metavar=("ROWS", "TOKENS"), help="of a step (default: 4 64)"
     )
@@ -143,7 +143,7 @@ def _add_rollouts_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--turns", type=int, default=1, help="generations of a trajectory (default: 1)")
     parser.add_argument("--tool-s", type=float, default=0.05, help="seconds between two turns (default: 0.05)")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a window (default: 15)")
-    parser.add_argument("--rounds", type=int, default=3, help="figures are medians of so many (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; figures are medians over them (default: 3)")
     words = "measure with the experts of each token recorded, too, on a server that returns them"
     parser.add_argument("--routing", action="store_true", help=words)
     _add_server_options(parser, (*_DENSE, *_MIXTURES))
@@ -157,7 +157,7 @@ def _add_layers_option(parser: argparse.ArgumentParser) -> None:
 def _add_learner_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=_DENSE, default="tiny", help="Qwen3 (default: tiny)")
     _add_step_options(parser)
-    parser.add_argument("--ranks", type=int, default=1, help="measure so many ranks as well (default: 1, none)")
+    parser.add_argument("--ranks", type=int, default=1, help="also measure this many ranks (default: 1, none)")
     kinds = ["asyncrl", "bare", "masters"]
     parser.add_argument(
         "--kinds",
@@ -180,7 +180,7 @@ def _add_step_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--tokens", type=int, default=8192, help="of a step and rank (default: 8192)")
     parser.add_argument("--micro-batch-tokens", type=int, default=8192, help="of a pass (default: 8192)")
-    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; figures are medians over them (default: 5)")
     rows = ["even", "mixed"]
     parser.add_argument("--rows", nargs="+", choices=rows, default=rows, help="default: even mixed")
     parser.add_argument("--options", nargs="+", default=[], metavar="NAME=VALUE", help="of the trainer: recompute=true")
@@ -227,7 +227,7 @@ def _add_weights_options(parser: argparse.ArgumentParser) -> None:
         help="share of the elements that a step changes; versions are differences (default: full ones, all changed)",
     )
     parser.add_argument("--engines", type=int, default=8, help="embedded ones on this host (default: 8)")
-    parser.add_argument("--rounds", type=int, default=5, help="figures are medians of so many (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds; figures are medians over them (default: 5)")
 
 
 def _add_schedule_options(parser: argparse.ArgumentParser) -> None:
@@ -255,7 +255,7 @@ def _add_schedule_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_turns_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--rounds", type=int, default=5, help="turns; figures are medians of so many (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns; figures are medians over them (default: 5)")
     parser.add_argument("--device", default="cpu", help="that both have: cpu (default), cuda or cuda:N")
     parser.add_argument(
         "--size", type=int, nargs=2, default=(16, 32), metavar=("ROWS", "TOKENS"), help="of a step (default: 16 32)"
@@ -270,7 +270,7 @@ def _add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="float32", help="of --model (default: float32)"
     )
-    parser.add_argument("--rounds", type=int, default=3, help="figures are medians of so many (default: 3)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; figures are medians over them (default: 3)")
 
 
 OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {  # of a measurement that has many

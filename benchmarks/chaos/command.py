@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="without a result, grade or step: the run stands still and is stopped with a verdict (default: 120)",
+        help="without a result, grade or step: the run is stalled, and stopped with a verdict (default: 120)",
     )
     parser.add_argument("--baseline", action="store_true", help="make the undisturbed run as well, before")
     parser.add_argument("--compare", default="", metavar="RUN", help="directory of an undisturbed run to compare with")
