@@ -20,7 +20,7 @@ from pathlib import Path
 import uvloop
 
 from actors.runtime.actor import Login, module_of, open_context, run_actor
-from actors.runtime.cpu_priority import give_way
+from actors.runtime.cpu_priority import set_nice
 from asyncrl.bus.errors import BusDenied
 from asyncrl.crash import set_role
 from asyncrl.errors import AsyncRLError
@@ -37,7 +37,7 @@ async def run(login: Login) -> int:
     set_role(login.role)
     try:
         context = await open_context(login, log)
-        give_way(context.config, login.actor_id)
+        set_nice(context.config, login.actor_id)
         module = module_of(login.role)
     except (AsyncRLError, OSError) as error:
         log.error("actor did not start", reason=str(error))

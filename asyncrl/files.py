@@ -67,7 +67,7 @@ def write_json(path: Path, value: Any) -> None:
     os.replace(aside, path)
 
 
-def taken_bytes(folder: Path) -> int:
+def disk_usage(folder: Path) -> int:
     """Return the disk usage of the files of a folder in bytes; files and folders may appear and vanish."""
     total = 0
     for inside, _, names in os.walk(folder):  # passes over a folder that is gone, where `Path.rglob` fails

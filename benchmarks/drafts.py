@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.control import EngineHome, SGLangControl
+from asyncrl.engine.control import ServerSpec, SGLangControl
 from asyncrl.training.init_model import write_tokenizer
 from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
@@ -95,7 +95,7 @@ async def bench_drafts(
             arguments=[*shlex.split(arguments), "--speculative-algorithm", "EAGLE"],
             environment={"PYTHONPATH": pythonpath} if pythonpath else {},
         )
-        control = SGLangControl(EngineHome("engine-1", settings, folder / "model", folder / "log", None))
+        control = SGLangControl(ServerSpec("engine-1", settings, folder / "model", folder / "log", None))
         client: EngineClient | None = None
         try:
             await control.start()

@@ -19,7 +19,7 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.control import read_key
 from asyncrl.live.apis.chat import ChatCompletions
 from asyncrl.live.conversation import Conversations, history_key
-from asyncrl.live.difference import History, Seam
+from asyncrl.live.difference import History, TurnBoundary
 from asyncrl.live.stored import TurnReader
 from benchmarks.stage import BenchError, Stage, bench_config, report
 from benchmarks.talks import Reply, Talk, gateway_key, percentile, talking_model, timed
@@ -197,7 +197,7 @@ def rendering(model: Path, rounds: int = 20) -> dict[str, float]:
     tokenizer = TaskTokenizer.load(model)
     read, made = ({2: list[float](), 100: list[float]()} for _ in range(2))
     for number in range(rounds):
-        known, draw = Conversations(Seam(tokenizer), most_tokens=10_000_000), random.Random(number)
+        known, draw = Conversations(TurnBoundary(tokenizer), most_tokens=10_000_000), random.Random(number)
         messages: list[dict[str, Any]] = []
         for turn in range(1, 101):
             messages.append({"role": "user", "content": "".join(draw.choices(_WORDS, k=_ASKED))})

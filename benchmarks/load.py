@@ -27,7 +27,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import read_key
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from asyncrl.framing import pack
 from asyncrl.telemetry.logs import open_log
 from benchmarks.stage import BenchError, Stage
@@ -233,7 +233,7 @@ class _Requests:
     def __init__(self, settings: LoadSettings, fleet: Fleet) -> None:
         self.events = Events()
         model, counts = ModelInfo("any", settings.vocabulary, context_of(settings.answer)), dict[str, float]()
-        manner = Manner(portion=_PORTION, in_place=settings.in_place)
+        manner = RequestOptions(portion=_PORTION, in_place=settings.in_place)
         self._common = Generator(fleet, model, str, counts=counts, manner=manner)
         self._probing = Generator(fleet, model, str, counts=counts, manner=manner._replace(portion=1))
         # The rest of an aborted request is streamed, however short: else its first token would be seen with its last.

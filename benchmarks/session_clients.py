@@ -23,7 +23,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from asyncrl.telemetry.logs import open_log
 from benchmarks.load import fleet_of
 from benchmarks.talks import APIS, CONTEXT, LETTERS, SPECIAL, Reply, Talk
@@ -91,7 +91,7 @@ async def _hold(crowd: Crowd, replies: list[Reply]) -> None:
             bus = await Bus.connect(BusAddress.read(Path(crowd.bus)), crowd.run)
             stack.push_async_callback(bus.close)
             fleet = await stack.enter_async_context(fleet_of(bus, Path(crowd.engine_key)))
-            manner = Manner(crowd.portion, in_place=crowd.in_place)
+            manner = RequestOptions(crowd.portion, in_place=crowd.in_place)
             generator = Generator(fleet, ModelInfo("any", crowd.vocabulary, CONTEXT), str, counts={}, manner=manner)
         else:
             http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))

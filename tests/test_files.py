@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.files import taken_bytes
+from asyncrl.files import disk_usage
 
 
 def test_the_bytes_of_all_files_are_counted(tmp_path: Path):
@@ -14,7 +14,7 @@ def test_the_bytes_of_all_files_are_counted(tmp_path: Path):
     (tmp_path / "one").write_bytes(b"x" * 8192)
     (tmp_path / "inner" / "two").write_bytes(b"x" * 4096)
     blocks = sum((tmp_path / name).lstat().st_blocks for name in ("one", "inner/two"))
-    assert taken_bytes(tmp_path) == blocks * 512 > 0
+    assert disk_usage(tmp_path) == blocks * 512 > 0
 
 
 def test_a_folder_and_a_file_that_are_removed_meanwhile_are_passed_over(
@@ -34,4 +34,4 @@ def test_a_folder_and_a_file_that_are_removed_meanwhile_are_passed_over(
         return lstat(path)
 
     monkeypatch.setattr(os, "lstat", as_they_go)
-    assert taken_bytes(tmp_path) == 0
+    assert disk_usage(tmp_path) == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
-from asyncrl.engine.control import EngineHome, SGLangControl
+from asyncrl.engine.control import ServerSpec, SGLangControl
 from asyncrl.guard import guarded_python
 from asyncrl.process import ChildProcess, state_of
 from harness.stage import DEADLINE_S, until
@@ -100,7 +100,7 @@ def test_a_guard_needs_no_package_on_the_path_of_its_command(tmp_path: Path):
 @pytest.mark.parametrize("how", ["killed", "closed"])
 async def test_nothing_outlives_the_server(note: Path, tmp_path: Path, how: str):
     settings = EngineSettings(groups={"large": EngineGroup(kind="sglang")})
-    server = Server(EngineHome("engine-large-1", settings, tmp_path, tmp_path / "log", None))
+    server = Server(ServerSpec("engine-large-1", settings, tmp_path, tmp_path / "log", None))
     server.note = note
     await server.start()
     pids = await read(note)

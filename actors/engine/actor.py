@@ -17,7 +17,7 @@ from actors.engine.launch_spec import home_of
 from actors.engine.load_report import announced, watch_load
 from actors.engine.lora_base import Adapting
 from actors.engine.pinned_version import Announced, Versions, versions_of
-from actors.engine.weight_transfer import DirectFailed, DirectWay
+from actors.engine.weight_transfer import DirectFailed, WeightTransfer
 from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.background import first_of, unless
 from asyncrl.bus.blobs import BlobMissing
@@ -74,7 +74,7 @@ class EngineActor:
         self._pinned, followed = versions_of(config, context.actor_id)
         # Only the newest version is in the learner's memory.
         direct = config.weights.transport != "never" and isinstance(self._server, EngineClient) and not self._pinned
-        self._direct = DirectWay(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
+        self._direct = WeightTransfer(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
         self._card = Card(context, self._news) if config.placement.colocate == "time_slice" else None
         self._listeners = [context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])]
         if self._pinned is not None:

@@ -9,12 +9,12 @@ from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.pools import serves_clients
 from asyncrl.config.settings import Config
 from asyncrl.data.quantisation import quantised_as
-from asyncrl.engine.control import EngineHome
+from asyncrl.engine.control import ServerSpec
 from asyncrl.engine.lora_serving import Shape
 from topics.engines import EngineAnnounced
 
 
-def home_of(context: Context, announced: EngineAnnounced | None, untrained: str) -> EngineHome:
+def home_of(context: Context, announced: EngineAnnounced | None, untrained: str) -> ServerSpec:
     """Return the arguments of the server of an engine actor.
 
     Args:
@@ -27,7 +27,7 @@ def home_of(context: Context, announced: EngineAnnounced | None, untrained: str)
     config, files, engine_id = context.config, context.files, context.actor_id
     log_file = files.logs / f"{engine_id}.server.log"
     key_file, model = files.engine_key_file(config.engine, engine_id), files.model_path(config.model)
-    home = EngineHome(engine_id, config.engine, model, log_file, key_file, host=context.host)
+    home = ServerSpec(engine_id, config.engine, model, log_file, key_file, host=context.host)
     home = home._replace(priorities=bool(config.gateway.count), form=config.weights.format)
     if config.gateway.count and serves_clients(config, engine_id):
         home = home._replace(gap_s=config.gateway.idle_wait_s)

@@ -63,7 +63,7 @@ class DirectFailed(AsyncRLError):
     """A version did not come the direct way; the server may have parts of it."""
 
 
-class DirectWay:
+class WeightTransfer:
     """The versions that one engine takes out of the learner's memory."""
 
     def __init__(self, context: Context, group: EngineGroup, server: EngineClient) -> None:

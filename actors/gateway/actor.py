@@ -15,7 +15,7 @@ from actors.gateway.channels import Channels, has_grammars
 from actors.gateway.claims import Claims
 from actors.gateway.clients import Leaving, Requests, lost_of
 from actors.gateway.data_keys import DataKeys
-from actors.gateway.fair_queue import Places
+from actors.gateway.fair_queue import FairQueue
 from actors.gateway.feedback import Opinions
 from actors.gateway.handover import Handover
 from actors.gateway.http_server import OpenPort, listening
@@ -27,7 +27,7 @@ from actors.gateway.request_body import read_body
 from actors.gateway.responses import Responses
 from actors.gateway.shadows import Shadows
 from actors.gateway.turn import Turn
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from actors.runtime.actor import ActorFault, Context
 from asyncrl.background import all_of, first_of
 from asyncrl.bus.errors import BusError
@@ -48,7 +48,7 @@ from asyncrl.live.redaction import Redactor
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.side_requests import is_side_request
 from asyncrl.live.tools import Wording
-from asyncrl.live.turn_boundary import open_seam
+from asyncrl.live.turn_boundary import open_boundary
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from asyncrl.ports import Listen
 from asyncrl.state.records import LISTENS
@@ -87,7 +87,7 @@ class Gateway:
         self._tokenizer = TaskTokenizer.load(directory, skip_special=config.rollout.skip_special_tokens)
         self._wording = Wording.of(self._tokenizer)
         most = self._served.context - 1
-        self._seam = open_seam(self._tokenizer, self._settings.renderer, most=most)
+        self._seam = open_boundary(self._tokenizer, self._settings.renderer, most=most)
         self._known = Conversations(self._seam, most_tokens=self._settings.history_tokens)
         self._keys = Keys()
         self._channels = Channels(context, self._served, self._tokenizer.decode_all)
@@ -95,13 +95,13 @@ class Gateway:
         self._turns = context.listen(TURNS, self._take_turn, (*_TURN_TOPICS, TURN_CLAIMED), unread=self._is_own)
         self._news = asyncio.Event()  # a turn of another gateway
         self._own = 0  # sequence of the last turn that was stored before it began
-        self._facts = Facts(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
+        self._facts = TurnStore(context, self._log, most_bytes=self._settings.spool_mb * 2**20)
         self._opinions = Opinions(context.bus, self._facts, self._caught_up, discount=config.live.discount)
         self._shadows = Shadows(context, self._served, self._tokenizer.decode_all, self._facts)
         self._data_keys = DataKeys(context, self._facts, self._log)
         self._meter = Meter(context, self._facts)
         shared = self._keys.are_of_several
-        self._places = Places(self._settings.in_flight, self._settings.queue_timeout_s, shared=shared)
+        self._places = FairQueue(self._settings.in_flight, self._settings.queue_timeout_s, shared=shared)
         self._leaving = Leaving(self._settings.queue_timeout_s)
         self._requests = Requests()
         self._handover = Handover(context)

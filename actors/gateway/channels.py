@@ -13,7 +13,7 @@ from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.answer import Decode
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from asyncrl.live.traffic_split import Arm, Trials
 from topics.promotions import CANARY_ENDED, WEIGHTS_CANARIED, WEIGHTS_PROMOTED
 from topics.topic import FLEET, Topic
@@ -45,7 +45,7 @@ class Channels:
         trains = context.config.live.fraction > 0
         self._row_bytes = served.route_bytes if trains and context.config.learner.routing == "replay" else 0
         routed = self._row_bytes > 0
-        manner = Manner(
+        manner = RequestOptions(
             settings.stream_tokens,
             in_place,
             seeded=True,  # where the client gives a seed

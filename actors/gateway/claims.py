@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 from actors.gateway.turn import Turn
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from actors.runtime.actor import Context
 from asyncrl.background import all_of
 from asyncrl.bus.errors import BusError
@@ -44,7 +44,7 @@ class Claims:
         context: Context,
         log: TurnLog,
         catch_up: Callable[[], Awaitable[bool]],
-        facts: Facts,
+        facts: TurnStore,
         has_client: Callable[[str], bool],
     ) -> None:
         """

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections import OrderedDict
 
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from actors.runtime.actor import Context
 from asyncrl.live.tenant_keys import covers, day_of, new_secret
 from asyncrl.live.turn_log import TurnLog
@@ -20,7 +20,7 @@ _CURRENT = 65_536  # users whose key is remembered; another one is made for one 
 class DataKeys:
     """Makes data keys, and forgets those that are erased. Gateways make their own: none waits for another."""
 
-    def __init__(self, context: Context, facts: Facts, log: TurnLog) -> None:
+    def __init__(self, context: Context, facts: TurnStore, log: TurnLog) -> None:
         self._context = context
         self._facts = facts
         self._log = log

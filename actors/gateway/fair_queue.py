@@ -12,7 +12,7 @@ from asyncrl.live.apis.schema import LiveError
 _LEFT = 8  # one of this many places is left to others
 
 
-class Places:
+class FairQueue:
     """Limits how many requests run at once, and how many wait.
 
     The tenant with the fewest running requests gets a free place, for its request that has waited longest. Where too

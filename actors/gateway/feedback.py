@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from asyncrl.background import all_of
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusGone
@@ -33,7 +33,9 @@ class Opinions:
     """Stores opinions. While the server is unreachable, or facts wait to be stored, an opinion on a turn that this
     gateway knows waits until the turn and its earlier opinions are stored."""
 
-    def __init__(self, bus: Bus, facts: Facts, caught_up: Callable[[], Awaitable[bool]], *, discount: float) -> None:
+    def __init__(
+        self, bus: Bus, facts: TurnStore, caught_up: Callable[[], Awaitable[bool]], *, discount: float
+    ) -> None:
         """
         Args:
             caught_up: waits for what other gateways have stored.

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from actors.runtime.actor import Context
 from asyncrl.bus.log import Record, first_since
 from asyncrl.bus.publish import BY
@@ -19,7 +19,7 @@ from topics.topic import TURNS, Topic
 class Meter:
     """Counts requests whose keys have limits, and those of which nothing else is stored."""
 
-    def __init__(self, context: Context, facts: Facts) -> None:
+    def __init__(self, context: Context, facts: TurnStore) -> None:
         self._usage = Usage()
         self._facts = facts
         self._bus = context.bus

@@ -11,9 +11,9 @@ import numpy as np
 from aiohttp import web
 
 from actors.gateway.clients import lost_of
-from actors.gateway.fair_queue import Places
+from actors.gateway.fair_queue import FairQueue
 from actors.gateway.request_body import read_body, room_of
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from asyncrl.config.live_settings import GatewaySettings
 from asyncrl.data.tokenizer import TokenizerError, TooLong
 from asyncrl.live.apis.models import check_model
@@ -54,7 +54,7 @@ class Prompts:
         self,
         settings: GatewaySettings,
         log: TurnLog,
-        facts: Facts,
+        facts: TurnStore,
         caught_up: Callable[[], Awaitable[bool]],
         *,
         bounds: Bounds,
@@ -67,10 +67,12 @@ class Prompts:
         """
         self._settings, self._log, self._facts = settings, log, facts
         self._caught_up, (self._begin, self._most, self._vocabulary) = caught_up, bounds
-        self._large = Places(_LARGE_AT_ONCE, settings.queue_timeout_s, shared=shared)  # of large bodies
+        self._large = FairQueue(_LARGE_AT_ONCE, settings.queue_timeout_s, shared=shared)  # of large bodies
         # Long encodings: one runs at a time, so that it leaves cores to streams, and in addition one of those that take
         # seconds.
-        self._long, self._longest = (Places(1, settings.queue_timeout_s, waiting=settings.in_flight) for _ in range(2))
+        self._long, self._longest = (
+            FairQueue(1, settings.queue_timeout_s, waiting=settings.in_flight) for _ in range(2)
+        )
 
     async def read(
         self, http: web.Request, tenant: str, parse: Parse, *, private: bool = False, reads: Reads = read_body

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from actors.gateway.meter import Meter
 from actors.gateway.request_body import read_body
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from asyncrl.background import all_of
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.connection import Bus
@@ -33,7 +33,7 @@ _ID = "resp_"
 class Responses:
     """Stored responses of all gateways of the run."""
 
-    def __init__(self, bus: Bus, facts: Facts, keys: Keys, meter: Meter) -> None:
+    def __init__(self, bus: Bus, facts: TurnStore, keys: Keys, meter: Meter) -> None:
         self._bus, self._facts, self._keys, self._meter = bus, facts, keys, meter
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.listen import Listener
@@ -35,7 +35,7 @@ class Shadowed(NamedTuple):
 class Shadows:
     """Asks the engines of canaries alone, below all other requests, once the client has its reply."""
 
-    def __init__(self, context: Context, served: ModelInfo, decode: Decode, facts: Facts) -> None:
+    def __init__(self, context: Context, served: ModelInfo, decode: Decode, facts: TurnStore) -> None:
         self._context, self._facts = context, facts
         self._fleet = open_fleet(context)
         self._generator = Generator(self._fleet, served, decode, counts={})

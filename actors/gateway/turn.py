@@ -14,7 +14,7 @@ import msgspec
 
 from actors.gateway.channels import Service
 from actors.gateway.shadows import Shadowed
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from asyncrl.background import to_its_end
 from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
@@ -24,7 +24,7 @@ from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Watch
 from asyncrl.live.apis.schema import Ending, LiveError, Opening, Piece, Request, Sampled, assistant_message
 from asyncrl.live.conversation import Prompt, history_key
-from asyncrl.live.reply_flags import marks_of, same_of, siblings_of
+from asyncrl.live.reply_flags import dedup_digest, reply_flags, siblings_of
 from asyncrl.live.reply_parser import ReplyParts
 from asyncrl.live.sampling import sampling_of
 from asyncrl.live.sessions import Session, skip_of
@@ -131,7 +131,7 @@ class Turn(Watch):
             return None
         return Shadowed(self.id, self.prompt.ids, sampling, self._secret, arm.shadow, arm.version)
 
-    def begin(self, facts: Facts, api_key: KeyAdded, api: str, session: Session, *, secret: str) -> None:
+    def begin(self, facts: TurnStore, api_key: KeyAdded, api: str, session: Session, *, secret: str) -> None:
         """Make the fact that it begins, which `run` stores; `secret` names its data key, "" of a private one."""
         if self.repeats:
             return
@@ -164,7 +164,7 @@ class Turn(Watch):
             prompt=prompt.key.hex(),
         )
 
-    async def run(self, service: Service, facts: Facts, send: Send, safety: SafetySettings) -> Ending:
+    async def run(self, service: Service, facts: TurnStore, send: Send, safety: SafetySettings) -> Ending:
         """Sample the reply and send its text; returns its end, once that is stored or waits to be. Its begin is stored
         while an engine reads the prompt, and before anything is sent.
 
@@ -219,7 +219,7 @@ class Turn(Watch):
             ids=tokens.tolist() if self.request.token_ids else None,
         )
 
-    async def _store_begin(self, facts: Facts) -> None:
+    async def _store_begin(self, facts: TurnStore) -> None:
         if self._started is not None and self._secret:
             self._recorded = await facts.put(self._started)
         elif self._started is not None:
@@ -245,7 +245,7 @@ class Turn(Watch):
     def _whole(self) -> Literal["stop", "length"]:
         return "length" if self._answer.finish == "length" else "stop"
 
-    async def _stream(self, task: asyncio.Task[None], facts: Facts, send: Send) -> None:
+    async def _stream(self, task: asyncio.Task[None], facts: TurnStore, send: Send) -> None:
         """Send text as it becomes final, or a keep-alive if no text is sent for a time, until the task is done."""
         now, keepalive_s = asyncio.get_running_loop().time, self._settings.keepalive_s
         had, stored, alive_at = 0, 0, now() + keepalive_s
@@ -351,7 +351,7 @@ class Turn(Watch):
     def again(self) -> None:
         self._likeliest.clear()
 
-    async def _end(self, task: asyncio.Task[None], facts: Facts, finish: Finish, safety: SafetySettings) -> None:
+    async def _end(self, task: asyncio.Task[None], facts: TurnStore, finish: Finish, safety: SafetySettings) -> None:
         """Store how it ended; where its tokens have no room, that they are lost."""
         await self._cancel(task)
         if self.repeats:
@@ -367,7 +367,7 @@ class Turn(Watch):
             versions=answer.versions,
             history=self._history if whole else "",
             marks=self._marks(safety) if whole else [],
-            same=same_of(key, self.prompt.ids, answer.tokens) if whole and key else "",
+            same=dedup_digest(key, self.prompt.ids, answer.tokens) if whole and key else "",
             trial=self._arm.trial if compared else 0,
             canary=compared and self._arm.canary,
             secret=self._secret,
@@ -383,7 +383,7 @@ class Turn(Watch):
     def _marks(self, safety: SafetySettings) -> list[Mark]:
         offered = {tool.get("function", {}).get("name") for tool in self.request.tools}
         invalid = self._parts.invalid + sum(call.name not in offered for call in self._parts.calls)
-        return marks_of(self._parts.text, self._answer.tokens, safety, invalid_calls=invalid)
+        return reply_flags(self._parts.text, self._answer.tokens, safety, invalid_calls=invalid)
 
     @staticmethod
     async def _cancel(task: asyncio.Task[None]) -> None:

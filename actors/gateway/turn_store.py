@@ -38,7 +38,7 @@ _ANYWAY_BYTES = 16 * 2**20  # of facts that wait beyond the bound of the others
 Fact: TypeAlias = TurnStarted | TurnFinished | TurnCounted | SessionLeft | SecretMade | FeedbackGiven | ReplyKept
 
 
-class Facts:
+class TurnStore:
     """Stores each fact once, those of one turn in their order.
 
     A subject of a turn's topics takes one message, the first: so a repeat is harmless however late it comes, also where

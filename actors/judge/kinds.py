@@ -10,7 +10,7 @@ from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from asyncrl.judges.endpoint import EndpointJudge
 from asyncrl.judges.engine import EngineJudge
 from asyncrl.judges.protocol import Judge
@@ -50,7 +50,7 @@ async def _engine(context: Context, tokenizer: TaskTokenizer, stack: AsyncExitSt
     stack.push_async_callback(fleet.close)
     pinned = bool(settings.engines)
     stack.push_async_callback((await follow_fleet(context, fleet, "judges" if pinned else "training")).close)
-    manner = Manner(in_place=config.weights.update == "in_place" and not pinned)
+    manner = RequestOptions(in_place=config.weights.update == "in_place" and not pinned)
     generator = Generator(fleet, served, tokenizer.decode_all, counts=context.vitals, manner=manner)
     return EngineJudge(
         generator,

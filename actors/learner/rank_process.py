@@ -23,7 +23,7 @@ import uvloop
 from actors.learner.rank import Rank
 from actors.learner.rank_wire import BEAT_S, ERRORS, NO_CARD, NumberedCall, Reply
 from actors.runtime.actor import Context, Login, open_context
-from actors.runtime.cpu_priority import give_way, leave_cores
+from actors.runtime.cpu_priority import leave_cores, set_nice
 from asyncrl.background import BackgroundTasks
 from asyncrl.crash import set_role
 from asyncrl.framing import pack, read_frames, write_heartbeats
@@ -73,7 +73,7 @@ async def run(login: Login, rank: int, ranks: int, folder: Path) -> None:
     """Connect to the run and to the learner, and answer until the learner is gone."""
     set_role(login.role)
     context = await open_context(login, open_log(actor=login.actor_id))
-    give_way(context.config, login.actor_id)  # more than the learner, which has started it
+    set_nice(context.config, login.actor_id)  # more than the learner, which has started it
     if context.config.gateway.count and context.config.gateway.idle == "ranks":  # all but its heartbeat
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(initializer=leave_cores))
     reader, writer = await asyncio.open_unix_connection(folder / "socket")

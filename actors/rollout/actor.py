@@ -50,7 +50,7 @@ EVERY = 1 << 31  # more than any attempt: a group ends with all of them
 _MOST = 16_384  # ends that are kept; the log has the others
 
 
-class Ends:
+class EndedCache:
     """The newest ends that came while this worker listened: its memory does not grow with the run."""
 
     def __init__(self, most: int = _MOST) -> None:
@@ -76,7 +76,7 @@ class Ends:
         of_group, _ = self._known.get(issued.prompt_id, (-1, 0))
         return issued.attempt <= max(own, of_group)
 
-    def may_miss(self, issued_ns: int) -> bool:
+    def may_be_incomplete(self, issued_ns: int) -> bool:
         """Return whether an end may be only on the log, for work that was issued at that time of the server's clock."""
         return issued_ns <= self._forgotten_ns
 
@@ -86,7 +86,7 @@ class Ends:
             TRAJECTORY_DROPPED.subject(bus.run, issued.trajectory_id),
             GROUP_DROPPED.subject(bus.run, issued.prompt_id),
         ]
-        found = Ends()
+        found = EndedCache()
         for record in await read_last_of_each(bus, BATCHES, subjects):
             with contextlib.suppress(WireError):  # the recorder of the log keeps it as a dead letter
                 found.add(unpack(record, record.data)[1], record.time_ns)
@@ -125,7 +125,7 @@ class Execution(Watch):
                 return []
             if self._delivery.at.num_delivered > 1:
                 if self._issued.stage != "warmup" and not self._is_live:
-                    await self._engine_there()  # before that nothing of it runs, and its end would count for nothing
+                    await self._wait_for_engine()  # before that nothing of it runs, and its end would count for nothing
                 if await self._tools.isolation.done_alone(self._delivery, progress.fruitless, self._came_to):
                     return None
                 await progress.hold()  # from here on the fence refuses every earlier holder
@@ -170,9 +170,9 @@ class Execution(Watch):
         """Return the progress so far, of any worker."""
         progress = self._tools.open_progress(self._issued, self._delivery)
         await progress.load_existing()
-        return progress.came_to
+        return progress.progress_tokens_of
 
-    async def _engine_there(self) -> None:
+    async def _wait_for_engine(self) -> None:
         """Wait until an engine could take a request."""
         with self.waiting(Waiting("version", version=self._issued.min_version)):
             try:
@@ -329,7 +329,7 @@ class RolloutWorker:
         self.context = context
         self.loop = WorkerLoop(context, self.handle, context.config.rollout.slots, counts_runs=True)
         self.tools = Tools(context, self.loop.isolation)
-        self._ends = Ends()
+        self._ends = EndedCache()
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
         self._ends_listener = context.listen(BATCHES, self._on_end, [TRAJECTORY_DROPPED, GROUP_DROPPED])
@@ -356,7 +356,7 @@ class RolloutWorker:
         look = self._may_exist(delivery, issued)
         self._working[issued.trajectory_id] = (issued.attempt, delivery)
         try:
-            looks_up = look or self._ends.may_miss(delivery.record.time_ns)
+            looks_up = look or self._ends.may_be_incomplete(delivery.record.time_ns)
             if self._ends.include(issued) or (looks_up and await self._ends.look_up(self.context.bus, issued)):
                 self.context.count("ended_unworked")
                 return []

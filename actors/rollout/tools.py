@@ -17,7 +17,7 @@ from asyncrl.config.tasks import turns_of
 from asyncrl.data.model_dir import model_info
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from asyncrl.functions import load_rollout
 from asyncrl.live.hints import HintReader, HintWriter
 from asyncrl.live.stored import TurnReader
@@ -52,7 +52,7 @@ class Tools:
         # The loss with a worker is bounded, so tokens arrive in portions no larger than the bound.
         settings = config.rollout
         routed = config.learner.routing == "replay"
-        manner = Manner(settings.progress_limit, config.weights.update == "in_place", settings.seeded, routed)
+        manner = RequestOptions(settings.progress_limit, config.weights.update == "in_place", settings.seeded, routed)
         decode, counts = self.tokenizer.decode_all, context.vitals
         self.generator = Generator(self.fleet, self.served, decode, counts=counts, manner=manner)
         self.eval_fleet, manner = self.fleet, manner._replace(routed=False)  # answers to evaluations are not trained on

@@ -9,7 +9,7 @@ from asyncrl.config.pools import serves_clients
 from asyncrl.config.settings import Config
 
 
-def give_way(config: Config, actor_id: str) -> None:
+def set_nice(config: Config, actor_id: str) -> None:
     """Lower the priority of this process, and of those that it starts, below those that serve clients of a gateway."""
     if config.gateway.count and not serves_clients(config, actor_id):
         with contextlib.suppress(OSError):  # if the kernel refuses, all have the same priority

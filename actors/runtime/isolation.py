@@ -66,7 +66,7 @@ class Isolation:
         self._idle: list[_Process] = []
 
     async def done_alone(
-        self, delivery: Delivery[Any], fruitless: int, came_to: Callable[[], Awaitable[int]] | None = None
+        self, delivery: Delivery[Any], fruitless: int, progress_tokens_of: Callable[[], Awaitable[int]] | None = None
     ) -> bool:
         """Run suspect work in a separate process, again while it ends its process and is not yet poison.
 
@@ -85,7 +85,7 @@ class Isolation:
         bus, record = self._context.bus, delivery.record
         place = f"{record.stream.name}-{record.sequence}"
         while True:
-            at = 0 if came_to is None else await came_to()
+            at = 0 if progress_tokens_of is None else await progress_tokens_of()
             known = await self._deaths(place)
             tries = known.tries if known is not None and known.at == at else 0
             if known is not None and tries >= self._alone:

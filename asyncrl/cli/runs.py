@@ -17,7 +17,7 @@ from asyncrl.bus.errors import BusDenied, BusUnreachable
 from asyncrl.bus.provision import runs_on
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_directory, add_server, given_login
-from asyncrl.files import taken_bytes
+from asyncrl.files import disk_usage
 from asyncrl.run.connect import RunNotFound
 from asyncrl.run.directory import RunFiles, is_locked
 
@@ -70,7 +70,7 @@ def _row(root: Path) -> RunRow:
         steps[-1]["step"] if steps else None,
         fmean(rewards[-5:]) if rewards else None,
         (root / "config.json").stat().st_mtime,
-        taken_bytes(root),
+        disk_usage(root),
     )
 
 

@@ -91,7 +91,7 @@ _UNKNOWN = 512 * MB  # a stream that nothing here computes
 _SNAPSHOTS = 4  # of each keeper in the blob stream: two that stay, one that is written, one not purged yet
 
 
-class Room(NamedTuple):
+class PayloadSize(NamedTuple):
     """Bytes that payload takes, if every trajectory were as long as it may become."""
 
     trajectory: int  # result and progress of one trajectory
@@ -100,7 +100,7 @@ class Room(NamedTuple):
     full: int  # open work, and the batches that the kept checkpoints do not contain: no checkpoint before its turn
 
 
-class Need(NamedTuple):
+class StreamNeed(NamedTuple):
     """Bytes that a stream has to hold until the end of a run."""
 
     stream: Stream
@@ -120,7 +120,7 @@ class Progress(NamedTuple):
     warms: bool = False  # its warm-up has not ended
 
 
-def payload_room(config: Config, row_bytes: float) -> Room:
+def payload_room(config: Config, row_bytes: float) -> PayloadSize:
     """Return what trajectories of RL take.
 
     Args:
@@ -138,21 +138,21 @@ def payload_room(config: Config, row_bytes: float) -> Room:
     return _room(config, trajectory, result)
 
 
-def _room(config: Config, trajectory: int, result: int) -> Room:
+def _room(config: Config, trajectory: int, result: int) -> PayloadSize:
     """Return the needs of trajectories of this many bytes each, of which those of the result stay until they are
     trained.
     """
     members = config.buffer.batch_groups * largest_group(config)
     open_work = (open_groups(members, config.buffer.max_lag) + _answers(config)) * trajectory
     batch, kept = members * result, config.learner.kept_steps
-    return Room(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
+    return PayloadSize(trajectory, batch, open_work + 2 * batch, open_work + min(kept, config.learner.steps) * batch)
 
 
 def _trained(max_lag: int) -> int:
     return _TRAINED + _FIGURES + _FIGURES_OF_LAG * sum(edge <= max_lag for edge in LAG_EDGES)
 
 
-def needs(config: Config, row_bytes: float, parameters: int = 0, route_bytes: int = 0) -> dict[str, Need]:
+def needs(config: Config, row_bytes: float, parameters: int = 0, route_bytes: int = 0) -> dict[str, StreamNeed]:
     """Return what every stream has to hold, by name.
 
     Args:
@@ -198,10 +198,14 @@ def needs(config: Config, row_bytes: float, parameters: int = 0, route_bytes: in
     found.append(_versions(config, parameters))
     turned = config.gateway.turns_mb * MB if config.gateway.count else MB
     keys = _KEYS if config.gateway.count else MB
-    found += [Need(DEAD, MB, _LETTERS, 0), Need(VITALS, _SIGNS, _SIGNS, 0), Need(LIVE_TURNS, turned, turned, 0)]
-    found.append(Need(SECRETS, keys, keys, 0))
+    found += [
+        StreamNeed(DEAD, MB, _LETTERS, 0),
+        StreamNeed(VITALS, _SIGNS, _SIGNS, 0),
+        StreamNeed(LIVE_TURNS, turned, turned, 0),
+    ]
+    found.append(StreamNeed(SECRETS, keys, keys, 0))
     needed = {need.stream: need for need in found}
-    return {stream.name: needed.get(stream, Need(stream, MB, _UNKNOWN, 0)) for stream in STREAMS}
+    return {stream.name: needed.get(stream, StreamNeed(stream, MB, _UNKNOWN, 0)) for stream in STREAMS}
 
 
 def _answers(config: Config) -> int:
@@ -217,12 +221,12 @@ def _evaluations(config: Config) -> float:
     return due + 2 / max(1, config.learner.steps - config.start.step)
 
 
-def needs_of_the_rest(whole: dict[str, Need], progress: Progress) -> dict[str, Need]:
+def needs_of_the_rest(whole: dict[str, StreamNeed], progress: Progress) -> dict[str, StreamNeed]:
     """Return the final content of streams, given their current content; a run that drops more grows faster."""
     return {name: _rest(need, progress) for name, need in whole.items()}
 
 
-def _rest(need: Need, progress: Progress) -> Need:
+def _rest(need: StreamNeed, progress: Progress) -> StreamNeed:
     stored = progress.stored.get(need.stream.name, 0)
     if need.stream.keep is not Retention.LEDGER or need.stream in (DEAD, LIVE_TURNS, SECRETS):
         return need
@@ -276,16 +280,16 @@ def _weights_bytes(learner: LearnerSettings, parameters: int) -> int:
     return parameters * (4 if learner.dtype == "float32" else 2)
 
 
-def _versions(config: Config, parameters: int) -> Need:
+def _versions(config: Config, parameters: int) -> StreamNeed:
     """Weights in the store `stream`."""
     if config.weights.store != "stream":
-        return Need(WEIGHTS, MB, MB, 0)
+        return StreamNeed(WEIGHTS, MB, MB, 0)
     weights = math.ceil(_weights_bytes(config.learner, parameters) * _CHUNKED)
     version, live = weights + math.ceil(_TOKENIZER * _CHUNKED), config.weights.keep_live
     least = _stored(config, version, weights)
     # In addition, engines have some, and commands promote some.
     others = _engines(config.engine) * version + live * (version + _chain(config.weights, weights))
-    return Need(WEIGHTS, least, least + others + _SPARE, 0)
+    return StreamNeed(WEIGHTS, least, least + others + _SPARE, 0)
 
 
 def created_parameters(create: CreateModelSettings) -> int:
@@ -294,10 +298,10 @@ def created_parameters(create: CreateModelSettings) -> int:
     return create.hidden * (2 * (len(create.alphabet) + 3) + create.layers * (attention + 3 * create.ffn))
 
 
-def _ledger(config: Config, stream: Stream, step: float, warm: float) -> Need:
+def _ledger(config: Config, stream: Stream, step: float, warm: float) -> StreamNeed:
     least = math.ceil(_BASE + config.warmup.steps * warm + (config.learner.steps - config.start.step) * step)
     spare = _BY_TIME if stream in (FLEET, ACTORS) else _SPARE
-    return Need(stream, least, 2 * least + spare, math.ceil(step))
+    return StreamNeed(stream, least, 2 * least + spare, math.ceil(step))
 
 
 def _snapshot_bytes(config: Config) -> dict[Stream, int]:
@@ -323,7 +327,7 @@ def _logged(config: Config, members: int) -> dict[Stream, float]:
     }
 
 
-def _payload(config: Config, row_bytes: float, route_bytes: int) -> tuple[Need, Need]:
+def _payload(config: Config, row_bytes: float, route_bytes: int) -> tuple[StreamNeed, StreamNeed]:
     """Tokens, and the blobs of their experts and of bodies too large for one message."""
     room = payload_room(config, row_bytes)
     longest = room.batch // (config.buffer.batch_groups * largest_group(config))
@@ -332,12 +336,12 @@ def _payload(config: Config, row_bytes: float, route_bytes: int) -> tuple[Need, 
     inline = min(1.0, INLINE_BYTES / longest)  # a longer result is in the blob stream, a shorter one never is
     keeps = config.nats.keep == "run"
 
-    def need(stream: Stream, held: Sequence[tuple[float, Room]], besides: int) -> Need:
+    def need(stream: Stream, held: Sequence[tuple[float, PayloadSize]], besides: int) -> StreamNeed:
         least = sum(share * one.least for share, one in held)
         ends = [(share, one.least + config.learner.steps * one.batch if keeps else one.full) for share, one in held]
         ample = math.ceil(max(least, sum(share * end for share, end in ends)) / CHECKPOINT_SHARE) + besides + _SPARE
         step = math.ceil(sum(share * one.batch for share, one in held)) if keeps else 0
-        return Need(stream, math.ceil(least / PAUSE_SHARE) + besides, ample, 0, step)
+        return StreamNeed(stream, math.ceil(least / PAUSE_SHARE) + besides, ample, 0, step)
 
     experts = _longest(config) * route_bytes
     # In progress there is one row for each token at most; in the result there is one again.

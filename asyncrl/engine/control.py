@@ -32,7 +32,7 @@ _ENVIRONMENT = {
 _SPARE = 6 << 30  # GPU bytes that a server may still allocate after its start, for long prompts
 
 
-class EngineHome(NamedTuple):
+class ServerSpec(NamedTuple):
     """The arguments of a server's start."""
 
     name: str  # "engine-2", or "engine-large-2" of several groups
@@ -120,7 +120,7 @@ class EngineControl(Protocol):
         """Do what makes the load of these weights quick, while the server samples."""
 
     async def wait_gap(self) -> None:
-        """Wait for a moment without a request of a client, at most `EngineHome.gap_s`, where the server reports it."""
+        """Wait for a moment without a request of a client, at most `ServerSpec.gap_s`, where the server reports it."""
         return  # most servers do not
 
     async def load_weights(self, directory: Path, key: str) -> None:
@@ -139,7 +139,7 @@ class EngineControl(Protocol):
 class ExternalControl(EngineClient, EngineControl):
     """A server that others have started, at the address that the settings give."""
 
-    def __init__(self, home: EngineHome, address: str = "") -> None:
+    def __init__(self, home: ServerSpec, address: str = "") -> None:
         address = address or home.address or home.group.addresses[home.number]
         super().__init__(address, api_key=home.key, control_timeout_s=home.settings.update_deadline_s)
         self._adapters = ServedAdapters(self, home.serves) if home.serves is not None else None
@@ -188,7 +188,7 @@ class OwnControl(ExternalControl):
     command = staticmethod(python)  # line of a process with these words
     behind_a_router: tuple[str, ...] = ()  # further arguments of a server with a router in front of it
 
-    def __init__(self, home: EngineHome) -> None:
+    def __init__(self, home: ServerSpec) -> None:
         self._port = free_port(home.host)
         super().__init__(home, f"http://{url_host(home.host)}:{self._port}")
         self._home = home
@@ -283,7 +283,7 @@ class EmbeddedControl(OwnControl):
     device = "cpu"
     _keeps = False  # requests while it is held
 
-    def __init__(self, home: EngineHome) -> None:
+    def __init__(self, home: ServerSpec) -> None:
         super().__init__(home)
         self.adds = not home.staged  # the staging process reads whole models
 
@@ -371,7 +371,7 @@ class ScriptedControl(EngineControl):
 
     adds = True
 
-    def __init__(self, home: EngineHome) -> None:
+    def __init__(self, home: ServerSpec) -> None:
         self.address = f"scripted:{home.name}"
         self._label = home.label
 
@@ -389,7 +389,7 @@ class ScriptedControl(EngineControl):
         self._label = key
 
 
-CONTROLS: dict[str, Callable[[EngineHome], EngineControl]] = {
+CONTROLS: dict[str, Callable[[ServerSpec], EngineControl]] = {
     "embedded": EmbeddedControl,
     "sglang": SGLangControl,
     "external": ExternalControl,

@@ -17,9 +17,9 @@ from asyncrl.engine.answer import Decode, Likeliest, reach_of, stop_string
 from asyncrl.engine.client import Chunk, SamplingParams
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineRefused, EngineUnavailable, RequestFailed
 from asyncrl.engine.fleet import Engine, Fleet, Wanted
-from asyncrl.engine.request_options import QUIET_TOKENS, Manner, Pace
+from asyncrl.engine.request_options import QUIET_TOKENS, Pace, RequestOptions
 from asyncrl.engine.routing import keep_if_there, keep_routing, unrecorded
-from asyncrl.engine.token_buffer import Tape
+from asyncrl.engine.token_buffer import TokenBuffer
 from topics.actors import Waiting
 from topics.engines import version_of
 from topics.trajectories import Answer
@@ -73,7 +73,7 @@ class Generator:
         decode: Decode,
         *,
         counts: dict[str, float],
-        manner: Manner = Manner(),  # noqa: B008 # it cannot be changed
+        manner: RequestOptions = RequestOptions(),  # noqa: B008 # it cannot be changed
     ) -> None:
         self._seeded = manner.seeded
         self._in_place, self._routed, self._priority = manner.in_place, manner.routed, manner.priority
@@ -348,7 +348,7 @@ class _Intake:
         self._stop = stop
         self._decode = decode
         self._watch = watch
-        self._tape = Tape(answer)
+        self._tape = TokenBuffer(answer)
         # The engine looks for stop strings in the tokens of its own request; this code finds strings that straddle two
         # requests.
         self._seam_end = len(answer.tokens) + reach_of(stop) if stop and len(answer.tokens) else 0

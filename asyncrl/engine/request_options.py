@@ -11,7 +11,7 @@ _MOST = 64  # that come at a time
 _NEWEST = 0.2  # weight of the newest generation in the mean
 
 
-class Manner(NamedTuple):
+class RequestOptions(NamedTuple):
     """Options of all requests to servers."""
 
     portion: int = QUIET_TOKENS  # greatest number of tokens between two calls of `Watch.on_tokens`, but for `event_s`
@@ -30,7 +30,7 @@ class Pace:
     client while the server could continue. So events of fast servers are further apart by tokens, not by time.
     """
 
-    def __init__(self, manner: Manner) -> None:
+    def __init__(self, manner: RequestOptions) -> None:
         self._tokens = self._least = min(_STREAM_INTERVAL, manner.portion)
         self._event_s = manner.event_s
         self._token_s = 0.0  # mean of the generations before

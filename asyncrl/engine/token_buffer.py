@@ -10,7 +10,7 @@ from topics.trajectories import Answer
 from topics.wire import Float32Array, Int32Array
 
 
-class Tape:
+class TokenBuffer:
     """Appends sampled tokens to an open generation: the one place where tokens enter a trajectory.
 
     The arrays have room to grow, so that a token costs the same at the end of a long generation as at its start. Views

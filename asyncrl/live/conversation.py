@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 import xxhash
 
-from asyncrl.live.difference import History, Message, Seam
+from asyncrl.live.difference import History, Message, TurnBoundary
 from topics.wire import Int32Array
 
 _UNSAID = frozenset(("reasoning_content", "turn"))  # keys of a message that a history is not known by
@@ -88,7 +88,7 @@ class _Remembered:
 class Conversations:
     """Known histories by their messages, the newest ones: forgotten ones are written again from their text."""
 
-    def __init__(self, seam: Seam, *, most_tokens: int) -> None:
+    def __init__(self, seam: TurnBoundary, *, most_tokens: int) -> None:
         self._seam = seam
         self._most = most_tokens
         self._tokens = 0
@@ -146,7 +146,7 @@ class Conversations:
         return self._continued(found[0], messages[found[1].messages :], whole, variables)
 
     def raw(self, prompt: str | list[int], owner: str, *, special: bool) -> Draft:
-        """Return what encodes a prompt that no template writes; arguments as of `Seam.raw`, and the owner."""
+        """Return what encodes a prompt that no template writes; arguments as of `TurnBoundary.raw`, and the owner."""
         key = _digest(_ENCODER.encode([owner, prompt, special]))
         return lambda: Prompt(self._seam.raw(prompt, special=special), key=key)
 

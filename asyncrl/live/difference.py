@@ -42,7 +42,7 @@ class History(NamedTuple):
     owner: str = ""  # who may go on with it
 
 
-class Seam:
+class TurnBoundary:
     """Writes what follows a reply, by difference."""
 
     name = "difference"

@@ -15,7 +15,7 @@ from renderers import config_from_name, create_renderer
 from renderers.base import MODEL_RENDERER_MAP, Renderer
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.difference import History, Message, Seam
+from asyncrl.live.difference import History, Message, TurnBoundary
 from asyncrl.live.escape_special_tokens import Quoted
 from topics.wire import Int32Array
 
@@ -67,13 +67,13 @@ class _Tokens:
         return self._special.get(token)
 
 
-class RenderedSeam(Seam):
+class RenderedSeam(TurnBoundary):
     """Writes the text after a reply with a family's program; by difference if the program declines."""
 
     def __init__(self, tokenizer: TaskTokenizer, family: str, *, most: int | None = None) -> None:
         """
         Raises:
-            TokenizerError: the family is unknown, or not that of the chat template; or as of `Seam`.
+            TokenizerError: the family is unknown, or not that of the chat template; or as of `TurnBoundary`.
         """
         super().__init__(tokenizer, "it writes as the chat template does", most=most)
         self.name = family

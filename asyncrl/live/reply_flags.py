@@ -14,7 +14,7 @@ from topics.turns import Mark
 from topics.wire import Float32Array, Int32Array
 
 
-def marks_of(text: str, tokens: Int32Array, settings: SafetySettings, *, invalid_calls: int) -> list[Mark]:
+def reply_flags(text: str, tokens: Int32Array, settings: SafetySettings, *, invalid_calls: int) -> list[Mark]:
     """Return the marks of a reply.
 
     Args:
@@ -30,7 +30,7 @@ def marks_of(text: str, tokens: Int32Array, settings: SafetySettings, *, invalid
     return found
 
 
-def same_of(key: bytes, prompt: Int32Array, reply: Int32Array) -> str:
+def dedup_digest(key: bytes, prompt: Int32Array, reply: Int32Array) -> str:
     """Return what turns with the same prompt and reply under one data key have in common: 16 digits.
 
     It is in an open header: without the key, a guess cannot be confirmed.
@@ -42,7 +42,7 @@ def same_of(key: bytes, prompt: Int32Array, reply: Int32Array) -> str:
 
 
 def siblings_of(key: bytes, session: str, prompt: Int32Array, temperature: float) -> str:
-    """Return what turns of a session have in common that answer one prompt at one temperature; else as `same_of`."""
+    """Digest of a session, a prompt and a temperature, the same for all its samples; else as `dedup_digest`."""
     return _digest(key, b"asyncrl siblings", f"{session} {temperature:.12g}".encode(), prompt)
 
 

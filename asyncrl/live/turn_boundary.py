@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.live.difference import Seam
+from asyncrl.live.difference import TurnBoundary
 
-AUTO, DIFFERENCE = "auto", Seam.name
+AUTO, DIFFERENCE = "auto", TurnBoundary.name
 _MARKS = (  # tokens of which every family that the package knows has one: without any it is not loaded
     "<tool_response>",
     "[gMASK]",
@@ -22,7 +22,7 @@ _MARKS = (  # tokens of which every family that the package knows has one: witho
 )
 
 
-def open_seam(tokenizer: TaskTokenizer, wanted: str, *, most: int | None = None) -> Seam:
+def open_boundary(tokenizer: TaskTokenizer, wanted: str, *, most: int | None = None) -> TurnBoundary:
     """Choose the writer of the text after replies of a model.
 
     Args:
@@ -38,17 +38,17 @@ def open_seam(tokenizer: TaskTokenizer, wanted: str, *, most: int | None = None)
             "put chat_template.jinja into the model directory"
         )
     if wanted == DIFFERENCE:
-        return Seam(tokenizer, "gateway.renderer asks for it", most=most)
+        return TurnBoundary(tokenizer, "gateway.renderer asks for it", most=most)
     if find_spec("renderers") is None:
         if wanted != AUTO:
             raise TokenizerError(
                 f"gateway.renderer is {wanted!r}, and the package renderers is not installed; "
                 'pip install "asyncrl[renderers]", or set "auto"'
             )
-        return Seam(tokenizer, "the package renderers is not installed", most=most)
+        return TurnBoundary(tokenizer, "the package renderers is not installed", most=most)
     if wanted == AUTO and not set(_MARKS) & set(tokenizer.special):
-        return Seam(tokenizer, "the package renderers knows no family with these tokens", most=most)
+        return TurnBoundary(tokenizer, "the package renderers knows no family with these tokens", most=most)
     from asyncrl.live.rendered import open_rendered  # takes 65 MB and a second or two
 
     reason = "the chat template is that of no family that the package renderers knows"
-    return open_rendered(tokenizer, wanted, most=most) or Seam(tokenizer, reason, most=most)
+    return open_rendered(tokenizer, wanted, most=most) or TurnBoundary(tokenizer, reason, most=most)

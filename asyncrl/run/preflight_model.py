@@ -29,7 +29,7 @@ from asyncrl.data.quantisation import read_quantisation
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
 from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
 from asyncrl.engine.errors import EngineError
-from asyncrl.live.turn_boundary import AUTO, DIFFERENCE, open_seam
+from asyncrl.live.turn_boundary import AUTO, DIFFERENCE, open_boundary
 from asyncrl.models.get import HUB_ID
 from asyncrl.models.known import KNOWN, kept_at
 from asyncrl.process import python
@@ -331,7 +331,7 @@ def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
     # A gateway that may choose takes a template that is safe by difference, and loading the package takes its time.
     renderer = DIFFERENCE if config.gateway.renderer == AUTO else config.gateway.renderer
     try:
-        open_seam(TaskTokenizer.load(path), renderer)
+        open_boundary(TaskTokenizer.load(path), renderer)
     except TokenizerError as error:
         yield Finding(("model.path", "gateway.count", "gateway.renderer"), str(error))
 

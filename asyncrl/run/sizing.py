@@ -27,8 +27,8 @@ from asyncrl.config.stream_capacity import (
     CHECKPOINT_SHARE,
     MB,
     RESERVE_MB,
-    Need,
     Progress,
+    StreamNeed,
     created_parameters,
     files_bytes,
     needs,
@@ -41,7 +41,7 @@ from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.errors import LaunchError
-from asyncrl.files import taken_bytes
+from asyncrl.files import disk_usage
 from topics.batches import BATCH_TRAINED
 from topics.topic import DEAD, TRAINING, TRAJECTORIES, TURNS, Retention, Stream
 
@@ -67,7 +67,7 @@ class Plan:
 
     config: Config
     row_bytes: float  # of a row of the data, on average
-    needs: dict[str, Need]
+    needs: dict[str, StreamNeed]
     disk: Disk | None = None  # None: the server is external
     room: int | None = None  # bytes for all streams together, if known
     before: dict[str, int] = dataclasses.field(default_factory=dict)  # sizes of the streams of a resumed run
@@ -164,7 +164,7 @@ class Plan:
         return f"{text}; there is room for {room} MB in {folder} ({self._disk_text(self.disk)})"
 
     @property
-    def _stored(self) -> list[Need]:
+    def _stored(self) -> list[StreamNeed]:
         """Of streams that lie on a disk."""
         return [need for need in self.needs.values() if need.stream.keep is not Retention.LAST]
 
@@ -176,12 +176,12 @@ class Plan:
         given = {Retention.LEDGER: nats.ledger_max_mb, Retention.PAYLOAD: nats.stream_max_mb}
         return MB * given.get(stream.keep, 0)
 
-    def _kept(self, need: Need) -> int:
+    def _kept(self, need: StreamNeed) -> int:
         """Return the current size of a stream on an external server if it suffices; the server may refuse others."""
         before = self.before.get(need.stream.name, 0)
         return before if self.disk is None and before >= need.least else 0
 
-    def _full(self, need: Need, size: int) -> str:
+    def _full(self, need: StreamNeed, size: int) -> str:
         config = self.config
         if need.stream is DEAD:
             return "never: the oldest letters make room"
@@ -195,7 +195,7 @@ class Plan:
         steps = config.learner.steps + (size - need.least) // need.step
         return f"after step {steps:,} (of {config.learner.steps:,})"
 
-    def _fewer(self, short: list[Need], given: int) -> str:
+    def _fewer(self, short: list[StreamNeed], given: int) -> str:
         """Return the number of steps that would fit, if any."""
         steps = self.config.learner.steps
         if len(short) == len(self._stored):
@@ -241,7 +241,7 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
 
 def _disk(nats: NatsSettings, directory: Path, root: Path | None, files: int) -> Disk:
     folder = root or next(path for path in (directory, *directory.parents) if path.is_dir())
-    free = shutil.disk_usage(folder).free + (taken_bytes(root) if root is not None else 0)
+    free = shutil.disk_usage(folder).free + (disk_usage(root) if root is not None else 0)
     room = min(nats.disk_max_mb * MB or free, free - RESERVE_MB * MB - files)
     return Disk(folder, free, files, math.floor(max(0, room) / _ON_DISK / nats.servers))
 
@@ -276,7 +276,7 @@ def _row_bytes(encoded: bytes) -> float:
     return sum(len(msgspec.msgpack.encode(row)) for row in rows) / len(rows)
 
 
-def _listed(short: list[Need]) -> str:
+def _listed(short: list[StreamNeed]) -> str:
     """Streams with their needs, the greatest first."""
     most = sorted(short, key=lambda need: -need.least)
     text = ", ".join(f"{need.stream.name} {_mb(need.least)} MB" for need in most[:_SHOWN])

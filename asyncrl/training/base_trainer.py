@@ -25,14 +25,14 @@ from asyncrl.algorithms.whitening import whitened
 from asyncrl.data.quantisation import Quantisation
 from asyncrl.training.anomalies import Usual, departure
 from asyncrl.training.checkpoint import CheckpointError
-from asyncrl.training.cpu_offload import Resting
+from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.critic import Critic, largest_return
-from asyncrl.training.gradient_attribution import RowPasses, foremost, is_finite
+from asyncrl.training.gradient_attribution import RowPasses, is_finite, largest_carriers
 from asyncrl.training.hindsight import HintedRows
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.model_optimizer import Update
 from asyncrl.training.passes import Passes, Scorer
-from asyncrl.training.passthrough_weights import FurtherTensors
+from asyncrl.training.passthrough_weights import PassthroughWeights
 from asyncrl.training.protocol import NonFiniteLoss, Offloaded, RowError
 from asyncrl.training.reference import Reference
 from asyncrl.training.routing import Mixture, Recorded, check_routing
@@ -52,7 +52,7 @@ WEIGHTS, STATE = "model", "optimizer"
 _NAMED_OFFENDERS = 8
 
 
-class Own(Protocol):
+class OptimizerState(Protocol):
     """The trained parameters with their optimiser: `asyncrl.training.model_optimizer.Optimized`."""
 
     def norm(self) -> float:
@@ -77,8 +77,8 @@ class Own(Protocol):
         """Continue from the files of a checkpoint."""
 
 
-def placed_call(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """Let a method run as `Steps.placed` says: each call may come from another thread."""
+def on_device(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
+    """Let a method run as `BaseTrainer.placed` says: each call may come from another thread."""
 
     @wraps(method)
     def call(steps: Any, /, *arguments: P.args, **options: P.kwargs) -> R:
@@ -88,7 +88,7 @@ def placed_call(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenat
     return call
 
 
-class Steps:
+class BaseTrainer:
     """Every part of `Trainer` that is the same for all models. A trainer gives it the parts declared here."""
 
     settings: TrainerSettings
@@ -106,17 +106,17 @@ class Steps:
 
     _policy: Any  # a `Scorer` with `vocab_size` and `context`
     _passes: Passes
-    _own: Own
+    _own: OptimizerState
     _alone: RowPasses
     _reference: Reference
     _critic: Critic | None = None
     _contexts: dict[str, int]  # by whose
     _mixture: Mixture | None = None  # where the model has experts
     _copies: tuple[HostCopy, HostCopy]
-    _further: FurtherTensors
+    _further: PassthroughWeights
     _dtype: torch.dtype  # of the published weights
-    _resting: Resting  # all, while nothing is to be done
-    _idle: Resting  # policy or critic, while the other one learns
+    _offloader: Offloader  # all, while nothing is to be done
+    _idle: Offloader  # policy or critic, while the other one learns
     _frozen: list[torch.Tensor]  # weights of a teacher
     _published: Mapping[int, torch.Tensor] = {}  # see `HostCopy.unchanged`; empty once a step may have moved weights
 
@@ -127,8 +127,8 @@ class Steps:
     def placed(self) -> AbstractContextManager[object]:
         """Return what each call runs within: on the device, with all that `rest` moved away."""
         with self._on_device():
-            self._resting.reserve()
-            self._resting.come_back()
+            self._offloader.reserve()
+            self._offloader.come_back()
         return self._on_device()
 
     def _gradient(self, batches: list[list[TrainRow]], loss: Loss) -> tuple[Sums, float]:
@@ -145,10 +145,10 @@ class Steps:
         sources += self._further.published(sources, self._dtype)
         return [one._replace(form=form.form) if form and one.name in form.names else one for one in sources]
 
-    @placed_call
+    @on_device
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
         self.anomaly, self._published = None, {}
-        restored_s = self._resting.back_s
+        restored_s = self._offloader.onload_s
         self._check(rows)
         loss = loss_of(objective)
         if self._reference.is_due(objective.reference):
@@ -177,7 +177,7 @@ class Steps:
         return {"loss": 0.0, "rows": float(len(rows)), **figures}
 
     @contextmanager
-    def _away(self, idle: Own | Critic | None) -> Iterator[None]:
+    def _away(self, idle: OptimizerState | Critic | None) -> Iterator[None]:
         """Let a model leave the device while the other one learns, where the settings say so; with its gradient."""
         if idle is None or not self.settings.offloads:
             yield
@@ -199,7 +199,7 @@ class Steps:
             self._refuse(used, loss, f"loss {total}, gradient norm {norm}")
         if usual is not None and (found := departure(usual, total, norm)):
             carriers = self._alone.carriers(used, loss, finite=True)
-            self.anomaly = Anomaly(found, foremost(carriers))
+            self.anomaly = Anomaly(found, largest_carriers(carriers))
             self._anew(batches, loss)  # the passes of single rows left another
         self._order_copies()
         self._own.update(
@@ -341,14 +341,14 @@ class Steps:
             found["routed_anew"] = float(sum(row.unrouted for row in rows))
         return {name: torch.tensor(value, device=self.device) for name, value in found.items()}
 
-    @placed_call
+    @on_device
     def copy_weights(self, *, whole: bool = False) -> HostCopy:
         self._published = {}  # a copy that fails has written over some of it
         self._copies[0].begin(self._sources(whole=whole))
         self._published = self._copies[0].unchanged()
         return self._copies[0]
 
-    @placed_call
+    @on_device
     def copy_state(self) -> HostCopy:
         rng = torch.get_rng_state()
         sources = [*self._own.sources(), Source(STATE, "rng", rng, rng.dtype)]
@@ -363,9 +363,9 @@ class Steps:
             models = [self._own.tensors(), self._reference.tensors(), critic.tensors() if critic else [], self._frozen]
             zeros = self._own.gradients() + (critic.gradients() if critic else [])
             tensors = [tensor for model in models for tensor in model]
-            return self._resting.vacate(tensors, zeros, self._published, self._order_copies)
+            return self._offloader.vacate(tensors, zeros, self._published, self._order_copies)
 
-    @placed_call
+    @on_device
     def load(self, directory: Path) -> None:
         self._published = {}
         check_shape(directory, self.beside_state.get(ADAPTER_CONFIG))

@@ -34,7 +34,7 @@ class _Held(NamedTuple):
         self.own.untyped_storage().resize_(size)
 
 
-class Resting:
+class Offloader:
     """Moves the content of tensors to host memory, and back into the same tensors, bit for bit.
 
     The tensors stay valid objects; their storage is empty until they return. Tensors mapped from files stay. The
@@ -48,7 +48,7 @@ class Resting:
         self._places: list[torch.Tensor] = []  # of them
         self._held: list[_Held] = []
         self._zeros: list[tuple[torch.UntypedStorage, int]] = []  # what held zeros, and how many bytes
-        self.back_s = 0.0  # seconds that the newest way back took; 0 if nothing had left
+        self.onload_s = 0.0  # seconds that the newest way back took; 0 if nothing had left
 
     @property
     def held_bytes(self) -> int:
@@ -166,7 +166,7 @@ class Resting:
             self._copy([held.own for held in self._held], [held.content for held in self._held])
             self._synchronize()
             self._held.clear()
-        self.back_s = time.monotonic() - began if back else 0.0
+        self.onload_s = time.monotonic() - began if back else 0.0
 
     def reserve(self) -> None:
         """Let an allocator that has nothing get the memory for all that comes back in one piece.

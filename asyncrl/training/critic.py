@@ -15,7 +15,7 @@ from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.value_loss import explained_variance, value_loss
 from asyncrl.training.host_copy import Source
-from asyncrl.training.model_optimizer import Optimized, Stems, Update
+from asyncrl.training.model_optimizer import ModelOptimizer, Stems, Update
 from asyncrl.training.passes import Passes
 from asyncrl.training.policy import Loading, Policy, load_policy
 from asyncrl.training.vocabulary import Top
@@ -54,7 +54,7 @@ class Critic:
         """Load the model of a directory without its head."""
         self.scorer = load_policy(directory, how, ValueModel)
         self._passes = passes
-        self._own = Optimized(self.scorer, directory, eps=eps, stems=STEMS, moments=moments)
+        self._own = ModelOptimizer(self.scorer, directory, eps=eps, stems=STEMS, moments=moments)
 
     def gradient(self, rows: Sequence[TrainRow], step: CriticStep) -> tuple[float, dict[str, float]]:
         """Leave the gradient of the value loss in the parameters; returns its norm, and figures."""
@@ -92,7 +92,7 @@ class Critic:
         return found
 
     def gradients(self) -> list[torch.Tensor]:
-        """See `Own.gradients`."""
+        """See `OptimizerState.gradients`."""
         found: list[torch.Tensor] = self._own.gradients()
         return found
 

@@ -87,7 +87,7 @@ class RowPasses(NamedTuple):
         return pull.new_zeros(len(batch)).index_add(0, tokens.rows, pull.sum(0))
 
 
-def foremost(carriers: Sequence[Carrier]) -> list[Carrier]:
+def largest_carriers(carriers: Sequence[Carrier]) -> list[Carrier]:
     """Of each trajectory its first, without those whose gradient is less than a tenth of the first one's."""
     of_each = {carrier.trajectory_id: carrier for carrier in reversed(carriers)}
     order = [of_each[name] for name in dict.fromkeys(carrier.trajectory_id for carrier in carriers)]

@@ -134,7 +134,7 @@ class HostCopy:
             self._copying = self._pool.submit(self._issue, sources, places)
 
     def unchanged(self) -> dict[int, torch.Tensor]:
-        """Return the copies that have the bits of a whole storage, by the storage: see `Resting.leave`."""
+        """Return the copies that have the bits of a whole storage, by the storage: see `Offloader.leave`."""
         return self._unchanged
 
     def order(self) -> None:

@@ -38,7 +38,7 @@ class Stems(NamedTuple):
     adapter: str = ""  # empty for a model that never has adapters
 
 
-class Optimized:
+class ModelOptimizer:
     """The parameters of a model by their Hugging Face names, and AdamW over those that are trained."""
 
     def __init__(

@@ -27,7 +27,7 @@ def further_tensors(directory: Path) -> dict[str, tuple[int, ...]]:
     return {name: shapes[name] for name, found in numbered if found and int(found[1]) >= layers}
 
 
-class FurtherTensors:
+class PassthroughWeights:
     """The tensors of further layers as a trainer that does not train them publishes them: as they were read.
 
     Embedding and head, which lie there again, are published as those of the trunk are.

@@ -17,16 +17,16 @@ from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.data.quantisation import config_of
-from asyncrl.training.base_trainer import STATE, WEIGHTS, Steps
-from asyncrl.training.cpu_offload import Resting
+from asyncrl.training.base_trainer import STATE, WEIGHTS, BaseTrainer
+from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.critic import Critic
 from asyncrl.training.disk_names import divided
 from asyncrl.training.gradient_attribution import RowPasses
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.lora import Lora, with_adapters
-from asyncrl.training.model_optimizer import Optimized, Stems
+from asyncrl.training.model_optimizer import ModelOptimizer, Stems
 from asyncrl.training.passes import Passes
-from asyncrl.training.passthrough_weights import FurtherTensors
+from asyncrl.training.passthrough_weights import PassthroughWeights
 from asyncrl.training.policy import Loading, Policy, load_policy
 from asyncrl.training.reference import Reference
 from asyncrl.training.settings import TrainerSettings
@@ -45,11 +45,11 @@ class TorchSettings(TrainerSettings):
     exchange: Exchange = "auto"  # between ranks
 
 
-class TorchTrainer(Steps):
+class TorchTrainer(BaseTrainer):
     """See `Trainer`."""
 
     settings: TorchSettings
-    _own: Optimized
+    _own: ModelOptimizer
 
     def __init__(self, directory: Path, settings: TorchSettings | None = None) -> None:
         """Load the model of a Hugging Face directory, which must stay there: versions need its tokenizer."""
@@ -73,14 +73,14 @@ class TorchTrainer(Steps):
             replace, trained=True, halves=halves, recompute=self.settings.recompute, exchange=self.settings.exchange
         )
         self._policy = load_policy(directory, trained(own))
-        self._mixture, self._further = self._policy.mixture, FurtherTensors(directory, WEIGHTS)
+        self._mixture, self._further = self._policy.mixture, PassthroughWeights(directory, WEIGHTS)
         self.replays, self.records = self.settings.replays, self.settings.records
         if self.replays or self.records:
             self._policy.replay()
         self._passes = Passes(self.device, micro_batch_tokens=self.settings.micro_batch_tokens)
         kept: dict[str, Any] = {"eps": self.settings.eps, "moments": getattr(torch, self.settings.moments)}
-        self._own = Optimized(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)
-        self._resting, self._idle, self._frozen = Resting(self.device), Resting(self.device), list[torch.Tensor]()
+        self._own = ModelOptimizer(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)
+        self._offloader, self._idle, self._frozen = Offloader(self.device), Offloader(self.device), list[torch.Tensor]()
         self._alone = RowPasses(self._passes, self._inputs, self._anew)
         self._reference = Reference(self._own.rounded, partial(load_policy, directory, own))
         self.scorers = {"proximal": self._policy, "reference": self._reference}
@@ -117,7 +117,7 @@ class TorchTrainer(Steps):
         return {**sums, "loss": total.detach(), "entropy": (entropy.detach() * (tokens.weights > 0)).sum()}
 
     def _weights(self) -> list[Source]:
-        """See `Steps`; in `TorchSettings.dtype`."""
+        """See `BaseTrainer`; in `TorchSettings.dtype`."""
         lora = self.settings.lora
         found: list[Source] = []
         # Adapters are added to exact weights, and the sum is rounded.

@@ -44,7 +44,7 @@ def test_a_mask_never_grows():
 
 
 def test_fresh_share_counts_trainable_tokens_only():
-    counts = count_versions([Segment(VERSIONS, MASK, np.zeros(7, np.float32), VERSIONS)])
+    counts = count_versions([Segment(np.arange(7, dtype=np.int32), MASK, np.zeros(7, np.float32), VERSIONS)])
 
     assert fresh_share(counts, min_version=3) == 5 / 6
     assert fresh_share(counts, min_version=100) == 1 / 6
@@ -55,7 +55,7 @@ def test_tokens_are_counted_by_version_in_all_segments_and_only_those_that_are_t
     rng = np.random.default_rng(1)
     drawn = [rng.integers(-1, 3, size).astype(np.int32) for size in (0, 1, 2, 40, 7)]
     segments = [
-        Segment(one, rng.integers(0, 2, len(one)).astype(np.uint8), np.zeros(len(one), np.float32), one)
+        Segment(np.zeros_like(one), rng.integers(0, 2, len(one)).astype(np.uint8), np.zeros(len(one), np.float32), one)
         for versions in drawn
         for one in (versions, np.sort(versions))
     ]

@@ -7,7 +7,7 @@ import pytest
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
-from asyncrl.engine.control import EngineHome, SGLangControl
+from asyncrl.engine.control import ServerSpec, SGLangControl
 from asyncrl.engine.starting import EngineFailed
 from asyncrl.run.preflight import check_surroundings
 from harness.configs import SOUND, from_settings, problems, the_problem
@@ -133,7 +133,7 @@ def test_more_gpus_than_there_are_here_are_refused(tmp_path: Path):
 
 def test_gpus_are_numbered_among_those_that_the_run_sees(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     config = from_settings(*sglang(count=2, gpus=[0, 1, 2, 3], arguments=["--tp-size=2"])).config
-    servers = [SGLangControl(EngineHome(f"engine-{n}", config.engine, tmp_path, tmp_path, None)) for n in (1, 2)]
+    servers = [SGLangControl(ServerSpec(f"engine-{n}", config.engine, tmp_path, tmp_path, None)) for n in (1, 2)]
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5,GPU-a,GPU-b")
     assert [server.environment()["CUDA_VISIBLE_DEVICES"] for server in servers] == ["4,5", "GPU-a,GPU-b"]

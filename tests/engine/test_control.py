@@ -15,7 +15,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.clients import CLIENTS
-from asyncrl.engine.control import CONTROLS, EmbeddedControl, EngineControl, EngineHome, SGLangControl
+from asyncrl.engine.control import CONTROLS, EmbeddedControl, EngineControl, ServerSpec, SGLangControl
 from asyncrl.engine.server_load import EngineLoad
 from asyncrl.engine.starting import EngineFailed
 from benchmarks.engine import save_random_model
@@ -29,7 +29,7 @@ from topics.wire import decode
 class OwnControl(EngineControl):
     """A second implementation: a server in the test's own process, that keeps to the order of the calls."""
 
-    def __init__(self, home: EngineHome) -> None:
+    def __init__(self, home: ServerSpec) -> None:
         self.address = "own:1"
         self._label, self._held, self._open = "none", False, False
 
@@ -66,8 +66,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def home(model: Path, logs: Path, **settings: object) -> EngineHome:
-    return EngineHome("engine-1", EngineSettings(**settings), model, logs / "engine-1.server.log", None)
+def home(model: Path, logs: Path, **settings: object) -> ServerSpec:
+    return ServerSpec("engine-1", EngineSettings(**settings), model, logs / "engine-1.server.log", None)
 
 
 @asynccontextmanager
@@ -103,7 +103,7 @@ async def is_queued(server: EngineControl) -> bool:
 def test_the_servers_of_a_group_share_out_its_gpus_and_have_its_arguments(tmp_path: Path, number: int):
     large = EngineGroup(kind="sglang", count=2, gpus=[2, 3, 6, 7], arguments=["--tp-size", "2"], max_running=9)
     settings = EngineSettings(groups={"large": large, "small": EngineGroup()}, context=100)
-    server = SGLangControl(EngineHome(f"engine-large-{number}", settings, tmp_path, tmp_path / "log", None))
+    server = SGLangControl(ServerSpec(f"engine-large-{number}", settings, tmp_path, tmp_path / "log", None))
 
     assert server.environment()["CUDA_VISIBLE_DEVICES"] == {1: "2,3", 2: "6,7"}[number]
     assert server.arguments()[-7:] == [

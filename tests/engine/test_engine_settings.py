@@ -14,7 +14,7 @@ import pytest
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.hints import hints
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.control import EmbeddedControl, EngineHome, SGLangControl
+from asyncrl.engine.control import EmbeddedControl, ServerSpec, SGLangControl
 from asyncrl.engine.embedded.__main__ import parse
 from asyncrl.engine.errors import RequestFailed
 from benchmarks.engine import save_random_model
@@ -42,7 +42,7 @@ async def test_an_update_waits_for_a_moment_without_a_request_of_a_client_and_fo
     async def has(count: int) -> bool:
         return (await server.load()).requests == count
 
-    home = EngineHome("engine-1", EngineSettings(), model, tmp_path / "log", None, gap_s=3000.0)
+    home = ServerSpec("engine-1", EngineSettings(), model, tmp_path / "log", None, gap_s=3000.0)
     server = EmbeddedControl(home)
     try:
         await server.start()
@@ -70,7 +70,7 @@ async def test_two_servers_started_here_have_a_key_and_draw_by_seeds_of_their_ow
     key_file = tmp_path / "engine.key"
     key_file.write_text("a secret\n")
     logs = [tmp_path / f"engine-{n}.server.log" for n in (1, 2)]
-    servers = [EmbeddedControl(EngineHome("engine-1", EngineSettings(), model, log, key_file)) for log in logs]
+    servers = [EmbeddedControl(ServerSpec("engine-1", EngineSettings(), model, log, key_file)) for log in logs]
     try:
         await asyncio.gather(*(server.start() for server in servers))
         addresses = [server.address for server in servers]
@@ -101,7 +101,7 @@ def children() -> list[str]:
 def test_sglang_reads_its_key_from_a_private_file(tmp_path: Path):
     key_file = tmp_path / "engine.key"
     key_file.write_text("a secret")
-    home = EngineHome("engine-1", EngineSettings(kind="sglang"), tmp_path, tmp_path / "engine-1.server.log", key_file)
+    home = ServerSpec("engine-1", EngineSettings(kind="sglang"), tmp_path, tmp_path / "engine-1.server.log", key_file)
 
     arguments = SGLangControl(home).arguments()
 
@@ -112,7 +112,7 @@ def test_sglang_reads_its_key_from_a_private_file(tmp_path: Path):
 
 
 def test_sglang_starts_in_the_form_that_versions_have(tmp_path: Path):
-    home = EngineHome("engine-1", EngineSettings(kind="sglang"), made_model(tmp_path / "m"), tmp_path / "log", None)
+    home = ServerSpec("engine-1", EngineSettings(kind="sglang"), made_model(tmp_path / "m"), tmp_path / "log", None)
 
     *_, key, form, load, how = SGLangControl(home._replace(form="fp8-blocks")).arguments()
 
@@ -176,7 +176,7 @@ def test_a_server_without_its_key_file_does_not_start(model: Path, tmp_path: Pat
 
 
 def test_a_server_beside_a_gateway_lets_its_requests_come_first(tmp_path: Path):
-    home = EngineHome("engine-1", EngineSettings(kind="sglang"), tmp_path, tmp_path / "log", None)
+    home = ServerSpec("engine-1", EngineSettings(kind="sglang"), tmp_path, tmp_path / "log", None)
 
     assert "--enable-priority-scheduling" in SGLangControl(home._replace(priorities=True)).arguments()
     assert "--enable-priority-scheduling" not in SGLangControl(home).arguments()

@@ -16,7 +16,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.errors import EngineRefused, EngineUnavailable, RequestFailed, VersionAbsent
 from asyncrl.engine.fleet import Fleet, Wanted
 from asyncrl.engine.generator import TRIES, Generator, Watch
-from asyncrl.engine.request_options import Manner, Pace
+from asyncrl.engine.request_options import Pace, RequestOptions
 from benchmarks.engine import served
 from harness.models import make_endless_model
 from harness.scripted_servers import CONTEXT, KEY, Servers, failing, never, ready, some
@@ -104,7 +104,7 @@ def stop_inside(text: str, length: int) -> tuple[str, int]:
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_stop_string_is_found_across_every_resumption(sampling: Sampling, streamed: bool):
     sampling.generator.quiet_tokens = 0 if streamed else 1000
-    sampling.generator.pace = Pace(Manner(5 if streamed else 16))
+    sampling.generator.pace = Pace(RequestOptions(5 if streamed else 16))
     free = await sampling.extend(Answer("generate", "", done=False))
     stop, end = stop_inside(sampling.tokenizer.decode_all(free.tokens.tolist()), 4)
     undisturbed = await sampling.extend(Answer("generate", "", done=False), stop=("never", stop))

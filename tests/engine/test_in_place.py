@@ -12,7 +12,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from benchmarks.engine import served
 from harness.counting import IDS, Counting
 from harness.models import make_endless_model
@@ -30,7 +30,7 @@ def never(error: BaseException) -> None:
 def open_generator(address: str) -> tuple[Fleet, Generator]:
     fleet = Fleet(lambda _, address: EngineClient(address), counts={}, fail=never)
     fleet.apply(EngineReady("engine-1", address, 0, 0, "made", 32))
-    return fleet, Generator(fleet, ModelInfo("any", 64, 1024), str, counts={}, manner=Manner(in_place=True))
+    return fleet, Generator(fleet, ModelInfo("any", 64, 1024), str, counts={}, manner=RequestOptions(in_place=True))
 
 
 async def test_a_request_goes_on_under_the_new_weights_and_its_tokens_name_them(tmp_path: Path):

@@ -11,7 +11,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from topics.actors import Waiting
 from topics.engines import EngineReady
@@ -66,7 +66,7 @@ async def test_words_of_megabytes_about_a_fault_are_cut(portion: int, fault: Any
         server.serve = serve
         fleet = Fleet(lambda _, address: EngineClient(address, generate_timeout_s=20), counts={}, fail=never)
         fleet.apply(EngineReady("engine-1", server.address, 0, 0, "made", 32))
-        generator = Generator(fleet, ModelInfo("any", 64, 128), str, counts={}, manner=Manner(portion=portion))
+        generator = Generator(fleet, ModelInfo("any", 64, 128), str, counts={}, manner=RequestOptions(portion=portion))
         watch = Listening()
 
         answer = await generator.generate(np.array([5], np.int32), SamplingParams(4), watch=watch)

@@ -12,7 +12,7 @@ from aiohttp import web
 
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings, RouterSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.control import EngineHome, SGLangControl
+from asyncrl.engine.control import ServerSpec, SGLangControl
 from asyncrl.engine.embedded import schema
 from asyncrl.engine.embedded.request import Sampling
 from asyncrl.weights.transfer_manifest import Described, GroupPlace
@@ -184,7 +184,7 @@ def test_sglang_reads_the_command_lines_of_its_servers(tmp_path: Path):
     pools = {name: EngineGroup(kind="sglang", arguments=[*arguments(), *extra]) for name, extra in given.items()}
     settings = EngineSettings(groups=pools, context=100, router=RouterSettings(1))
     homes = [
-        EngineHome(f"engine-{name}-2", settings, tmp_path, tmp_path / f"{name}.log", tmp_path / "key") for name in given
+        ServerSpec(f"engine-{name}-2", settings, tmp_path, tmp_path / f"{name}.log", tmp_path / "key") for name in given
     ]
     servers = [SGLangControl(home) for home in homes]
     expected = {

@@ -14,7 +14,7 @@ from asyncrl.engine.client import EngineClient, SamplingParams, message_of
 from asyncrl.engine.errors import RequestFailed
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from topics.engines import EngineReady
 
@@ -163,7 +163,7 @@ async def sampled_from(server: LikeSGLang, portion: int) -> AsyncIterator[Genera
     server.weight_version = "0:0:made"
     fleet = Fleet(lambda _, address: EngineClient(address, generate_timeout_s=20), counts={}, fail=never)
     fleet.apply(EngineReady("engine-1", server.address, 0, 0, "made", 32))
-    yield Generator(fleet, ModelInfo("any", 64, 128), str, counts={}, manner=Manner(portion=portion))
+    yield Generator(fleet, ModelInfo("any", 64, 128), str, counts={}, manner=RequestOptions(portion=portion))
     await fleet.close()
 
 

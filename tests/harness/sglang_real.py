@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.settings import EngineSettings
-from asyncrl.engine.control import EmbeddedControl, EngineHome, SGLangControl
+from asyncrl.engine.control import EmbeddedControl, ServerSpec, SGLangControl
 
 FOUND = os.environ.get("ASYNCRL_SGLANG", "")
 ABSENT = "ASYNCRL_SGLANG names no folder with SGLang; scripts/sglang-cpu makes one (2.7 GB) and runs this test"
@@ -73,7 +73,7 @@ async def engine(
     words = formed if grammars else ["--skip-tokenizer-init"]
     extra = [*arguments(), *words, *more] if kind == "sglang" else []
     settings = EngineSettings(max_running=8, arguments=extra, environment=environment() if kind == "sglang" else {})
-    home = EngineHome("engine-1", settings, model, folder / "log", folder / "key")
+    home = ServerSpec("engine-1", settings, model, folder / "log", folder / "key")
     control = {"embedded": _Embedded, "sglang": _SGLang}[kind](home)
     control.incremental = incremental
     try:

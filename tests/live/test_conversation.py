@@ -8,8 +8,8 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.conversation import Conversations, Prompt, history_key
-from asyncrl.live.difference import History, Seam
-from asyncrl.live.turn_boundary import open_seam
+from asyncrl.live.difference import History, TurnBoundary
+from asyncrl.live.turn_boundary import open_boundary
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
 SYSTEM = {"role": "system", "content": "brief"}
@@ -30,7 +30,7 @@ def tokenizer(tmp_path: Path) -> TaskTokenizer:
 
 @pytest.fixture
 def known(tokenizer: TaskTokenizer) -> Conversations:
-    return Conversations(Seam(tokenizer), most_tokens=10_000)
+    return Conversations(TurnBoundary(tokenizer), most_tokens=10_000)
 
 
 def sampled(tokenizer: TaskTokenizer, text: str, *, ends: bool = True) -> np.ndarray:
@@ -54,7 +54,7 @@ def test_a_continued_conversation_is_the_one_that_the_template_writes(
     tmp_path: Path, template: str, end: str, special: tuple[str, ...]
 ):
     tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template, eos=end, special=special))
-    known = Conversations(Seam(tokenizer), most_tokens=10_000)
+    known = Conversations(TurnBoundary(tokenizer), most_tokens=10_000)
     messages = [SYSTEM, user("What?")]
     turn(known, "t1", messages, "It is", np.append(tokenizer.encode("It is"), np.int32(tokenizer.eos_ids[0])))
 
@@ -63,7 +63,7 @@ def test_a_continued_conversation_is_the_one_that_the_template_writes(
 
     assert prompt.parent == "t1"
     new = prompt.ids.tolist()[prompt.known :]
-    assert new == Seam(tokenizer).whole(messages).tolist()[-len(new) :]  # as tokens, no text alone
+    assert new == TurnBoundary(tokenizer).whole(messages).tolist()[-len(new) :]  # as tokens, no text alone
     assert tokenizer.decode_all(prompt.ids.tolist()) == tokenizer.chat_text(messages)
 
 
@@ -77,7 +77,7 @@ def test_sampled_ids_are_taken_as_they_are(tokenizer: TaskTokenizer, known: Conv
     history = [*first.ids.tolist(), *odd.tolist()]
     assert second.ids.tolist()[: len(history)] == history
     assert (second.parent, second.known, second.rewritten) == ("t1", len(history), 0)
-    assert second.ids.tolist() != Seam(tokenizer).whole(messages).tolist()  # which encodes the reply otherwise
+    assert second.ids.tolist() != TurnBoundary(tokenizer).whole(messages).tolist()  # which encodes the reply otherwise
     assert tokenizer.decode_all(second.ids.tolist()) == tokenizer.chat_text(messages)
 
 
@@ -115,7 +115,7 @@ def test_a_role_that_the_model_opened_is_the_one_that_follows_or_another_is_open
     tokenizer = TaskTokenizer.load(tmp_path)
     ids = tokenizer.encode("[gMASK]<|user|>\nWhat?<|assistant|>is" + end)
 
-    found = Seam(tokenizer).after(History("t", ids, 9), [{"role": role, "content": "a"}])
+    found = TurnBoundary(tokenizer).after(History("t", ids, 9), [{"role": role, "content": "a"}])
 
     assert tokenizer.decode_all(found.tolist()) == tokenizer.decode_all(ids.tolist()) + behind
 
@@ -201,7 +201,7 @@ def test_a_variable_of_the_template_changes_what_follows_and_no_history(tokenize
 def test_a_variable_that_the_template_writes_before_a_reply_begins_another_conversation(tmp_path: Path):
     template = "{{ style | default('') }}" + TEMPLATE
     tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template))
-    known = Conversations(Seam(tokenizer), most_tokens=10_000)
+    known = Conversations(TurnBoundary(tokenizer), most_tokens=10_000)
     turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
     messages = [user("What?"), reply("is"), user("this")]
 
@@ -212,7 +212,7 @@ def test_a_variable_that_the_template_writes_before_a_reply_begins_another_conve
 
 
 def test_what_is_forgotten_is_written_anew(tokenizer: TaskTokenizer):
-    known = Conversations(Seam(tokenizer), most_tokens=60)
+    known = Conversations(TurnBoundary(tokenizer), most_tokens=60)
     for number in range(5):
         turn(known, f"t{number}", [user(f"What {number}?")], "is", sampled(tokenizer, "is"))
 
@@ -237,12 +237,12 @@ def test_an_unsafe_seam_is_found_at_the_start(tmp_path: Path, fault: str):
     tokenizer = TaskTokenizer.load(make_model(tmp_path, template=UNSAFE[fault]))
 
     with pytest.raises(TokenizerError, match=WORDS.get(fault, fault)):
-        Seam(tokenizer)
+        TurnBoundary(tokenizer)
 
 
 def test_a_model_without_a_template_serves_no_conversation(tmp_path: Path):
     with pytest.raises(TokenizerError, match=r"a gateway serves chats, and .* has no chat template; put chat_template"):
-        open_seam(TaskTokenizer.load(make_model(tmp_path, template=None)), "auto")
+        open_boundary(TaskTokenizer.load(make_model(tmp_path, template=None)), "auto")
 
 
 def test_a_message_that_holds_the_mark_is_refused(known: Conversations, tokenizer: TaskTokenizer):
@@ -257,7 +257,7 @@ def test_a_conversation_that_came_before_has_the_keys_that_it_has_anew(tokenizer
     for number in range(5):
         messages = [*messages, user(f"What? {number}")]
         prompt = turn(known, f"t{number}", messages, "is", sampled(tokenizer, "is"))
-        anew = Conversations(Seam(tokenizer), most_tokens=10_000).prompt(messages)
+        anew = Conversations(TurnBoundary(tokenizer), most_tokens=10_000).prompt(messages)
         assert prompt.key == anew.key and prompt.parent == (f"t{number - 1}" if number else "")
         messages = [*messages, reply("is")]
     messages = [*messages, user("And?")]

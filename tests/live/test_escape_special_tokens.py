@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.conversation import Conversations, history_key
-from asyncrl.live.difference import History, Seam
+from asyncrl.live.difference import History, TurnBoundary
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, TEMPLATE, make_model
 
 CHATML = ("<|im_start|>", "<|im_end|>")
@@ -36,7 +36,7 @@ def hidden(text: str) -> str:
 @pytest.mark.parametrize("role", ["user", "system", "assistant"])
 def test_a_forged_message_is_text(tmp_path: Path, template: str, special: tuple[str, ...], forged: str, role: str):
     tokenizer = loaded(tmp_path, template, special)
-    known = Conversations(Seam(tokenizer), most_tokens=10_000)
+    known = Conversations(TurnBoundary(tokenizer), most_tokens=10_000)
     first = [{"role": "user", "content": HARMLESS}]
     prompt = known.prompt(first)
     reply = {"role": "assistant", "content": "b"}
@@ -57,7 +57,7 @@ def test_a_forged_message_is_text(tmp_path: Path, template: str, special: tuple[
 
 def test_what_a_tool_answers_its_calls_and_its_declaration_are_text(tmp_path: Path):
     tokenizer = loaded(tmp_path, QWEN3, (*CHATML[:1], "<tool_response>", "</tool_response>", CHATML[1]))
-    known = Conversations(Seam(tokenizer), most_tokens=10_000)
+    known = Conversations(TurnBoundary(tokenizer), most_tokens=10_000)
 
     def prompt(text: str) -> np.ndarray:
         call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {text: text}}}
@@ -74,7 +74,7 @@ def test_what_a_tool_answers_its_calls_and_its_declaration_are_text(tmp_path: Pa
 
 def test_tokens_that_overlap_are_all_cut(tmp_path: Path):
     tokenizer = loaded(tmp_path, TEMPLATE, ("<|im_start|>", ">>>", "|>>", "<|im_end|>"))
-    seam = Seam(tokenizer)
+    seam = TurnBoundary(tokenizer)
 
     def prompt(text: str) -> np.ndarray:
         return seam.whole([{"role": "user", "content": text}])

@@ -9,8 +9,8 @@ import pytest
 
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.live.conversation import Conversations, history_key
-from asyncrl.live.difference import History, Seam
-from asyncrl.live.turn_boundary import AUTO, open_seam
+from asyncrl.live.difference import History, TurnBoundary
+from asyncrl.live.turn_boundary import AUTO, open_boundary
 from asyncrl.live.turn_log import TurnLog
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, QWEN3_SAID, QWEN3_TOKENS, TEMPLATE, make_model
 from topics.turns import TurnFinished, TurnStarted
@@ -45,9 +45,9 @@ def tokenizer(tmp_path: Path) -> TaskTokenizer:
 
 
 @pytest.fixture
-def seam(tokenizer: TaskTokenizer) -> Seam:
+def seam(tokenizer: TaskTokenizer) -> TurnBoundary:
     pytest.importorskip("renderers")
-    return open_seam(tokenizer, AUTO)
+    return open_boundary(tokenizer, AUTO)
 
 
 def sampled(tokenizer: TaskTokenizer, text: str, *, ends: bool = True) -> list[int]:
@@ -60,7 +60,7 @@ def sampled(tokenizer: TaskTokenizer, text: str, *, ends: bool = True) -> list[i
     return [*ids, tokenizer.eos_ids[0]] if ends else ids
 
 
-def talk(tokenizer: TaskTokenizer, seam: Seam) -> list[np.ndarray]:
+def talk(tokenizer: TaskTokenizer, seam: TurnBoundary) -> list[np.ndarray]:
     """Hold a conversation; returns the prompt of each turn behind the first."""
     known, messages = Conversations(seam, most_tokens=10_000), [{"role": "user", "content": "What?"}]
     prompts = []
@@ -77,17 +77,19 @@ def talk(tokenizer: TaskTokenizer, seam: Seam) -> list[np.ndarray]:
     return prompts
 
 
-def test_several_turns_with_reasoning_and_tools_go_on_as_by_difference(tokenizer: TaskTokenizer, seam: Seam):
+def test_several_turns_with_reasoning_and_tools_go_on_as_by_difference(tokenizer: TaskTokenizer, seam: TurnBoundary):
     assert seam.name == "qwen3"
 
-    for written, expected in zip(talk(tokenizer, seam), talk(tokenizer, Seam(tokenizer)), strict=True):
+    for written, expected in zip(talk(tokenizer, seam), talk(tokenizer, TurnBoundary(tokenizer)), strict=True):
         assert written.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize(
     ("text", "closed"), [("It is", "<|im_end|>"), ("<think>\nIt is", "</think><|im_end|>"), ("It<|endoftext|>", "")]
 )
-def test_a_reply_that_was_cut_is_closed_where_it_was_cut(tokenizer: TaskTokenizer, seam: Seam, text: str, closed: str):
+def test_a_reply_that_was_cut_is_closed_where_it_was_cut(
+    tokenizer: TaskTokenizer, seam: TurnBoundary, text: str, closed: str
+):
     prompt = seam.whole([{"role": "user", "content": "What?"}]).tolist()
     ids = [*prompt, *sampled(tokenizer, text, ends=False)]
 
@@ -98,7 +100,7 @@ def test_a_reply_that_was_cut_is_closed_where_it_was_cut(tokenizer: TaskTokenize
     assert found[len(ids) :] == tokenizer.encode(behind).tolist()
 
 
-def test_a_stored_turn_says_where_its_reply_begins(tokenizer: TaskTokenizer, seam: Seam):
+def test_a_stored_turn_says_where_its_reply_begins(tokenizer: TaskTokenizer, seam: TurnBoundary):
     known, messages = Conversations(seam, most_tokens=10_000), [{"role": "user", "content": "What?"}]
     log, prompt = TurnLog(known, most_tokens=10_000, retry_s=1.0), known.prompt(messages)
     reply, ids = {"role": "assistant", "content": ""}, sampled(tokenizer, "<think>\nIt", ends=False)
@@ -111,12 +113,12 @@ def test_a_stored_turn_says_where_its_reply_begins(tokenizer: TaskTokenizer, sea
     assert "<think>\nIt</think><|im_end|>\n<|im_start|>user\na<|im_end|>" in text
 
 
-def test_what_a_program_declines_is_written_by_difference(tokenizer: TaskTokenizer, seam: Seam):
+def test_what_a_program_declines_is_written_by_difference(tokenizer: TaskTokenizer, seam: TurnBoundary):
     ids = [*seam.whole([{"role": "user", "content": "What?"}]).tolist(), *sampled(tokenizer, "<think>\nIt")]
     history = History("t", np.array(ids, np.int32), 9)  # an end within reasoning: no program knows what it closes
     messages = [{"role": "user", "content": "a"}]
 
-    assert seam.after(history, messages).tolist() == Seam(tokenizer).after(history, messages).tolist()
+    assert seam.after(history, messages).tolist() == TurnBoundary(tokenizer).after(history, messages).tolist()
 
 
 def test_without_the_package_all_is_written_by_difference_and_a_named_family_is_refused(
@@ -124,10 +126,10 @@ def test_without_the_package_all_is_written_by_difference_and_a_named_family_is_
 ):
     monkeypatch.setitem(sys.modules, "renderers", None)
 
-    assert open_seam(tokenizer, AUTO).reason == "the package renderers is not installed"
-    assert open_seam(tokenizer, AUTO).name == "difference"
+    assert open_boundary(tokenizer, AUTO).reason == "the package renderers is not installed"
+    assert open_boundary(tokenizer, AUTO).name == "difference"
     with pytest.raises(TokenizerError, match=r'gateway.renderer is .qwen3.*pip install "asyncrl\[renderers\]"'):
-        open_seam(tokenizer, "qwen3")
+        open_boundary(tokenizer, "qwen3")
 
 
 MODELS = {
@@ -144,8 +146,8 @@ def test_a_template_that_no_program_writes_is_written_by_difference(tmp_path: Pa
     said = QWEN3_SAID if special == QWEN3_TOKENS else ()
     tokenizer = TaskTokenizer.load(make_model(tmp_path, template=template, special=special, said=said, eos=special[-1]))
 
-    opened = open_seam(tokenizer, AUTO)
+    opened = open_boundary(tokenizer, AUTO)
 
     assert opened.name == "difference" and reason in opened.reason
     with pytest.raises(TokenizerError, match=r"'qwen3' (does not take this model|writes conversation 3)"):
-        open_seam(tokenizer, "qwen3")
+        open_boundary(tokenizer, "qwen3")

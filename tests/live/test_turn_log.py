@@ -9,7 +9,7 @@ import pytest
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.schema import LiveError, Request
 from asyncrl.live.conversation import Conversations, Draft, history_key, tools_key
-from asyncrl.live.difference import Seam
+from asyncrl.live.difference import TurnBoundary
 from asyncrl.live.session_turns import SessionTurns
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from harness.tokenizers import make_model
@@ -24,7 +24,7 @@ def ids(*tokens: int) -> np.ndarray:
 
 @pytest.fixture
 def known(tmp_path: Path) -> Conversations:
-    return Conversations(Seam(TaskTokenizer.load(make_model(tmp_path))), most_tokens=1000)
+    return Conversations(TurnBoundary(TaskTokenizer.load(make_model(tmp_path))), most_tokens=1000)
 
 
 def key_of(known: Conversations, messages: list[dict[str, str]], text: str) -> str:

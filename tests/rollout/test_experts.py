@@ -11,7 +11,7 @@ from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.answer import Generation
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.routing import keep_routing
-from asyncrl.engine.token_buffer import Tape
+from asyncrl.engine.token_buffer import TokenBuffer
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal, branch_tasks
 from topics.trajectories import Answer, ProgressEntry
@@ -37,7 +37,7 @@ class Host:
             await asyncio.sleep(0)
             self.requests += 1
             new = TURN - had if had else 1
-            Tape(answer).extend(np.full(new, 7, np.int32), np.zeros(new, np.float32), 0)
+            TokenBuffer(answer).extend(np.full(new, 7, np.int32), np.zeros(new, np.float32), 0)
             if self.requests not in self._lost:
                 fed = len(ids) + len(answer.tokens) - 1
                 generation = told(new, np.full(2 * fed, self.requests, np.int32))

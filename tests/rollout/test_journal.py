@@ -6,7 +6,7 @@ import contextlib
 import numpy as np
 import pytest
 
-from asyncrl.engine.token_buffer import Tape
+from asyncrl.engine.token_buffer import TokenBuffer
 from asyncrl.rollout.context import Limits, RolloutContext, ToolFailed
 from asyncrl.rollout.journal import Diverged, Journal, branch_tasks
 from topics.trajectories import Answer, Outcome, ProgressEntry
@@ -26,7 +26,7 @@ class Host:
         self.sampled += 1
         for _ in range(self.turns.pop(0) if self.turns else 0):
             await asyncio.sleep(0)
-        Tape(answer).extend(ids[-1:] + 1, np.zeros(1, np.float32), 0)
+        TokenBuffer(answer).extend(ids[-1:] + 1, np.zeros(1, np.float32), 0)
         answer.done, answer.finish = True, "stop"
 
     async def checkpoint(self):
@@ -195,14 +195,14 @@ async def test_the_clock_is_replayed():
 
 def test_tokens_and_log_probs_must_be_as_many():
     with pytest.raises(ValueError, match="2 tokens but 1 log-probs"):
-        Tape(Answer("generate", "")).extend(np.zeros(2, np.int32), np.zeros(1, np.float32), 0)
+        TokenBuffer(Answer("generate", "")).extend(np.zeros(2, np.int32), np.zeros(1, np.float32), 0)
 
 
 def test_what_was_handed_out_stays_as_it_was_while_tokens_go_on_coming():
     answer = Answer("generate", "", done=False)
     handed_out, expected, dice = [], [], np.random.default_rng(3)
     for sampler in range(3):  # after an abort the next engine goes on
-        tape = Tape(answer)
+        tape = TokenBuffer(answer)
         for count in dice.integers(0, 40, 50):
             tokens = dice.integers(0, 1000, count).astype(np.int32)
             version = 10 * sampler + len(expected) // 100  # new weights come under a request that runs
@@ -228,7 +228,7 @@ def test_one_version_stands_for_all_tokens_of_a_message():
     answer = journal.answers["0"] = Answer("generate", "", done=False)
     published = []
     for version in (7, 8):
-        Tape(answer).extend(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), version)
+        TokenBuffer(answer).extend(np.arange(3, dtype=np.int32), np.zeros(3, np.float32), version)
         published.append(journal.news())
         journal.published(published[-1])
     assert [news["0"].versions.tolist() for news in published] == [[7], [8]]

@@ -271,7 +271,7 @@ async def test_a_run_whose_topics_are_being_read_is_not_resumed_and_its_reader_i
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("buffer.max_lag=1", "goes on with the settings it began with, but for its lengths"),
+        ("buffer.max_lag=1", "a resumed run keeps its settings, except its lengths"),
         ("task.epochs=2", "the run began with 0; it may be raised, 0 is no end"),
         ("learner.steps=6", "the run began with 7 steps; they may only be raised"),
     ],

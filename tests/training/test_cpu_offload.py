@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from asyncrl.training.cpu_offload import Resting
+from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.host_copy import Source, _copy
 from asyncrl.training.host_memory import fill_at_once
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
@@ -90,11 +90,11 @@ def test_a_resting_trainer_holds_nothing_on_its_device_and_says_how_much_it_move
 
     moved = trainer.rest()
 
-    assert moved.bytes == moved.copied == trainer._resting.held_bytes == expected
+    assert moved.bytes == moved.copied == trainer._offloader.held_bytes == expected
     assert {one.untyped_storage().nbytes() for one in [*own, *critic, *trainer._frozen]} == {0}
     assert trainer.rest().bytes == moved.bytes, "what has left does not leave twice"
     trainer.copy_weights()
-    assert trainer._resting.held_bytes == 0
+    assert trainer._offloader.held_bytes == 0
     assert stored([*own, *critic, *trainer._frozen]) == expected
     assert all(torch.isfinite(one).all() for one in own)
 
@@ -161,7 +161,7 @@ def test_host_memory_is_filled_with_zeros_by_several_threads(monkeypatch):
 
 
 def test_what_no_free_piece_of_the_device_is_large_enough_for_comes_back_piece_by_piece(monkeypatch):
-    resting, tensor = Resting(torch.device("cpu")), torch.arange(8.0)
+    resting, tensor = Offloader(torch.device("cpu")), torch.arange(8.0)
     resting.leave([tensor])
 
     def full(*_: object, **_options: object) -> torch.Tensor:
@@ -181,7 +181,7 @@ def test_tensors_for_which_the_host_has_no_memory_stay_as_they_are(monkeypatch: 
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr("asyncrl.training.cpu_offload.host_memory", full)
-    resting, tensor, zeros = Resting(torch.device("cpu")), torch.arange(4.0), torch.zeros(4)
+    resting, tensor, zeros = Offloader(torch.device("cpu")), torch.arange(4.0), torch.zeros(4)
 
     with pytest.raises(RuntimeError, match="out of memory"):
         resting.leave([tensor], [zeros])

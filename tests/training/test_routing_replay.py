@@ -24,7 +24,7 @@ from asyncrl.engine.embedded.server import EngineServer
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Fleet
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from asyncrl.engine.routing import keep_routing, rows_of
 from asyncrl.rollout.context import Limits, RolloutContext
 from asyncrl.rollout.journal import Journal
@@ -126,7 +126,9 @@ async def sampled(model, *, noise):
     async with serving(engine) as address:
         fleet = Fleet(lambda _, address: Noting(address, asked), counts={}, fail=lambda error: None)
         fleet.apply(EngineReady("engine-1", address, 0, 0, "made", 32))
-        generator = Generator(fleet, check_model_directory(model), str, counts={}, manner=Manner(4, routed=True))
+        generator = Generator(
+            fleet, check_model_directory(model), str, counts={}, manner=RequestOptions(4, routed=True)
+        )
         for number in range(4):
             host, journal = Host(generator, Aborting(engine)), Journal()
             limits = Limits(TOKENS // 2, [])
@@ -308,7 +310,7 @@ async def test_rows_of_no_token_of_the_answer_keep_out_none_of_it(before):
     fleet = Fleet(lambda *_: server, counts={}, fail=lambda error: None)
     fleet.apply(EngineReady("engine-1", "made", 0, 0, "made", 32))
     shape = ModelInfo("any", 64, 128, experts=8)
-    generator = Generator(fleet, shape, str, counts={}, manner=Manner(routed=True))
+    generator = Generator(fleet, shape, str, counts={}, manner=RequestOptions(routed=True))
     answer = await generator.generate(ids, SamplingParams(count))
     await fleet.close()
 

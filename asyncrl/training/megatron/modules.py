@@ -20,7 +20,7 @@ from asyncrl.training.megatron.experts import ExpertLayer, ExpertMixture, expert
 from asyncrl.training.megatron.layers import Layer
 from asyncrl.training.megatron.mcore_patches import OPTIONS
 from asyncrl.training.megatron.mla import adapt_latent, latent_options
-from asyncrl.training.megatron.mtp import Ahead
+from asyncrl.training.megatron.mtp import MtpBlock
 from asyncrl.training.megatron.norms import Norm
 from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.weight_map import Family
@@ -167,7 +167,7 @@ def _chunk(config: TransformerConfig, family: Family, shape: ModelConfig, layout
         vp_stage=ends["vp_stage"],
     )
     if shape.ahead and model.post_process:
-        model.ahead = Ahead(config, _layer(config, family, shape, shape.layers), ends["vp_stage"])
+        model.ahead = MtpBlock(config, _layer(config, family, shape, shape.layers), ends["vp_stage"])
     model.to(config.params_dtype)  # the norms too
     keep_corrections(model)
     if shape.latent is None:  # else each layer has its own

@@ -13,7 +13,7 @@ from asyncrl.training.megatron.mla import Whole
 from asyncrl.training.megatron.norms import Norm
 
 
-class Ahead(nn.Module):
+class MtpBlock(nn.Module):
     """A layer on the last stage, after the norm of the trunk."""
 
     def __init__(self, config: Any, layer: Any, vp_stage: int | None) -> None:

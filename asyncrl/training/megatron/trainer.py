@@ -16,8 +16,8 @@ from asyncrl.algorithms.sums import Sums
 from asyncrl.algorithms.token_loss import Loss
 from asyncrl.algorithms.value_loss import value_loss
 from asyncrl.data.quantisation import config_of
-from asyncrl.training.base_trainer import STATE, WEIGHTS, Steps
-from asyncrl.training.cpu_offload import Resting
+from asyncrl.training.base_trainer import STATE, WEIGHTS, BaseTrainer
+from asyncrl.training.cpu_offload import Offloader
 from asyncrl.training.critic import COLUMNS, STEMS, Critic
 from asyncrl.training.disk_names import stored
 from asyncrl.training.gradient_attribution import RowPasses
@@ -32,7 +32,7 @@ from asyncrl.training.megatron.sharded_params import Reading
 from asyncrl.training.model_optimizer import Stems
 from asyncrl.training.packing import MicroBatch
 from asyncrl.training.passes import Passes
-from asyncrl.training.passthrough_weights import FurtherTensors
+from asyncrl.training.passthrough_weights import PassthroughWeights
 from asyncrl.training.reference import NONE, STEM, VERSION, Reference
 from asyncrl.training.tensor_files import TensorFiles
 
@@ -82,7 +82,7 @@ class MegatronReference(Reference):
                 self._version = files[VERSION]
 
 
-class MegatronTrainer(Steps):
+class MegatronTrainer(BaseTrainer):
     """See `Trainer`. Ranks of one replica give `step` the same rows."""
 
     settings: MegatronSettings
@@ -102,7 +102,7 @@ class MegatronTrainer(Steps):
         self.device = torch.device(self.settings.device)
         if self.device.type == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
-        self._resting, self._idle, self._frozen = Resting(self.device), Resting(self.device), []
+        self._offloader, self._idle, self._frozen = Offloader(self.device), Offloader(self.device), []
         prepare(self.device)
         with self.placed():
             join(self.settings.layout)
@@ -114,7 +114,7 @@ class MegatronTrainer(Steps):
         frozen = Loading(self.settings.layout, self.device, self._dtype, self.settings.compiled, multiply=multiply)
         trained, weight = frozen._replace(recompute=self.settings.recompute), self.settings.mtp_weight
         self._policy = MegatronPolicy(directory, trained._replace(ahead=weight > 0.0))
-        self._mixture, self._further = self._policy.mixture, FurtherTensors(directory, WEIGHTS)
+        self._mixture, self._further = self._policy.mixture, PassthroughWeights(directory, WEIGHTS)
         self.replays, self.records = self.settings.replays, self.settings.records
         self._policy.replays = self.replays or self.records
         self._own = MegatronOptimized(

@@ -18,7 +18,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.pools import Purpose
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
-from asyncrl.engine.control import CONTROLS, EngineHome, ScriptedControl
+from asyncrl.engine.control import CONTROLS, ScriptedControl, ServerSpec
 from asyncrl.engine.errors import VersionAbsent
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
@@ -238,7 +238,7 @@ async def test_weights_that_come_back_meet_no_prefix_that_others_computed_under_
     class Owned(ScriptedControl):
         own = True
 
-        def __init__(self, home: EngineHome) -> None:
+        def __init__(self, home: ServerSpec) -> None:
             super().__init__(home)
             made.append(self)
 

@@ -14,7 +14,7 @@ from aiohttp import ClientSession
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
-from asyncrl.live.difference import Seam
+from asyncrl.live.difference import TurnBoundary
 from harness.gateways import Served, gateway, gateway_stage, ready, stored_turns
 from harness.live_runs import TEMPLATE
 from harness.sglang_like import LikeSGLang
@@ -40,13 +40,13 @@ async def test_a_long_text_is_encoded_beside_the_loop_on_which_streams_wait(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     encoded: list[bool] = []
-    whole = Seam.whole
+    whole = TurnBoundary.whole
 
     def noted(*given: Any) -> Any:
         encoded.append(threading.current_thread() is threading.main_thread())
         return whole(*given)
 
-    monkeypatch.setattr(Seam, "whole", noted)
+    monkeypatch.setattr(TurnBoundary, "whole", noted)
     async with gateway(bus, stage, tmp_path / "model", inference) as served:
         login = {"Authorization": f"Bearer {served.key}"}
         async with ClientSession(served.address, headers=login) as http:

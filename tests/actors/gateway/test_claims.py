@@ -10,7 +10,7 @@ import pytest
 from aiohttp import ClientError, ClientSession
 
 from actors.gateway import claims
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import TIME_TO_LIVE, publish, publish_if_latest, read
@@ -110,9 +110,9 @@ async def test_a_request_waits_for_the_end_of_an_equal_one_whose_client_has_just
     two: Two, inference: LikeSGLang, bus: Bus, monkeypatch: pytest.MonkeyPatch, keyed: bool
 ):
     in_two_halves(inference, 2)
-    asks, put, key = asyncio.Event(), Facts.put, {"Idempotency-Key": "k"} if keyed else {}
+    asks, put, key = asyncio.Event(), TurnStore.put, {"Idempotency-Key": "k"} if keyed else {}
 
-    async def held(facts: Facts, fact: Any, **options: Any) -> bool:
+    async def held(facts: TurnStore, fact: Any, **options: Any) -> bool:
         if isinstance(fact, TurnFinished):
             await asks.wait()
         return await put(facts, fact, **options)
@@ -121,7 +121,7 @@ async def test_a_request_waits_for_the_end_of_an_equal_one_whose_client_has_just
         record = await read_last(bus, TURN_CLAIMED)
         return record is not None and record.key.startswith("after-")
 
-    monkeypatch.setattr(Facts, "put", held)
+    monkeypatch.setattr(TurnStore, "put", held)
     cut = asyncio.create_task(two.ask(0, **key))
     await until(lambda: bool(inference.asked and inference.asked[0].cumulative), "its first tokens are there")
     await two.know_begins(bus)
@@ -140,9 +140,9 @@ async def test_a_request_of_several_choices_waits_for_the_ends_of_all_of_them(
     two: Two, inference: LikeSGLang, bus: Bus, monkeypatch: pytest.MonkeyPatch
 ):
     in_two_halves(inference, 2)
-    asked, put = asyncio.Event(), Facts.put
+    asked, put = asyncio.Event(), TurnStore.put
 
-    async def held(facts: Facts, fact: Any, **options: Any) -> bool:
+    async def held(facts: TurnStore, fact: Any, **options: Any) -> bool:
         if isinstance(fact, TurnFinished):
             await asked.wait()
         return await put(facts, fact, **options)
@@ -155,7 +155,7 @@ async def test_a_request_of_several_choices_waits_for_the_ends_of_all_of_them(
     cut = asyncio.create_task(two.ask(0, choices=3))
     await until(lambda: len(inference.asked) == 3 and all(one.cumulative for one in inference.asked), "first tokens")
     begun = await two.know_begins(bus, 3)
-    monkeypatch.setattr(Facts, "put", held)
+    monkeypatch.setattr(TurnStore, "put", held)
     cut.cancel()
     await until(lambda: bool(two.served[0].gateway._leaving._ends), "its connection is lost")
     inference.events = inference.one_event

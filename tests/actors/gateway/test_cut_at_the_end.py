@@ -15,7 +15,7 @@ from asyncrl.config.live_settings import GatewaySettings, SafetySettings
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.live.apis.schema import Request
 from asyncrl.live.conversation import Conversations
-from asyncrl.live.difference import Seam
+from asyncrl.live.difference import TurnBoundary
 from asyncrl.live.sessions import Session
 from asyncrl.live.tools import Wording
 from asyncrl.live.traffic_split import Arm
@@ -72,7 +72,7 @@ async def gone(_text: Any) -> None:
 @pytest.mark.parametrize("by_stop_sequence", [False, True])
 async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_sequence: bool):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
-    known = Conversations(Seam(tokenizer), most_tokens=1000)
+    known = Conversations(TurnBoundary(tokenizer), most_tokens=1000)
     facts = Facts(TurnLog(known, most_tokens=1000, retry_s=10.0))
     ids = tokenizer.encode("the answer.") if by_stop_sequence else np.append(tokenizer.encode("the answer"), 0)
     if not by_stop_sequence:
@@ -105,7 +105,7 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
 
 async def test_an_engine_reads_the_prompt_while_the_begin_is_stored_and_nothing_is_sent_before(tmp_path: Path):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
-    known = Conversations(Seam(tokenizer), most_tokens=1000)
+    known = Conversations(TurnBoundary(tokenizer), most_tokens=1000)
     tokens, steps, answered = tokenizer.encode("answer").astype(np.int32), list[str](), asyncio.Event()
 
     class Slow(Facts):
@@ -136,7 +136,7 @@ async def test_an_engine_reads_the_prompt_while_the_begin_is_stored_and_nothing_
 @pytest.mark.parametrize("cut", [TurnStarted, TurnFinished])
 async def test_a_turn_whose_request_is_cancelled_while_a_fact_of_it_is_stored_has_an_end(tmp_path: Path, cut: type):
     tokenizer = TaskTokenizer.load(make_model(tmp_path))
-    known = Conversations(Seam(tokenizer), most_tokens=1000)
+    known = Conversations(TurnBoundary(tokenizer), most_tokens=1000)
     tokens, sent, answered = tokenizer.encode("answer").astype(np.int32), asyncio.Event(), asyncio.Event()
 
     class Slow(Facts):

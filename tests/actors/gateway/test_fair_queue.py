@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from actors.gateway.fair_queue import Places
+from actors.gateway.fair_queue import FairQueue
 from asyncrl.live.apis.schema import LiveError
 
 LONG_S = 60.0
@@ -16,7 +16,7 @@ class Crowd:
     """Requests that hold a place until they are let go."""
 
     def __init__(self, most: int, hold_s: float = LONG_S, *, shared: bool = False) -> None:
-        self.places = Places(most, hold_s, shared=lambda: shared)
+        self.places = FairQueue(most, hold_s, shared=lambda: shared)
         self.inside: list[str] = []
         self._go: dict[str, asyncio.Event] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}

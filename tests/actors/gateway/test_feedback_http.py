@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import ClientSession
 
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusGone
 from asyncrl.bus.publish import Prepared, publish
@@ -153,13 +153,13 @@ async def test_feedback_waits_while_the_nats_server_is_away_and_is_stored_once_b
         assert (status, body["error"]["type"]) == (503, "server_error")
         raw = (served.gateway._context.files.spool / "gateway-1").read_bytes()
         assert b"thanks" not in raw and b"feedback.given" in raw
-        drain, first_of = asyncio.Event(), Facts._store_first
+        drain, first_of = asyncio.Event(), TurnStore._store_first
 
-        async def held(facts: Facts) -> None:
+        async def held(facts: TurnStore) -> None:
             await drain.wait()
             await first_of(facts)
 
-        monkeypatch.setattr(Facts, "_store_first", held)
+        monkeypatch.setattr(TurnStore, "_store_first", held)
         await server.start()
         await until(lambda: bus.client.is_connected, "the server is back")
         assert (await give(served, before, thumb="up"))[0] == 200  # behind what still waits

@@ -11,7 +11,7 @@ from aiohttp import ClientSession
 from actors.gateway import actor
 from actors.gateway.clients import Leaving
 from actors.gateway.meter import Meter
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.live.keys import make_key
@@ -93,10 +93,10 @@ async def test_a_request_whose_connection_breaks_ends_at_once_and_its_repeat_goe
 async def test_a_reply_whose_client_was_gone_at_its_end_is_given_to_one_equal_request_of_its_session(
     bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    ends, go_on, put, ended = asyncio.Event(), asyncio.Event(), Facts.put, Leaving.ended
+    ends, go_on, put, ended = asyncio.Event(), asyncio.Event(), TurnStore.put, Leaving.ended
     waiting: list[Any] = []
 
-    async def held(facts: Facts, fact: Any, **options: Any) -> bool:
+    async def held(facts: TurnStore, fact: Any, **options: Any) -> bool:
         if isinstance(fact, TurnFinished):
             ends.set()
             await go_on.wait()
@@ -106,7 +106,7 @@ async def test_a_reply_whose_client_was_gone_at_its_end_is_given_to_one_equal_re
         waiting.append(asked)
         await ended(leaving, *asked)
 
-    monkeypatch.setattr(Facts, "put", held)
+    monkeypatch.setattr(TurnStore, "put", held)
     asked: dict[str, Any] = {"model": "any", "messages": USER, "max_tokens": 5}
     async with (
         gateway(bus, stage, tmp_path / "model", inference) as served,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.gateway.turn_store import Facts
+from actors.gateway.turn_store import TurnStore
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.key_cache import Vault
@@ -245,7 +245,7 @@ async def test_what_the_server_does_not_allow_is_left_out_and_counted(stage: Cal
         left.open()
         left.add(Waiting(1, await prepare(sessions, facts[0])))
         left.close()
-        stored = Facts(context, TurnLog(None, most_tokens=1, retry_s=1.0), most_bytes=1000)  # type: ignore[arg-type]
+        stored = TurnStore(context, TurnLog(None, most_tokens=1, retry_s=1.0), most_bytes=1000)  # type: ignore[arg-type]
         await stored.start(DEADLINE_S)
         assert (await stored.put(facts[1]), stored.waits, context.vitals["facts_refused"]) == (False, False, 2)
         await stored.close(0.0)

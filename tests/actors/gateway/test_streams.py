@@ -13,7 +13,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import publish
 from asyncrl.config.live_settings import GatewaySettings
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.engine.token_buffer import Tape
+from asyncrl.engine.token_buffer import TokenBuffer
 from asyncrl.live.apis.schema import Piece, Request
 from asyncrl.live.conversation import Prompt
 from asyncrl.live.tools import Wording
@@ -123,7 +123,7 @@ async def test_what_comes_while_a_slow_client_reads_is_sent_behind_the_end_of_th
     tokens, request = tokenizer.encode("abcdef"), Request("any", USER, stream=True)
     (who,) = asked_for("anna", "chat", request, {}, messages=b"")
     turn = Turn(request, Prompt(tokens), Wording.of(tokenizer), GatewaySettings(), asked=who)
-    tape, whole, sent = Tape(turn._answer), asyncio.get_running_loop().create_future(), list[Piece | None]()
+    tape, whole, sent = TokenBuffer(turn._answer), asyncio.get_running_loop().create_future(), list[Piece | None]()
 
     def come(part: slice) -> None:
         tape.extend(tokens[part], np.zeros(len(tokens[part]), np.float32), 0)

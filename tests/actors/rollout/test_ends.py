@@ -3,7 +3,7 @@
 import tracemalloc
 from collections.abc import Callable
 
-from actors.rollout.actor import Ends
+from actors.rollout.actor import EndedCache
 from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.connection import Bus
@@ -30,7 +30,7 @@ def dropped(prompt_id: str, *, attempt: int = 0) -> TrajectoryDropped:
 
 
 def test_an_end_counts_for_its_attempt_and_those_before_and_that_of_a_group_for_all():
-    ends = Ends()
+    ends = EndedCache()
     ends.add(dropped("p000001", attempt=1), 1)
     ends.add(dropped("p000001", attempt=0), 2)
     ends.add(GroupDropped("p000002", "failed"), 3)
@@ -41,7 +41,7 @@ def test_an_end_counts_for_its_attempt_and_those_before_and_that_of_a_group_for_
 
 
 def test_the_memory_of_ends_is_flat_over_a_million_of_them():
-    ends = Ends()
+    ends = EndedCache()
     tracemalloc.start()
     try:
         sizes = []
@@ -75,13 +75,13 @@ async def test_a_worker_that_starts_does_no_work_that_has_ended_and_all_that_has
 
 
 async def test_what_was_issued_before_a_forgotten_end_is_looked_up(bus: Bus):
-    ends = Ends(most=1)
+    ends = EndedCache(most=1)
     for number, name in enumerate(("p000000", "p000001")):
         await publish(bus, GroupDropped(name, "failed"), headers=BY_BUFFER)
         ends.add(GroupDropped(name, "failed"), 10 * (number + 1))
 
     assert [ends.include(issued(name)) for name in ("p000000", "p000001")] == [False, True]
-    assert [ends.may_miss(issued_ns) for issued_ns in (9, 10, 11)] == [True, True, False]
+    assert [ends.may_be_incomplete(issued_ns) for issued_ns in (9, 10, 11)] == [True, True, False]
     assert await ends.look_up(bus, issued("p000000"))
     assert not await ends.look_up(bus, issued("p000002"))
 

@@ -15,7 +15,7 @@ from asyncrl.bus.log import LogReader, read_last
 from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.control import EmbeddedControl, EngineHome
+from asyncrl.engine.control import EmbeddedControl, ServerSpec
 from asyncrl.rollout.journal import Journal, call_order
 from harness.models import make_endless_model
 from harness.stage import LONGEST_S, provision_leased, until
@@ -70,7 +70,7 @@ async def scene(stage, bus, tmp_path):
         made = stage(task=task, rollout={**settings, **rollout}, workers={"lease_s": lease_s})
         make_endless_model(made.files.model)
         settings = EngineSettings(max_running=16, arguments=["--weight-version", KEY])
-        server = EmbeddedControl(EngineHome("engine-1", settings, made.files.model, tmp_path / "engine.log", None))
+        server = EmbeddedControl(ServerSpec("engine-1", settings, made.files.model, tmp_path / "engine.log", None))
         await server.start()
         address = server.address
         client = EngineClient(address)

@@ -20,7 +20,7 @@ from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineRefused
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import TRIES, Generator
-from asyncrl.engine.request_options import Manner
+from asyncrl.engine.request_options import RequestOptions
 from harness.sglang_like import Asked, Fault, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from topics.engines import EngineGone, EngineReady, EngineUpdating
@@ -350,7 +350,7 @@ async def test_tokens_are_kept_where_a_router_is_announced_again_with_the_same_w
 
 async def test_requests_stay_at_their_engine_while_it_and_the_others_take_new_weights(served: Any):
     play, updated = await served(), asyncio.Event()
-    model, manner = ModelInfo("any", 64, 4096), Manner(in_place=True)
+    model, manner = ModelInfo("any", 64, 4096), RequestOptions(in_place=True)
     play.generator = Generator(play.fleet, model, str, counts=play.counts, manner=manner)
 
     def stays(server: LikeSGLang) -> Callable[[Asked], AsyncIterator[dict[str, Any]]]:

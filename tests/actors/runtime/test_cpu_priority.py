@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from actors.runtime.cpu_priority import give_way, leave_cores
+from actors.runtime.cpu_priority import leave_cores, set_nice
 from harness.stage import Stage
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="a policy of Linux")
@@ -34,5 +34,5 @@ def test_processes_that_nobody_waits_for_leave_their_cores_where_the_config_says
 ):
     config = stage(gateway={"count": 1, "nice": 0, "idle": idle}).config
     with ThreadPoolExecutor(1) as pool:  # policies are of threads, and those of a process begin with its first one's
-        pool.submit(give_way, config, actor).result()
+        pool.submit(set_nice, config, actor).result()
         assert pool.submit(os.sched_getscheduler, 0).result() == (os.SCHED_IDLE if leaves else os.SCHED_OTHER)
