@@ -160,11 +160,11 @@ def accept_length(samples: list[Sample]) -> float:
 def trained(folder: Path, model: Path, samples: list[Sample], weight: float, steps: int, lr: float) -> WeightsPublished:
     """Train the policy on samples for some steps, and its layer ahead with a weight; returns the version."""
     folder.mkdir()
-    on_card = torch.cuda.is_available()
+    on_gpu = torch.cuda.is_available()
     settings = MegatronSettings(
         Layout(),
-        device="cuda" if on_card else "cpu",
-        dtype="bfloat16" if on_card else "float32",
+        device="cuda" if on_gpu else "cpu",
+        dtype="bfloat16" if on_gpu else "float32",
         micro_batch_tokens=8192,
         mtp_weight=weight,
     )

@@ -1,6 +1,6 @@
-"""The megatron trainer at a size: beside a bare loop of its modules, in layouts of two cards, with experts and replay.
+"""The megatron trainer at a size: beside a bare loop of its modules, in layouts of two GPUs, with experts and replay.
 
-Every case is a process of its own for each card (`benchmarks/megatron_process.py`); one that fails costs its figures
+Every case is a process of its own for each GPU (`benchmarks/megatron_process.py`); one that fails costs its figures
 alone, and each prints its figures on stderr as soon as they are there.
 """
 
@@ -22,7 +22,7 @@ _LONGEST = {"tiny": 64, "tiny-moe": 64}  # tokens of a row; 8,192 of the others
 
 
 class _How(NamedTuple):
-    """Differences of a case to the trainer on one card."""
+    """Differences of a case to the trainer on one GPU."""
 
     kind: str = "megatron"
     ranks: int = 1
@@ -41,7 +41,7 @@ CASES = {
     "context": _How(ranks=2, layout=Layout(context=2)),
     "expert": _How(ranks=2, layout=Layout(expert=2)),
 }
-"""By name: one card; a loop written by hand; experts one after another; experts that rows name; two cards."""
+"""By name: one GPU; a loop written by hand; experts one after another; experts that rows name; two GPUs."""
 _OF_EXPERTS = ("looped", "replayed", "expert")
 
 
@@ -60,7 +60,7 @@ def bench_megatron(
     Args:
         shape: a name in `SHAPES`.
         layers: of the model; 0 for as many as the shape has.
-        tokens: of a step and card.
+        tokens: of a step and GPU.
         cases: names in `CASES`; those about experts are left out of models without.
         rows: "even" (all of the longest length), "mixed" (lognormal lengths) or both.
         options: "NAME=VALUE" of `MegatronSettings`, of all cases but the bare loop.
@@ -103,7 +103,7 @@ def bench_megatron(
 
 
 def _compared(figures: dict[str, float], rows: Sequence[str]) -> dict[str, float]:
-    """The trainer on one card over the bare loop and over looped experts; replay, and two cards, over it."""
+    """The trainer on one GPU over the bare loop and over looped experts; replay, and two GPUs, over it."""
     found = {}
     for name in rows:
         rates = {case: figures[key] for case in CASES if (key := f"{case}_{name}_tokens_per_s") in figures}

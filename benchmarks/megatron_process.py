@@ -56,7 +56,7 @@ class Case(Measurement):
 
 
 class Bare:
-    """A loop as one writes it by hand around the library and the trainer's modules, on one card."""
+    """A loop as one writes it by hand around the library and the trainer's modules, on one GPU."""
 
     def __init__(self, model: Path, given: Case) -> None:
         self._device = torch.device(given.device, 0) if given.device == "cuda" else torch.device(given.device)

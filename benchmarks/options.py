@@ -173,7 +173,7 @@ def _add_megatron_options(parser: argparse.ArgumentParser) -> None:
     _add_layers_option(parser)
     _add_step_options(parser)
     cases = ["one", "bare", "looped", "replayed", "data", "tensor", "pipeline", "balanced", "context", "expert"]
-    parser.add_argument("--cases", nargs="+", choices=cases, default=cases[:4], help="default: those of one card")
+    parser.add_argument("--cases", nargs="+", choices=cases, default=cases[:4], help="default: those of one GPU")
 
 
 def _add_step_options(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Seconds of the switches of a card that learner and engine have by turns, and what each leaves on it."""
+"""Seconds of the switches of a GPU that learner and engine have by turns, and what each leaves on it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def bench_turns(*, rounds: int, size: list[int], device: str, **options: A
         options: fields of `Served`.
 
     Returns:
-        Medians. Seconds until the engine has left the card once it is asked (`leave_s`), until the learner has its
+        Medians. Seconds until the engine has left the GPU once it is asked (`leave_s`), until the learner has its
         tensors there (`restore_s`), until it has them in host memory again (`offload_s`), and until the engine samples
         once it may (`ready_s`); `switches_s`, the sum; `offloaded_gb`, and the rates of both ways. `offload_s` is
         divided into `offload_wait_s`, `_copy_s`, `_free_s` (`asyncrl.training.protocol.Offloaded`), of `copied_gb` that
@@ -75,7 +75,7 @@ async def bench_turns(*, rounds: int, size: list[int], device: str, **options: A
 
             def last(record: Record) -> bool:
                 turn = decode(CardReturned, record.data).turn
-                report(f"the card is returned, turn {turn}")
+                report(f"the GPU is returned, turn {turn}")
                 return turn >= wanted
 
             await stage.until(stage.follow(TRAINING, CARD_RETURNED, last), _DEADLINE_S)

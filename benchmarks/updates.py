@@ -76,7 +76,7 @@ class Served(NamedTuple):
 
     @property
     def apart(self) -> bool:
-        """Return whether trainer and server have cards of their own."""
+        """Return whether trainer and server have GPUs of their own."""
         if not self.gpus or not self.device.startswith("cuda"):
             return False
         first = int(self.device.partition(":")[2] or 0)
@@ -205,7 +205,7 @@ class Updates:
         stage = self.stage
         await stage.enter("engine")
         report(f"{self._served.way}, {self._served.update}: the server starts")
-        # A server that starts measures the free memory of its card: a trainer on the same one comes later.
+        # A server that starts measures the free memory of its GPU: a trainer on the same one comes later.
         context = Context("learner", "learner-1", stage.config, stage.files, stage.bus, open_log(actor="learner-1"))
         context.credentials = stage.files.credentials / "learner.json"
         self._group = RankProcesses(context, lambda: None)

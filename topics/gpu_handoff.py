@@ -1,7 +1,7 @@
 """Messages about a GPU that learner and engines time-share.
 
 The learner asks on its own log, where only its writer can append; engines take and leave on theirs. Each side stores
-its message before it reads the other's newest: so one of the two sees the other, and never both have the card.
+its message before it reads the other's newest: so one of the two sees the other, and never both have the GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from topics.wire import Count, Id, Message, Seconds
 
 
 class CardRequested(Message):
-    """The learner asks for the card: it has it once all engines that took it have left, and keeps it until it returns.
+    """The learner asks for the GPU: it has it once all engines that took it have left, and keeps it until it returns.
 
     A new learner requests the GPU again, because the memory of its predecessor was released."""
 
@@ -22,20 +22,20 @@ class CardRequested(Message):
 
 
 class CardReturned(Message):
-    """The learner has left the card."""
+    """The learner has left the GPU."""
 
     turn: Count  # the newest that it asked for
-    waited_s: Seconds = 0.0  # until it had the card
+    waited_s: Seconds = 0.0  # until it had the GPU
 
 
 class CardTaken(Message):
-    """An engine is about to use the card, unless the learner had asked for it before this."""
+    """An engine is about to use the GPU, unless the learner had asked for it before this."""
 
     engine_id: Id
 
 
 class CardLeft(Message):
-    """An engine has nothing on the card: it gave its memory back, or its server has ended.
+    """An engine has nothing on the GPU: it gave its memory back, or its server has ended.
 
     Of one that was killed as it should leave, and has no successor, the supervisor publishes it.
     """

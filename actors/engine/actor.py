@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from actors.engine.card import Card
 from actors.engine.fetch import Fetcher
 from actors.engine.launch_spec import home_of
 from actors.engine.load_report import announced, watch_load
 from actors.engine.lora_base import Adapting
 from actors.engine.pinned_version import Announced, Versions, versions_of
+from actors.engine.shared_gpu import SharedGpu
 from actors.engine.weight_transfer import DirectFailed, WeightTransfer
 from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.background import first_of, unless
@@ -75,7 +75,7 @@ class EngineActor:
         # Only the newest version is in the learner's memory.
         direct = config.weights.transport != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = WeightTransfer(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
-        self._card = Card(context, self._news) if config.placement.colocate == "time_slice" else None
+        self._card = SharedGpu(context, self._news) if config.placement.colocate == "time_slice" else None
         self._listeners = [context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])]
         if self._pinned is not None:
             self._listeners = [context.listen(stream, self._on_pinned, topics) for stream, topics in followed]
@@ -334,7 +334,7 @@ class EngineActor:
         await self._publish_ready(target, direct=way, **seconds)
         return directory
 
-    async def _pass_card(self, card: Card) -> None:
+    async def _pass_card(self, card: SharedGpu) -> None:
         """Let the learner have the GPU; what comes next loads the weights again."""
         lineage, version = version_of(self._loaded) if self._loaded else (0, 0)
         self._loaded, self._held, self._updating = "", True, True

@@ -91,7 +91,7 @@ class Learner:
         return make(self.context, self.keeper.wake)
 
     async def _do(self, call: Call[T]) -> T:
-        if call.on_card:
+        if call.on_gpu:
             await self.turns.take()
         return await self.group.do(call)
 

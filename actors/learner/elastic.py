@@ -20,7 +20,7 @@ T = TypeVar("T")
 _PAUSE_S = 2.0  # between two attempts to start all ranks, and two looks for a GPU at least
 
 
-def chosen_cards(cards: Sequence[int], layout: Layout) -> Sequence[int]:
+def chosen_gpus(cards: Sequence[int], layout: Layout) -> Sequence[int]:
     """Return the GPUs that a learner continues with: as many of the first ones as the layout divides, or an empty
     sequence.
 
@@ -56,7 +56,7 @@ class ElasticGroup:
         missing, began, reason = set[int](), time.monotonic(), ""
         while True:
             left = [card for card in range(learner.ranks) if card not in missing]
-            if not (cards := chosen_cards(left, layout_of(context.config.learner))):
+            if not (cards := chosen_gpus(left, layout_of(context.config.learner))):
                 found = f"GPUs {sorted(missing)} are missing, and the {len(left)} others hold no whole model"
                 raise GroupLost(f"{found}; the last reason: {reason}")
             self._group = RankProcesses(context, self._on_lost, cards)
@@ -86,7 +86,7 @@ class ElasticGroup:
         while not self._is_stopped():
             await self._pause(max(_PAUSE_S, self._context.config.learner.elastic_s))
             back = [card for card in sorted(missing) if await self._works(card)]
-            if len(chosen_cards(sorted([*left, *back]), layout_of(self._context.config.learner))) > ranks:
+            if len(chosen_gpus(sorted([*left, *back]), layout_of(self._context.config.learner))) > ranks:
                 self._context.log.info("missing GPUs are back", cards=back)
                 self.can_grow = True
                 return
@@ -95,7 +95,12 @@ class ElasticGroup:
         """Return whether a new process can use a GPU."""
         learner = self._context.config.learner
         environment = only(self._context, [card])
-        job = Job(f"{self._context.actor_id}.card", "actors.learner.card", (learner.device,), environment=environment)
+        job = Job(
+            f"{self._context.actor_id}.gpu_probe",
+            "actors.learner.gpu_probe",
+            (learner.device,),
+            environment=environment,
+        )
         try:
             process = await self._context.placement.start(job)
         except NoRoom:

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from actors.learner.card import TakeCard
+from actors.learner.gpu_probe import TakeGpu
 from actors.learner.rank import Call, Open, Rank, carried_out
-from actors.learner.rank_wire import ERRORS, NO_CARD, NumberedCall, Reply
+from actors.learner.rank_wire import ERRORS, NO_GPU, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
 from asyncrl.background import BackgroundTasks, first_of
 from asyncrl.framing import pack, read_frames
@@ -167,7 +167,7 @@ class RankProcesses:
         """Let each rank use its GPU: one whose driver hangs beats on, and would have all others wait."""
         late = asyncio.get_running_loop().call_later(self._context.config.learner.start_s, self._hung)
         try:
-            await self.do(TakeCard())
+            await self.do(TakeGpu())
         finally:
             late.cancel()
 
@@ -200,7 +200,7 @@ class RankProcesses:
 
     async def _watch(self, rank: int, placed: Placed) -> None:
         await placed.wait()
-        self._lose(f"rank {rank} ended: {placed.end_text}", rank if placed.returncode == NO_CARD else None)
+        self._lose(f"rank {rank} ended: {placed.end_text}", rank if placed.returncode == NO_GPU else None)
 
     def _lose(self, reason: str, rank: int | None = None) -> None:
         """End every call that waits for the group."""

@@ -22,7 +22,7 @@ class CopyWeights(Call[None]):
         CheckpointError: as `Trainer.copy_weights`.
     """
 
-    on_card = True
+    on_gpu = True
     whole: bool = False
 
     def _compute(self, rank: Rank) -> None:
@@ -32,7 +32,7 @@ class CopyWeights(Call[None]):
 class CopyState(Call[None]):
     """Copy weights and optimiser state, for `Save`; the previous copy must be written."""
 
-    on_card = True
+    on_gpu = True
 
     def _compute(self, rank: Rank) -> None:
         rank.publisher.copy_state()

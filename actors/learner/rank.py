@@ -28,7 +28,7 @@ from asyncrl.run.directory import RunFiles
 from asyncrl.training.anomalies import Usual
 from asyncrl.training.protocol import Offloaded, Trainer
 from asyncrl.training.publisher import Member, Publisher
-from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_card, work_of
+from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_gpu, work_of
 from asyncrl.training.trainers import layout_of, open_trainer
 from asyncrl.weights.store import STORES, StorePlace
 from topics.batches import Anomaly, BatchPacked
@@ -68,7 +68,7 @@ class Rank:
         self._files = files
         self._place = StorePlace(files.weights, ChunkWriter(bus, WEIGHTS_STORED))
         self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous  # see `join_ranks`
-        self.take_card = partial(take_card, config.learner.device, rank, ranks)
+        self.take_gpu = partial(take_gpu, config.learner.device, rank, ranks)
         layout = layout_of(config.learner)
         self._replica, self._replicas = layout.replica(rank, ranks), ranks // layout.model
         self._part = layout.place(rank, ranks) if config.learner.routing == "replay" else None
@@ -150,7 +150,7 @@ class Call(msgspec.Struct, Generic[T], array_like=True, tag=True):
     answer: ClassVar[Any] = None  # type of what a rank answers
     every_rank: ClassVar[bool] = True  # else the first one alone
     concurrent: ClassVar[bool] = False
-    on_card: ClassVar[bool] = False  # it uses the memory of the trainer's device
+    on_gpu: ClassVar[bool] = False  # it uses the memory of the trainer's device
     undone: ClassVar[Call[None] | None] = None  # the call that removes what ranks did, where another one could not
 
     async def run(self, rank: Rank) -> Any:
@@ -193,7 +193,7 @@ async def carried_out(call: Call[T], ask: Callable[[Call[Any]], Awaitable[list[A
 class Open(Call[None]):
     """Load the model as it was before the run."""
 
-    on_card = True
+    on_gpu = True
 
     def _compute(self, rank: Rank) -> None:
         rank.open_trainer()
@@ -207,7 +207,7 @@ class Load(Call[None]):
         OtherModel: it belongs to another model.
     """
 
-    on_card = True
+    on_gpu = True
     checkpoint: str  # its directory
 
     def _compute(self, rank: Rank) -> None:
@@ -246,7 +246,7 @@ class Step(Call[StepResult]):
         AlgorithmError, NonFiniteLoss, RowError: the batch cannot be trained on; the weights are as before.
     """
 
-    answer, on_card = StepResult, True
+    answer, on_gpu = StepResult, True
     batch: int  # sequence in the batch log
     usual: Usual | None = None  # see `Trainer.step`
 

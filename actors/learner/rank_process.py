@@ -21,7 +21,7 @@ import msgspec
 import uvloop
 
 from actors.learner.rank import Rank
-from actors.learner.rank_wire import BEAT_S, ERRORS, NO_CARD, NumberedCall, Reply
+from actors.learner.rank_wire import BEAT_S, ERRORS, NO_GPU, NumberedCall, Reply
 from actors.runtime.actor import Context, Login, open_context
 from actors.runtime.cpu_priority import leave_cores, set_nice
 from asyncrl.background import BackgroundTasks
@@ -30,7 +30,7 @@ from asyncrl.framing import pack, read_frames, write_heartbeats
 from asyncrl.telemetry.logs import open_log
 from asyncrl.telemetry.output import print_lossy
 from asyncrl.training import torch_trainer  # noqa: F401 - for `Rank.open_trainer`: loaded before anyone waits for beats
-from asyncrl.training.ranks import NoCard
+from asyncrl.training.ranks import NoGpu
 
 
 class RankServer:
@@ -51,9 +51,9 @@ class RankServer:
             self._tasks.start(self._answer(msgspec.msgpack.decode(frame, type=NumberedCall)))
 
     def _on_fault(self, error: BaseException) -> None:
-        if isinstance(error, NoCard):
+        if isinstance(error, NoGpu):
             self._context.log.error("no GPU", reason=str(error))
-            os._exit(NO_CARD)
+            os._exit(NO_GPU)
         self._context.log.error("rank crashed", reason=f"{type(error).__name__}: {error}", exc_info=error)
         os._exit(1)  # threads may wait for other ranks for ever
 

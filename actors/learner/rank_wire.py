@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from actors.learner.card import TakeCard
+from actors.learner.gpu_probe import TakeGpu
 from actors.learner.publication import Publication
 from actors.learner.rank import Training
 from actors.learner.teacher import TeacherFault
@@ -16,8 +16,8 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.training.checkpoint import CheckpointError, OtherModel
 from asyncrl.training.protocol import NonFiniteLoss, NonFiniteWeights, RowError
 
-AnyCall: TypeAlias = TakeCard | Training | Publication
-NO_CARD = 5  # exit code of a rank whose GPU is not there, or does not work
+AnyCall: TypeAlias = TakeGpu | Training | Publication
+NO_GPU = 5  # exit code of a rank whose GPU is not there, or does not work
 BEAT_S = 1.0  # seconds between two heartbeats
 ERRORS: dict[str, type[AsyncRLError]] = {
     error.__name__: error

@@ -1,4 +1,4 @@
-"""Settings of engines that contradict others: groups, servers, staged and direct weights, cards, growing pools."""
+"""Settings of engines that contradict others: groups, servers, staged and direct weights, GPUs, growing pools."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def share_contradictions(config: Config) -> Iterator[Finding]:
         why = f'it is of placement.colocate = "memory", found "{placement.colocate}"'
         yield from unused(config, "placement", "placement.colocate", why, "learner_fraction")
     if placement.colocate != "none" and not config.trains:
-        message = 'no learner runs here (only), with which engines could share a card; set placement.colocate = "none"'
+        message = 'no learner runs here (only), with which engines could share a GPU; set placement.colocate = "none"'
         yield Finding(("placement.colocate", "only"), message)
     elif placement.colocate != "none" and placement.kind != "local":
         message = f'learner and engines have separate GPUs by placement.kind = "{placement.kind}"; leave share out'
@@ -213,21 +213,21 @@ def share_contradictions(config: Config) -> Iterator[Finding]:
 def _turns(config: Config) -> Iterator[Finding]:
     trainer = config.learner.trainer
     if trainer == SCRIPTED:
-        message = 'a scripted trainer has nothing on a card; set placement.colocate = "none"'
+        message = 'a scripted trainer has nothing on a GPU; set placement.colocate = "none"'
         yield Finding(("learner.trainer", "placement.colocate"), message)
     if config.weights.transport != "never":
-        message = 'the learner has left the card when engines load; set "never", or placement.colocate = "none"'
+        message = 'the learner has left the GPU when engines load; set "never", or placement.colocate = "none"'
         yield Finding(("weights.transport", "placement.colocate"), message)
     if config.engine.router.count:
-        message = 'a router does not follow turns on a card; set it to 0, or placement.colocate = "none"'
+        message = 'a router does not follow turns on a GPU; set it to 0, or placement.colocate = "none"'
         yield Finding(("engine.router.count", "placement.colocate"), message)
     for purpose in own_groups(config):
-        message = f"engines that serve only {purpose} keep their card; let all engines serve them"
+        message = f"engines that serve only {purpose} keep their GPU; let all engines serve them"
         yield Finding((setting_of(purpose), "placement.colocate"), message)
     for table, group in config.engine.tables.items():
         if group.staged == "always":
             message = (
-                'staged weights stay on the card when engines leave it; set "never", or placement.colocate = "none"'
+                'staged weights stay on the GPU when engines leave it; set "never", or placement.colocate = "none"'
             )
             yield Finding((f"{table}.staged", "placement.colocate"), message)
         if group.kind not in ("embedded", "sglang"):
@@ -241,7 +241,7 @@ def _turns(config: Config) -> Iterator[Finding]:
 def _memory(config: Config) -> Iterator[Finding]:
     placement, learner = config.placement, config.learner
     if not learner.device.startswith("cuda"):
-        message = f'found "{learner.device}", expected cuda: parts of a card\'s memory are shared'
+        message = f'found "{learner.device}", expected cuda: parts of a GPU\'s memory are shared'
         yield Finding(("learner.device", "placement.colocate"), message)
         return
     cards = dict.fromkeys(_cards_of(learner), placement.learner_fraction)
@@ -255,7 +255,7 @@ def _memory(config: Config) -> Iterator[Finding]:
             yield Finding((f"{table}.arguments", "placement.colocate"), message)
             return
         keys.append(f"{table}.arguments")
-        servers = 1 if group.gpus else group.count  # without gpus all of them lie on the first cards
+        servers = 1 if group.gpus else group.count  # without gpus all of them lie on the first GPUs
         for card in group.gpus or range(group.gpus_needed):
             cards[card] = cards.get(card, 0.0) + servers * stated
     for card, total in sorted(cards.items()):
@@ -266,7 +266,7 @@ def _memory(config: Config) -> Iterator[Finding]:
 
 
 def _fraction(group: EngineGroup) -> float | None:
-    """The part of a card's memory that a server takes; None where its arguments do not say."""
+    """The part of a GPU's memory that a server takes; None where its arguments do not say."""
     try:
         found = float(group.value_of(_FRACTION))
     except ValueError:
@@ -275,7 +275,7 @@ def _fraction(group: EngineGroup) -> float | None:
 
 
 def _cards_of(learner: LearnerSettings) -> range:
-    """Numbers of the learner's cards."""
+    """Numbers of the learner's GPUs."""
     number = learner.device.partition(":")[2]
     return range(int(number), int(number) + 1) if number else range(learner.ranks)
 
@@ -312,7 +312,7 @@ def lent_contradictions(config: Config) -> Iterator[Finding]:
             message = f"both change how many processes {pool} has; take its role out of one of them"
             yield Finding(("placement.lent", f"autoscale.pools.{pool}"), message)
     if "engine" in placement.lent and placement.colocate != "none":
-        message = 'an engine on the learner\'s card cannot go to another run; take engine out, or set "none"'
+        message = 'an engine on the learner\'s GPU cannot go to another run; take engine out, or set "none"'
         yield Finding(("placement.lent", "placement.colocate"), message)
 
 

@@ -133,7 +133,7 @@ def _not_served(config: Config, group: EngineGroup) -> str:
             bool(config.engine.router.count) and group in routed and any(one.adapters != "served" for one in routed)
         ),
         "servers that draft tokens do not": bool(group.value_of("--speculative-algorithm")),
-        'servers that leave the card (placement.colocate = "time_slice") would lose the model': (
+        'servers that leave the GPU (placement.colocate = "time_slice") would lose the model': (
             config.placement.colocate == "time_slice"
         ),
         'adapters are not staged (staged = "always")': group.staged == "always",

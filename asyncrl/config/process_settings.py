@@ -1,4 +1,4 @@
-"""Settings of servers and processes: NATS, hosts and cards, supervision, pools that grow and shrink.
+"""Settings of servers and processes: NATS, hosts and GPUs, supervision, pools that grow and shrink.
 
 The comment of a field documents it: `asyncrl settings` and docs/reference/settings.md print the comment.
 """

@@ -111,7 +111,7 @@ class EngineControl(Protocol):
         """Hold, and return when no request is left."""
 
     async def release_memory(self) -> None:
-        """Give the card's memory back; the server is held, without requests. One without a card has none."""
+        """Give the GPU's memory back; the server is held, without requests. One without a GPU has none."""
 
     async def resume_memory(self) -> None:
         """Reallocate GPU memory; the caller reloads weights afterwards."""

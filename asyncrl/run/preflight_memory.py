@@ -58,7 +58,7 @@ def torch_memory_lines(config: Config, base: Path) -> Iterator[str]:
     yield f"memory of a rank of the learner, estimated: {found}"
     if learner.exchange == "auto" and learner.ranks > 1:
         more = sum(torch_memory(shape, parameters.dense, learning._replace(once=True))) - sum(found)
-        yield f"{more / 2**30:.1f} GiB more where its card has room to exchange once a step (learner.exchange)"
+        yield f"{more / 2**30:.1f} GiB more where its GPU has room to exchange once a step (learner.exchange)"
     if learner.teacher.model or has_critic(config):
         yield "a teacher's weights and a critic's weights, gradients and optimiser come on top"
 

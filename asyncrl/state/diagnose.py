@@ -30,7 +30,7 @@ _FEW_STEPS = 4  # of a stage, which make no pace
 _PACE_STEPS = 8  # the newest, from which a pace is taken
 _LOADING_S = 120.0  # for a learner to load its model, or to save it
 _HELD_S = 4.0  # work that has come no further for this long, while nothing is trained, hangs
-_CARD_S = 30.0  # for engines to leave a card
+_GPU_S = 30.0  # for engines to leave a GPU
 _REQUEST_S = 15.0  # and so does a request to an engine that is well otherwise
 _MOVES_S = 2.0  # an actor with progress so recent is advancing
 _BRIEF = 4  # groups that are few enough to be called stragglers
@@ -203,7 +203,7 @@ def _learner(state: RunState) -> Iterator[StallFound]:
             packed_s = state.since_s(max(state.packed_ns, state.opened_ns))
             busy_s = min(busy_s, packed_s) if doing.kind else packed_s
         if doing.kind == "awaiting card":
-            bound_s, busy_s = _CARD_S, actor.gauge("doing_s") or 0.0
+            bound_s, busy_s = _GPU_S, actor.gauge("doing_s") or 0.0
         if busy_s <= bound_s:
             continue
         if doing.kind == "awaiting card":

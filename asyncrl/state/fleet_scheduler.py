@@ -1,6 +1,6 @@
 """Several runs, one fleet: processes move between runs by weight, as the supervisor of each is asked.
 
-A run is asked for fewer first, and another for more once they have left: so two engines never meet on a card. It keeps
+A run is asked for fewer first, and another for more once they have left: so two engines never meet on a GPU. It keeps
 no state: a restart finds the processes of each run in its topics and continues from there.
 """
 
@@ -198,7 +198,7 @@ class Sharer:
                 raise WrongUsage(f"run {name} cannot share {pool}: {words}")
             for other in self._there:
                 assert other.state is not None
-                if words := cards_that_meet(state, other.state, pool):
+                if words := gpus_that_meet(state, other.state, pool):
                     raise WrongUsage(f"runs {name} and {other.name} cannot share {pool}: {words}")
 
     async def _look(self, now_s: float) -> None:
@@ -283,25 +283,25 @@ def why_not(state: RunState, pool: str, count: int) -> str:
         return f"its config has autoscale.pools.{pool}, which would change the number too; remove that"
     group = config.engine.pools.get(pool)
     if group is not None and count > group.most:
-        return f"its config has cards or addresses for {group.most} of {count}; name all {count} there"
+        return f"its config has GPUs or addresses for {group.most} of {count}; name all {count} there"
     if pool not in lent_pools(config):
         return f"its config keeps it; put {role_of(pool)} into its placement.lent"
     return ""
 
 
-def cards_that_meet(one: RunState, other: RunState, pool: str) -> str:
+def gpus_that_meet(one: RunState, other: RunState, pool: str) -> str:
     """Return how engines of two runs would use one GPU, and the remedy; empty if they would not.
 
-    The engines of a run have the first cards of its list: in lists that are each other's reverse, runs that have no
-    more engines together than there are cards never have the same.
+    The engines of a run have the first GPUs of its list: in lists that are each other's reverse, runs that have no
+    more engines together than there are GPUs never have the same.
     """
     groups = [state.config.engine.pools.get(pool) for state in (one, other)]
     mine, others = [_cards(group) if group is not None else [] for group in groups]
     if mine == others[::-1]:
         return ""
-    return f"engines take the first cards of {mine} and of {others}; expected each list to be the other in reverse"
+    return f"engines take the first GPUs of {mine} and of {others}; expected each list to be the other in reverse"
 
 
 def _cards(group: EngineGroup) -> list[int] | list[str]:
-    """The cards of a group, or its servers, where the config numbers them."""
+    """The GPUs of a group, or its servers, where the config numbers them."""
     return group.addresses if group.kind == "external" else group.gpus

@@ -39,7 +39,7 @@ ADVICE: dict[Cause, str] = {
     "assertion broken": "compare sampler and trainer in that step with `asyncrl replay`; see docs/guides/replay.md",
     "step anomalous": "see the trajectories by `asyncrl explain`, the batch with `asyncrl dump`; is the reward sound?",
     "learner behind": "read its log with `asyncrl logs`; give it more cores, or make the batches smaller",
-    "cards missing": "replace the cards: the learner looks for them, and takes them from its next checkpoint on",
+    "cards missing": "replace the GPUs: the learner looks for them, and takes them from its next checkpoint on",
     "cluster away": "start Ray again there, on all nodes; where the run has ended by then, `asyncrl up --resume RUN`",
     "teacher away": "check the server at learner.teacher.url, and `asyncrl logs`; the step waits until it answers",
     "card not left": "read the log of that engine; the learner continues without it after its deadline",
@@ -114,7 +114,7 @@ def faults(state: RunState) -> Iterator[StallFound]:
             yield from _engine(state, engine_id)
     yield from _mislabelled(state)
     yield from _not_direct(state, ill)
-    yield from _missing_cards(state)
+    yield from _missing_gpus(state)
     yield from _cluster(state)
     yield from _unwritten(state)
     same = state.unchanged
@@ -309,7 +309,7 @@ def _not_direct(state: RunState, ill: set[str]) -> Iterator[StallFound]:
             yield finding("weights not direct", engine.engine_id, evidence)
 
 
-def _missing_cards(state: RunState) -> Iterator[StallFound]:
+def _missing_gpus(state: RunState) -> Iterator[StallFound]:
     settings = state.config.learner
     for actor in state.of_role("learner"):
         if actor.live and (missing := actor.gauge("ranks_missing")):

@@ -99,7 +99,7 @@ def _requests(summary: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _card(summary: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return how often a card was passed on, and how long that takes."""
+    """Return how often a GPU was passed on, and how long that takes."""
     if not (turns := summary.get("card_turns", 0)):
         return []
     back = summary["card_back_median_s"]

@@ -16,12 +16,12 @@ from topics.batches import BatchPacked
 _BYTES_PER_TOKEN = 13  # of the arrays of a `Segment`, by which members without lengths are measured
 
 
-class NoCard(AsyncRLError):
-    """A card that is not there, or that does not work."""
+class NoGpu(AsyncRLError):
+    """A GPU that is not there, or that does not work."""
 
 
-def take_card(device: str, rank: int, ranks: int) -> None:
-    """Use the card of a rank for the first time, alone: what fails here is the card, and not what runs on it.
+def take_gpu(device: str, rank: int, ranks: int) -> None:
+    """Use the GPU of a rank for the first time, alone: what fails here is the GPU, and not what runs on it.
 
     Args:
         device: of the trainer; on GPUs each of several ranks takes the one of its number.
@@ -37,10 +37,10 @@ def take_card(device: str, rank: int, ranks: int) -> None:
     index = rank if ranks > 1 else torch.device(device).index or 0
     count = torch.cuda.device_count()
     if index >= count:
-        raise NoCard(
-            f"rank {rank} has no card: found {count} GPUs here (CUDA_VISIBLE_DEVICES = "
+        raise NoGpu(
+            f"rank {rank} has no GPU: found {count} GPUs here (CUDA_VISIBLE_DEVICES = "
             f"{os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')}), expected {index + 1} at least; see "
-            "`nvidia-smi -L`, replace the card, or lower learner.ranks"
+            "`nvidia-smi -L`, replace the GPU, or lower learner.ranks"
         )
     with named_where_full(rank):
         try:
@@ -49,8 +49,8 @@ def take_card(device: str, rank: int, ranks: int) -> None:
             raise
         except RuntimeError as error:
             first = str(error).strip().splitlines()[0]
-            raise NoCard(
-                f"the card of rank {rank} (GPU {index}) does not work: {first}; see `nvidia-smi -q -d ECC` and "
+            raise NoGpu(
+                f"the GPU of rank {rank} (GPU {index}) does not work: {first}; see `nvidia-smi -q -d ECC` and "
                 "`dmesg`, reset or replace it"
             ) from error
 
@@ -73,19 +73,19 @@ def join_ranks(rendezvous: Path, rank: int, ranks: int, device: str) -> None:
 
 
 def limit_memory(device: str, fraction: float) -> None:
-    """Let this process take a part of the memory of its card at most: beyond it allocations fail, as on a full one."""
+    """Let this process take a part of the memory of its GPU at most: beyond it allocations fail, as on a full one."""
     import torch
 
     torch.cuda.set_per_process_memory_fraction(fraction, torch.device(device))
 
 
-class CardFull(AsyncRLError):
-    """A card that has no room for a model: others use it, or it is too small."""
+class GpuFull(AsyncRLError):
+    """A GPU that has no room for a model: others use it, or it is too small."""
 
 
 @contextmanager
 def named_where_full(rank: int) -> Iterator[None]:
-    """Say what a model finds that does not fit on the card of its rank.
+    """Say what a model finds that does not fit on the GPU of its rank.
 
     Raises:
         CardFull: it does not.
@@ -95,9 +95,9 @@ def named_where_full(rank: int) -> Iterator[None]:
     except RuntimeError as error:
         if type(error).__name__ != "OutOfMemoryError":  # torch's, which a trainer without it does not load
             raise
-        raise CardFull(
-            f"the card of rank {rank} has no room for the model: {error}; end what else runs there (nvidia-smi names "
-            "it), or give the learner more cards: learner.ranks, learner.layout"
+        raise GpuFull(
+            f"the GPU of rank {rank} has no room for the model: {error}; end what else runs there (nvidia-smi names "
+            "it), or give the learner more GPUs: learner.ranks, learner.layout"
         ) from error
 
 

@@ -89,7 +89,7 @@ def check_routing(row: TrainRow, mixture: Mixture) -> None:
     if numbers.size and int(numbers.max()) >= experts:
         raise RowError(
             f"trajectory {row.trajectory_id}: routed to expert {int(numbers.max())}, expected 0 to {experts - 1}; "
-            "engines serve another model than is trained: start them anew with model.path"
+            "engines serve another model than is trained: restart them with model.path"
         )
     chosen = numbers.reshape(len(row.tokens), mixture.layers, -1)[:, list(mixture.routed)]
     own = np.zeros(len(row.tokens), np.bool_)

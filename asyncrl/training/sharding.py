@@ -54,7 +54,7 @@ class Sharded:
         self.once = how == "step"
         if how == "auto":
             least = torch.tensor(_memory(self._device), dtype=torch.float64, device=self._device)
-            dist.all_reduce(least, dist.ReduceOp.MIN)  # their cards may differ
+            dist.all_reduce(least, dist.ReduceOp.MIN)  # their GPUs may differ
             self.once = self._bytes <= _SHARE * float(least)
 
     def passes(self, batches: Sequence[T]) -> Iterator[T]:

@@ -98,11 +98,11 @@ def pack_tensors(memory: torch.Tensor, calls: Sequence[Sequence[View]]) -> list[
         identity = str(torch.cuda.get_device_properties(memory.device).uuid)
 
         # Cell by cell: class, shape, stride, offset, class of the storage, type, device; the rest names the memory.
-        def on_card(view: View) -> _Call:
+        def on_gpu(view: View) -> _Call:
             where = (given[0], view.shape, _stride(view.shape), view.offset)
             return _Call(function, *where, given[4], view.dtype, identity, *given[_DEVICE + 1 :])
 
-        return [pickle.dumps([(view.name, on_card(view)) for view in views]) for views in calls]
+        return [pickle.dumps([(view.name, on_gpu(view)) for view in views]) for views in calls]
     named = memory.untyped_storage()._share_filename_cpu_()
     storage = _Call(reductions.rebuild_storage_filename, torch.UntypedStorage, *named)
     types = {view.dtype for views in calls for view in views}

@@ -259,6 +259,6 @@ def test_each_point_is_visited_as_often_as_asked_and_its_roles_take_turns():
 
     visited = [
         point for point in POINTS if not point.startswith("card.")
-    ]  # only of runs whose cards are shared by turns
+    ]  # only of runs whose GPUs are shared by turns
     assert sorted(target.kind for target in found) == sorted(visited * 3)
     assert {target.role for target in found if target.kind == "work.published"} == {"rollout", "reward"}

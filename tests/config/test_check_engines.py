@@ -1,4 +1,4 @@
-"""Settings of engines that `check` refuses: GPUs that do not suffice, ports and roles that meet, shared cards."""
+"""Settings of engines that `check` refuses: GPUs that do not suffice, ports and roles that meet, shared GPUs."""
 
 from pathlib import Path
 
@@ -154,13 +154,13 @@ def part(fraction: float, *further: str) -> str:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ([TURNS, "weights.transport=ipc"], "the learner has left the card when engines load"),
+        ([TURNS, "weights.transport=ipc"], "the learner has left the GPU when engines load"),
         ([TURNS, "engine.router.count=1"], "a router does not follow turns"),
         ([TURNS, "engine.kind=sglang"], 'SGLang frees memory only with "--enable-memory-saver"'),
         ([TURNS, "engine.kind=external", 'engine.addresses=["http://a:1"]'], '"external" servers are not this run'),
-        ([TURNS, "learner.trainer=scripted"], "a scripted trainer has nothing on a card"),
+        ([TURNS, "learner.trainer=scripted"], "a scripted trainer has nothing on a GPU"),
         ([TURNS, 'only=["engine"]'], "no learner runs here"),
-        ([TURNS, 'placement.lent=["engine"]'], "an engine on the learner's card cannot go to another run"),
+        ([TURNS, 'placement.lent=["engine"]'], "an engine on the learner's GPU cannot go to another run"),
         (
             ['placement.lent=["rollout"]', "autoscale.pools.rollout={}"],
             "both change how many processes rollout has",
@@ -184,7 +184,7 @@ def test_cards_that_can_be_shared_are_not():
     from_settings(TURNS)
     from_settings(TURNS, "engine.kind=sglang", 'engine.arguments=["--enable-memory-saver"]')
     from_settings(MEMORY, *SGLANG, part(0.5))
-    # Servers beyond the learner's card have a card of their own.
+    # Servers beyond the learner's GPU have a GPU of their own.
     from_settings(MEMORY, *SGLANG, part(0.9), "engine.gpus=[1]", "placement.learner_fraction=0.95")
     assert "GPU 1" in the_problem("demo", MEMORY, *SGLANG, part(0.9), "engine.gpus=[1]", "learner.ranks=2").message
 

@@ -29,7 +29,7 @@ def test_a_config_takes_defaults_for_what_it_leaves_out(written):
     assert (config.learner.lr, config.learner.steps, config.buffer.max_lag) == (1e-3, 100, 2)
 
 
-@pytest.mark.parametrize("name", ["addition", "custom", "demo", "fleet", "one-card", "sums", "two-cards"])
+@pytest.mark.parametrize("name", ["addition", "custom", "demo", "fleet", "one-gpu", "sums", "two-gpus"])
 def test_a_shipped_config_is_loaded_by_name_and_finds_its_files_among_the_examples(name):
     loaded = load_config(name)
 
@@ -38,7 +38,7 @@ def test_a_shipped_config_is_loaded_by_name_and_finds_its_files_among_the_exampl
     assert loaded.source == SHIPPED[name]
 
 
-@pytest.mark.parametrize("name", ["addition", "custom", "demo", "one-card"])
+@pytest.mark.parametrize("name", ["addition", "custom", "demo", "one-gpu"])
 def test_a_shipped_config_names_only_files_that_are_there_and_needs_no_hint(name):
     assert hints(load_config(name, further=check_surroundings).config) == []
 
@@ -100,8 +100,8 @@ def test_an_unknown_name_is_answered_with_the_shipped_configs():
 
     assert (
         problem.message
-        == "no such file, and the shipped configs are addition, chat, custom, demo, fleet, live-demo, one-card, "
-        "sums, two-cards; did you mean demo?"
+        == "no such file, and the shipped configs are addition, chat, custom, demo, fleet, live-demo, one-gpu, "
+        "sums, two-gpus; did you mean demo?"
     )
 
 

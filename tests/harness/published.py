@@ -255,4 +255,4 @@ PUBLISHED: dict[str, tuple[dict[str, Any], float]] = {
         1026,
     ),
 }
-"""By name: the configuration, and the parameters in billions that its report or card gives, without layers ahead."""
+"""By name: the configuration, and the parameters in billions that its report or GPU gives, without layers ahead."""

@@ -138,7 +138,7 @@ def run(rank, ranks, model, folder):
         save(trainer, saved)
         dist.barrier()
     if ranks in (SAVED, *LOADED):
-        sharding._memory = lambda _: float(rank << 40)  # cards that differ: the least one decides for all
+        sharding._memory = lambda _: float(rank << 40)  # GPUs that differ: the least one decides for all
         trainer = TorchTrainer(model)
         assert ranks == 1 or not trainer._policy.sharded.once
         trainer.load(saved)

@@ -29,7 +29,7 @@ async def opened(base: Path, spec: str, *, time_limit_s: float = 30.0) -> AsyncI
 async def test_an_unknown_reward_is_refused_with_those_there_are(tmp_path):
     with pytest.raises(
         GraderError,
-        match="unknown reward 'exakt'; known are exact, math, dapo, deepscaler, f1, gpqa, boxed_math, boxed_f1, ",
+        match="unknown reward 'exakt'; known are exact, math, dapo, last_number, deepscaler, f1, gpqa, boxed_math, ",
     ):
         await open_grader("exakt", base=tmp_path)
 

@@ -60,7 +60,7 @@ def test_a_run_on_a_gpu_is_told_its_estimate(tmp_path):
     [line] = torch_memory_lines(loaded.config, loaded.base)
     assert line.startswith("memory of a rank of the learner, estimated: ")
     assert list(torch_memory_lines(others.config, others.base)) == []
-    assert list(torch_memory_lines(two.config, two.base))[1].startswith("0.0 GiB more where its card has room")
+    assert list(torch_memory_lines(two.config, two.base))[1].startswith("0.0 GiB more where its GPU has room")
 
 
 def test_check_tells_how_many_requests_of_full_length_the_embedded_engine_holds(tmp_path, monkeypatch):

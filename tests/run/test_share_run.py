@@ -136,6 +136,6 @@ async def test_two_runs_share_by_weight_though_the_command_is_killed_and_then_a_
             there.add((run, message.actor_id))
         elif isinstance(message, ActorStopped):
             there.discard((run, message.actor_id))
-        assert len(there) <= 2, "an engine starts once another has left its card"
+        assert len(there) <= 2, "an engine starts once another has left its GPU"
     for run in ("a", "b"):
         await audited_clean(tmp_path, run)

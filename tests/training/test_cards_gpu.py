@@ -1,10 +1,10 @@
-"""Steps on several cards, and by models that leave their card, against one process on the CPU in float32."""
+"""Steps on several GPUs, and by models that leave their GPU, against one process on the CPU in float32."""
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from harness.card_cases import CASES, by_one_process, by_ranks, write_models
+from harness.gpu_cases import CASES, by_one_process, by_ranks, write_models
 
 COMPARED = {"loss": 0.03, "grad_norm": 0.07, "value_loss": 0.03, "value_grad_norm": 0.07}
 """Figures of a step, and by what share of the CPU's, or of 1 where that is smaller, they may differ."""

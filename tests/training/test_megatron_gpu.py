@@ -113,7 +113,7 @@ def test_compiled_steps_in_bfloat16_are_those_of_the_torch_trainer(name, recompu
         found, expected = own.step(rows, objective(step)), other.step(rows, objective(step))
         assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=0.05)
         assert found["loss"] == pytest.approx(expected["loss"], abs=0.02)
-        assert own.rest().bytes > 0, "weights and optimiser leave the card, and come back with the next step"
+        assert own.rest().bytes > 0, "weights and optimiser leave the GPU, and come back with the next step"
 
     tensors = {one.name: one for files in own.copy_weights().files().values() for one in files}
     assert tensors.keys() == {one.name for files in other.copy_weights().files().values() for one in files}

@@ -7,7 +7,7 @@ import torch
 
 from asyncrl.algorithms.balance import Work, balanced
 from asyncrl.training.init_model import ModelShape, create_model
-from asyncrl.training.ranks import CardFull, named_where_full, shares, work_of
+from asyncrl.training.ranks import GpuFull, named_where_full, shares, work_of
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.trajectories import Reference
 
@@ -61,8 +61,8 @@ def test_work_is_counted_from_the_shapes(tmp_path):
 
 
 def test_a_card_that_is_full_is_named():
-    words = "the card of rank 3 has no room for the model: tried to allocate"
-    with pytest.raises(CardFull, match=words), named_where_full(3):
+    words = "the GPU of rank 3 has no room for the model: tried to allocate"
+    with pytest.raises(GpuFull, match=words), named_where_full(3):
         raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
 

@@ -104,7 +104,7 @@ class Writers:
         if by_headers or (isinstance(message, KeeperClaimed) and message.nonce == writer):
             self._claimed[log], self.claimed_ns[log] = writer, record.time_ns
         # A heartbeat decides nothing: it also keeps other standby processes away while one prepares to claim the log,
-        # which may need the card.
+        # which may need the GPU.
         if record.stream.keeper and topic.message not in (KeeperHeartbeat, CardRequested) and not self.owns(record):
             holder = self._claimed.get(log)
             found = f"{topic.name} of writer {writer} ({record.headers.get(BY, 'no writer named')})"

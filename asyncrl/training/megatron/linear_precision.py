@@ -17,7 +17,7 @@ def multiply_of(dtype: str, device: torch.device) -> Multiply | None:
     """Return the product of a `learner.dtype`; None for the dtype of the weights.
 
     Raises:
-        ModelError: Transformer Engine or the card does not have it.
+        ModelError: Transformer Engine or the GPU does not have it.
     """
     if dtype != "fp8":
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.learner.elastic import ElasticGroup, chosen_cards
+from actors.learner.elastic import ElasticGroup, chosen_gpus
 from actors.learner.group import GROUPS, GroupLost, RankProcesses, TrainerGroup
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save
 from actors.learner.rank import Fetch, Load, Rank, Step
@@ -228,7 +228,7 @@ rank_process.main()
 
 
 class Impatient(RankProcesses):
-    """Waits for cards no longer than a second, once all ranks are there."""
+    """Waits for GPUs no longer than a second, once all ranks are there."""
 
     async def _until_connected(self) -> None:
         await super()._until_connected()
@@ -278,20 +278,20 @@ async def test_ranks_without_a_card_say_so_and_are_given_up(
     group = ElasticGroup(with_forked_ranks(stand.context("learner", bus)), lambda: None)
 
     missing = r"GPUs \[0, 1\] are missing, and the 0 others hold no whole model; the last reason: rank 0 ended: exit"
-    with pytest.raises(GroupLost, match=missing + r" code 5: .*rank 0 has no card: found 0 GPUs here"):
+    with pytest.raises(GroupLost, match=missing + r" code 5: .*rank 0 has no GPU: found 0 GPUs here"):
         await group.open()
     await group.close()
 
 
 class Refusing(ForkedRanks):
-    """Has no card for one of two ranks."""
+    """Has no GPU for one of two ranks."""
 
     refuses, refused = True, 0
 
     async def start(self, job: Job) -> Placed:
-        if self.refuses and (job.words[1:3] == ("1", "2") or job.module == "actors.learner.card"):
+        if self.refuses and (job.words[1:3] == ("1", "2") or job.module == "actors.learner.gpu_probe"):
             self.refused += 1
-            raise NoRoom("no card 1")
+            raise NoRoom("no GPU 1")
         return await super().start(job)
 
 
@@ -317,7 +317,7 @@ async def test_a_learner_whose_card_is_not_replaced_goes_on_with_fewer_and_grows
                 os.kill(rank.pid, signal.SIGKILL)  # it is tried with both again, and the other one is still missing
             if step == 2:
                 placement.refuses = False
-                await until(lambda: playing.learner.group.can_grow, "its card is there again", 300)
+                await until(lambda: playing.learner.group.can_grow, "its GPU is there again", 300)
     finally:
         await playing.kill()
 
@@ -329,7 +329,7 @@ async def test_a_learner_whose_card_is_not_replaced_goes_on_with_fewer_and_grows
 
 
 class StoppedMeanwhile(ElasticGroup):
-    """Is told to stop while it waits for a card."""
+    """Is told to stop while it waits for a GPU."""
 
     async def _pause(self, left_s: float) -> None:
         self._context.stop.set()
@@ -343,7 +343,7 @@ async def test_a_learner_that_stops_while_a_card_is_missing_starts_no_rank_anew(
     context.placement = placement = Refusing(context.files.logs)
     group = StoppedMeanwhile(context, lambda: None)
 
-    with pytest.raises(GroupLost, match="no card 1"):
+    with pytest.raises(GroupLost, match="no GPU 1"):
         await group.open()
 
     assert placement.refused == 1
@@ -360,7 +360,7 @@ async def test_a_learner_that_stops_while_a_card_is_missing_starts_no_rank_anew(
     ],
 )
 def test_the_cards_that_are_left_are_as_many_as_the_layout_divides(cards, layout, chosen):
-    assert list(chosen_cards(cards, layout)) == chosen
+    assert list(chosen_gpus(cards, layout)) == chosen
 
 
 class Log:

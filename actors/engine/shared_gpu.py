@@ -19,7 +19,7 @@ from topics.gpu_handoff import CARD_REQUESTED, CARD_RETURNED, CardLeft, CardRequ
 from topics.topic import TRAINING, Topic
 
 
-class Card:
+class SharedGpu:
     """Follows the learner's turns, and takes and leaves the GPU for one engine.
 
     The GPU memory of a predecessor process is freed when it ends: this process takes or leaves the GPU again.

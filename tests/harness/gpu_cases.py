@@ -1,6 +1,6 @@
-"""Three steps of trainers on cards of their own, each with a rest behind it, and the same by one process on the CPU.
+"""Three steps of trainers on GPUs of their own, each with a rest behind it, and the same by one process on the CPU.
 
-`python -m harness.card_cases RANK CASE DEVICE FOLDER` is a rank; the models of `write_models` are in the folder.
+`python -m harness.gpu_cases RANK CASE DEVICE FOLDER` is a rank; the models of `write_models` are in the folder.
 """
 
 import dataclasses
@@ -105,7 +105,7 @@ def by_ranks(name, device, folder):
     """Return what the ranks of a case make of it, in processes of their own."""
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *sys.path])  # with packages that this process was given
     with_path = {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
-    words = [sys.executable, "-m", "harness.card_cases"]
+    words = [sys.executable, "-m", "harness.gpu_cases"]
     ranks = [
         subprocess.Popen(
             [*words, str(rank), name, device, str(folder)],

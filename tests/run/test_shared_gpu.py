@@ -1,4 +1,4 @@
-"""A whole run whose learner and engines have one card by turns, and die at each point of a turn."""
+"""A whole run whose learner and engines have one GPU by turns, and die at each point of a turn."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ async def test_learner_and_engines_never_have_the_card_at_once_and_whoever_dies_
         os.kill(frozen, signal.SIGSTOP)
         code, output = await command(tmp_path, "scale", "engine=1")
         assert code == 0, output
-        await two_steps_more(run, "steps without an engine that was frozen with the card, and has no successor")
+        await two_steps_more(run, "steps without an engine that was frozen with the GPU, and has no successor")
         await until(lambda: is_often_ready(run), "engines are ready again, more than eight times", 180)
         code, output = await command(tmp_path, "down")
         assert (code, await run.ended()) == (0, 0), (output, run.story)
@@ -68,7 +68,7 @@ async def is_often_ready(run: Run) -> bool:
 
 
 class Turns:
-    """The holders of the card, by the order in which one server stored what both sides published."""
+    """The holders of the GPU, by the order in which one server stored what both sides published."""
 
     def __init__(self) -> None:
         self.asked, self.returned = 0, 0

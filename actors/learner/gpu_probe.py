@@ -1,6 +1,6 @@
 """The first use of a GPU: by a rank, or to check whether a missing GPU works again.
 
-`python -m actors.learner.card DEVICE` uses a GPU and ends; it prints the error if the GPU does not work.
+`python -m actors.learner.gpu_probe DEVICE` uses a GPU and ends; it prints the error if the GPU does not work.
 """
 
 from __future__ import annotations
@@ -8,27 +8,27 @@ from __future__ import annotations
 import sys
 
 from actors.learner.rank import Call, Rank
-from asyncrl.training.ranks import CardFull, NoCard, take_card
+from asyncrl.training.ranks import GpuFull, NoGpu, take_gpu
 
 
-class TakeCard(Call[None]):
+class TakeGpu(Call[None]):
     """Take the GPU, before anything waits for another rank.
 
     Raises:
         NoCard, CardFull: it cannot be used.
     """
 
-    on_card = True
+    on_gpu = True
 
     def _compute(self, rank: Rank) -> None:
-        rank.take_card()
+        rank.take_gpu()
 
 
 def main() -> None:
     """Use the GPU."""
     try:
-        take_card(sys.argv[1], rank=0, ranks=1)
-    except (NoCard, CardFull) as error:
+        take_gpu(sys.argv[1], rank=0, ranks=1)
+    except (NoGpu, GpuFull) as error:
         raise SystemExit(str(error)) from error
 
 

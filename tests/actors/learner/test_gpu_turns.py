@@ -1,10 +1,10 @@
-"""Turns on a shared card: learner and engine never have it at once, whoever dies, on a real server."""
+"""Turns on a shared GPU: learner and engine never have it at once, whoever dies, on a real server."""
 
 import asyncio
 
 import pytest
 
-from actors.engine.card import Card
+from actors.engine.shared_gpu import SharedGpu
 from actors.learner.fold import LearnerFold
 from actors.learner.gpu_handoff import Stopping, Turns
 from actors.learner.outbox import Outbox
@@ -47,7 +47,7 @@ class Engine:
         self.context = stage.context("engine", bus)
         self.context.actor_id = f"engine-{number}"
         self.news = asyncio.Event()
-        self.card = Card(self.context, self.news)
+        self.card = SharedGpu(self.context, self.news)
 
     async def wanted(self):
         await until(lambda: self.card.wanted, "the engine is asked")
@@ -114,7 +114,7 @@ async def test_a_taking_that_comes_behind_the_request_is_void_and_one_before_it_
     await engine.wanted()
     await until(lambda: learner.fold.state.turns.holders == ["engine-1"], "the taking is counted")
     assert not taking.done()
-    late.card._asked = 0  # the request has not reached it: it takes the card, and looks
+    late.card._asked = 0  # the request has not reached it: it takes the GPU, and looks
     behind = asyncio.create_task(late.card.take())
     await publish(engine.context.bus, CardLeft("engine-1"))
     await taking
@@ -129,7 +129,7 @@ async def test_a_learner_that_starts_needs_nobody_to_return_the_turn_of_the_one_
     open_learner, open_engine = actors
     first, engine = await open_learner(), await open_engine()
     await first.turns.take()
-    first.context.stop.set()  # as if it had died with the card
+    first.context.stop.set()  # as if it had died with the GPU
     await first.keeper.close()
     waiting = asyncio.create_task(engine.card.take())
     second = await open_learner()
