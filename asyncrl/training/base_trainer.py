@@ -53,7 +53,7 @@ _NAMED_OFFENDERS = 8
 
 
 class OptimizerState(Protocol):
-    """The trained parameters with their optimiser: `asyncrl.training.model_optimizer.Optimized`."""
+    """The trained parameters with their optimiser: `asyncrl.training.model_optimizer.ModelOptimizer`."""
 
     def norm(self) -> float:
         """Norm of the gradient over all ranks."""

@@ -46,7 +46,7 @@ class Critic:
     """Fills the column `values`, and learns from the returns."""
 
     scorer: Any  # a `Scorer`
-    _own: Any  # a `steps.Own`
+    _own: Any  # a `base_trainer.OptimizerState`
 
     def __init__(
         self, directory: Path, how: Loading, passes: Passes, *, eps: float, moments: torch.dtype = torch.float32

@@ -353,7 +353,6 @@ async def test_a_turn_of_an_older_version_is_read_without_the_header_that_was_ad
     record = await read_message(bus, TURNS, await publish(bus, turn))
     assert record is not None and record.headers["prompt-tokens"] == "7"
     older = {name: value for name, value in record.headers.items() if name != "prompt-tokens"}
-
     assert (await read(bus, TurnStarted, record._replace(headers=older))).prompt_tokens == 7
     for wrong in ({**record.headers, "prompt-tokens": "6"}, {**older, "session": "s2"}):
         with pytest.raises(WireError, match=r"its header (prompt-tokens is '6'|session is 's2')"):
@@ -366,7 +365,6 @@ async def test_the_newest_message_of_each_subject_is_read_in_one_request(bus: Bu
             await publish_progress(bus, delivery, 0 if delivery == 1 else number + 1, name=f"p00000{number}-0")
 
     records = await read_last_of_each(bus, TRAJECTORIES, [TRAJECTORY_PROGRESSED.pattern(bus.run)])
-
     assert [record.sequence for record in records] == [4, 5, 6]
     assert [(await read(bus, TrajectoryProgressed, record)).delivery for record in records] == [2, 2, 2]
     assert await read_last_of_each(bus, TRAJECTORIES, [TRAJECTORY_GENERATED.pattern(bus.run)]) == []

@@ -176,6 +176,10 @@ def pack_again(r: Recorded) -> None:
     r.train_again(7)
 
 
+def repeat_last(r: Recorded, topic: Topic[Any]) -> None:
+    r.add(topic, r.messages(topic)[-1])
+
+
 def drop(r: Recorded) -> None:
     r.add(TRAJECTORY_DROPPED, TrajectoryDropped(trajectory_id="p000001-1", attempt=0, reason="lag"))
 
@@ -341,10 +345,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a grade after its batch": (grade_late, "graded late"),
     "a second grade instead of the first": (grade_before, "second grade"),
     "a grade after a failure": (fail_before, "second grade"),
-    "another number of tokens of a member": (
-        lambda r: r.alter(BATCH_PACKED, r.batch(6), more_tokens_of_a_member),
-        "wrong tokens",
-    ),
+    "more tokens of a member": (lambda r: r.alter(BATCH_PACKED, r.batch(6), more_tokens_of_a_member), "wrong tokens"),
     "another length of a member": (lambda r: r.alter(BATCH_PACKED, r.batch(6), another_length), "wrong tokens"),
     "lengths that the result does not have": (other_lengths, "wrong tokens"),
     "another learning rate": (lambda r: r.alter(BATCH_PACKED, r.batch(6), another_rate), "wrong objective"),
@@ -363,15 +364,12 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a trained trajectory dropped": (drop, "ended twice"),
     "a trained group dropped": (lambda r: r.add(GROUP_DROPPED, GroupDropped("p000001", "lag")), "ended twice"),
     "a group in two batches": (pack_again, "in two batches"),
-    "a result twice": (
-        lambda r: r.add(TRAJECTORY_GENERATED, r.messages(TRAJECTORY_GENERATED)[-1]),
-        "generated twice",
-    ),
+    "a result twice": (lambda r: repeat_last(r, TRAJECTORY_GENERATED), "generated twice"),
     "a probability in place of a log-prob": (probabilities, "damaged payload"),
     "the tokens of others": (swap_results, "wrong reference"),
     "a flipped byte": (lambda r: r.alter(TRAJECTORY_GENERATED, -1, completion="?"), "damaged payload"),
-    "a batch packed twice": (lambda r: r.add(BATCH_PACKED, r.messages(BATCH_PACKED)[-1]), "packed twice"),
-    "a step trained twice": (lambda r: r.add(BATCH_TRAINED, r.messages(BATCH_TRAINED)[-1]), "trained twice"),
+    "a batch packed twice": (lambda r: repeat_last(r, BATCH_PACKED), "packed twice"),
+    "a step trained twice": (lambda r: repeat_last(r, BATCH_TRAINED), "trained twice"),
     "a step left out": (lambda r: r.remove(BATCH_TRAINED, 6), "step out of order"),
     "another batch trained": (lambda r: r.alter(BATCH_TRAINED, -1, batch_sequence=3), "wrong batch"),
     "another row of one member": (another_row, "wrong row"),
@@ -385,10 +383,7 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a batch with a group less": (lose_group, "wrong size"),
     "a healthy member dropped as failed": (lambda r: drop_a_healthy_member(r, "rollout"), "dropped without cause"),
     "a healthy member dropped for its age": (lambda r: drop_a_healthy_member(r, "lag"), "dropped without cause"),
-    "a healthy member dropped before its deadline": (
-        lambda r: drop_a_healthy_member(r, "deadline"),
-        "dropped without cause",
-    ),
+    "a member dropped before its deadline": (lambda r: drop_a_healthy_member(r, "deadline"), "dropped without cause"),
     "a healthy group dropped as failed": (lambda r: drop_a_healthy_group(r, "failed"), "dropped without cause"),
     "a healthy group dropped for its age": (lambda r: drop_a_healthy_group(r, "lag"), "dropped without cause"),
     "a healthy group dropped too early": (lambda r: drop_a_healthy_group(r, "deadline"), "dropped without cause"),
@@ -397,9 +392,6 @@ CORRUPTIONS: dict[str, tuple[Callable[[Recorded], object], str]] = {
     "a group dropped as flat": (lambda r: drop_a_healthy_group(r, "zero_variance"), "dropped without cause"),
     "a batch passed over that nobody asked to skip": (skip, "unasked skip"),
     "tokens trained of a batch that was passed over": (skip_and_train, "more tokens than sampled"),
-    "an engine that sampled from other weights": (
-        lambda r: r.alter(ENGINE_READY, -1, digest="d" * 32),
-        "foreign weights",
-    ),
+    "an engine with other weights": (lambda r: r.alter(ENGINE_READY, -1, digest="d" * 32), "foreign weights"),
     "a version older than asked for": (raise_min_version, "below min_version"),
 }

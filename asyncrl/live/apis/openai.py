@@ -146,7 +146,7 @@ def usage_of(opening: Opening, endings: list[Ending]) -> dict[str, Any]:
 
 
 class ChunkEvents:
-    """What the `Events` of chat completions and of completions have in common: one chunk for each event."""
+    """One chunk for each event: the base of chat completions and of completions."""
 
     response: dict[str, Any] | None = None
 

@@ -31,8 +31,8 @@ from asyncrl.training.tensor_files import TensorFiles
 MASTER = "param"  # with the moments: the updated weight
 
 
-class MegatronOptimized:
-    """See `asyncrl.training.model_optimizer.Optimized`: of this rank's stage."""
+class MegatronOptimizer:
+    """See `asyncrl.training.model_optimizer.ModelOptimizer`: of this rank's stage."""
 
     def __init__(self, policy: MegatronPolicy, *, eps: float, stems: Stems, router_bias_rate: float = 0.0) -> None:
         """

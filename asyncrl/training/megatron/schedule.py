@@ -15,7 +15,7 @@ from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums
 from asyncrl.training.megatron.context import Share
 from asyncrl.training.megatron.mtp_loss import AheadPass
-from asyncrl.training.megatron.optimizer import MegatronOptimized
+from asyncrl.training.megatron.optimizer import MegatronOptimizer
 from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.policy import MegatronPolicy
 from asyncrl.training.packing import MicroBatch
@@ -29,7 +29,12 @@ class Schedule:
     """A model with its optimiser, over all stages."""
 
     def __init__(
-        self, policy: MegatronPolicy, own: MegatronOptimized, passes: Passes, layout: Layout, mtp_weight: float = 0.0
+        self,
+        policy: MegatronPolicy,
+        own: MegatronOptimizer,
+        passes: Passes,
+        layout: Layout,
+        mtp_weight: float = 0.0,
     ) -> None:
         """
         Args:

@@ -24,7 +24,7 @@ from asyncrl.training.gradient_attribution import RowPasses
 from asyncrl.training.host_copy import HostCopy, Source
 from asyncrl.training.megatron.linear_precision import multiply_of
 from asyncrl.training.megatron.mcore_patches import around, join, prepare
-from asyncrl.training.megatron.optimizer import MegatronOptimized
+from asyncrl.training.megatron.optimizer import MegatronOptimizer
 from asyncrl.training.megatron.policy import Loading, MegatronPolicy
 from asyncrl.training.megatron.schedule import Schedule
 from asyncrl.training.megatron.settings import MegatronSettings
@@ -46,7 +46,7 @@ class MegatronCritic(Critic):
             values: a model whose head gives one number.
         """
         self.scorer, self._passes = values, passes
-        self._own = MegatronOptimized(values, eps=settings.eps, stems=STEMS)
+        self._own = MegatronOptimizer(values, eps=settings.eps, stems=STEMS)
         self._schedule = Schedule(values, self._own, passes, settings.layout)
 
     def _passed(self, batches: list[list[TrainRow]], clip: float) -> Sums:
@@ -86,7 +86,7 @@ class MegatronTrainer(BaseTrainer):
     """See `Trainer`. Ranks of one replica give `step` the same rows."""
 
     settings: MegatronSettings
-    _own: MegatronOptimized
+    _own: MegatronOptimizer
 
     def __init__(self, directory: Path, settings: MegatronSettings | None = None) -> None:
         """Load the model of a Hugging Face directory, which must stay there: versions need its tokenizer.
@@ -117,7 +117,7 @@ class MegatronTrainer(BaseTrainer):
         self._mixture, self._further = self._policy.mixture, PassthroughWeights(directory, WEIGHTS)
         self.replays, self.records = self.settings.replays, self.settings.records
         self._policy.replays = self.replays or self.records
-        self._own = MegatronOptimized(
+        self._own = MegatronOptimizer(
             self._policy,
             eps=self.settings.eps,
             stems=Stems(WEIGHTS, STATE),
