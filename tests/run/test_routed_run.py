@@ -42,16 +42,16 @@ if sys.orig_argv[2:4] == ["-m", "asyncrl.engine.embedded"]:
     from asyncrl.engine.embedded.matrix import Experts
     from asyncrl.engine.embedded.scheduler import Engine
 
-    choose, step, noise = Experts.choose, Engine.step, float(os.environ["ROUTER_NOISE"])
+    choose, step, noise = Experts.choose, Engine._step, float(os.environ["ROUTER_NOISE"])
 
     def step_or_die(engine):
         if sum(len(request.tokens) >= 4 for request in engine.running) > 1 and os.path.exists("{ARMED}"):
             os.unlink("{ARMED}")
             os.kill(os.getpid(), signal.SIGKILL)
-        step(engine)
+        return step(engine)
 
     Experts.choose = lambda experts, logits: choose(experts, logits + noise * torch.randn_like(logits))
-    Engine.step = step_or_die
+    Engine._step = step_or_die
 """
 
 DEMO = '''

@@ -146,7 +146,7 @@ def usage_of(opening: Opening, endings: list[Ending]) -> dict[str, Any]:
 
 
 class ChunkEvents:
-    """One chunk for each event: the base of chat completions and of completions."""
+    """`Events` of chat completions and of completions: one chunk for each event."""
 
     response: dict[str, Any] | None = None
 
