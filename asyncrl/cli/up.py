@@ -120,7 +120,7 @@ async def bring_up(launch: Launch, on_started: Callable[[], None] = lambda: None
     stop = _on_interrupt(launch, state)
     bus: Bus | None = None
     try:
-        bus = await _unless(stop, launch.start())
+        bus = await _unless(stop.wait(), launch.start())
         if bus is not None:
             if launch.changes:
                 print(f"current inputs count from step {launch.trained + 1}", flush=True)
@@ -153,7 +153,8 @@ async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event,
     watch = Watch(bus, state)
     await watch.start()
     async with shown(state, Terminal()):
-        code = await _unless(stop, launch.ended() if work is None else _ended_by(launch, work(bus, state)))
+        ended = launch.ended()
+        code = await _unless(stop.wait(), ended if work is None else _unless(work(bus, state), ended))
         if code is None:
             state.phase = "stopping"
             code = await launch.dismiss()
@@ -163,18 +164,6 @@ async def _watch(launch: Launch, bus: Bus, state: RunState, stop: asyncio.Event,
     if launch.killed:
         return f"killed by a second interrupt; to continue: asyncrl up --resume {launch.files.root}"
     return launch.failure or state.failure or (f"the supervisor ended with {launch.supervisor_end}" if code else "")
-
-
-async def _ended_by(launch: Launch, work: Coroutine[Any, Any, None]) -> int | None:
-    """The exit code of the supervisor, or None when the work ended first."""
-    working, ended = asyncio.create_task(work), asyncio.create_task(launch.ended())
-    try:
-        await asyncio.wait({working, ended}, return_when=asyncio.FIRST_COMPLETED)
-        return ended.result() if ended.done() else working.result()
-    finally:
-        for task in (working, ended):
-            task.cancel()
-        await asyncio.wait({working, ended})
 
 
 def _on_interrupt(launch: Launch, state: RunState) -> asyncio.Event:
@@ -199,13 +188,16 @@ def _on_interrupt(launch: Launch, state: RunState) -> asyncio.Event:
     return stop
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of some work, or None when it was interrupted."""
-    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+async def _unless(other: Coroutine[Any, Any, object], work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of some work, or None when other work ended first."""
+    ending, working = asyncio.create_task(other), asyncio.create_task(work)
     try:
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        ending.result()
+        return None
     finally:
-        for task in (working, stopping):
+        for task in (working, ending):
             task.cancel()
-        await asyncio.wait({working, stopping})
+        await asyncio.wait({working, ending})
