@@ -38,8 +38,8 @@ async def write_rollouts(bus: Bus, output: Path, batches: int, report: Callable[
     packed: asyncio.Queue[Record] = asyncio.Queue()
     reader = LogReader(bus, BATCHES, packed.put_nowait, subjects=[BATCH_PACKED.pattern(bus.run)])
     aside, prompts = output.with_name(f".{output.name}.partial"), 0
-    await reader.start()
     try:
+        await reader.start()
         with pyarrow.parquet.ParquetWriter(aside, _schema(pyarrow)) as file:
             for _ in range(batches):
                 batch = await read(bus, BatchPacked, await packed.get())
