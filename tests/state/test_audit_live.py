@@ -71,17 +71,20 @@ def found(*messages, late: bool = False) -> list[str]:
     return [violation.kind for violation in violations(*messages, late=late)]
 
 
-def violations(*messages, late: bool = False, times: Mapping[int, int] = {}) -> list[Violation]:
+def violations(
+    *messages, late: bool = False, times: Mapping[int, int] = {}, logprobs: np.ndarray = LOGPROBS
+) -> list[Violation]:
     """Return what is wrong where two turns of a conversation are admitted and then come these messages.
 
     Args:
         late: the end of the first turn is stored behind that of the second.
         times: server's clock at the messages, by number; 0 for the others.
+        logprobs: [2] of each reply.
     """
     wrong = Violations()
     live = Live(Opening(wrong), wrong)
     common = {"session": "s", "tenant": "anna", "api": "chat"}
-    reply = {"session": "s", "finish": "stop", "tokens": REPLY, "logprobs": LOGPROBS, "versions": VERSIONS}
+    reply = {"session": "s", "finish": "stop", "tokens": REPLY, "logprobs": logprobs, "versions": VERSIONS}
     first = TurnFinished(turn_id="a", **reply)
     told = [
         TurnStarted(turn_id="a", tokens=ids(1, 2), **common),
@@ -107,6 +110,12 @@ def test_turns_that_are_trained_as_they_were_sampled_are_clean(late: bool):
     ]
 
     assert found(*rows, generated(0, ids(1, 2, 7, 8)), generated(1, ids(1, 2, 7, 8, 5, 7, 8)), late=late) == []
+
+
+def test_log_probs_above_0_by_a_rounding_error_are_equal_in_turn_and_trajectory():
+    rounded = np.array([3e-5, -1.5], np.float32)
+
+    assert violations(generated(0, ids(1, 2, 7, 8), logprobs=rounded), logprobs=rounded) == []
 
 
 @pytest.mark.parametrize(

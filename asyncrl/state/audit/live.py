@@ -30,6 +30,7 @@ from topics.turns import (
     TurnStarted,
     TurnStartedHeaders,
 )
+from topics.values import checked_logprobs
 
 _EXPECTED = "what the gateway stored of the turn"
 
@@ -105,7 +106,7 @@ class Live(Fold):
             started.known + len(started.tokens),
             len(finished.tokens),
             digest.hexdigest(),
-            _digest(finished.logprobs),
+            _digest(checked_logprobs(finished.logprobs)),  # as a `Segment` reads them
             _digest(finished.versions),
         )
 
