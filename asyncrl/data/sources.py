@@ -74,7 +74,10 @@ def open_source(
         return procedural.ReasoningGymSource(name, options, seed)
     functions = ("FILE.py:FUNCTION", "MODULE:FUNCTION")
     known = ", ".join(["FILE.jsonl", "FILE.parquet", *procedural.RULES, "reasoning-gym:NAME", *functions])
-    raise DataError(f"unknown data {spec!r}; known are {known}")
+    folder = path.rpartition("/")[2]
+    get = f"hf download {path} --repo-type dataset --local-dir {folder}, then name a file such as {folder}/rows.parquet"
+    hub = f"; fetch a data set of a hub first: {get}" if path.count("/") == 1 else ""
+    raise DataError(f"unknown data {spec!r}; known are {known}{hub}")
 
 
 def _user_source(spec: str, found: Any, row_came: Callable[[], None], *, seed: int, labels_for: str) -> DataSource:

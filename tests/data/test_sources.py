@@ -264,6 +264,11 @@ def test_unknown_data_is_refused_with_what_is_known(tmp_path, spec):
     )
 
 
+def test_an_error_about_a_data_set_of_a_hub_says_how_to_fetch_it(tmp_path):
+    assert "first: hf download openai/gsm8k --repo-type dataset --local-dir gsm8k" in refused(tmp_path, "openai/gsm8k")
+    assert "hf download" not in refused(tmp_path, "reverse:3")
+
+
 @pytest.mark.parametrize("spec", ["rows.jsonl", "reverse", "sum", "reasoning-gym:leg_counting"])
 def test_an_unknown_option_is_refused_with_those_there_are(tmp_path, spec):
     text = refused(write_rows(tmp_path, numbered(3)), spec, colour="red")

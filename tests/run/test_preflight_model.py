@@ -155,6 +155,7 @@ def test_a_teacher_knows_the_characters_of_a_made_model(written, tmp_path):
         ({"rope_parameters": {"rope_type": "dynamic"}}, "rope type 'dynamic'"),
         ({"attention_bias": True}, "attention_bias is True; the embedded engine serves only False"),
         ({"mlp_bias": True}, "mlp_bias is True"),
+        ({"use_sliding_window": True}, 'serves only False; use engine.kind = "sglang" for others'),
         ({"num_attention_heads": None}, "config.json lacks 'num_attention_heads'"),
         ({"hidden_size": "wide"}, "config.json has a value that is no number of a model: invalid literal"),
         (

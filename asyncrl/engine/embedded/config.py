@@ -123,7 +123,10 @@ def read_config(directory: Path) -> ModelConfig:
         ("mlp_only_layers", []),
     ):
         if raw.get(key, plain) != plain:
-            raise EngineError(f"model {directory}: {key} is {raw[key]!r}; the embedded engine serves only {plain!r}")
+            raise EngineError(
+                f"model {directory}: {key} is {raw[key]!r}; the embedded engine serves only {plain!r}; "
+                'use engine.kind = "sglang" for others'
+            )
     config = read_shape(directory)
     if config.rope.kind not in ROPES:
         raise EngineError(
