@@ -23,6 +23,7 @@ HERE = Path(__file__).parent
 MODES = {"asynchronous": 2, "synchronous": 0}  # greatest lag in versions
 COLORS = {"asynchronous": "#1f4e8c", "synchronous": "#b0562c"}
 GOAL = 0.9  # held-out accuracy
+STEP = ("step", "reward_mean", "time_s", "train_s", "wait_s", "lag_mean_versions")
 
 
 def arguments_of(words: list[str]) -> argparse.Namespace:
@@ -34,6 +35,7 @@ def arguments_of(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--cores-each", type=int, default=2, help="cores that taskset gives each run (default: 2)")
     parser.add_argument("--first-core", type=int, default=0, help="the first core that is used (default: 0)")
     parser.add_argument("--model", default="", help="directory of the model (default: asyncrl fetches it)")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="stop a run after so long; its steps count")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override a setting of all runs"
     )
@@ -56,34 +58,39 @@ def train(mode: str, seed: int, cores: range, given: argparse.Namespace) -> str:
     command += ["up", "sums", *(word for setting in own for word in ("--set", setting))]
     log = given.output / "results" / f"{mode}-{seed}.log"
     with log.open("w") as output:
-        code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
+        code = end_of(subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT), given.limit)
     root = next(
         (Path(line.split(" in ", 1)[1]) for line in log.read_text().splitlines() if line.startswith("run ")), None
     )
     if code or root is None:
         return f"{mode} seed {seed}: failed with exit code {code}; see {log}"
     result = result_of(root, mode, seed, given.set)
-    result_at(given, mode, seed).write_text(json.dumps(result, indent=1) + "\n")
+    result_at(given, mode, seed).write_text(json.dumps(result) + "\n")
     last = result["evaluations"][-1]
     return f"{mode} seed {seed}: accuracy {last['accuracy']:.3f} after {last['time_s']:.0f} s"
 
 
+def end_of(process: subprocess.Popen[bytes], limit: float | None) -> int:
+    """Wait for the end of a run, or stop it at the limit; returns its exit code, 0 where it was stopped."""
+    try:
+        return process.wait(limit)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait()
+        return 0
+
+
 def result_of(root: Path, mode: str, seed: int, settings: list[str]) -> dict[str, Any]:
-    """Read the figures of a run from its own metrics and summary."""
+    """Read the figures of a run from its metrics."""
     rows = [json.loads(line) for line in (root / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row["event"] == "step" and row["stage"] == "rl"]
     evaluations = sorted((row for row in rows if row["event"] == "eval"), key=lambda row: int(row["version"]))
-    summary = json.loads((root / "summary.json").read_text())
     return {
         "mode": mode,
         "seed": seed,
         "settings": settings,
         "evaluations": [{key: row[key] for key in ("version", "accuracy", "time_s", "prompts")} for row in evaluations],
-        "steps": [{key: row[key] for key in ("step", "reward_mean", "time_s", "lag_mean_versions")} for row in steps],
-        "wall_s": summary["wall_s"],
-        "learner_train_s": summary["learner_train_s"],
-        "learner_wait_s": summary["learner_wait_s"],
-        "wasted_token_share": summary["wasted_token_share"],
+        "steps": [{key: row[key] for key in STEP} for row in steps],
     }
 
 
@@ -107,14 +114,15 @@ def figures_of(results: list[dict[str, Any]]) -> dict[str, Any]:
             continue
         columns = {
             "accuracy_before": [one["evaluations"][0]["accuracy"] for one in own],
-            "accuracy_after": [one["evaluations"][-1]["accuracy"] for one in own],
+            "accuracy_last": [one["evaluations"][-1]["accuracy"] for one in own],
             "seconds_a_step": [round(seconds_a_step(one), 2) for one in own],
-            "wall_s": [one["wall_s"] for one in own],
+            "seconds": [round(one["steps"][-1]["time_s"]) for one in own],
         }
         found[mode] = {
             "seeds": [one["seed"] for one in own],
             "settings": own[0]["settings"],
             "steps": [len(one["steps"]) for one in own],
+            "last_evaluation": [one["evaluations"][-1]["version"] for one in own],
             **columns,
             **{f"{name}_median": statistics.median(values) for name, values in columns.items()},
             f"seconds_to_{GOAL}": [seconds_to_goal(one) for one in own],
