@@ -249,9 +249,9 @@ class Gateway:
             secret, new = "", [turn for turn in turns if not turn.repeats]
 
             async def keep(body: bytes) -> None:
-                await self._responses.keep(turns[0].id, key.tenant, body, request, secret=secret)
+                await self._responses.keep(turns[0].id, key.tenant, body, request, secret=turns[0].secret)
 
-            reply = Reply(http, api, turns, session, keep if new and request.store else None)
+            reply = Reply(http, api, turns, session, keep if request.store else None)
             self._given([turn for turn in turns if turn.repeats], missed=False)  # no other request gets them now
             missed = True
 

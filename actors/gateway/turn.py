@@ -81,7 +81,7 @@ class Turn(Watch):
         self._settings = settings
         self._came = asyncio.Event()  # tokens, or the end
         self._session = ""  # known with its begin
-        self._secret = ""
+        self._secret = stored.started.secret if stored is not None and stored.whole else ""
         self._arm = Arm()
         self._lineages = [-1] if self.continues else []  # of its tokens; -1: not known
         self._skip: EarlySkip | None = None
@@ -107,6 +107,11 @@ class Turn(Watch):
     def digest(self) -> str:
         """Return the digest of its request."""
         return self._asked.digest
+
+    @property
+    def secret(self) -> str:
+        """Return the name of its data key; "" of a private turn, or before it begins."""
+        return self._secret
 
     @property
     def recorded(self) -> bool:

@@ -153,6 +153,8 @@ class TurnStore:
             if not self._at_hand(fact):
                 return self._lose(fact, anyway=anyway)
             several = topic_for(fact).repeats or isinstance(fact, FeedbackGiven)  # of one subject
+            if isinstance(fact, ReplyKept) and fact.body:  # a retry stores it if the gateway died before it could
+                several = False
             headers: dict[str, str] = {} if several else {EXPECT_SUBJECT: "0"}
             prepared = await prepare(self._context.bus, fact, headers=headers)
         except SecretGone:  # purged since: no reader could open it

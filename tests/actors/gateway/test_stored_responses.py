@@ -14,6 +14,8 @@ from harness.gateways import gateway, turns_of
 from harness.sdks import openai, sdks
 from harness.sglang_like import Asked, LikeSGLang
 from harness.stage import Stage
+from topics.topic import TURNS
+from topics.turns import REPLY_KEPT
 
 TOOL: dict[str, Any] = {"type": "function", "name": "find", "parameters": {"type": "object", "properties": {}}}
 CALLED = '<think>\nhm\n</think>\n\nSee <tool_call>\n{"name": "find", "arguments": {}}\n</tool_call> and'
@@ -54,6 +56,35 @@ async def test_references_to_items_continue_the_tokens_of_their_reply(
     started, _ = await turns_of(bus)
     before, after = started.values()
     assert (after.parent, after.rewritten) == (before.turn_id, 0)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+async def test_a_retry_stores_the_response_that_a_dead_gateway_did_not_store_and_no_deleted_one(
+    bus: Bus, stage: Callable[..., Stage], inference: LikeSGLang, tmp_path: Path, stream: bool
+):
+    async with (
+        gateway(bus, stage, tmp_path / "model", inference) as served,
+        sdks(served.address, served.key) as (one, _),
+    ):
+        retry: Any = {"extra_headers": {"x-stainless-retry-count": "1"}}
+
+        async def asked(more: dict[str, Any]) -> Any:
+            answer = await one.responses.create(**ASK, input="abc", stream=stream, **more)
+            return [event async for event in answer][-1].response if stream else answer
+
+        first = await asked({})
+        subject = REPLY_KEPT.subject(bus.run, first.id.removeprefix("resp_"))
+        gone = {"filter": subject}  # as if the gateway had died before it stored the response
+        await bus.api(f"STREAM.PURGE.{TURNS.full_name(bus.run)}", gone)
+        with pytest.raises(openai.NotFoundError):
+            await one.responses.retrieve(first.id)
+        again = await asked(retry)
+        retrieved = await one.responses.retrieve(first.id)
+        await one.responses.delete(first.id)
+        await asked(retry)
+        with pytest.raises(openai.NotFoundError):
+            await one.responses.retrieve(first.id)
+    assert again.id == first.id and retrieved.output == first.output
 
 
 async def test_the_items_of_a_request_are_listed_in_pages(
