@@ -30,13 +30,14 @@ class KeyRevoked(Message):
 
 
 class TurnCounted(Message):
-    """Size of a request that has ended, whose key has limits, or of which nothing else is stored, or not all."""
+    """Size of an ended request whose key has limits, or whose turns are not all stored."""
 
     turn_id: Id
     tenant: Id
     begun_s: Seconds  # since 1970
-    tokens: Count  # of prompt and reply
+    tokens: Count  # of prompts and replies
     api_key: MaybeId = ""  # id of the API key of its request; "": not known
+    replies: Count = 1  # that are stored in no turn
 
 
 KEY_ADDED = Topic(KeyAdded, ACTORS, ("operator",), ("gateway",), key="key_id")

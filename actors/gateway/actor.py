@@ -282,8 +282,8 @@ class Gateway:
                 self._given(turns, missed=missed)
                 if new:
                     size = sum(turn.size for turn in new)
-                    alone = private or any(turn.size and not turn.recorded for turn in new)
-                    await self._meter.end(key, new[0].id, begun_s, size, alone=alone)
+                    unstored = sum(private or (turn.size > 0 and not turn.recorded) for turn in new)
+                    await self._meter.end(key, new[0].id, begun_s, size, unstored=unstored)
                 if lost.done():  # since then
                     self._given(turns, missed=True)
 

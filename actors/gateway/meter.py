@@ -55,14 +55,14 @@ class Meter:
         self._usage.begin(key if replies else msgspec.structs.replace(key, tokens_per_day=0), now_s)
         return now_s
 
-    async def end(self, key: KeyAdded, turn_id: str, begun_s: float, tokens: int, *, alone: bool) -> None:
+    async def end(self, key: KeyAdded, turn_id: str, begun_s: float, tokens: int, *, unstored: int) -> None:
         """Store the size of a request that has ended.
 
         Args:
-            alone: of one of its turns nothing else is stored, or not all: it is private, or there was no room.
+            unstored: replies that are not stored, or not whole: they are private, or there was no room.
         """
-        if alone or key.requests_per_minute or key.tokens_per_day:
-            counted = TurnCounted(turn_id, key.tenant, begun_s, tokens, key.key_id)
+        if unstored or key.requests_per_minute or key.tokens_per_day:
+            counted = TurnCounted(turn_id, key.tenant, begun_s, tokens, key.key_id, unstored)
             self._usage.take(counted, known=True)
             await self._facts.put(counted, anyway=True)
 

@@ -36,7 +36,7 @@ class _Fold:
         elif isinstance(message, TurnFinishedHeaders):
             self._add(self._key_of.get(turn, ""), 0, message.length, record)
         elif isinstance(message, TurnCounted) and turn not in self._key_of:  # nothing else is stored of it
-            self._add(message.api_key, 1, message.tokens, record)
+            self._add(message.api_key, message.replies, message.tokens, record)
 
     def _add(self, key: str, replies: int, tokens: int, record: Record) -> None:
         usage = self.keys[key]

@@ -33,8 +33,9 @@ async def test_the_turns_of_a_tenant_have_their_texts_versions_and_feedback_and_
             async with client.post("/v1/feedback", json={"turn": reply["id"], "number": 0.5, "text": "so"}) as answer:
                 assert answer.status == 200
             private = {"x-asyncrl-private": "1"}
-            async with client.post(PATH, json=body, headers=private) as answer:
-                usages.append((await answer.json())["usage"]["total_tokens"])
+            async with client.post(PATH, json=body | {"n": 2}, headers=private) as answer:
+                usage = (await answer.json())["usage"]
+                usages.append(usage["prompt_tokens"] + usage["total_tokens"])  # each reply counts its prompt
         text_of = TaskTokenizer.load(tmp_path / "model").decode_all
         exported = await exported_turns(bus, "anna", text_of)
         first, second = exported.turns
@@ -43,5 +44,5 @@ async def test_the_turns_of_a_tenant_have_their_texts_versions_and_feedback_and_
         assert first.reply.startswith(messages[1]["content"]) and first.versions == second.versions == [0]
         assert [(one.score, one.text) for one in second.feedback] == [(0.5, "so")] and not first.feedback
         assert not (await exported_turns(bus, "ben", text_of)).turns
-        (usage,) = (await read_key_usage(bus)).values()
-        assert (usage.replies, usage.tokens) == (3, sum(usages))
+        (used,) = (await read_key_usage(bus)).values()
+        assert (used.replies, used.tokens) == (4, sum(usages))
