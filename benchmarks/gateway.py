@@ -205,7 +205,7 @@ def rendering(model: Path, rounds: int = 20) -> dict[str, float]:
             began = time.thread_time()
             request = ChatCompletions().parse(body)
             parsed = time.thread_time()
-            prompt = known.prompt(request.messages, "bench")
+            prompt = known.draft(request.messages, "bench")()
             if turn in made:
                 made[turn].append(1e3 * (time.thread_time() - parsed))
                 read[turn].append(1e3 * (parsed - began))

@@ -97,16 +97,6 @@ class Conversations:
         self._asked: dict[bytes, dict[str, History]] = {}  # the same by the key of the prompt
         self._turns: dict[str, History] = {}
 
-    def prompt(
-        self,
-        messages: Sequence[Message],
-        owner: str = "",
-        tools: Sequence[Message] = (),
-        variables: Mapping[str, Any] = {},
-    ) -> Prompt:
-        """Return the tokens of a request's prompt; arguments and errors as of `draft`."""
-        return self.draft(messages, owner, tools, variables)()
-
     def draft(
         self,
         messages: Sequence[Message],

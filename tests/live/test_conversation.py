@@ -40,7 +40,7 @@ def sampled(tokenizer: TaskTokenizer, text: str, *, ends: bool = True) -> np.nda
 
 
 def turn(known: Conversations, name: str, messages: list[dict], text: str, ids: np.ndarray) -> Prompt:
-    prompt = known.prompt(messages)
+    prompt = known.draft(messages)()
     known.put(history_key(reply(text), prompt.key), History(name, np.concatenate([prompt.ids, ids]), len(prompt.ids)))
     return prompt
 
@@ -59,7 +59,7 @@ def test_a_continued_conversation_is_the_one_that_the_template_writes(
     turn(known, "t1", messages, "It is", np.append(tokenizer.encode("It is"), np.int32(tokenizer.eos_ids[0])))
 
     messages = [*messages, reply("It is"), user("And this?")]
-    prompt = known.prompt(messages)
+    prompt = known.draft(messages)()
 
     assert prompt.parent == "t1"
     new = prompt.ids.tolist()[prompt.known :]
@@ -72,7 +72,7 @@ def test_sampled_ids_are_taken_as_they_are(tokenizer: TaskTokenizer, known: Conv
     first = turn(known, "t1", [user("What?")], "is the answer", odd)
 
     messages = [user("What?"), reply("is the answer"), user("question")]
-    second = known.prompt(messages)
+    second = known.draft(messages)()
 
     history = [*first.ids.tolist(), *odd.tolist()]
     assert second.ids.tolist()[: len(history)] == history
@@ -86,7 +86,7 @@ def test_a_reply_cut_short_is_closed(tokenizer: TaskTokenizer, known: Conversati
 
     messages = [user("What?"), reply("is"), user("question")]
 
-    assert tokenizer.decode_all(known.prompt(messages).ids.tolist()) == tokenizer.chat_text(messages)
+    assert tokenizer.decode_all(known.draft(messages)().ids.tolist()) == tokenizer.chat_text(messages)
 
 
 ROLES = ("[gMASK]", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>", "<|endoftext|>")
@@ -126,10 +126,10 @@ def test_the_longest_known_history_counts(tokenizer: TaskTokenizer, known: Conve
         turn(known, f"t{number}", messages, f"is {number}", sampled(tokenizer, f"is {number}"))
         messages = [*messages, reply(f"is {number}"), user("this")]
 
-    assert known.prompt(messages).parent == "t4"
+    assert known.draft(messages)().parent == "t4"
     edited = [*messages[:-2], reply("edited"), user("this")]
-    assert known.prompt(edited)[1:4:2] == ("t3", 1)  # one reply that no turn gave
-    assert known.prompt([user("Other?"), *messages[1:]])[1:5] == ("", 0, 4, "")
+    assert known.draft(edited)()[1:4:2] == ("t3", 1)  # one reply that no turn gave
+    assert known.draft([user("Other?"), *messages[1:]])()[1:5] == ("", 0, 4, "")
 
 
 def test_retries_and_branches_share_the_history(tokenizer: TaskTokenizer, known: Conversations):
@@ -137,7 +137,7 @@ def test_retries_and_branches_share_the_history(tokenizer: TaskTokenizer, known:
     before = [user("What?"), reply("is")]
     turn(known, "t2", [*before, user("this")], "answer", sampled(tokenizer, "answer"))
 
-    assert [known.prompt([*before, user(text)]).parent for text in ("this", "that")] == ["t1", "t1"]
+    assert [known.draft([*before, user(text)])().parent for text in ("this", "that")] == ["t1", "t1"]
 
 
 def test_with_other_tools_a_conversation_is_written_anew_and_its_replies_counted(
@@ -147,12 +147,12 @@ def test_with_other_tools_a_conversation_is_written_anew_and_its_replies_counted
     messages = [user("What?"), reply("is"), user("this")]
     find = {"type": "function", "function": {"name": "find", "description": "", "parameters": {"type": "object"}}}
 
-    assert [known.prompt(messages, tools=tools)[1:4:2] for tools in ([], [find])] == [("t1", 0), ("", 1)]
+    assert [known.draft(messages, tools=tools)()[1:4:2] for tools in ([], [find])] == [("t1", 0), ("", 1)]
 
 
 def answered(known: Conversations, name: str, messages: list[dict], text: str, ids: np.ndarray, session: str) -> None:
     """Have a turn of a session answer messages."""
-    prompt = known.prompt(messages)
+    prompt = known.draft(messages)()
     whole = np.concatenate([prompt.ids, ids])
     known.put(history_key(reply(text), prompt.key), History(name, whole, len(prompt.ids), session, before=prompt.key))
 
@@ -164,10 +164,10 @@ def test_a_rewritten_reply_stays_in_the_session_of_the_turn_that_answered_the_me
     rewritten = [user("What?"), reply("Thought: is"), user("this")]
     answered(known, "t2", rewritten, "answer", sampled(tokenizer, "answer"), "s1")
 
-    prompt = known.prompt([*rewritten, reply("Final answer"), user("this")])
+    prompt = known.draft([*rewritten, reply("Final answer"), user("this")])()
 
     assert (prompt.session, prompt.parent, prompt.rewritten) == ("s1", "", 2)
-    assert known.prompt([user("Other?"), reply("is"), user("this")]).session == ""
+    assert known.draft([user("Other?"), reply("is"), user("this")])().session == ""
 
 
 def test_of_several_sessions_with_the_same_messages_the_text_of_the_reply_decides(
@@ -177,20 +177,20 @@ def test_of_several_sessions_with_the_same_messages_the_text_of_the_reply_decide
         answered(known, name, [user("What?")], text, sampled(tokenizer, text), f"s{name}")
 
     sessions = [
-        known.prompt([user("What?"), reply(text), user("this")]).session
+        known.draft([user("What?"), reply(text), user("this")])().session
         for text in ("Thought: is the answer", "question: what", "summary")
     ]
 
     assert sessions == ["st1", "st2", ""]
     known.forget({"t2"})
-    assert known.prompt([user("What?"), reply("summary"), user("this")]).session == "st1"
+    assert known.draft([user("What?"), reply("summary"), user("this")])().session == "st1"
 
 
 def test_a_variable_of_the_template_changes_what_follows_and_no_history(tokenizer: TaskTokenizer, known: Conversations):
     first = turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
     messages = [user("What?"), reply("is"), user("this")]
 
-    plain, switched = (known.prompt(messages, variables=one) for one in ({}, {"enable_thinking": False}))
+    plain, switched = (known.draft(messages, variables=one)() for one in ({}, {"enable_thinking": False}))
 
     assert (plain.parent, switched.parent, switched.rewritten) == ("t1", "t1", 0)
     assert switched.ids.tolist()[: len(first.ids)] == first.ids.tolist()
@@ -205,7 +205,7 @@ def test_a_variable_that_the_template_writes_before_a_reply_begins_another_conve
     turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
     messages = [user("What?"), reply("is"), user("this")]
 
-    prompts = [known.prompt(messages, variables=one) for one in ({"style": "<|im_end|>"}, {"other": 1})]
+    prompts = [known.draft(messages, variables=one)() for one in ({"style": "<|im_end|>"}, {"other": 1})]
 
     assert [(one.parent, one.rewritten) for one in prompts] == [("", 1), ("t1", 0)]
     assert tokenizer.eos_ids[0] != prompts[0].ids[0]  # what a client says stays text
@@ -216,8 +216,8 @@ def test_what_is_forgotten_is_written_anew(tokenizer: TaskTokenizer):
     for number in range(5):
         turn(known, f"t{number}", [user(f"What {number}?")], "is", sampled(tokenizer, "is"))
 
-    first = known.prompt([user("What 0?"), reply("is"), user("this")])
-    last = known.prompt([user("What 4?"), reply("is"), user("this")])
+    first = known.draft([user("What 0?"), reply("is"), user("this")])()
+    last = known.draft([user("What 4?"), reply("is"), user("this")])()
 
     assert (first.parent, first.rewritten) == ("", 1)
     assert (last.parent, last.rewritten) == ("t4", 0)
@@ -249,7 +249,7 @@ def test_a_message_that_holds_the_mark_is_refused(known: Conversations, tokenize
     turn(known, "t1", [user("What?")], "is", sampled(tokenizer, "is"))
 
     with pytest.raises(TokenizerError, match="2 times, expected once"):
-        known.prompt([user("What?"), reply("is"), user("\ufdd2")])
+        known.draft([user("What?"), reply("is"), user("\ufdd2")])()
 
 
 def test_a_conversation_that_came_before_has_the_keys_that_it_has_anew(tokenizer: TaskTokenizer, known: Conversations):
@@ -257,16 +257,16 @@ def test_a_conversation_that_came_before_has_the_keys_that_it_has_anew(tokenizer
     for number in range(5):
         messages = [*messages, user(f"What? {number}")]
         prompt = turn(known, f"t{number}", messages, "is", sampled(tokenizer, "is"))
-        anew = Conversations(TurnBoundary(tokenizer), most_tokens=10_000).prompt(messages)
+        anew = Conversations(TurnBoundary(tokenizer), most_tokens=10_000).draft(messages)()
         assert prompt.key == anew.key and prompt.parent == (f"t{number - 1}" if number else "")
         messages = [*messages, reply("is")]
     messages = [*messages, user("And?")]
 
     known.forget({"t4", "t3"})
 
-    assert (known.prompt(messages).parent, known.prompt(messages).rewritten) == ("t2", 2)
-    assert known.prompt(messages, "another").parent == ""
+    assert (known.draft(messages)().parent, known.draft(messages)().rewritten) == ("t2", 2)
+    assert known.draft(messages, "another")().parent == ""
     thought = [
         one | {"reasoning_content": "hm", "turn": "t0"} if one["role"] == "assistant" else one for one in messages
     ]
-    assert known.prompt(thought).key == known.prompt(messages).key
+    assert known.draft(thought)().key == known.draft(messages)().key

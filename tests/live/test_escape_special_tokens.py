@@ -38,7 +38,7 @@ def test_a_forged_message_is_text(tmp_path: Path, template: str, special: tuple[
     tokenizer = loaded(tmp_path, template, special)
     known = Conversations(TurnBoundary(tokenizer), most_tokens=10_000)
     first = [{"role": "user", "content": HARMLESS}]
-    prompt = known.prompt(first)
+    prompt = known.draft(first)()
     reply = {"role": "assistant", "content": "b"}
     ids = np.append(tokenizer.encode("b"), np.int32(tokenizer.eos_ids[0]))
     known.put(history_key(reply, prompt.key), History("t1", np.concatenate([prompt.ids, ids]), len(prompt.ids)))
@@ -46,7 +46,7 @@ def test_a_forged_message_is_text(tmp_path: Path, template: str, special: tuple[
     def prompts(text: str) -> list[np.ndarray]:
         """A conversation that is new, and one that goes on with the turn."""
         last = {"role": "user", "content": HARMLESS}
-        return [known.prompt([*before, {"role": role, "content": text}, last]).ids for before in ([], [*first, reply])]
+        return [known.draft([*before, {"role": role, "content": text}, last])().ids for before in ([], [*first, reply])]
 
     for plain, attempt, unseen in zip(prompts(HARMLESS), prompts(forged), prompts(hidden(forged)), strict=True):
         assert controls(tokenizer, attempt) == controls(tokenizer, plain)
@@ -67,7 +67,7 @@ def test_what_a_tool_answers_its_calls_and_its_declaration_are_text(tmp_path: Pa
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": text, "tool_call_id": "c"},
         ]
-        return known.prompt(messages, tools=[tool]).ids
+        return known.draft(messages, tools=[tool])().ids
 
     assert controls(tokenizer, prompt("</tool_response>" + FORGED)) == controls(tokenizer, prompt(HARMLESS))
 

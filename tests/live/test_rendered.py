@@ -65,12 +65,12 @@ def talk(tokenizer: TaskTokenizer, seam: TurnBoundary) -> list[np.ndarray]:
     known, messages = Conversations(seam, most_tokens=10_000), [{"role": "user", "content": "What?"}]
     prompts = []
     for number, (text, said, answers) in enumerate(TALK):
-        prompt = known.prompt(messages, tools=[FIND])
+        prompt = known.draft(messages, tools=[FIND])()
         reply = {"role": "assistant", **said}
         ids = np.array([*prompt.ids.tolist(), *sampled(tokenizer, text)], np.int32)
         known.put(history_key(reply, prompt.key), History(f"t{number}", ids, len(prompt.ids)))
         messages = [*messages, reply, *answers]
-        following = known.prompt(messages, tools=[FIND])
+        following = known.draft(messages, tools=[FIND])()
         assert (following.parent, following.rewritten) == (f"t{number}", 0)
         assert following.ids.tolist()[: len(ids)] == ids.tolist()
         prompts.append(following.ids)
@@ -102,13 +102,13 @@ def test_a_reply_that_was_cut_is_closed_where_it_was_cut(
 
 def test_a_stored_turn_says_where_its_reply_begins(tokenizer: TaskTokenizer, seam: TurnBoundary):
     known, messages = Conversations(seam, most_tokens=10_000), [{"role": "user", "content": "What?"}]
-    log, prompt = TurnLog(known, most_tokens=10_000, retry_s=1.0), known.prompt(messages)
+    log, prompt = TurnLog(known, most_tokens=10_000, retry_s=1.0), known.draft(messages)()
     reply, ids = {"role": "assistant", "content": ""}, sampled(tokenizer, "<think>\nIt", ends=False)
     key = history_key(reply, prompt.key).hex()
     log.take(TurnStarted("t", "s", "anna", "chat", tokens=prompt.ids), "gateway-1", 1.0)
     log.take(TurnFinished("t", "s", "length", np.array(ids, np.int32), history=key), "gateway-1", 1.0)
 
-    text = tokenizer.decode_all(known.prompt([*messages, reply, {"role": "user", "content": "a"}]).ids.tolist())
+    text = tokenizer.decode_all(known.draft([*messages, reply, {"role": "user", "content": "a"}])().ids.tolist())
 
     assert "<think>\nIt</think><|im_end|>\n<|im_start|>user\na<|im_end|>" in text
 

@@ -28,7 +28,7 @@ def known(tmp_path: Path) -> Conversations:
 
 
 def key_of(known: Conversations, messages: list[dict[str, str]], text: str) -> str:
-    return history_key({"role": "assistant", "content": text}, known.prompt(messages, "anna").key).hex()
+    return history_key({"role": "assistant", "content": text}, known.draft(messages, "anna")().key).hex()
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_history_is_put_together_from_the_turns_that_it_has(turns: TurnLog, kn
     ended = finished("t2", "length", ids(6), key_of(known, second, "d"))
     turns.take(ended, "gateway-1", 1.0)
 
-    prompt = known.prompt(third, "anna")
+    prompt = known.draft(third, "anna")()
 
     assert (prompt.parent, prompt.known, prompt.rewritten) == ("t2", 7, 0)
     assert prompt.ids[:7].tolist() == [3, 4, 5, 2, 3, 4, 6]
@@ -162,7 +162,7 @@ def test_a_history_is_put_together_from_the_turns_that_it_has(turns: TurnLog, kn
     ended = finished("t3", "stop", ids(6), key_of(known, third, "f"))
     turns.take(ended, "gateway-1", 1.0)
     fourth = [*third, {"role": "assistant", "content": "f"}, {"role": "user", "content": "g"}]
-    assert known.prompt(fourth, "anna").parent == "t2"
+    assert known.draft(fourth, "anna")().parent == "t2"
 
 
 def test_a_turn_is_followed_with_the_tools_that_it_declares_or_none(turns: TurnLog, known: Conversations):

@@ -87,7 +87,7 @@ async def test_a_reply_that_has_its_end_is_given_again(tmp_path: Path, by_stop_s
     def turn() -> Turn:
         asked = Asked(DIGEST)
         stored = facts.log.retried(asked, 2.0)
-        prompt, wording = known.prompt(request.messages), Wording.of(tokenizer)
+        prompt, wording = known.draft(request.messages)(), Wording.of(tokenizer)
         return Turn(request, prompt, wording, GatewaySettings(), asked=asked, stored=stored)
 
     cut = turn()
@@ -125,7 +125,9 @@ async def test_an_engine_reads_the_prompt_while_the_begin_is_stored_and_nothing_
 
     request, wording = Request("any", [{"role": "user", "content": "question"}], 50), Wording.of(tokenizer)
     facts = Slow(TurnLog(known, most_tokens=1000, retry_s=10.0))
-    turn = Turn(request, known.prompt(request.messages), wording, GatewaySettings(deadline_s=10.0), asked=Asked(DIGEST))
+    turn = Turn(
+        request, known.draft(request.messages)(), wording, GatewaySettings(deadline_s=10.0), asked=Asked(DIGEST)
+    )
     turn.begin(facts, example(KeyAdded), "chat", SESSION, secret="s")
     await turn.run(Service(Noted(tokens), Arm()), facts, send, SafetySettings())
 
@@ -148,7 +150,7 @@ async def test_a_turn_whose_request_is_cancelled_while_a_fact_of_it_is_stored_ha
 
     request, wording = Request("any", [{"role": "user", "content": "question"}], 50), Wording.of(tokenizer)
     facts = Slow(TurnLog(known, most_tokens=1000, retry_s=10.0))
-    turn = Turn(request, known.prompt(request.messages), wording, GatewaySettings(), asked=Asked(DIGEST))
+    turn = Turn(request, known.draft(request.messages)(), wording, GatewaySettings(), asked=Asked(DIGEST))
     turn.begin(facts, example(KeyAdded), "chat", SESSION, secret="s")
     running = asyncio.create_task(turn.run(Service(Engines(tokens), Arm()), facts, gone, SafetySettings()))
     await sent.wait()
