@@ -127,7 +127,10 @@ def _of_user(found: Any) -> Estimator:
         return [numbers(group, np.float64) for group in found([group.copy() for group in groups])]
 
     def of_groups(groups: Sequence[Values]) -> list[Values]:
-        values = given(groups)
+        try:
+            values = given(groups)
+        except AlgorithmError as error:
+            raise AlgorithmError(f"{error}\nit gets a list of arrays, the rewards [members] of each group") from error
         wanted, shapes = [group.shape for group in groups], [group.shape for group in values]
         if shapes != wanted:
             raise AlgorithmError(f"an advantage of shapes {shapes} for rewards of {wanted}; it is one number a member")

@@ -132,7 +132,9 @@ def test_what_ones_own_raises_names_it_and_is_no_invalid_message(mine: Path):
     folder = mine.parent
     with pytest.raises(AlgorithmError, match=r"rooted raised[\s\S]*TypeError: '>' not supported") as raised:
         filtered_by([Member(-0.2)] * 2, [f"{folder}/mine.py:rooted"], {})
-    with pytest.raises(AlgorithmError, match=r"of_dictionary raised[\s\S]*KeyError: 'rewards'"):
+    with pytest.raises(
+        AlgorithmError, match=r"of_dictionary raised[\s\S]*KeyError: 'rewards'\nit gets a list of arrays, the rew"
+    ):
         group_advantages([[0.0, 1.0]], [f"{folder}/mine.py:of_dictionary"])
     with pytest.raises(AlgorithmError, match=r"Raising.__call__ raised[\s\S]*KeyError: 'reference'"):
         loss_of(Objective(loss=f"{folder}/mine.py:Raising"))(None, None)
