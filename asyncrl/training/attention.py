@@ -32,6 +32,7 @@ class Documents(NamedTuple):
     longest: int  # at least the length of the longest one
     groups: tuple[tuple[int, int], ...]  # number and length of documents of one length that follow one another
     alike: int = 0  # D where all are of one length, and are best attended to at once; else 0
+    seen: tuple[tuple[int, ...], ...] = ()  # of each group: groups that it sees before its own tokens; see `PrefixTree`
     routing: torch.Tensor | None = None  # [T, B] bytes: see `asyncrl.training.routing`; zeros if unknown
 
 
@@ -59,8 +60,12 @@ def document_attention(
         [1, T, heads, D].
     """
     scale, window = options.get("scaling"), options.get("sliding_window") or 0
+    dtype = query.dtype
+    # The kernel for CPUs in 16 bits has a backward pass that takes five times as long.
+    if not query.is_cuda and query.itemsize < 4:
+        query, key, value = query.float(), key.float(), value.float()
     if documents.alike and not window:
-        return _attended((query, key, value), documents.alike, None, scale).unsqueeze(0), None
+        return _attended((query, key, value), documents.alike, None, scale).unsqueeze(0).to(dtype), None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value))
         runs = Runs(documents.bounds, documents.longest)
@@ -68,12 +73,23 @@ def document_attention(
     sizes = [count * length for count, length in documents.groups]
     parts = []
     # One split, whose gradient is one copy: that of each slice would be as long as the whole sequence.
-    for (count, length), *own in zip(
-        documents.groups, *(torch.split(one, sizes, 2) for one in (query, key, value)), strict=True
-    ):
-        mask = _band(length, window, query.device) if 0 < window < length else None
+    queries, keys, values = (torch.split(one, sizes, 2) for one in (query, key, value))
+    for number, (count, length) in enumerate(documents.groups):
+        seen = documents.seen[number] if documents.seen else ()
+        before = sum(sizes[one] for one in seen)
+        mask = _band(length, window, query.device, before) if before or 0 < window < length else None
+        own = (queries[number], *(_in_order(one, seen, number, count) for one in (keys, values)))
         parts.append(_attended(own, count, mask, scale))
-    return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0), None
+    return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0).to(dtype), None
+
+
+def _in_order(parts: Sequence[torch.Tensor], seen: Sequence[int], number: int, count: int) -> torch.Tensor:
+    """Keys or values, [1, heads, T, D], of a group whose documents each see other groups before their own tokens."""
+    if not seen:
+        return parts[number]
+    own = parts[number].reshape(1, parts[number].shape[1], count, -1, parts[number].shape[-1])
+    earlier = torch.cat([parts[one] for one in seen], 2).unsqueeze(2).expand(-1, -1, count, -1, -1)
+    return torch.cat((earlier, own), 3).flatten(2, 3)
 
 
 def _attended(tensors: Sequence[torch.Tensor], count: int, mask: torch.Tensor | None, scale: Any) -> torch.Tensor:
@@ -81,13 +97,11 @@ def _attended(tensors: Sequence[torch.Tensor], count: int, mask: torch.Tensor | 
     query, key, value = (
         one.squeeze(0).reshape(one.shape[1], count, -1, one.shape[-1]).transpose(0, 1) for one in tensors
     )
-    grouped, dtype = query.shape[1] != key.shape[1], query.dtype
-    if not query.is_cuda:  # whose kernel in 16 bits has a backward pass that takes five times as long
-        query, key, value = query.float(), key.float(), value.float()
+    grouped = query.shape[1] != key.shape[1]
     found = scaled_dot_product_attention(
         query, key, value, mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
     )
-    return found.to(dtype).transpose(1, 2).flatten(0, 1)
+    return found.transpose(1, 2).flatten(0, 1)
 
 
 class Runs(NamedTuple):
@@ -125,10 +139,10 @@ def run_attention(
     return attended[..., :channels]  # type: ignore[no-any-return]
 
 
-def _band(length: int, window: int, device: torch.device) -> torch.Tensor:
-    """Mask [length, length] of the tokens that each one sees."""
-    whole = torch.ones(length, length, dtype=torch.bool, device=device)
-    return whole.tril() & whole.triu(1 - window)
+def _band(length: int, window: int, device: torch.device, before: int = 0) -> torch.Tensor:
+    """Mask [length, before + length] of the tokens that each one sees."""
+    whole = torch.ones(length, before + length, dtype=torch.bool, device=device)
+    return whole.tril(before) & whole.triu(before + 1 - window) if window else whole.tril(before)
 
 
 ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, document_attention)

@@ -15,6 +15,7 @@ from asyncrl.algorithms.packing import MULTIPLE
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.token_loss import Tokens
 from asyncrl.training.attention import Documents
+from asyncrl.training.prefix_tree import prefix_tree
 
 _LONG = 2048  # tokens of several rows of one length from which on a kernel for them pays for its compilation
 
@@ -36,13 +37,16 @@ class MicroBatch(NamedTuple):
     tokens: Tokens  # [N] each
 
 
-def micro_batch(rows: Sequence[TrainRow], device: torch.device, columns: Sequence[str] = ()) -> MicroBatch:
+def micro_batch(
+    rows: Sequence[TrainRow], device: torch.device, columns: Sequence[str] = (), *, shared: bool = False
+) -> MicroBatch:
     """Lay rows out; the last token of a row predicts nothing and is only a target.
 
     Args:
         rows: at least one, each with at least two tokens, and with these columns.
         device: where the tensors are put.
         columns: that the loss reads.
+        shared: compute tokens that rows have in common once.
     """
     flat, lengths = trained_places(rows), np.array([len(row.tokens) for row in rows])
     versions, steps = np.concatenate([row.versions for row in rows]), np.array([row.step for row in rows])
@@ -52,7 +56,7 @@ def micro_batch(rows: Sequence[TrainRow], device: torch.device, columns: Sequenc
         return put(np.concatenate(values)[flat], device)
 
     return MicroBatch(
-        packed(rows, device),
+        packed(rows, device, shared=shared),
         Tokens(
             behaviour=of_tokens([row.logprobs for row in rows]),
             advantages=of_tokens([row.advantages for row in rows]),
@@ -80,12 +84,15 @@ def by_row(values: torch.Tensor, rows: Sequence[TrainRow]) -> list[npt.NDArray[n
     return np.split(column, np.cumsum([len(row.mask) for row in rows[:-1]]))
 
 
-def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
+def packed(rows: Sequence[TrainRow], device: torch.device, *, shared: bool = False) -> Inputs:
     """One sequence of all rows, each without its last token; on GPUs padding is a separate document.
 
-    Rows of equal length are padded one by one, each as one document: no token sees later tokens.
+    Rows of equal length are padded one by one, each as one document: no token sees later tokens. Shared prefixes are in
+    the sequence once: several scored tokens may follow one place.
     """
     flat, lengths = trained_places(rows), [len(row.tokens) - 1 for row in rows]
+    if shared:
+        return _as_tree(rows, flat, lengths, device)
     multiple = MULTIPLE if device.type == "cuda" else 1
     alike = len(rows) if len(rows) == 1 or min(lengths) == max(lengths) >= _LONG else 0
     if alike:
@@ -109,14 +116,45 @@ def packed(rows: Sequence[TrainRow], device: torch.device) -> Inputs:
         alike=alike,
         routing=_routing(rows, bounds, device),
     )
-    targets = given[flat].astype(np.int64)
+    return _inputs(rows, tokens, places, laid, device)
+
+
+def _as_tree(
+    rows: Sequence[TrainRow], flat: npt.NDArray[np.bool_], lengths: Sequence[int], device: torch.device
+) -> Inputs:
+    """As `packed`, with shared prefixes once."""
+    fed = [row.tokens[:-1] for row in rows]
+    tree = prefix_tree(fed)
+    tokens, depths = np.zeros(tree.size, np.int64), np.zeros(tree.size, np.int64)
+    at = np.concatenate(tree.places)
+    tokens[at], depths[at] = np.concatenate(fed), np.concatenate([np.arange(length) for length in lengths])
+    kept = np.ones(len(flat), np.bool_)
+    kept[np.cumsum([length + 1 for length in lengths]) - 1] = False  # the last token of each row
+    laid = Documents(
+        positions=put(depths[None], device),
+        bounds=put(np.array([0, tree.size], np.int32), device),
+        longest=max(lengths),
+        groups=tree.groups,
+        seen=tree.seen,
+    )
+    return _inputs(rows, tokens, at[np.append(flat[1:], False)[kept]], laid, device)
+
+
+def _inputs(
+    rows: Sequence[TrainRow],
+    tokens: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    laid: Documents,
+    device: torch.device,
+) -> Inputs:
+    flat = trained_places(rows)
+    targets = np.concatenate([row.tokens for row in rows])[flat].astype(np.int64)
     temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
-    temperatures = temperatures.astype(np.float32)
     return Inputs(
         put(tokens[None], device),
         put(places, device),
         put(targets, device),
-        put(temperatures, device),
+        put(temperatures.astype(np.float32), device),
         laid,
     )
 

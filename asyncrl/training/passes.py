@@ -14,6 +14,7 @@ from asyncrl.algorithms.packing import first_fit
 from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums, merge_sums
 from asyncrl.training.packing import MicroBatch, by_row, micro_batch
+from asyncrl.training.prefix_tree import prefix_tree, sharing
 
 T = TypeVar("T")
 
@@ -25,9 +26,19 @@ class Passes:
     """Common parts of passes with and without a gradient."""
 
     def __init__(
-        self, device: torch.device, *, micro_batch_tokens: int, group: dist.ProcessGroup | None = None
+        self,
+        device: torch.device,
+        *,
+        micro_batch_tokens: int,
+        group: dist.ProcessGroup | None = None,
+        shared: bool = False,
     ) -> None:
+        """
+        Args:
+            shared: compute tokens that rows of a micro-batch have in common once.
+        """
         self._device = device
+        self._shared = shared
         self._budget = micro_batch_tokens  # of one pass
         self._group = group  # of the ranks with different rows, if not all
         self.ranks = dist.get_world_size(group) if dist.is_initialized() else 1
@@ -35,8 +46,24 @@ class Passes:
 
     def cut(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
         """Micro-batches."""
-        batches = first_fit([len(row.tokens) for row in rows], self._budget)
-        return [[rows[index] for index in batch] for batch in batches]
+        units = self._units(rows)
+        sizes = [len(unit[0].tokens) if len(unit) == 1 else tree_size(unit) for unit in units]
+        return [[row for index in batch for row in units[index]] for batch in first_fit(sizes, self._budget)]
+
+    def _units(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
+        """Rows that stay together: those that share a prefix, as many as the budget holds."""
+        if not self._shared:
+            return [[row] for row in rows]
+        found: list[list[TrainRow]] = []
+        for numbers in sharing([row.tokens[:-1] for row in rows]):
+            unit: list[TrainRow] = []
+            for number in numbers:
+                if unit and tree_size([*unit, rows[number]]) > self._budget:
+                    found.append(unit)
+                    unit = []
+                unit.append(rows[number])
+            found.append(unit)
+        return found
 
     def even(self, batches: list[list[TrainRow]], columns: Sequence[str] = ()) -> list[list[TrainRow]]:
         """As many on every rank, for FSDP2 gathers parameters in step; the surplus ones weigh nothing."""
@@ -48,7 +75,7 @@ class Passes:
 
     def lay(self, rows: Sequence[TrainRow], columns: Sequence[str] = ()) -> MicroBatch:
         """Rows as tensors."""
-        return micro_batch(rows, self._device, columns)
+        return micro_batch(rows, self._device, columns, shared=self._shared)
 
     def column(
         self, scorer: Scorer, rows: Sequence[TrainRow], after: Callable[[list[TrainRow]], None] | None = None
@@ -98,3 +125,8 @@ class Passes:
         gathered = [torch.zeros(len(sums), device=self._device) for _ in range(self.ranks)]
         dist.all_gather(gathered, torch.stack(list(sums.values())), group=self._group)
         return merge_sums([dict(zip(sums, values, strict=True)) for values in gathered])
+
+
+def tree_size(rows: Sequence[TrainRow]) -> int:
+    """Number of tokens that rows feed where shared prefixes count once."""
+    return prefix_tree([row.tokens[:-1] for row in rows]).size

@@ -114,6 +114,9 @@ class Policy(nn.Module):
             self._record_routing(documents)
         hidden = self.model.base_model(input_ids=tokens, use_cache=False, **options).last_hidden_state
         flat: torch.Tensor = hidden.flatten(0, 1)
+        if documents.seen:  # rows share places, whose gradients are added in float32
+            exact = flat.float() if flat.itemsize < 4 else flat
+            return torch.index_select(exact, 0, positions).to(flat.dtype)
         # Positions differ and rise: as many as there are tokens are all of them.
         return flat if len(positions) == len(flat) else torch.index_select(flat, 0, positions)
 

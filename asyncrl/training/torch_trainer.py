@@ -43,6 +43,7 @@ class TorchSettings(TrainerSettings):
     moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
     lora: Lora | None = None  # adapters that are trained instead of all weights
     exchange: Exchange = "auto"  # between ranks
+    share_prefixes: bool = False  # compute tokens that rows have in common once; on a CPU, without replayed experts
 
 
 class TorchTrainer(BaseTrainer):
@@ -77,7 +78,8 @@ class TorchTrainer(BaseTrainer):
         self.replays, self.records = self.settings.replays, self.settings.records
         if self.replays or self.records:
             self._policy.replay()
-        self._passes = Passes(self.device, micro_batch_tokens=self.settings.micro_batch_tokens)
+        budget, shared = self.settings.micro_batch_tokens, self.settings.share_prefixes
+        self._passes = Passes(self.device, micro_batch_tokens=budget, shared=shared)
         kept: dict[str, Any] = {"eps": self.settings.eps, "moments": getattr(torch, self.settings.moments)}
         self._own = ModelOptimizer(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)
         self._offloader, self._idle, self._frozen = Offloader(self.device), Offloader(self.device), list[torch.Tensor]()

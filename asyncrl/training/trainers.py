@@ -44,6 +44,7 @@ def _torch(config: Config, model: Path, base: Path) -> Trainer:
         activations=settings.activations,
         exchange=settings.exchange,
         moments=settings.moments,
+        share_prefixes=settings.share_prefixes,
         lora=Lora(lora.rank, lora.alpha, tuple(lora.targets), lora.publish == "adapter") if lora.rank else None,
     )
     return TorchTrainer(model, own)
