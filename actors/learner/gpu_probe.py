@@ -15,7 +15,7 @@ class TakeGpu(Call[None]):
     """Take the GPU, before anything waits for another rank.
 
     Raises:
-        NoCard, CardFull: it cannot be used.
+        NoGpu, GpuFull: it cannot be used.
     """
 
     on_gpu = True

@@ -27,8 +27,8 @@ def take_gpu(device: str, rank: int, ranks: int) -> None:
         device: of the trainer; on GPUs each of several ranks takes the one of its number.
 
     Raises:
-        NoCard: it is not there, or does not work.
-        CardFull: it has no room for anything.
+        NoGpu: it is not there, or does not work.
+        GpuFull: it has no room for anything.
     """
     if not device.startswith("cuda"):
         return
@@ -88,7 +88,7 @@ def named_where_full(rank: int) -> Iterator[None]:
     """Say what a model finds that does not fit on the GPU of its rank.
 
     Raises:
-        CardFull: it does not.
+        GpuFull: it does not.
     """
     try:
         yield

@@ -222,7 +222,7 @@ class Otherwise(ForkedRanks):
 HANGS = """
 import time
 from actors.learner import rank, rank_process
-rank.take_card = lambda *_: time.sleep(1000)
+rank.take_gpu = lambda *_: time.sleep(1000)
 rank_process.main()
 """
 
