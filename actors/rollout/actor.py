@@ -126,7 +126,7 @@ class Execution(Watch):
             if self._delivery.at.num_delivered > 1:
                 if self._issued.stage != "warmup" and not self._is_live:
                     await self._wait_for_engine()  # before that nothing of it runs, and its end would count for nothing
-                if await self._tools.isolation.done_alone(self._delivery, progress.fruitless, self._came_to):
+                if await self._tools.isolation.done_alone(self._delivery, progress.fruitless, self._progressed_at):
                     return None
                 await progress.hold()  # from here on the fence refuses every earlier holder
             return [await self._attempt()]
@@ -166,11 +166,11 @@ class Execution(Watch):
                 await self._tools.store_routing(result, self._routing)
         return result
 
-    async def _came_to(self) -> int:
+    async def _progressed_at(self) -> int:
         """Return the progress so far, of any worker."""
         progress = self._tools.open_progress(self._issued, self._delivery)
         await progress.load_existing()
-        return progress.progress_tokens_of
+        return progress.progressed_at
 
     async def _wait_for_engine(self) -> None:
         """Wait until an engine could take a request."""

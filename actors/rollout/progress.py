@@ -81,7 +81,7 @@ class Progress:
         self._over = False
 
     @property
-    def progress_tokens_of(self) -> int:
+    def progressed_at(self) -> int:
         """Sequence of the newest message with progress from before this delivery; 0 if there is none."""
         return self._before[-1].until if self._before else 0
 

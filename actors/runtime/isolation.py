@@ -66,13 +66,13 @@ class Isolation:
         self._idle: list[_Process] = []
 
     async def done_alone(
-        self, delivery: Delivery[Any], fruitless: int, progress_tokens_of: Callable[[], Awaitable[int]] | None = None
+        self, delivery: Delivery[Any], fruitless: int, progressed_at: Callable[[], Awaitable[int]] | None = None
     ) -> bool:
         """Run suspect work in a separate process, again while it ends its process and is not yet poison.
 
         Args:
             fruitless: how often it was begun without progress.
-            came_to: how far it has come: deaths at another place than this are past.
+            progressed_at: sequence of its newest progress: deaths before it do not count.
 
         Returns:
             Whether the work is over here; False if it may run together with other work, or is isolated already.
@@ -85,7 +85,7 @@ class Isolation:
         bus, record = self._context.bus, delivery.record
         place = f"{record.stream.name}-{record.sequence}"
         while True:
-            at = 0 if progress_tokens_of is None else await progress_tokens_of()
+            at = 0 if progressed_at is None else await progressed_at()
             known = await self._deaths(place)
             tries = known.tries if known is not None and known.at == at else 0
             if known is not None and tries >= self._alone:
