@@ -38,7 +38,7 @@ async def run(login: Login) -> int:
     try:
         context = await open_context(login, log)
         set_nice(context.config, login.actor_id)
-        module = module_of(login.role)
+        module = module_of(context)
     except (AsyncRLError, OSError) as error:
         log.error("actor did not start", reason=str(error))
         if isinstance(error, BusDenied):

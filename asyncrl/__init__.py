@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from topics.prompts import PromptIssued as PromptIssued
     from topics.prompts import PromptRow as PromptRow
     from topics.roles import Role as Role
-    from topics.table import topic_of_type as topic_of_type
     from topics.topic import Retention as Retention
     from topics.topic import Stream as Stream
     from topics.topic import Topic as Topic
@@ -72,7 +71,6 @@ _NAMES = {  # by the module that has them
     "topics.groups": "GroupDropped",
     "topics.prompts": "PromptIssued PromptRow",
     "topics.roles": "Role",
-    "topics.table": "topic_of_type",
     "topics.topic": "Retention Stream Topic",
     "topics.trajectories": "Reference Segment TrajectoryDropped TrajectoryFailed TrajectoryGenerated TrajectoryGraded",
     "topics.weights": "WeightsPublished",

@@ -32,7 +32,6 @@ from asyncrl.framing import pack
 from asyncrl.telemetry.logs import open_log
 from benchmarks.stage import BenchError, Stage
 from topics.engines import ENGINE_GONE, ENGINE_READY, ENGINE_UPDATING
-from topics.table import topic_of
 from topics.topic import ENGINES
 from topics.trajectories import Answer
 from topics.wire import decode
@@ -259,7 +258,7 @@ async def fleet_of(bus: Bus, key_file: Path) -> AsyncIterator[Fleet]:
     fleet = Fleet(lambda _, found: EngineClient(found, api_key=key), counts={}, fail=faults.append)
 
     def take(record: Record) -> None:
-        if (topic := topic_of(record.subject)) in _NEWS:
+        if (topic := bus.tables.topic_of(record.subject)) in _NEWS:
             fleet.apply(decode(topic.message, record.data))
 
     reader = LogReader(bus, ENGINES, take)

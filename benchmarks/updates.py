@@ -34,7 +34,7 @@ from benchmarks.stored_batch import store_batch
 from benchmarks.talks import write_talking_tokenizer
 from topics.actors import VITALS_TAKEN, Vitals
 from topics.engines import EngineReady, EngineUpdating
-from topics.table import topic_of
+from topics.table import BUILT_IN
 from topics.topic import ENGINES, VITALS
 from topics.weights import WeightsPublished
 from topics.wire import decode
@@ -245,7 +245,7 @@ class Updates:
         return self.ready[version.key][0]
 
     def _on_record(self, record: Record) -> None:
-        topic, now = topic_of(record.subject), time.monotonic()
+        topic, now = BUILT_IN.topic_of(record.subject), time.monotonic()
         message: Any = decode(topic.message, record.data) if topic is not None else None
         if isinstance(message, EngineUpdating):
             self._begun = now

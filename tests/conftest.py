@@ -20,6 +20,7 @@ from asyncrl.config.settings import Config
 from harness.own_ports import take_own_ports
 from harness.servers import Authority
 from harness.stage import LEASE_S, Connect, Stage, Unretrieved, provision_leased
+from topics.table import BUILT_IN, Tables
 
 _ENDING_S = 5.0  # for processes that were told to end
 _ports = take_own_ports()  # held for as long as this process runs
@@ -106,9 +107,16 @@ async def connect(server: EmbeddedServer) -> AsyncIterator[Connect]:
 
 
 @pytest.fixture
-async def bus(connect: Connect) -> Bus:
-    """A connection to a provisioned run with an id of its own."""
+def tables() -> Tables:
+    """The tables of the run that `bus` is connected to; tests of users' actors override it."""
+    return BUILT_IN
+
+
+@pytest.fixture
+async def bus(connect: Connect, tables: Tables) -> Bus:
+    """A connection to a provisioned run with a unique id."""
     bus = await connect(f"t-{secrets.token_hex(4)}")
+    bus.tables = tables
     await provision_leased(bus, LEASE_S)
     return bus
 

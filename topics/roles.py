@@ -1,7 +1,6 @@
 """The roles of a run, one row each: process, work queue, count, scaling, stop order and permissions follow from it.
 
-The rows of the topics have its publications and subscriptions.
-The lists grow by the user's own actors (`topics.table.register`), for all that hold them.
+The rows of the topics have its publications and subscriptions. `topics.table.Tables` adds the roles of a user's actors.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SUPERVISOR = "supervisor"
 OPERATOR = "operator"  # no actor: provisions the run and asks things of it
 MONITOR = "monitor"  # no actor: reads everything, with any NATS client, and publishes nothing
 
-ROLES = [
+ROLES = (
     Role("prompter", "keeper", 1, children=True),
     Role("rollout", "worker", 2, "rollout.workers", "prompt.issued", scalable=True),
     Role("reward", "worker", 3, "reward.workers", "trajectory.generated", scalable=True, children=True),
@@ -48,12 +47,11 @@ ROLES = [
     Role("sessions", "keeper", 2, "session_keepers"),
     Role("recorder", "service", 5),
     Role(SUPERVISOR, "keeper", 6),  # it stops the others, and then itself
-]
-ROLE_NAMES = [role.name for role in ROLES]
-KEEPERS = [role.name for role in ROLES if role.kind == "keeper"]
-WORKERS = [role.name for role in ROLES if role.kind == "worker"]
-SCALABLE = [role.name for role in ROLES if role.scalable]
-OWN = {role.name: role for role in ROLES}  # without the user's
+)
+ROLE_NAMES = tuple(role.name for role in ROLES)
+KEEPERS = tuple(role.name for role in ROLES if role.kind == "keeper")
+WORKERS = tuple(role.name for role in ROLES if role.kind == "worker")
+OWN = {role.name: role for role in ROLES}
 
 
 def pool_of(actor_id: str) -> str:
@@ -69,15 +67,3 @@ def number_in_pool(actor_id: str) -> int:
 def role_of(name: str) -> str:
     """The role of an actor or of a pool of them: `engine` of `engine-2`, `engine-large-2` and `engine-large`."""
     return name.partition("-")[0]
-
-
-def add_role(role: Role) -> None:
-    """Add the row of a user's actor to the lists."""
-    ROLES.append(role)
-    ROLE_NAMES.append(role.name)
-    for names, belongs in (
-        (KEEPERS, role.kind == "keeper"),
-        (WORKERS, role.kind == "worker"),
-        (SCALABLE, role.scalable),
-    ):
-        names.extend([role.name] if belongs else [])

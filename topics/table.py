@@ -1,8 +1,10 @@
-"""All topics in one table."""
+"""The tables of a run: its roles, streams and topics, with all that follows from their rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,7 +28,7 @@ from topics import (
     turns,
     weights,
 )
-from topics.roles import ROLES, Role, add_role
+from topics.roles import ROLE_NAMES, ROLES, WORKERS, Role
 from topics.topic import EVALUATIONS, STREAMS, Stream, Topic
 from topics.wire import Headers, Message
 
@@ -35,16 +37,10 @@ _NOUNS = (
     *(evals, runs, stages, stalls, streams, secrets, keys, turns, actors),
 )
 
-TOPICS = [topic for noun in _NOUNS for topic in vars(noun).values() if isinstance(topic, Topic)] + actors.KEEPER_TOPICS
-BY_NAME: dict[str, Topic[Any]] = {topic.name: topic for topic in TOPICS}
-
-
-def _by_type(topics: Sequence[Topic[Any]]) -> dict[type[msgspec.Struct], Topic[Any]]:
-    kinds = ((kind, topic) for topic in topics for kind in (topic.message, topic.message.HEADERS))
-    return {kind: topic for kind, topic in kinds if kind is not Headers}
-
-
-_BY_TYPE = _by_type([topic for topic in TOPICS if topic.message not in actors.SHARED_TYPES])
+TOPICS: tuple[Topic[Any], ...] = (
+    *(topic for noun in _NOUNS for topic in vars(noun).values() if isinstance(topic, Topic)),
+    *actors.KEEPER_TOPICS,
+)
 
 
 class WorkQueue(NamedTuple):
@@ -67,87 +63,113 @@ class WorkQueue(NamedTuple):
         return f"asyncrl.{run}.{self.topic.name}.{f'{EVALUATIONS}.' if self.evaluations else ''}*"
 
 
-def _queues(role: Role) -> dict[str, WorkQueue]:
-    """The work queues of a role by name: one, and where its topic has a lane for evaluations one for them."""
-    if not role.queue:
-        return {}
-    topic, name = BY_NAME[role.queue], f"{role.name}-{EVALUATIONS}"
-    found = {role.name: WorkQueue(role.name, role.name, topic)}
-    return found | {name: WorkQueue(name, role.name, topic, evaluations=True)} if topic.lane else found
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The roles, streams and topics of a run: those of asyncrl, and those of the user's actors."""
+
+    roles: tuple[Role, ...]
+    streams: tuple[Stream, ...]
+    topics: tuple[Topic[Any], ...]
+
+    def extended(self, rows: Iterable[tuple[Role, Sequence[Topic[Any]]]]) -> Tables:
+        """Return these tables with the rows of users' actors, which `topics.validate_user_topics` has checked."""
+        roles, streams, topics = list(self.roles), list(self.streams), list(self.topics)
+        for role, added in rows:
+            new = [stream for stream in dict.fromkeys(topic.stream for topic in added) if stream not in streams]
+            roles.append(role)
+            streams += new
+            topics += [*added, *(topic for stream in new for topic in actors.keeper_topics(stream))]
+        return Tables(tuple(roles), tuple(streams), tuple(topics))
+
+    @cached_property
+    def role_names(self) -> Sequence[str]:
+        """The names of all roles."""
+        return tuple(role.name for role in self.roles)
+
+    @cached_property
+    def scalable(self) -> Sequence[str]:
+        """The names of the roles that `asyncrl scale` changes."""
+        return tuple(role.name for role in self.roles if role.scalable)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Topic[Any]]:
+        """The topics by name."""
+        return {topic.name: topic for topic in self.topics}
+
+    @cached_property
+    def _by_type(self) -> Mapping[type[msgspec.Struct], Topic[Any]]:
+        single = [topic for topic in self.topics if topic.message not in actors.SHARED_TYPES]
+        kinds = ((kind, topic) for topic in single for kind in (topic.message, topic.message.HEADERS))
+        return {kind: topic for kind, topic in kinds if kind is not Headers}
+
+    @cached_property
+    def queues(self) -> Mapping[str, WorkQueue]:
+        """The work queues by name: one for each role with a queue, and one for evaluations if its topic has a lane."""
+        found = {}
+        for role in self.roles:
+            if role.queue:
+                topic, name = self.by_name[role.queue], f"{role.name}-{EVALUATIONS}"
+                found[role.name] = WorkQueue(role.name, role.name, topic)
+                found |= {name: WorkQueue(name, role.name, topic, evaluations=True)} if topic.lane else {}
+        return found
+
+    def queues_of(self, role: str) -> list[WorkQueue]:
+        """The work queues of a role, that of evaluations last."""
+        return [queue for queue in self.queues.values() if queue.role == role]
+
+    def topic_for(self, message: Message) -> Topic[Any]:
+        """The topic of a message, by its type; raises as `topic_of_type`."""
+        return self.topic_of_type(type(message))
+
+    def topic_of_type(self, kind: type[msgspec.Struct]) -> Topic[Any]:
+        """The topic whose messages, or their headers, have a type.
+
+        Raises:
+            LookupError: none has this type, or several share it, as those of keepers' logs do.
+        """
+        for base in kind.__mro__:
+            if base in self._by_type:
+                return self._by_type[base]
+        twins = (topic for topic in self.topics if topic.message.__name__ == kind.__name__)
+        if twin := next((topic for topic in twins if topic.message is not kind), None):
+            words = f"{kind.__name__} of module {kind.__module__} is the message of no topic; that of topic {twin.name}"
+            raise LookupError(f"{words} is of module {twin.message.__module__}: a file with two names is run twice")
+        raise LookupError(f"{kind.__name__} is the message of no topic, or of several: name the topic")
+
+    def topic_of(self, subject: str) -> Topic[Any] | None:
+        """The topic a subject belongs to, or None for a subject that is in no row."""
+        parts = subject.split(".")
+        return self.by_name.get(f"{parts[2]}.{parts[3]}") if len(parts) >= 4 else None
+
+    def ingest_of(self, subject: str) -> str:
+        """Return where a message is published that its stream stores under `subject`.
+
+        Raises:
+            ValueError: no topic has such a subject.
+        """
+        topic = self.topic_of(subject)
+        if topic is None:
+            raise ValueError(f"{subject} is in no row of the topic table")
+        return topic.stream.ingest(subject)
+
+    def publishers_of(self, topic: Topic[Any]) -> Sequence[str]:
+        """Return the roles that publish a topic."""
+        return self._named(topic.publishers)
+
+    def subscribers_of(self, topic: Topic[Any]) -> Sequence[str]:
+        """Return the roles that subscribe to a topic: by the topic's row, or by their own."""
+        named = self._named(topic.subscribers)
+        others = [role.name for role in self.roles if topic.name == role.queue or topic.name in role.subscribes]
+        others = [name for name in others if name not in named]
+        return [*named, *others] if others else named
+
+    def _named(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the roles that a row names: the rows for all roles and for all workers include those of the user."""
+        if names is ROLE_NAMES:
+            return self.role_names
+        return [role.name for role in self.roles if role.kind == "worker"] if names is WORKERS else names
 
 
-QUEUES = {name: queue for role in ROLES for name, queue in _queues(role).items()}
-
-
-def queues_of(role: str) -> list[WorkQueue]:
-    """The work queues of a role, that of evaluations last."""
-    return [queue for queue in QUEUES.values() if queue.role == role]
-
-
-def topic_for(message: Message) -> Topic[Any]:
-    """The topic of a message, by its type.
-
-    Raises:
-        LookupError: none has this type, or several share it, as those of keepers' logs do.
-    """
-    return topic_of_type(type(message))
-
-
-def topic_of_type(kind: type[msgspec.Struct]) -> Topic[Any]:
-    """The topic whose messages, or their headers, have a type.
-
-    Raises:
-        LookupError: there is none, or several share it.
-    """
-    for base in kind.__mro__:
-        if base in _BY_TYPE:
-            return _BY_TYPE[base]
-    named = [topic for topic in TOPICS if topic.message.__name__ == kind.__name__ and topic.message is not kind]
-    if twin := next(iter(named), None):
-        words = f"{kind.__name__} of module {kind.__module__} is the message of no topic; that of topic {twin.name}"
-        raise LookupError(f"{words} is of module {twin.message.__module__}: a file with two names is run twice")
-    raise LookupError(f"{kind.__name__} is the message of no topic, or of several: name the topic")
-
-
-def topic_of(subject: str) -> Topic[Any] | None:
-    """The topic a subject belongs to, or None for a subject that is in no row of the table."""
-    parts = subject.split(".")
-    return BY_NAME.get(f"{parts[2]}.{parts[3]}") if len(parts) >= 4 else None
-
-
-def ingest_of(subject: str) -> str:
-    """Return where a message is published that its stream stores under `subject`.
-
-    Raises:
-        ValueError: no topic has such a subject.
-    """
-    topic = topic_of(subject)
-    if topic is None:
-        raise ValueError(f"{subject} is in no row of the topic table")
-    return topic.stream.ingest(subject)
-
-
-def subscribers_of(topic: Topic[Any]) -> Sequence[str]:
-    """Return the roles that subscribe to a topic: by the topic's row, or by their own."""
-    others = [role.name for role in ROLES if topic.name == role.queue or topic.name in role.subscribes]
-    others = [name for name in others if name not in topic.subscribers]
-    return [*topic.subscribers, *others] if others else topic.subscribers
-
-
-def register(role: Role, topics: Sequence[Topic[Any]]) -> None:
-    """Add a user's actor: its row and those of its topics, from which streams, permissions and docs follow.
-
-    `topics.validate_user_topics` has checked them; `register_queues` follows, once the topics of all actors are there.
-    """
-    streams = [stream for stream in dict.fromkeys(topic.stream for topic in topics) if stream not in STREAMS]
-    added = [*topics, *(topic for stream in streams for topic in actors.keeper_topics(stream))]
-    add_role(role)
-    STREAMS.extend(streams)
-    TOPICS.extend(added)
-    BY_NAME.update((topic.name, topic) for topic in added)
-    _BY_TYPE.update(_by_type(topics))
-
-
-def register_queues(role: Role) -> None:
-    """Add the work queue of a user's actor, whose topic may be another one's."""
-    QUEUES.update(_queues(role))
+BUILT_IN = Tables(ROLES, STREAMS, TOPICS)
+BY_NAME = BUILT_IN.by_name
+QUEUES = BUILT_IN.queues

@@ -130,4 +130,4 @@ SESSIONS = Stream("SESSIONS", Retention.LEDGER, "sessions", "turns to judge and 
 SECRETS = Stream("SECRETS", Retention.LEDGER, "", "data keys of live traffic, until they are erased", closed=True)
 DEAD = Stream("DEAD", Retention.LEDGER, "", "unreadable messages, and poison")
 
-STREAMS: list[Stream] = [one for one in list(vars().values()) if isinstance(one, Stream)]
+STREAMS = tuple(one for one in list(vars().values()) if isinstance(one, Stream))

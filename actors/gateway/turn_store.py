@@ -25,7 +25,6 @@ from asyncrl.live.turn_log import TurnLog
 from asyncrl.run.directory import is_taken
 from topics.keys import TurnCounted
 from topics.secrets import PURGE_REQUESTED, PurgeRequested, SecretMade
-from topics.table import topic_for
 from topics.topic import ACTORS, Topic
 from topics.turns import FeedbackGiven, ReplyKept, SessionLeft, TurnFinished, TurnSampled, TurnShadowed, TurnStarted
 from topics.wire import SEALED
@@ -152,7 +151,8 @@ class TurnStore:
         try:
             if not self._at_hand(fact):
                 return self._lose(fact, anyway=anyway)
-            several = topic_for(fact).repeats or isinstance(fact, FeedbackGiven)  # of one subject
+            repeats = self._context.bus.tables.topic_for(fact).repeats
+            several = repeats or isinstance(fact, FeedbackGiven)  # of one subject
             if isinstance(fact, ReplyKept) and fact.body:  # a retry stores it if the gateway died before it could
                 several = False
             headers: dict[str, str] = {} if several else {EXPECT_SUBJECT: "0"}

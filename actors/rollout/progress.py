@@ -25,7 +25,6 @@ from asyncrl.crash import crash_point
 from asyncrl.rollout.journal import Journal
 from topics.payload_refs import Holding
 from topics.prompts import PromptIssued
-from topics.table import topic_of
 from topics.topic import TRAJECTORIES
 from topics.trajectories import (
     PROGRESS_STORED,
@@ -112,7 +111,7 @@ class Progress:
         elif attempt != self._issued.attempt:
             self._delivery.fence = newest.sequence
             return attempt > self._issued.attempt  # this attempt has ended, another was issued
-        elif topic_of(newest.subject) is TRAJECTORY_GENERATED:
+        elif self._context.bus.tables.topic_of(newest.subject) is TRAJECTORY_GENERATED:
             return True
         else:
             await self._resume(newest)

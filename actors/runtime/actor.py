@@ -40,7 +40,7 @@ from asyncrl.run.placement import Placement
 from asyncrl.run.placements import PLACEMENTS
 from asyncrl.run.user_actors import load_actors, user_module
 from topics.actors import RUN_OPENED, Activity, ActorStarted, ActorStopped, DeadLetter, HeldWork, RunOpened, Vitals
-from topics.roles import OWN, ROLE_NAMES, ROLES, SUPERVISOR
+from topics.roles import OWN, ROLES, SUPERVISOR, Role
 from topics.topic import Stream, Topic
 from topics.wire import WireError
 
@@ -213,7 +213,7 @@ async def open_context(login: Login, log: Any) -> Context:
         if login.home is not None:
             files = RunFiles(login.home, login.home / "base", sent=True)
         use_copies(files.root)
-        load_actors(config.actors, files.base)
+        bus.tables = load_actors(config.actors, files.base)
     except BaseException:
         await bus.close()
         raise
@@ -234,18 +234,18 @@ async def _opened(bus: Bus) -> tuple[RunOpened, Config]:
         raise ActorFault(f"the settings of run {bus.run} cannot be read: {error}") from error
 
 
-def module_of(role: str) -> ModuleType:
+def module_of(context: Context) -> ModuleType:
     """Return the module of an actor: one of ours, or the user's.
 
     Raises:
         ActorFault: there is no such role in this run.
     """
+    role, roles = context.role, context.bus.tables.role_names
+    if role not in roles:
+        raise ActorFault(f"no role is called {role!r} in this run; there are {', '.join(roles)}")
     if role in OWN:
         return importlib.import_module(OWN[role].module)
-    module = user_module(role)
-    if module is None:
-        raise ActorFault(f"no role is called {role!r} in this run; there are {', '.join(ROLE_NAMES)}")
-    return module
+    return user_module(role, context.config.actors, context.files.base)
 
 
 async def run_actor(context: Context, main: Any) -> int:
@@ -282,12 +282,9 @@ async def run_actor(context: Context, main: Any) -> int:
     return code
 
 
-_WITH_CHILDREN = [role.name for role in ROLES if role.children]
-
-
-def cpu_s(role: str) -> float:
+def cpu_s(role: str, rows: Sequence[Role] = ROLES) -> float:
     """CPU seconds of this process, and of the inference server, graders or maker of rows that it started."""
-    children = living_descendants(os.getpid()) if role in _WITH_CHILDREN else []
+    children = living_descendants(os.getpid()) if any(row.children for row in rows if row.name == role) else []
     return time.process_time() + sum(process_cpu_s(pid) for pid in children)
 
 
@@ -298,7 +295,7 @@ def server_cpu_s() -> float:
 
 
 async def _publish_vitals(context: Context) -> None:
-    meters: dict[str, Callable[[], float]] = {"cpu_share": partial(cpu_s, context.role)}
+    meters: dict[str, Callable[[], float]] = {"cpu_share": partial(cpu_s, context.role, context.bus.tables.roles)}
     if context.role == SUPERVISOR:
         meters["nats_cpu_share"] = server_cpu_s
     before, spent = time.monotonic(), {name: read() for name, read in meters.items()}

@@ -18,7 +18,6 @@ from asyncrl.bus.pull import Position
 from topics.actors import HeldWork, Waiting
 from topics.ids import member_of, prompt_of
 from topics.prompts import LIVE_TASK
-from topics.table import topic_for
 from topics.topic import Topic
 from topics.trajectories import TrajectoryFailed
 from topics.wire import Message
@@ -75,7 +74,7 @@ class Delivery(Generic[M]):
             BusError: it cannot be stored.
         """
         with self.waiting(PUBLISHING):
-            if topic_for(message).fenced:
+            if self._context.bus.tables.topic_for(message).fenced:
                 reconnects = self._context.bus.reconnects
                 self.fence = await publish_if_latest(self._context.bus, message, self.fence)
                 self._reconnects = reconnects

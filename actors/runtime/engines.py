@@ -13,7 +13,6 @@ from asyncrl.engine.control import read_key
 from asyncrl.engine.fleet import EngineNews, Fleet, Sampler
 from asyncrl.engine.router import RouterClient
 from topics.roles import role_of
-from topics.table import TOPICS
 from topics.topic import ENGINES
 from topics.weights import WeightsRefused
 
@@ -62,7 +61,8 @@ async def follow_fleet(context: Context, fleet: Fleet, *purposes: Purpose) -> Li
 async def follow_engines(context: Context, take: Callable[[EngineNews], None]) -> Listener:
     """Take in the newest state of each engine, and what follows on the log: its length does not matter."""
     listener = context.listen(ENGINES, lambda _topic, message, _record: take(message))
-    subjects = [topic.pattern(context.bus.run) for topic in TOPICS if topic.stream is ENGINES]
+    topics = [topic for topic in context.bus.tables.topics if topic.stream is ENGINES]
+    subjects = [topic.pattern(context.bus.run) for topic in topics]
     newest = sorted(await read_last_of_each(context.bus, ENGINES, subjects), key=lambda record: record.sequence)
     for record in newest:
         listener.subscribe(record)

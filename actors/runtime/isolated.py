@@ -22,7 +22,6 @@ from asyncrl.bus.pull import position
 from asyncrl.framing import write_heartbeats
 from asyncrl.telemetry.logs import open_log
 from asyncrl.telemetry.output import print_lossy
-from topics.table import QUEUES
 
 _HEARTBEAT_S = 1.0
 _IDLE_S = 60.0  # without work, after which the process leaves
@@ -58,7 +57,8 @@ class Handed:
         """Take no more work: this process is about to leave."""
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        bus, stream = self._context.bus, QUEUES[self._context.role].stream
+        bus = self._context.bus
+        stream = bus.tables.queues[self._context.role].stream
         while reply := await _next(reader):
             record = await read_message(bus, stream, position(reply).stream_sequence)
             if record is not None:  # else its message is gone
@@ -89,7 +89,7 @@ async def run_actor(login: Login, sock: socket.socket) -> None:
     context.handed = Handed(context, sock).open
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stop.set)
     try:
-        await module_of(login.role).main(context)
+        await module_of(context).main(context)
         if context.faults:
             raise context.faults[0]
     except BusError as error:

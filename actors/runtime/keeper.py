@@ -26,7 +26,6 @@ from asyncrl.bus.publish import WRITER as NONCE
 from asyncrl.crash import crash_point
 from topics.actors import Activity, KeeperClaimed, KeeperHeartbeat, KeeperSnapshot
 from topics.roles import OWN
-from topics.table import BY_NAME, topic_for
 from topics.topic import Retention, Stream, Topic
 from topics.wire import Headers, Message, prepare
 
@@ -51,7 +50,8 @@ class Keeper:
             ActorFault: the fold of a user's keeper reads a stream that is no log; asyncrl's own folds have another way
             to read those.
         """
-        unread = [topic.name for stream, one in fold.inputs().items() if not _is_log(stream) for topic in one.topics]
+        inputs = fold.inputs(context.bus.tables)
+        unread = [topic.name for stream, one in inputs.items() if not _is_log(stream) for topic in one.topics]
         if unread and context.role not in OWN:
             words = f"the fold of {context.role} reads {', '.join(unread)}, which is purged once nothing needs it"
             raise ActorFault(f"{words}; expected topics that are kept for the whole run: purged topics are for workers")
@@ -69,7 +69,7 @@ class Keeper:
         self._appending = asyncio.Lock()
         self._news = asyncio.Event()  # something was folded since `changes` last returned
         self._readers_back: list[tuple[int, asyncio.Future[None]]] = []
-        inputs = {own: Input([], headers_only=False)} | fold.inputs()
+        inputs = {own: Input([], headers_only=False)} | inputs
         for topic in [topic for entry in inputs.values() for topic in entry.topics]:
             prepare(topic.message)
         ledgers = {stream: entry for stream, entry in inputs.items() if _is_log(stream)}
@@ -278,8 +278,8 @@ class Keeper:
 
     def _topic_for(self, decision: Message) -> Topic[Message]:
         """The topic of a decision; the records that each keeper's log has are found by the role."""
-        kind = _OWN_RECORDS.get(type(decision))
-        return BY_NAME[f"{self.context.role}.{kind}"] if kind else topic_for(decision)
+        kind, tables = _OWN_RECORDS.get(type(decision)), self.context.bus.tables
+        return tables.by_name[f"{self.context.role}.{kind}"] if kind else tables.topic_for(decision)
 
     def _name(self, decision: Message, expected: int) -> str:
         return f"{self._topic_for(decision).id_of(decision)}:{self.nonce}:{expected}"

@@ -13,7 +13,6 @@ from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, last_sequence, read_newest
 from asyncrl.bus.publish import read
 from topics.actors import KeeperSnapshot
-from topics.table import BY_NAME
 from topics.topic import Stream
 from topics.wire import WireError, decode, encode
 
@@ -31,7 +30,7 @@ class Snapshots:
     """Takes and restores the snapshots of one keeper's fold; where its log has no topic for them, there are none."""
 
     def __init__(self, context: Context, own: Stream, fold: object) -> None:
-        self.topic = BY_NAME.get(f"{context.role}.snapshot")
+        self.topic = context.bus.tables.by_name.get(f"{context.role}.snapshot")
         self.subject = self.topic.subject(context.bus.run) if self.topic is not None else ""
         self.since = 0  # records folded since the newest snapshot, large ones more than once
         self._context = context

@@ -28,7 +28,7 @@ from topics.actors import HeldWork
 from topics.groups import GroupCompleted
 from topics.ids import stage_of
 from topics.prompts import PromptIssued
-from topics.table import WorkQueue, queues_of, topic_for
+from topics.table import WorkQueue
 from topics.trajectories import (
     TRAJECTORY_FAILED,
     TrajectoryFailed,
@@ -64,7 +64,7 @@ class WorkerLoop(Generic[M]):
         self.isolation = Isolation(context)
         self._counts_runs = counts_runs  # the handler calls `isolation.done_alone`; else each delivery counts as a run
         self._context = context
-        self._queues = queues_of(context.role)
+        self._queues = context.bus.tables.queues_of(context.role)
         self._topic = self._queues[0].topic
         self._kind: type[M] = self._topic.message
         self._handler = handler
@@ -184,7 +184,7 @@ class WorkerLoop(Generic[M]):
             delivery.settled = True
             for output in produced or ():
                 await delivery.publish(output)
-                context.count(topic_for(output).name.partition(".")[2])
+                context.count(context.bus.tables.topic_for(output).name.partition(".")[2])
             return produced is not None
         except Fenced:
             context.count("fenced")

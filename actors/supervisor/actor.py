@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Literal
 
@@ -34,7 +35,7 @@ from asyncrl.run.placement import LOST, Job, NoRoom, Placed, actor_job
 from topics.actors import MOST_PROCESSES, ActorStopped, FleetScaled
 from topics.gpu_handoff import CardLeft
 from topics.promotions import CanaryEnded, PromotionRefused, WeightsCanaried, WeightsPromoted
-from topics.roles import ROLES, SUPERVISOR, number_in_pool, role_of
+from topics.roles import ROLES, SUPERVISOR, Role, number_in_pool, role_of
 from topics.topic import FLEET
 
 _STOP_S = 10.0  # for an actor to leave by itself
@@ -44,12 +45,12 @@ _NEXT_S = 60.0  # for a replaced process to end, in addition to the time that it
 _LAST_EVAL_S = 60.0  # for the last evaluation after training has finished
 
 
-def first_fleet(config: Config) -> dict[str, int]:
+def first_fleet(config: Config, rows: Sequence[Role] = ROLES) -> dict[str, int]:
     """Return how many processes run each pool at the start, in the order of their starts.
 
     A pool is a role, or one of several groups of engines: `engine-large`.
     """
-    roles = sorted((role for role in ROLES if role.name != SUPERVISOR), key=lambda role: not role.slow)
+    roles = sorted((role for role in rows if role.name != SUPERVISOR), key=lambda role: not role.slow)
     fleet: dict[str, int] = {}
     alone = {*config.only, "recorder"} | ({"router"} if "engine" in config.only else set())
     for role in roles:
@@ -90,7 +91,7 @@ class Supervisor:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.fold = SupervisorFold(context.config, self._on_started, self._on_leaving)
+        self.fold = SupervisorFold(context.config, self._on_started, self._on_leaving, context.bus.tables)
         self._gateway_socket = inherited_socket()
         self._children: dict[str, _Child] = {}
         self._starts = Starts()
@@ -121,7 +122,7 @@ class Supervisor:
         trimming = self.context.tasks.start(trimmer.run())
         retaining = self.context.tasks.start(retain(self.context))
         self.context.tasks.start(bound_logs(self.context))
-        first, wanted = first_fleet(self.context.config), self._state.wanted
+        first, wanted = first_fleet(self.context.config, self.context.bus.tables.roles), self._state.wanted
         gateways = first.get("gateway", 0)
         if not wanted:
             await self._scale(FleetScaled(first, by="start"))
@@ -368,8 +369,9 @@ class Supervisor:
 
     async def _stop_all(self) -> None:
         """Ask all actors to leave, those first that make work for others; kill those that do not."""
-        for phase in sorted({role.stops for role in ROLES}):
-            roles = {role.name for role in ROLES if role.stops == phase}
+        rows = self.context.bus.tables.roles
+        for phase in sorted({role.stops for role in rows}):
+            roles = {role.name for role in rows if role.stops == phase}
             leaving = [child for child in self._children.values() if child.role in roles]
             for child in leaving:
                 if child.role == "recorder" and child.task is not None:  # the summary is the last thing it writes, and

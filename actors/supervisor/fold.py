@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +24,8 @@ from topics.batches import BatchTrained
 from topics.engines import EngineAnnounced, EngineWithdrawn
 from topics.evals import EvalRequested, EvalScored
 from topics.promotions import CanaryEnded, PromotionRefused, PromotionRequested, WeightsCanaried, WeightsPromoted
-from topics.roles import SCALABLE, role_of
+from topics.roles import role_of
+from topics.table import BUILT_IN, Tables
 from topics.trajectories import TrajectoryGeneratedHeaders
 from topics.turns import TurnAdmitted, TurnSkipped
 from topics.weights import TrainingFinished, WeightsRefused
@@ -52,11 +53,11 @@ class ScaleRequests(msgspec.Struct):
     answered: int = 0  # sequence of the newest request that a decision answers
     decided_at: int = 0  # sequence of the newest decision
 
-    def ask(self, request: ScaleRequested, sequence: int) -> None:
-        """Take in a request."""
+    def ask(self, request: ScaleRequested, sequence: int, scalable: Sequence[str]) -> None:
+        """Take in a request, about roles that are scalable."""
         wishes = self.proposed if request.by in ("autoscale", "share") else self.asked
         for pool, count in request.wanted.items():
-            if role_of(pool) in SCALABLE:
+            if role_of(pool) in scalable:
                 wishes[pool] = Wish(count, sequence, request.by, request.reason, request.after)
 
     def answer(self, decision: FleetScaled, sequence: int) -> None:
@@ -111,12 +112,14 @@ class SupervisorFold(TrimmerFold):
         config: Config,
         on_started: Callable[[str], None] = lambda _actor_id: None,
         on_leaving: Callable[[str, int], None] = lambda _actor_id, _pid: None,
+        tables: Tables = BUILT_IN,
     ) -> None:
         super().__init__(config)
         self._announce_start = on_started  # called with the id of an actor whose process has published its start
         self._announce_leaving = on_leaving  # called with id and process of an actor that waits for its successor
         self.state = SupervisorState(self.state.asked_after)
         self._engines, self._lent = config.engine, lent_pools(config)
+        self._scalable = tables.scalable
         self._steps = config.learner.steps
         self._weights = config.weights
         self.achieved = 0  # steps, tokens of trajectories, and whole replies that were stored, as often as read here
@@ -131,7 +134,7 @@ class SupervisorFold(TrimmerFold):
         self.state.scaling.answer(scaled, record.sequence)
 
     def _on_scale_requested(self, request: ScaleRequested, record: Record) -> None:
-        self.state.scaling.ask(request, record.sequence)
+        self.state.scaling.ask(request, record.sequence, self._scalable)
 
     def _on_announced(self, message: EngineAnnounced, _record: Record) -> None:
         message.check()
@@ -146,7 +149,8 @@ class SupervisorFold(TrimmerFold):
     def _on_opened(self, _opened: RunOpened, record: Record) -> None:
         self.state.stopping = ""  # requests from before the run was opened again have been served
         if self._lent:  # other runs may have these by now
-            self.state.scaling.ask(ScaleRequested(dict.fromkeys(self._lent, 0), by="start"), record.sequence)
+            none = ScaleRequested(dict.fromkeys(self._lent, 0), by="start")
+            self.state.scaling.ask(none, record.sequence, self._scalable)
 
     def _on_stop(self, request: StopRequested, _record: Record) -> None:
         self.state.stopping = request.reason or "asked to stop"

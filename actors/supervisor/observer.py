@@ -18,7 +18,6 @@ from asyncrl.state.run_state import RunState
 from asyncrl.state.status import run_status
 from asyncrl.state.watch import LIMIT_S, Watch, disk_of
 from topics.stalls import StallEnded
-from topics.table import topic_for
 from topics.wire import Message
 
 _PUBLISH_S = 1.0
@@ -85,6 +84,6 @@ async def watch_for_stalls(context: Context, keeper: Keeper, watch: Watch, train
         decisions += [StallEnded(old.cause, old.object) for key, old in state.stalls.items() if key not in findings]
         found = bool(findings)
         for decision in decisions:
-            context.log.warning(topic_for(decision).name, **msgspec.to_builtins(decision))
+            context.log.warning(context.bus.tables.topic_for(decision).name, **msgspec.to_builtins(decision))
         if decisions:
             await keeper.append_until_stored(decisions)

@@ -66,7 +66,7 @@ class Sweeper:
         """Of the blobs of snapshots, all but the newest of each keeper."""
         snapshots: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for name in names:
-            owner = blob_owner(name)
+            owner = blob_owner(name, self._bus.tables)
             if owner is not None and owner.topic.replaced:
                 snapshots[owner.topic.name].append((owner.sequence, name))
         return [name for known in snapshots.values() for _, name in sorted(known)[:-_KEPT]]
@@ -84,7 +84,7 @@ class Sweeper:
     async def _unnamed(self, stream: Stream, names: Iterable[str]) -> list[str]:
         """Those of some blobs that no message names. Of those that nothing here stores, LEDGER_BLOBS keeps all."""
         named = self._named[stream]
-        unknown = {name: blob_owner(name) for name in names if name not in named}
+        unknown = {name: blob_owner(name, self._bus.tables) for name in names if name not in named}
         owners = {owner for owner in unknown.values() if owner is not None}
         for topic in {owner.topic for owner in owners if not owner.sequence}:
             await self._read_on(topic)

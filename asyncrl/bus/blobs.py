@@ -19,7 +19,7 @@ from asyncrl.bus.log import Record, read_last
 from asyncrl.crash import crash_point
 from topics.actors import BLOB_KEPT, BLOB_STORED
 from topics.payload_refs import ROUTING
-from topics.table import BY_NAME
+from topics.table import Tables
 from topics.topic import BLOBS, LEDGER_BLOBS, Stream, Topic
 from topics.wire import INLINE_BYTES, WireError
 
@@ -91,10 +91,10 @@ class BlobOwner(NamedTuple):
     sequence: int  # on a keeper's log, if it was not refused; 0 elsewhere
 
 
-def blob_owner(name: str) -> BlobOwner | None:
+def blob_owner(name: str, tables: Tables) -> BlobOwner | None:
     """Parse the name of a blob; None for one that is not of our making."""
     parts = _BLOB_NAME.match(name)
-    topic = BY_NAME.get(parts["topic"].replace("_", ".")) if parts is not None else None
+    topic = tables.by_name.get(parts["topic"].replace("_", ".")) if parts is not None else None
     return BlobOwner(topic, int(parts["sequence"])) if parts is not None and topic is not None else None
 
 

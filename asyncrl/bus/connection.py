@@ -25,7 +25,7 @@ from asyncrl.bus.client import LAST_S, Client, End
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
 from asyncrl.bus.key_cache import Vault
 from asyncrl.crash import crash_point
-from topics.table import ingest_of
+from topics.table import BUILT_IN
 
 REQUEST_S = 5.0  # a server that is alive answers within this, or the request is repeated
 
@@ -45,6 +45,7 @@ class Bus:
         self.client = client
         self.address = address
         self.run = run
+        self.tables = BUILT_IN  # of the run; `load_actors` returns those of a run with actors of its user
         self.name = ""  # the name of this client
         self.publish_deadline_s = publish_deadline_s
         self.vault = Vault()
@@ -240,7 +241,7 @@ class Bus:
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.publish_deadline_s
-        pause, ingest, reason = 0.02, ingest_of(subject), ""
+        pause, ingest, reason = 0.02, self.tables.ingest_of(subject), ""
         async with self._window:
             crash_point("publish.before")
             while True:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from asyncrl.bus.log import Record
-from topics.table import topic_of_type
+from topics.table import BUILT_IN, Tables
 from topics.topic import Stream, Topic
 from topics.wire import Headers, Message
 
@@ -34,11 +34,11 @@ class Fold:
         cls._methods = cls._methods | {_kind_of(member): member for member in members}
 
     @classmethod
-    def inputs(cls) -> dict[Stream, Input]:
+    def inputs(cls, tables: Tables = BUILT_IN) -> dict[Stream, Input]:
         """The logs that it reads; headers are enough of those of which all methods are marked so."""
         found: dict[Stream, Input] = {}
         for kind in cls._methods:
-            topic, by_headers = topic_of_type(kind), issubclass(kind, Headers)
+            topic, by_headers = tables.topic_of_type(kind), issubclass(kind, Headers)
             known = found.get(topic.stream, Input([], headers_only=True))
             found[topic.stream] = Input([*known.topics, topic], known.headers_only and by_headers)
         return found

@@ -13,7 +13,6 @@ from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import body_of, unpack
 from asyncrl.bus.sealing import open_body
-from topics.table import topic_of
 from topics.topic import Stream, Topic
 from topics.wire import SEALED, WireError
 
@@ -117,7 +116,8 @@ class Listener:
     def _hand_over(self, record: Record) -> None:
         self.last = record.sequence
         try:
-            self._take(*unpack(record, None if self._by_headers(record) else record.data), record)
+            body = None if self._by_headers(record) else record.data
+            self._take(*unpack(record, body, self._bus.tables), record)
         except (LookupError, ValueError) as error:  # a WireError, or invalid values
             self._refuse(record, error)
 
@@ -128,5 +128,5 @@ class Listener:
         return (BLOB in record.headers or SEALED in record.headers) and not self._by_headers(record)
 
     async def _body(self, record: Record) -> bytes:
-        body, topic = await body_of(self._bus, record), topic_of(record.subject)
+        body, topic = await body_of(self._bus, record), self._bus.tables.topic_of(record.subject)
         return body if topic is None else await open_body(self._bus, topic, record, body)

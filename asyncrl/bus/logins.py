@@ -15,6 +15,7 @@ from asyncrl.bus.permissions import authorization, login_roles, permissions, use
 from asyncrl.config.process_settings import NatsSettings
 from asyncrl.files import write_private
 from topics.roles import MONITOR
+from topics.table import BUILT_IN, Tables
 
 DEFAULT_URL = "tls://localhost:4222"
 
@@ -25,16 +26,18 @@ def numbered(run: str) -> Iterator[str]:
     yield from (f"{run}-{number}" for number in count(2))
 
 
-def made_logins(runs: Sequence[str], url: str, known: Mapping[str, BusAddress]) -> dict[str, BusAddress]:
+def made_logins(
+    runs: Sequence[str], url: str, known: Mapping[str, BusAddress], tables: Tables
+) -> dict[str, BusAddress]:
     """A user for each role of some runs, with the known password or a random one."""
     logins = {}
-    for role in login_roles():
+    for role in login_roles(tables):
         password = known[role].password if role in known else secrets.token_urlsafe(18)
         logins[role] = BusAddress(url, user_of(runs[0], role), password, runs=list(runs))
     return logins
 
 
-def given_logins(nats: NatsSettings, base: Path) -> dict[str, BusAddress]:
+def given_logins(nats: NatsSettings, base: Path, tables: Tables = BUILT_IN) -> dict[str, BusAddress]:
     """The users that the settings name: one for each role, or one for all.
 
     Raises:
@@ -47,20 +50,20 @@ def given_logins(nats: NatsSettings, base: Path) -> dict[str, BusAddress]:
     files = {"tls_ca": nats.tls_ca, "tls_cert": nats.tls_cert, "tls_key": nats.tls_key}
     tls: dict[str, Any] = {key: located(name) for key, name in files.items() if name}
     if nats.credentials:
-        found = {role: BusAddress.read(base / nats.credentials / f"{role}.json") for role in login_roles()}
+        found = {role: BusAddress.read(base / nats.credentials / f"{role}.json") for role in login_roles(tables)}
         return {role: msgspec.structs.replace(login, url=nats.url, **tls) for role, login in found.items()}
     password = (base / nats.password_file).read_text().strip() if nats.password_file else ""
     login = BusAddress(nats.url, nats.user, password, located(nats.nkey_file), **tls)
-    return dict.fromkeys(login_roles(), login)
+    return dict.fromkeys(login_roles(tables), login)
 
 
-def known_logins(folder: Path) -> dict[str, BusAddress]:
+def known_logins(folder: Path, tables: Tables = BUILT_IN) -> dict[str, BusAddress]:
     """Read the files of those roles that have one.
 
     Raises:
         OSError, ValueError: one is no such file.
     """
-    files = {role: folder / f"{role}.json" for role in login_roles()}
+    files = {role: folder / f"{role}.json" for role in login_roles(tables)}
     return {role: BusAddress.read(file) for role, file in files.items() if file.exists()}
 
 
@@ -73,7 +76,13 @@ def save_logins(logins: Mapping[str, BusAddress], folder: Path) -> None:
 
 
 def write_accounts(
-    runs: Sequence[str], folder: Path, *, url: str = "", tls_ca: str = "", rotate: bool = False
+    runs: Sequence[str],
+    folder: Path,
+    *,
+    url: str = "",
+    tls_ca: str = "",
+    rotate: bool = False,
+    tables: Tables = BUILT_IN,
 ) -> BusAddress:
     """Make users for an external server: `nats-accounts.conf` for it, and one file per role for the runs.
 
@@ -91,13 +100,13 @@ def write_accounts(
     Raises:
         OSError, ValueError: existing files cannot be read, or new ones cannot be written.
     """
-    known = known_logins(folder)
+    known = known_logins(folder, tables)
     before = known.get(MONITOR, BusAddress(DEFAULT_URL))
     served = list(dict.fromkeys((*before.runs, *runs)))
-    made = made_logins(served, url or before.url, {} if rotate else known)
+    made = made_logins(served, url or before.url, {} if rotate else known, tables)
     ca = tls_ca or before.tls_ca
     logins = {role: msgspec.structs.replace(login, tls_ca=ca) for role, login in made.items()}
     save_logins(logins, folder)
-    users = authorization((logins[role], permissions(role, served)) for role in login_roles())
+    users = authorization((login, permissions(role, served, tables)) for role, login in logins.items())
     write_private(folder / "nats-accounts.conf", users.encode())
     return logins[MONITOR]

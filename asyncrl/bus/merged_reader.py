@@ -15,7 +15,6 @@ from asyncrl.bus.listen import Refuse, Take
 from asyncrl.bus.log import LogReader, Record, read_last
 from asyncrl.bus.publish import body_of, check_beside, read, unpack
 from asyncrl.bus.sealing import open_body
-from topics.table import topic_of
 from topics.topic import Stream, Topic
 from topics.wire import Message
 
@@ -65,9 +64,9 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
                     body = None if earliest.by_headers(record) else await body_of(bus, record)
                     if earliest.beside:
                         await check_beside(bus, record)
-                    topic = topic_of(record.subject)
+                    topic = bus.tables.topic_of(record.subject)
                     plain = body if body is None or topic is None else await open_body(bus, topic, record, body)
-                    take(*unpack(record, plain), record if body is None else record._replace(data=body))
+                    take(*unpack(record, plain, bus.tables), record if body is None else record._replace(data=body))
                 except _UNREADABLE as error:
                     refuse(record, error)
             if not await earliest.filled():
@@ -89,7 +88,7 @@ async def read_log(
     Raises:
         BusGone: the server sends nothing more.
     """
-    wanted = fold.inputs()[stream]
+    wanted = fold.inputs(bus.tables)[stream]
     subjects = subjects or [topic.pattern(bus.run) for topic in wanted.topics]
     part = Part(stream, subjects=subjects, headers_only=headers_only or wanted.headers_only)
     await read_merged(bus, [part], fold.apply, fold.refuse)

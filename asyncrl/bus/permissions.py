@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
-from topics.roles import MONITOR, OPERATOR, ROLE_NAMES, SUPERVISOR
-from topics.table import QUEUES, TOPICS, WorkQueue, queues_of, subscribers_of
-from topics.topic import LEDGER_BLOBS, STREAMS, Retention, Stream, Topic
+from topics.roles import MONITOR, OPERATOR, SUPERVISOR
+from topics.table import BUILT_IN, Tables, WorkQueue
+from topics.topic import LEDGER_BLOBS, Retention, Stream, Topic
 
 
 class Permissions(NamedTuple):
@@ -25,9 +25,9 @@ class Permissions(NamedTuple):
     unheard: Sequence[str] = ()  # denied, of what may be subscribed to
 
 
-def login_roles() -> list[str]:
+def login_roles(tables: Tables = BUILT_IN) -> list[str]:
     """Return all names with a separate login."""
-    return [OPERATOR, *ROLE_NAMES, MONITOR]
+    return [OPERATOR, *tables.role_names, MONITOR]
 
 
 def user_of(run: str, role: str) -> str:
@@ -35,19 +35,19 @@ def user_of(run: str, role: str) -> str:
     return f"{run}-{role}"
 
 
-def permissions(role: str, runs: Sequence[str]) -> Permissions:
+def permissions(role: str, runs: Sequence[str], tables: Tables = BUILT_IN) -> Permissions:
     """Return what a role may do in each of some runs, and nothing else; its user has the name of the first run.
 
     Raises:
         ValueError: no such role.
     """
-    if role not in (roles := login_roles()):
+    if role not in (roles := login_roles(tables)):
         raise ValueError(f"no role is called {role!r}; roles: {', '.join(roles)}")
     allowed, denied = [], []
     for run in runs:
-        for stream in STREAMS:
-            allowed += _everything(stream, run) if role == OPERATOR else _allowed(role, stream, run)
-            denied += [] if role == OPERATOR else _denied(role, stream, run)
+        for stream in tables.streams:
+            allowed += _everything(stream, run) if role == OPERATOR else _allowed(tables, role, stream, run)
+            denied += [] if role == OPERATOR else _denied(tables, role, stream, run)
     return Permissions(allowed, denied, [f"{BusAddress('', user_of(runs[0], role)).inbox}.>"])
 
 
@@ -77,42 +77,42 @@ def _everything(stream: Stream, run: str) -> list[str]:
     ]
 
 
-def _allowed(role: str, stream: Stream, run: str) -> list[str]:
+def _allowed(tables: Tables, role: str, stream: Stream, run: str) -> list[str]:
     name = stream.full_name(run)
-    published = [topic for topic in TOPICS if topic.stream is stream and role in topic.publishers]
+    published = [topic for topic in tables.topics if topic.stream is stream and role in tables.publishers_of(topic)]
     calls = [stream.ingest(topic.pattern(run)) for topic in published]
-    if published or _subscribed(role, stream):  # publishers read back the message that a repeat met
+    if published or _subscribed(tables, role, stream):  # publishers read back the message that a repeat met
         calls += [f"$JS.API.{call}.{name}" for call in ("STREAM.INFO", "DIRECT.GET", "STREAM.MSG.GET")]
     if role == MONITOR and stream.closed:
         calls += [f"$JS.API.STREAM.INFO.{name}"]  # how full it is
     elif role == MONITOR:
-        calls += _of_any_client(stream, run)
-    elif _follows(role, stream):
+        calls += _of_any_client(tables, stream, run)
+    elif _follows(tables, role, stream):
         calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("CREATE", "DELETE", "MSG.NEXT")]
     if role == SUPERVISOR:  # it trims messages that are no longer needed
-        calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(stream)]
+        calls += [f"$JS.API.CONSUMER.INFO.{name}.{one.name}" for one in _queues(tables, stream)]
         calls += [f"$JS.API.STREAM.PURGE.{name}"] if stream.keep is Retention.PAYLOAD or stream is LEDGER_BLOBS else []
         calls += [f"$JS.API.STREAM.MSG.DELETE.{name}"] if stream.closed else []  # of data keys that are too old
-    for queue in [queue for queue in _queues(stream) if queue.role == role]:
+    for queue in [queue for queue in _queues(tables, stream) if queue.role == role]:
         pool = f"{name}.{queue.name}"
         calls += [f"$JS.API.CONSUMER.MSG.NEXT.{pool}", f"$JS.ACK.{pool}.>", f"$JS.ACK.*.*.{pool}.>"]
     return calls
 
 
-def _of_any_client(stream: Stream, run: str) -> list[str]:
+def _of_any_client(tables: Tables, stream: Stream, run: str) -> list[str]:
     """The calls of NATS clients that read a stream: ordered, filtered, pushed or pulled."""
     name = stream.full_name(run)
     calls = [f"$JS.API.CONSUMER.CREATE.{name}.>"]
     calls += [f"$JS.API.CONSUMER.{call}.{name}.*" for call in ("DELETE", "DURABLE.CREATE", "INFO", "MSG.NEXT")]
     calls += [f"$JS.API.DIRECT.GET.{name}.>", f"$JS.ACK.{name}.>", f"$JS.FC.{name}.>"]
     # A request for a consumer without a name may name one in its body, and alter a work queue.
-    return calls if _queues(stream) else [f"$JS.API.CONSUMER.CREATE.{name}", *calls]
+    return calls if _queues(tables, stream) else [f"$JS.API.CONSUMER.CREATE.{name}", *calls]
 
 
-def _denied(role: str, stream: Stream, run: str) -> list[str]:
+def _denied(tables: Tables, role: str, stream: Stream, run: str) -> list[str]:
     """Return the calls that could take work from the queues of a stream that a role reads, or change them."""
     calls = []
-    for queue in _queues(stream) if role == MONITOR or _follows(role, stream) else []:
+    for queue in _queues(tables, stream) if role == MONITOR or _follows(tables, role, stream) else []:
         pool = f"{stream.full_name(run)}.{queue.name}"
         verbs = ("CREATE", "DELETE") if queue.role == role else ("CREATE", "DELETE", "MSG.NEXT")
         calls += [f"$JS.API.CONSUMER.{verb}.{pool}" for verb in verbs]
@@ -122,20 +122,21 @@ def _denied(role: str, stream: Stream, run: str) -> list[str]:
     return calls
 
 
-def _queues(stream: Stream) -> list[WorkQueue]:
-    return [queue for queue in QUEUES.values() if queue.stream is stream]
+def _queues(tables: Tables, stream: Stream) -> list[WorkQueue]:
+    return [queue for queue in tables.queues.values() if queue.stream is stream]
 
 
-def _subscribed(role: str, stream: Stream) -> list[Topic[Any]]:
+def _subscribed(tables: Tables, role: str, stream: Stream) -> list[Topic[Any]]:
     """The topics of a stream that a role reads; a keeper reads its own log back."""
     everything = role == SUPERVISOR or (role == MONITOR and not stream.closed) or role == stream.keeper
-    return [topic for topic in TOPICS if topic.stream is stream and (everything or role in subscribers_of(topic))]
+    topics = [topic for topic in tables.topics if topic.stream is stream]
+    return [topic for topic in topics if everything or role in tables.subscribers_of(topic)]
 
 
-def _follows(role: str, stream: Stream) -> bool:
+def _follows(tables: Tables, role: str, stream: Stream) -> bool:
     """Return whether it reads more of a stream than the work that its queue hands out."""
-    worked_off = [queue.topic for queue in queues_of(role)]
-    return any(topic not in worked_off for topic in _subscribed(role, stream))
+    worked_off = [queue.topic for queue in tables.queues_of(role)]
+    return any(topic not in worked_off for topic in _subscribed(tables, role, stream))
 
 
 def authorization(users: Iterable[tuple[BusAddress, Permissions | None]]) -> str:

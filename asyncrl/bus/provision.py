@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused, ProvisionError, ServerFull
 from asyncrl.bus.log import retry_until_deadline
-from topics.table import QUEUES, WorkQueue
+from topics.table import BUILT_IN, Tables, WorkQueue
 from topics.topic import DEAD, PROMPTS, STREAMS, Retention, Stream
 
 NO_STREAM = 10059
@@ -20,10 +20,10 @@ _SETTLE_S = 60.0
 _OPEN_LIMIT = 1_000_000  # above every number of open trajectories: the server's default of 1000 stops silently
 
 
-def equal_sizes(*, payload_mb: int, ledger_mb: int) -> dict[str, int]:
+def equal_sizes(*, payload_mb: int, ledger_mb: int, tables: Tables = BUILT_IN) -> dict[str, int]:
     """Bytes that each stream may hold, by name, where all of one kind are equal."""
     megabytes = {Retention.PAYLOAD: payload_mb, Retention.LEDGER: ledger_mb, Retention.LAST: 64}
-    return {stream.name: megabytes[stream.keep] * _MB for stream in STREAMS}
+    return {stream.name: megabytes[stream.keep] * _MB for stream in tables.streams}
 
 
 def stream_config(run: str, stream: Stream, size: int, *, copies: int = 1) -> dict[str, Any]:
@@ -59,12 +59,13 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copie
         ProvisionError: a stream of that name is there with other settings, or cannot be made.
         BusUnreachable, BusGone: JetStream does not answer.
     """
-    infos = {stream: await _info(bus, stream.full_name(bus.run)) for stream in STREAMS}
+    infos = {stream: await _info(bus, stream.full_name(bus.run)) for stream in bus.tables.streams}
     found = {stream: info["config"] for stream, info in infos.items() if info is not None}
     await _check_queues(bus, [stream for stream, info in infos.items() if info and info["state"]["consumer_count"]])
     done: list[Stream] = []
     # Those that shrink come first: their room may be what others need.
-    for stream in sorted(STREAMS, key=lambda stream: sizes[stream.name] - found.get(stream, {}).get("max_bytes", 0)):
+    growth = {stream: sizes[stream.name] - found.get(stream, {}).get("max_bytes", 0) for stream in bus.tables.streams}
+    for stream in sorted(growth, key=growth.__getitem__):
         config = stream_config(bus.run, stream, sizes[stream.name], copies=copies)
         try:
             await _give(bus, config, found.get(stream))
@@ -73,10 +74,10 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copie
             for changed in reversed(done):
                 await _give_back(bus, changed, found.get(changed))
             if error.code in _NO_ROOM and config["storage"] == "file":
-                total = sum(sizes[stream.name] for stream in STREAMS if stream.keep is not Retention.LAST)
+                total = sum(sizes[stream.name] for stream in growth if stream.keep is not Retention.LAST)
                 raise ServerFull(total, await _room(bus, total, copies)) from error
             raise ProvisionError(f"stream {config['name']} could not be made: {error.description}") from error
-    for queue in QUEUES.values():
+    for queue in bus.tables.queues.values():
         await make_queue(bus, queue, lease_s)
 
 
@@ -126,7 +127,7 @@ async def _check_queues(bus: Bus, streams: Sequence[Stream]) -> None:
     """
     for stream in streams:
         names = (await _ask(bus, f"CONSUMER.NAMES.{stream.full_name(bus.run)}")).get("consumers") or []
-        for queue in [QUEUES[name] for name in names if name in QUEUES]:
+        for queue in [bus.tables.queues[name] for name in names if name in bus.tables.queues]:
             if queue.stream is not stream:
                 found = (await _ask(bus, f"CONSUMER.INFO.{stream.full_name(bus.run)}.{queue.name}"))["config"]
                 raise _moved(queue.name, found.get("filter_subject", ""), queue.pattern(bus.run))
@@ -154,7 +155,7 @@ class Held(NamedTuple):
 async def held_bytes(bus: Bus) -> dict[str, Held]:
     """Return content and size of each of a run's streams on disk, by name."""
     held = {}
-    for stream in STREAMS:
+    for stream in bus.tables.streams:
         info = await _info(bus, stream.full_name(bus.run)) if stream.keep is not Retention.LAST else None
         if info is not None:
             held[stream.name] = Held(int(info["state"]["bytes"]), int(info["config"]["max_bytes"]))
@@ -183,7 +184,7 @@ async def runs_on(bus: Bus) -> list[str]:
 async def remove_streams(bus: Bus) -> int:
     """Delete all that the server holds of a run; returns how many streams there were."""
     count = 0
-    for stream in STREAMS:
+    for stream in bus.tables.streams:
         try:
             await bus.api(f"STREAM.DELETE.{stream.full_name(bus.run)}")
             count += 1
@@ -193,10 +194,10 @@ async def remove_streams(bus: Bus) -> int:
     return count
 
 
-async def stream_states(bus: Bus, streams: Sequence[Stream] = STREAMS) -> dict[str, dict[str, Any]]:
-    """Messages, bytes, sequences and `now` (the server's clock) of some of a run's streams, by name."""
+async def stream_states(bus: Bus, streams: Sequence[Stream] = ()) -> dict[str, dict[str, Any]]:
+    """Messages, bytes, sequences and `now` (the server's clock) of a run's streams, or of some, by name."""
     states = {}
-    for stream in streams:
+    for stream in streams or bus.tables.streams:
         info = await bus.api(f"STREAM.INFO.{stream.full_name(bus.run)}")
         states[stream.name] = {**info["state"], "max_bytes": info["config"]["max_bytes"], "now": info["ts"]}
     return states
@@ -210,7 +211,7 @@ async def queue_info(bus: Bus, queue: WorkQueue) -> dict[str, Any]:
 async def queue_states(bus: Bus) -> dict[str, dict[str, int]]:
     """Return the numbers of waiting and delivered messages and of waiting workers of each work queue."""
     states = {}
-    for name, queue in QUEUES.items():
+    for name, queue in bus.tables.queues.items():
         info = await queue_info(bus, queue)
         states[name] = {
             "waiting": int(info["num_pending"]),
@@ -228,7 +229,7 @@ async def settled(bus: Bus) -> None:
         TimeoutError: they do not come together.
     """
     async with asyncio.timeout(_SETTLE_S):
-        for stream in STREAMS:
+        for stream in bus.tables.streams:
             while True:
                 info = await _ask(bus, f"STREAM.INFO.{stream.full_name(bus.run)}")
                 group = info.get("cluster", {})
@@ -293,7 +294,8 @@ async def _room(bus: Bus, most: int, copies: int) -> int:
     Args:
         most: more is not tried.
     """
-    infos = [await _info(bus, stream.full_name(bus.run)) for stream in STREAMS if stream.keep is not Retention.LAST]
+    stored = [stream for stream in bus.tables.streams if stream.keep is not Retention.LAST]
+    infos = [await _info(bus, stream.full_name(bus.run)) for stream in stored]
     there: list[dict[str, Any]] = [info["config"] for info in infos if info is not None]
     # A stream made for this is made once: the server may still be removing the one that is to be deleted.
     tried = there[0] if there else stream_config(bus.run, STREAMS[0], _MB, copies=copies)

@@ -18,7 +18,7 @@ from asyncrl.bus.sealing import open_body, seal_body
 from topics.ids import TRAJECTORY_ID, trajectory_name
 from topics.payload_refs import ROUTING
 from topics.roles import OWN
-from topics.table import BY_NAME, topic_for, topic_of
+from topics.table import BUILT_IN, Tables
 from topics.topic import BLOBS, TRAJECTORIES, Topic
 from topics.trajectories import TRAJECTORY_GENERATED, Reference, TrajectoryGenerated
 from topics.wire import ID_PATTERN, SEALED, Headers, Message, WireError, decode, encode, headers_of
@@ -93,19 +93,19 @@ async def prepare(
     bus: Bus, message: Message, *, topic: Topic[Message] | None = None, headers: dict[str, str] | None = None
 ) -> Prepared:
     """Seal a message for `publish_prepared`; arguments and errors as of `publish`."""
-    topic = topic or topic_for(message)
+    topic = topic or bus.tables.topic_for(message)
     body = await _body(bus, topic, message)
     return Prepared(topic.name, topic.key_of(message), body, _headers(topic, message, body) | (headers or {}))
 
 
 async def publish_prepared(bus: Bus, prepared: Prepared) -> int:
     """Publish a prepared message durably, prepared here or in an earlier process, and return its sequence."""
-    return await _store(bus, BY_NAME[prepared.topic], prepared.key, prepared.body, dict(prepared.headers))
+    return await _store(bus, bus.tables.by_name[prepared.topic], prepared.key, prepared.body, dict(prepared.headers))
 
 
 async def send(bus: Bus, message: Message) -> None:
     """Publish a message that another one follows soon: without an acknowledgement, and not while the server is away."""
-    topic = topic_for(message)
+    topic = bus.tables.topic_for(message)
     if bus.client.is_connected:
         body = await _sealed(bus, topic, message)
         headers = headers_of(message) | ({BY: bus.name} if bus.name else {})
@@ -126,7 +126,7 @@ async def publish_if_latest(
         Fenced: the known message is no longer the newest, because another worker continued.
         Unpublishable: as of `publish`.
     """
-    topic = topic_for(message)
+    topic = bus.tables.topic_for(message)
     body, key = await _body(bus, topic, message), topic.key_of(message)
     fence = fence or topic.fence(bus.run, key)
     headers = _headers(topic, message, body) | (headers or {})
@@ -176,23 +176,24 @@ async def read(bus: Bus, kind: type[M], record: Record) -> M:
         BlobMissing: its blob is gone or damaged.
         SecretGone: it is sealed under a data key that is not there.
     """
-    topic = topic_of(record.subject)
+    topic = bus.tables.topic_of(record.subject)
     if topic is None or not issubclass(topic.message, kind):
         raise WireError(f"a message on {record.subject}, expected a {kind.__name__}")
     message: M = _decoded(topic, record, await open_body(bus, topic, record, await body_of(bus, record)))
     return message
 
 
-def unpack(record: Record, body: bytes | None) -> tuple[Topic[Any], Any]:
+def unpack(record: Record, body: bytes | None, tables: Tables = BUILT_IN) -> tuple[Topic[Any], Any]:
     """The topic of a record of a log, and its message.
 
     Args:
         body: None if only the headers are read; then they represent the message.
+        tables: of the run.
 
     Raises:
         WireError: it is no such message, or not the one that its subject and its headers name.
     """
-    topic = _topic_at(record)
+    topic = _topic_at(record, tables)
     if body is not None:
         return topic, _decoded(topic, record, body)
     return topic, _headers_at(topic, record)
@@ -228,8 +229,8 @@ def _headers_at(topic: Topic[Any], record: Record) -> Headers:
     return kind.read(record.headers)
 
 
-def _topic_at(record: Record) -> Topic[Any]:
-    topic = topic_of(record.subject)
+def _topic_at(record: Record, tables: Tables) -> Topic[Any]:
+    topic = tables.topic_of(record.subject)
     if topic is None or topic.stream is not record.stream:
         raise WireError("its subject is in no row of the topic table")
     if record.stream.keeper and not record.headers.get(WRITER):
@@ -302,7 +303,7 @@ async def body_of(bus: Bus, record: Record) -> bytes:
     reference = record.headers.get(BLOB)
     if reference is None:
         return record.data
-    topic = topic_of(record.subject)
+    topic = bus.tables.topic_of(record.subject)
     return await fetch_blob(bus, BLOBS if topic is None else topic.blobs, reference)
 
 

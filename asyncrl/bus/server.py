@@ -23,6 +23,7 @@ from asyncrl.files import write_private
 from asyncrl.ports import ANY_PORT, Listen, free_port, listen_problem
 from asyncrl.process import ChildProcess
 from topics.roles import MONITOR
+from topics.table import BUILT_IN, Tables
 
 # Sizes of streams are reserved against these. The defaults follow from the free disk and memory at that moment, and a
 # run that fits might not start or resume. What a run takes is bounded by the sizes of its streams.
@@ -60,13 +61,13 @@ class Place(NamedTuple):
     config: str  # addresses of the other servers
 
 
-def users_of(owner: BusAddress, run: str, folder: Path) -> Users:
+def users_of(owner: BusAddress, run: str, folder: Path, tables: Tables) -> Users:
     """The logins of the owner and the roles of a run: known ones from the previous start, or new ones."""
     users: Users = [(owner, None)]
     if run:
-        logins = made_logins([run], owner.url, known_logins(folder))
+        logins = made_logins([run], owner.url, known_logins(folder, tables), tables)
         save_logins(logins, folder)
-        allowed = {role: permissions(role, [run]) for role in logins}
+        allowed = {role: permissions(role, [run], tables) for role in logins}
         others = [owner, *(login for role, login in logins.items() if role != MONITOR)]
         allowed[MONITOR] = of_the_only_run(allowed[MONITOR], others)
         users += [(login, allowed[role]) for role, login in logins.items()]
@@ -99,10 +100,18 @@ class EmbeddedServer:
     Its owner may do everything. With a run it has one more user for each role, with the permissions of the topic table.
     """
 
-    def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT, place: Place | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        run: str = "",
+        listen: Listen = ANY_PORT,
+        place: Place | None = None,
+        tables: Tables = BUILT_IN,
+    ) -> None:
         self.directory = directory
         self._file = directory / "nats.json"
         self._run = run
+        self._tables = tables
         self._place = place
         self._wanted = listen
         self._set_address()
@@ -179,7 +188,7 @@ class EmbeddedServer:
     def _users(self) -> Users:
         if self._place is not None:
             return self._place.users
-        return users_of(self.address, self._run, self.directory / "credentials")
+        return users_of(self.address, self._run, self.directory / "credentials", self._tables)
 
     async def answers(self, within_s: float) -> bool:
         """Return whether it sends INFO to a new connection: a frozen server accepts connections but sends nothing."""
@@ -232,9 +241,10 @@ SERVERS = 3
 class EmbeddedCluster:
     """`nats-server` child processes that know each other; each keeps its port and its store over restarts."""
 
-    def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT) -> None:
+    def __init__(self, directory: Path, run: str = "", listen: Listen = ANY_PORT, tables: Tables = BUILT_IN) -> None:
         self.directory = directory
         self._run = run
+        self._tables = tables
         self._listen = listen
         self._has_started = False
         self._place_nodes()
@@ -243,7 +253,7 @@ class EmbeddedCluster:
         """Choose where the servers listen, for clients and for each other."""
         directory = self.directory
         self.address = own_address(directory / "nats.json", self._listen, SERVERS)
-        users = users_of(self.address, self._run, directory / "credentials")
+        users = users_of(self.address, self._run, directory / "credentials", self._tables)
         secret = secrets.token_urlsafe(18)
         urls = self.address.url.split(",")
         ports = [free_port() for _ in urls]
@@ -289,9 +299,11 @@ cluster {{
 OwnServer: TypeAlias = EmbeddedServer | EmbeddedCluster
 
 
-def own_server(directory: Path, run: str, servers: int, listen: Listen) -> OwnServer:
+def own_server(directory: Path, run: str, servers: int, listen: Listen, tables: Tables = BUILT_IN) -> OwnServer:
     """The server or servers that a run starts for itself."""
-    return EmbeddedCluster(directory, run, listen) if servers > 1 else EmbeddedServer(directory, run, listen)
+    if servers > 1:
+        return EmbeddedCluster(directory, run, listen, tables)
+    return EmbeddedServer(directory, run, listen, tables=tables)
 
 
 def server_left_in(directory: Path) -> OwnServer | None:

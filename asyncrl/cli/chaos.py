@@ -21,7 +21,7 @@ from asyncrl.bus.errors import BusError
 from asyncrl.cli.audit import findings_text
 from asyncrl.cli.bench import from_checkout, has_checkout
 from asyncrl.cli.options import add_option
-from asyncrl.cli.target import add_config, add_directory, know_actors, live_run
+from asyncrl.cli.target import add_config, add_directory, live_run, tables_of
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
@@ -94,9 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     if given:
         names = ", ".join("CONFIG" if name == "config" else f"--{name.replace('_', '-')}" for name in given)
         raise WrongUsage(f"--run takes a run that is up; {names}: only for a campaign, which brings up its own")
-    know_actors(arguments)
     found = live_run(arguments)
-    known = [*signal_targets(), *node_targets(found.files.read_config().placement)]
+    known = [*signal_targets(tables_of(arguments)), *node_targets(found.files.read_config().placement)]
     targets = parse_targets(arguments.targets, known)
     plan = Plan(targets, arguments.seconds, arguments.every, arguments.kills or sys.maxsize, arguments.seed)
     return asyncio.run(_chaos(found, plan))

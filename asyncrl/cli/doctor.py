@@ -6,7 +6,7 @@ import argparse
 import asyncio
 
 from asyncrl.cli.output import add_json, show
-from asyncrl.cli.target import add_run, any_run
+from asyncrl.cli.target import add_run, any_run, tables_of
 from asyncrl.state.diagnose import diagnose, headline
 from asyncrl.state.exit_status import how_it_ended
 from asyncrl.state.records import counted
@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Collect, diagnose, print; returns 1 where anything was found."""
     found = any_run(arguments)
     if found.is_held:
-        state = asyncio.run(collect_state(found.address, found.run, found.root))
+        state = asyncio.run(collect_state(found.address, found.run, found.root, tables_of(arguments)))
         line, findings = headline(state), diagnose(state)
     else:
         line, findings = how_it_ended(found.files)

@@ -14,6 +14,7 @@ from asyncrl.cli.options import add_flag, add_option
 from asyncrl.config.load import load_config
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.user_actors import load_actors
+from topics.table import BUILT_IN, Tables
 
 _RUN = re.compile(r"[a-z0-9-]{1,32}")
 
@@ -41,17 +42,19 @@ def run(arguments: argparse.Namespace) -> int:
     for name in runs:
         if _RUN.fullmatch(name) is None:
             raise WrongUsage(f"{name!r} is no id of a run; expected 1 to 32 of a-z, 0-9 and -")
+    tables = BUILT_IN
     if arguments.actors:
         loaded = load_config(arguments.actors)
-        load_actors(loaded.config.actors, loaded.base)
+        tables = load_actors(loaded.config.actors, loaded.base)
     if not arguments.config:
-        print(roles_text(runs))
+        print(roles_text(runs, tables))
         return 0
     folder = Path(arguments.config)
     there = (folder / "monitor.json").exists()
     try:
         tls_ca = Path(arguments.tls_ca).read_text(encoding="ascii") if arguments.tls_ca else ""
-        login = write_accounts(runs, folder, url=arguments.url, tls_ca=tls_ca, rotate=arguments.rotate)
+        rotate = arguments.rotate
+        login = write_accounts(runs, folder, url=arguments.url, tls_ca=tls_ca, rotate=rotate, tables=tables)
     except (OSError, ValueError) as error:
         raise AsyncRLError(f"the users cannot be written: {error}") from error
     if not there:
@@ -68,11 +71,11 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def roles_text(runs: Sequence[str]) -> str:
+def roles_text(runs: Sequence[str], tables: Tables = BUILT_IN) -> str:
     """Each role with the subjects it may publish to and listen on; everything else is refused by the server."""
     lines = []
-    for role in login_roles():
-        allowed = permissions(role, runs)
+    for role in login_roles(tables):
+        allowed = permissions(role, runs, tables)
         lines.append(f"{role}  (user {user_of(runs[0], role)})")
         for what, subjects in (
             ("may publish to", allowed.publish),

@@ -11,12 +11,13 @@ from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.run.connect import FoundRun
 from asyncrl.state.run_state import RunState
 from topics.actors import MOST_PROCESSES, ScaleRequested
-from topics.roles import ROLE_NAMES, SCALABLE, pool_of, role_of
+from topics.roles import pool_of, role_of
+from topics.table import BUILT_IN, Tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the live one")
-    roles = ", ".join(SCALABLE)
+    roles = ", ".join(BUILT_IN.scalable)
     about = f"such as rollout=4, or engine-NAME=2 for one of several groups of engines; roles: {roles}"
     parser.add_argument("counts", nargs="*", metavar="ROLE=COUNT", help=about)
     add_wait(parser)
@@ -45,8 +46,8 @@ def read_counts(words: list[str]) -> dict[str, int]:
     wanted = {}
     for word in words:
         role, _, count = word.partition("=")
-        if role_of(role) in ROLE_NAMES:
-            _check_scalable(role)
+        if role_of(role) in BUILT_IN.role_names:
+            _check_scalable(role, BUILT_IN)
         if not count.isdecimal() or int(count) > MOST_PROCESSES:
             name = role if "=" in word else "ROLE"
             raise WrongUsage(f"{word!r}: expected {name}=COUNT with a whole number from 0 to {MOST_PROCESSES}")
@@ -54,15 +55,15 @@ def read_counts(words: list[str]) -> dict[str, int]:
     return wanted
 
 
-def _check_scalable(role: str) -> None:
-    if role_of(role) not in SCALABLE:
-        raise WrongUsage(f"{role!r} cannot be scaled; what can: {', '.join(SCALABLE)}")
+def _check_scalable(role: str, tables: Tables) -> None:
+    if role_of(role) not in tables.scalable:
+        raise WrongUsage(f"{role!r} cannot be scaled; what can: {', '.join(tables.scalable)}")
 
 
 async def _scale(found: FoundRun, wanted: dict[str, int], wait_s: float) -> None:
     async with watched(found, "scale") as (bus, state, until):
-        for role in wanted:  # the connection has added the roles of the user's actors
-            _check_scalable(role)
+        for role in wanted:
+            _check_scalable(role, bus.tables)
         _check_known(state, wanted)
         request = await publish(bus, ScaleRequested(wanted))
         if not await until(lambda: _reached(state, wanted) or _differs(state, wanted, request), wait_s):

@@ -15,13 +15,12 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.output import Terminal
-from asyncrl.cli.target import add_run, any_run, know_actors, live_run
+from asyncrl.cli.target import add_run, any_run, live_run, tables_of
 from asyncrl.errors import WrongUsage
 from asyncrl.run.connect import connected, is_over, opened, run_ended
 from asyncrl.state.format_message import FormattedMessage, as_json, as_line
 from asyncrl.state.live_tap import Condition, LiveTap, Pattern, read_condition
 from asyncrl.state.records import counted
-from topics.topic import STREAMS
 
 _REPORT_S = 1.0  # between two reports of missed messages
 
@@ -46,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Listen until interrupted, until N messages were shown, or until the run ends."""
-    know_actors(arguments)
-    pattern = Pattern(arguments.pattern)
+    pattern = Pattern(arguments.pattern, tables_of(arguments))
     conditions = [read_condition(word) for word in arguments.where]
     printer = _Printer(conditions, arguments.json, arguments.count)
     if arguments.no_follow and not arguments.from_start:
@@ -148,11 +146,11 @@ async def _read_logs(
 
     def on_record(record: Record) -> None:
         if pattern.matches(record.subject):
-            printer.show([FormattedMessage.of_record(record)])
+            printer.show([FormattedMessage.of_record(record, bus.tables)])
             if printer.enough:
                 stop.set()
 
-    streams = [stream for stream in STREAMS if pattern.concerns(stream) and not stream.closed]
+    streams = [stream for stream in bus.tables.streams if pattern.concerns(stream) and not stream.closed]
     readers = [LogReader(bus, stream, on_record) for stream in streams]
     for reader in readers:
         await reader.start()

@@ -20,6 +20,7 @@ from asyncrl.run.connect import FoundRun, RunNotFound, connected, find_run, name
 from asyncrl.run.user_actors import load_actors
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
+from topics.table import BUILT_IN, Tables
 
 T = TypeVar("T")
 Until: TypeAlias = Callable[[Callable[[], bool], float], Awaitable[bool]]
@@ -176,12 +177,13 @@ def live_run(arguments: argparse.Namespace) -> FoundRun:
     return any_run(arguments, live=True)
 
 
-def know_actors(arguments: argparse.Namespace) -> None:
-    """Add the rows of the actors of the run that is meant to the tables, where its directory is here and names any."""
+def tables_of(arguments: argparse.Namespace) -> Tables:
+    """Return the tables of the run that is meant, with its user's actors if its directory is here."""
     with contextlib.suppress(AsyncRLError, OSError):
         found = any_run(arguments)
         if found.root is not None:
-            load_actors(found.files.read_config().actors, found.files.base)
+            return load_actors(found.files.read_config().actors, found.files.base)
+    return BUILT_IN
 
 
 def read_topics(found: FoundRun, name: str, work: Callable[[Bus], Awaitable[T]]) -> T:

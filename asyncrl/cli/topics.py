@@ -12,10 +12,10 @@ from asyncrl.cli.output import Terminal, print_json
 from asyncrl.config.asyncapi import asyncapi
 from asyncrl.config.fields import about
 from asyncrl.config.load import load_config
-from asyncrl.config.topics_reference import roles, topic_section, topics_markdown
+from asyncrl.config.topics_reference import readers_and_writers, topic_section, topics_markdown
 from asyncrl.run.user_actors import load_actors
 from asyncrl.state.live_tap import no_topic
-from topics.table import BY_NAME, TOPICS, subscribers_of
+from topics.table import BUILT_IN, Tables
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,29 +28,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table in the wanted form."""
+    tables = BUILT_IN
     if arguments.config:
         loaded = load_config(arguments.config)
-        load_actors(loaded.config.actors, loaded.base)
+        tables = load_actors(loaded.config.actors, loaded.base)
     if arguments.asyncapi:
-        print_json(asyncapi())
+        print_json(asyncapi(tables))
     elif arguments.markdown:
-        print(topics_markdown().rstrip("\n"))
+        print(topics_markdown(tables).rstrip("\n"))
     elif arguments.topic:
-        if arguments.topic not in BY_NAME:
-            raise no_topic(arguments.topic)
-        Terminal().print(Markdown("\n".join(topic_section(BY_NAME[arguments.topic]))))
+        if arguments.topic not in tables.by_name:
+            raise no_topic(arguments.topic, tables)
+        Terminal().print(Markdown("\n".join(topic_section(tables.by_name[arguments.topic], tables))))
     else:
-        Terminal().print(topics_table())
+        Terminal().print(topics_table(tables))
     return 0
 
 
-def topics_table() -> Table:
+def topics_table(tables: Tables = BUILT_IN) -> Table:
     """The table for a terminal."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("topic", "publishers", "subscribers", "about"):
         table.add_column(column, no_wrap=column == "topic")
-    for topic in TOPICS:
+    for topic in tables.topics:
         first, _, _ = about(topic.message).partition(". ")
-        of_topic = (topic.name, roles(topic.publishers), roles(subscribers_of(topic)))
+        of_topic = (topic.name, *readers_and_writers(topic, tables))
         table.add_row(*of_topic, first.removesuffix("."))
     return table

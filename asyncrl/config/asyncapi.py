@@ -10,14 +10,14 @@ import msgspec
 from asyncrl.config.fields import about, fields_of
 from asyncrl.config.topics_reference import ARRAYS, header_names, parts_of
 from topics.actors import BlobStored
-from topics.table import TOPICS, subscribers_of
+from topics.table import BUILT_IN, Tables
 from topics.topic import Topic
 from topics.weights import WeightsStored
 
 _BINARY = {"type": "string", "format": "binary"}
 
 
-def asyncapi() -> dict[str, Any]:
+def asyncapi(tables: Tables = BUILT_IN) -> dict[str, Any]:
     """Channels with their subjects, messages with their schemas, and what each role sends and receives.
 
     MessagePack fields are described by the JSON Schema of the same data; a `bin` value is a string of format `binary`,
@@ -40,16 +40,16 @@ def asyncapi() -> dict[str, Any]:
                 "variables": {"host": {"default": "127.0.0.1:4222", "description": "host and port"}},
             }
         },
-        "channels": {topic.name: _channel(topic) for topic in TOPICS},
+        "channels": {topic.name: _channel(topic) for topic in tables.topics},
         "operations": {
             f"{role}.{action}.{topic.name}": _operation(topic, role, action)
-            for topic in TOPICS
-            for action, roles in (("send", topic.publishers), ("receive", subscribers_of(topic)))
+            for topic in tables.topics
+            for action, roles in (("send", tables.publishers_of(topic)), ("receive", tables.subscribers_of(topic)))
             for role in roles
         },
         "components": {
-            "messages": {topic.message.__name__: _message(topic) for topic in TOPICS},
-            "schemas": _schemas(),
+            "messages": {topic.message.__name__: _message(topic) for topic in tables.topics},
+            "schemas": _schemas(tables),
         },
     }
 
@@ -101,9 +101,10 @@ def _message(topic: Topic[Any]) -> dict[str, Any]:
     return message
 
 
-def _schemas() -> dict[str, Any]:
+def _schemas(tables: Tables) -> dict[str, Any]:
     """JSON Schema of every message and part, with the source's comment on each field."""
-    kinds = list(dict.fromkeys(kind for topic in TOPICS for kind in (topic.message, *parts_of(topic.message))))
+    messages = [topic.message for topic in tables.topics]
+    kinds = list(dict.fromkeys(kind for message in messages for kind in (message, *parts_of(message))))
     _, schemas = msgspec.json.schema_components(
         kinds,
         schema_hook=lambda kind: _BINARY | {"x-dtype": ARRAYS[kind.__name__]},

@@ -152,13 +152,16 @@ def _trained(max_lag: int) -> int:
     return _TRAINED + _FIGURES + _FIGURES_OF_LAG * sum(edge <= max_lag for edge in LAG_EDGES)
 
 
-def needs(config: Config, row_bytes: float, parameters: int = 0, route_bytes: int = 0) -> dict[str, StreamNeed]:
+def needs(
+    config: Config, row_bytes: float, parameters: int = 0, route_bytes: int = 0, streams: Sequence[Stream] = STREAMS
+) -> dict[str, StreamNeed]:
     """Return what every stream has to hold, by name.
 
     Args:
         row_bytes: of a row of the data, on average.
         parameters: of the model.
         route_bytes: of the experts of a token, where engines return them.
+        streams: of the run.
     """
     groups, warmup, learner = config.buffer.batch_groups, config.warmup, config.learner
     members, rows = groups * largest_group(config), warmup.batch_groups
@@ -205,7 +208,7 @@ def needs(config: Config, row_bytes: float, parameters: int = 0, route_bytes: in
     ]
     found.append(StreamNeed(SECRETS, keys, keys, 0))
     needed = {need.stream: need for need in found}
-    return {stream.name: needed.get(stream, StreamNeed(stream, MB, _UNKNOWN, 0)) for stream in STREAMS}
+    return {stream.name: needed.get(stream, StreamNeed(stream, MB, _UNKNOWN, 0)) for stream in streams}
 
 
 def _answers(config: Config) -> int:

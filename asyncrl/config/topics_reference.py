@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
 from asyncrl.config.fields import about, fields_of, markdown_table
-from topics.roles import ROLE_NAMES
-from topics.table import TOPICS, subscribers_of
-from topics.topic import EVALUATIONS, STREAMS, Retention, Topic
+from topics.table import BUILT_IN, Tables
+from topics.topic import EVALUATIONS, Retention, Topic
 from topics.wire import Message
 
 KEPT = {
@@ -51,36 +49,40 @@ def parts_of(kind: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
     return found
 
 
-def topics_markdown() -> str:
+def topics_markdown(tables: Tables = BUILT_IN) -> str:
     """The text of docs/reference/topics.md."""
-    streams = [(f"`{stream.name}`", KEPT[stream.keep], stream.keeper or "many", stream.about) for stream in STREAMS]
+    streams = [
+        (f"`{stream.name}`", KEPT[stream.keep], stream.keeper or "many", stream.about) for stream in tables.streams
+    ]
     topics = [
         (
             *(f"[`{topic.name}`](#{topic.name.replace('.', '')})", f"`{topic.message.__name__}`"),
-            *(f"`{topic.stream.name}`", roles(topic.publishers), roles(subscribers_of(topic))),
+            *(f"`{topic.stream.name}`", *readers_and_writers(topic, tables)),
         )
-        for topic in TOPICS
+        for topic in tables.topics
     ]
     lines = [INTRODUCTION, "## Streams", "", *markdown_table(("stream", "kept", "written by", "about"), streams)]
     columns = ("topic", "message", "stream", "publishers", "subscribers")
     lines += ["", "## All topics", "", *markdown_table(columns, topics)]
-    for topic in TOPICS:
-        lines += ["", *topic_section(topic)]
+    for topic in tables.topics:
+        lines += ["", *topic_section(topic, tables)]
     lines += ["", "## Parts of messages"]
-    for part in dict.fromkeys(part for topic in TOPICS for part in parts_of(topic.message)):
+    for part in dict.fromkeys(part for topic in tables.topics for part in parts_of(topic.message)):
         lines += ["", f"### {part.__name__}", "", about(part), "", *_field_table(part)]
     return "\n".join(lines) + "\n"
 
 
-def roles(names: Sequence[str]) -> str:
-    """`rollout, reward`; `all` for every role of a config."""
-    return "all" if names is ROLE_NAMES else ", ".join(names)
+def readers_and_writers(topic: Topic[Any], tables: Tables) -> list[str]:
+    """Publishers and subscribers: `rollout, reward`; `all` for every role of a run."""
+    named = (tables.publishers_of(topic), tables.subscribers_of(topic))
+    return ["all" if names is tables.role_names else ", ".join(names) for names in named]
 
 
-def topic_section(topic: Topic[Any]) -> list[str]:
+def topic_section(topic: Topic[Any], tables: Tables) -> list[str]:
     """Lines about a topic and the fields of its message, as Markdown."""
     key = f".<{topic.key}>" if topic.key else ""
     lane = f", of evaluations `asyncrl.<run>.{topic.name}.{EVALUATIONS}{key}`" if topic.lane else ""
+    publishers, subscribers = readers_and_writers(topic, tables)
     where = f"in `{topic.stream.name}`, kept {KEPT[topic.stream.keep]}"
     lines = [
         f"### {topic.name}",
@@ -88,8 +90,7 @@ def topic_section(topic: Topic[Any]) -> list[str]:
         about(topic.message),
         "",
         f"- subject `asyncrl.<run>.{topic.name}{key}`{lane}, {where}{', as JSON' if topic.json else ''}",
-        f"- `{topic.message.__name__}`, published by {roles(topic.publishers)}; "
-        f"subscribed to by {roles(subscribers_of(topic))}",
+        f"- `{topic.message.__name__}`, published by {publishers}; subscribed to by {subscribers}",
     ]
     headers = header_names(topic.message)
     if headers:

@@ -25,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from asyncrl import Context, EngineReady, Role, topic_of_type
+from asyncrl import Context, EngineReady, Role
 
 ROLE = Role("users", "service", stops=1, subscribes=("engine.ready",))
 TOPICS: list[Any] = []
@@ -235,7 +235,7 @@ async def _stopped(context: Context, seconds: float) -> bool:
 async def _is_served(context: Context) -> bool:
     """Wait until an engine has the weights of the warm-up, and the gateway listens; False where the run ends before."""
     ready = asyncio.Event()
-    topic = topic_of_type(EngineReady)
+    topic = context.bus.tables.topic_of_type(EngineReady)
     listener = context.listen(topic.stream, lambda *_: ready.set(), [topic])
     await listener.start()
     settings = context.config.gateway

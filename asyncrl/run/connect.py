@@ -26,7 +26,7 @@ from asyncrl.locks import take, try_lock
 from asyncrl.run.directory import JOINED, READING, RunFiles, is_locked, is_taken, made_at
 from asyncrl.run.user_actors import ActorsError, load_actors
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, RUN_OPENED
-from topics.table import topic_of
+from topics.table import BUILT_IN, Tables
 from topics.topic import ACTORS
 
 
@@ -165,7 +165,7 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
         if not over_is_fine and await is_over(bus, for_good=True):
             raise found.absent("is over")
         if found.root is not None:  # code that a run of another user names is not imported here
-            await _know_actors(bus)
+            bus.tables = await _tables_of(bus)
         yield bus
         if bus.ended_by is not None:
             raise bus.ended_by
@@ -173,13 +173,14 @@ async def connected(found: FoundRun, name: str, *, over_is_fine: bool = False) -
         await bus.close()
 
 
-async def _know_actors(bus: Bus) -> None:
-    """Add the rows of the run's own actors to the tables, where this program finds their modules."""
+async def _tables_of(bus: Bus) -> Tables:
+    """Return the tables of a run, with its user's actors if this program finds their modules."""
     newest = await newest_message(bus, RUN_OPENED)
     with contextlib.suppress(LookupError, TypeError, ActorsError):  # it shows its known state
         if newest is not None:
             opened, _ = newest
-            load_actors(opened.settings["actors"], Path(opened.base))
+            return load_actors(opened.settings["actors"], Path(opened.base))
+    return BUILT_IN
 
 
 async def is_over(bus: Bus, *, for_good: bool = False) -> bool:
@@ -190,7 +191,7 @@ async def is_over(bus: Bus, *, for_good: bool = False) -> bool:
     """
     subjects = [topic.subject(bus.run, SUPERVISOR) for topic in (ACTOR_STARTED, ACTOR_STOPPED)]
     newest = max(await read_last_of_each(bus, ACTORS, subjects), key=lambda record: record.sequence, default=None)
-    if newest is None or topic_of(newest.subject) is not ACTOR_STOPPED:
+    if newest is None or bus.tables.topic_of(newest.subject) is not ACTOR_STOPPED:
         return False
     return not (for_good and _starts_again(newest))
 

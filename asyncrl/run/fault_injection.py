@@ -19,7 +19,7 @@ from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.ray_cluster import HostFailed, HostLost, RayCluster
 from asyncrl.run.ray_placement import run_key
-from topics.roles import ROLE_NAMES
+from topics.table import BUILT_IN, Tables
 
 SERVER = "engine-server"  # the inference server that an engine started
 RANK = "learner-rank"  # a process of the learner's trainer group
@@ -100,9 +100,9 @@ class TargetError(AsyncRLError):
     """Unknown role, or the role does not support this fault."""
 
 
-def signal_targets() -> list[Target]:
+def signal_targets(tables: Tables = BUILT_IN) -> list[Target]:
     """Return every fault that a signal causes in a process which the run replaces by itself."""
-    roles = (*ROLE_NAMES, SERVER, RANK, NATS)
+    roles = (*tables.role_names, SERVER, RANK, NATS)
     found = [Target(role, "kill") for role in (*roles, SEVERAL)]
     return found + [Target(role, kind) for kind in ("freeze", "wake") for role in roles]
 

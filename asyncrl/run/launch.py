@@ -171,13 +171,14 @@ class Launch:
                 program has the gateway's port, or the batch to be skipped does not wait to be trained.
         """
         use_copies(self.files.root)
-        load_actors(self.config.actors, self.base)
+        self._tables = load_actors(self.config.actors, self.base)
         making = asyncio.create_task(self._make_model())
         async with AsyncExitStack() as failed:
             failed.callback(making.cancel)
             await self._reach_server()
             self.config, self._gateway = await held_gateway(self.config, _ENDED_S if self._resumes else 0.0)
             bus = await Bus.connect(self.address, self.config.run, name="up")
+            bus.tables = self._tables
             failed.push_async_callback(bus.close)
             await self._check_owner(bus)
             self._sizes = await provision_sized(bus, self.config, self.base, self.files.root)
@@ -282,7 +283,7 @@ class Launch:
     async def _reach_server(self) -> None:
         if self.config.nats.url:
             try:
-                logins = given_logins(self.config.nats, self.base)
+                logins = given_logins(self.config.nats, self.base, self._tables)
             except (OSError, ValueError) as error:
                 raise LaunchError(f"nats: {error}") from error
             self.address = logins[OPERATOR]
@@ -290,7 +291,8 @@ class Launch:
             save_logins(logins, self.files.credentials)
         else:
             nats = self.config.nats
-            self._server = own_server(self.files.root, self.config.run, nats.servers, Listen(nats.host, nats.port))
+            listen = Listen(nats.host, nats.port)
+            self._server = own_server(self.files.root, self.config.run, nats.servers, listen, self._tables)
             self.address = await self._server.start(RECOVER_S)
 
     async def _check_owner(self, bus: Bus) -> None:
@@ -355,6 +357,7 @@ class Launch:
         """Make the streams again that lived in the server's memory."""
         try:
             bus = await Bus.connect(self.address, self.config.run, name="up again")
+            bus.tables = self._tables
             try:
                 lease_s, copies = self.config.workers.lease_s, self.config.nats.copies
                 await provision(bus, self._sizes, lease_s=lease_s, copies=copies)

@@ -126,9 +126,12 @@ def _logins(config: Config, base: Path) -> Iterator[Finding]:
     if not (given and config.nats.url):
         return
     try:
-        logins = given_logins(msgspec.structs.replace(config.nats, password_file=""), base)  # it is read by _secrets
+        nats = msgspec.structs.replace(config.nats, password_file="")  # it is read by _secrets
+        logins = given_logins(nats, base, load_actors(config.actors, base))
         for login in logins.values():
             login.login()
+    except ActorsError:  # _actors has it
+        return
     except (BusUnreachable, OSError, ValueError) as error:
         yield Finding(tuple(f"nats.{key}" for key in given), str(error))
         return
@@ -183,9 +186,9 @@ def _data(config: Config, base: Path) -> Iterator[Finding]:
     """Return the faults of the data, or else the required room: data that hangs while it opens is opened only once."""
     findings = list(check_data(config, base))
     yield from findings
-    with suppress(DataError, OSError):  # reported already
-        yield from plan(config, base).shortages() if not findings else ()
+    with suppress(DataError, OSError, ActorsError):  # reported already
         yield from label_faults(config, base) if not findings else ()
+        yield from plan(config, base).shortages() if not findings else ()
 
 
 def _functions(config: Config, base: Path) -> Iterator[Finding]:

@@ -42,6 +42,7 @@ from asyncrl.data.row_maker import RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.errors import LaunchError
 from asyncrl.files import disk_usage
+from asyncrl.run.user_actors import load_actors
 from topics.batches import BATCH_TRAINED
 from topics.topic import DEAD, TRAINING, TRAJECTORIES, TURNS, Retention, Stream
 
@@ -230,7 +231,8 @@ def plan(config: Config, base: Path, *, root: Path | None = None, progress: Prog
     setups = [rows_of(config, base), warmup_rows(config, base)]
     row_bytes = max(_row_bytes(msgspec.json.encode(one)) for one in setups if one is not None)
     parameters = _parameters(config.model, base)
-    needed = needs(config, row_bytes, parameters, _route_bytes(config, base))
+    streams = load_actors(config.actors, base).streams
+    needed = needs(config, row_bytes, parameters, _route_bytes(config, base), streams)
     if progress is not None:
         needed = needs_of_the_rest(needed, progress)
     wanted, files = Path(config.directory).resolve(), files_bytes(config, parameters)

@@ -11,11 +11,10 @@ from typing import Any
 from asyncrl.errors import AsyncRLError, FunctionError
 from asyncrl.functions import is_async, load_module
 from topics.roles import Role
-from topics.table import register, register_queues
+from topics.table import BUILT_IN, Tables
 from topics.validate_user_topics import Rows, problem, shape_problem
 
 _EXPECTED = "ROLE, TOPICS and async def main(context)"
-_MODULES: dict[str, ModuleType] = {}  # by role
 
 
 class ActorsError(AsyncRLError):
@@ -24,8 +23,8 @@ class ActorsError(AsyncRLError):
     fatal = True
 
 
-def load_actors(modules: Iterable[str], base: Path) -> None:
-    """Import the user's actors and add their rows to the tables; each once per process.
+def load_actors(modules: Iterable[str], base: Path) -> Tables:
+    """Import the user's actors; returns the tables of a run with their rows.
 
     Args:
         modules: `path/to/file.py` or `package.module`, each with `ROLE`, `TOPICS` and `async def main(context)`.
@@ -34,20 +33,15 @@ def load_actors(modules: Iterable[str], base: Path) -> None:
         ActorsError: one of them is no such module, or its rows do not fit the tables or those of the others.
     """
     loaded = {spec: _loaded(spec, base) for spec in modules}
-    added = {spec: module for spec, module in loaded.items() if _MODULES.get(module.ROLE.name) is not module}
-    rows = {spec: Rows(module.ROLE, module.TOPICS) for spec, module in added.items()}
+    rows = {spec: Rows(module.ROLE, module.TOPICS) for spec, module in loaded.items()}
     for spec, own in rows.items():
         if found := shape_problem(own):
             raise ActorsError(f"actors: {spec}: {found}")
-    for spec in rows:  # all before the first is added: each may read what another publishes
+    for spec in rows:  # each may read what another publishes
         beside = [other for name, other in rows.items() if name != spec]
-        if found := problem(rows[spec], beside) or _program_problem(added[spec].main):
+        if found := problem(rows[spec], beside) or _program_problem(loaded[spec].main):
             raise ActorsError(f"actors: {spec}: {found}")
-    for role, topics in rows.values():
-        register(role, topics)
-    for role, _ in rows.values():
-        register_queues(role)
-    _MODULES.update({module.ROLE.name: module for module in added.values()})
+    return BUILT_IN.extended(rows.values())
 
 
 def _loaded(spec: str, base: Path) -> ModuleType:
@@ -67,6 +61,11 @@ def _loaded(spec: str, base: Path) -> ModuleType:
     return module
 
 
+def user_module(role: str, modules: Iterable[str], base: Path) -> ModuleType:
+    """Return the module of a user's actor, one of those that `load_actors` has imported."""
+    return next(module for module in (_loaded(spec, base) for spec in modules) if module.ROLE.name == role)
+
+
 def _program_problem(main: Any) -> str:
     """Describe why a `main` cannot be run; empty if it can."""
     if not is_async(inspect.unwrap(main)):
@@ -76,8 +75,3 @@ def _program_problem(main: Any) -> str:
     except TypeError as error:
         return f"its main is called with a context, and {error}; expected {_EXPECTED}"
     return ""
-
-
-def user_module(role: str) -> ModuleType | None:
-    """Return the module of a user's actor, if it was loaded."""
-    return _MODULES.get(role)

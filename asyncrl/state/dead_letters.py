@@ -21,7 +21,7 @@ from topics.actors import DEAD_LETTER, DeadLetter, ReissueRequested
 from topics.groups import GROUP_DROPPED
 from topics.ids import REISSUE, TASK, is_prompt_id, prompt_of, trajectory_name
 from topics.prompts import PROMPT_ISSUED, PromptIssued
-from topics.topic import BATCHES, DEAD, STREAMS, Topic
+from topics.topic import BATCHES, DEAD, Topic
 from topics.trajectories import TRAJECTORY_DROPPED
 
 
@@ -127,7 +127,7 @@ async def _reissue_prompt(bus: Bus, name: str) -> str:
 async def _publish_again(bus: Bus, letter: Letter) -> str:
     """Put an unreadable message on its log again: a present consumer may be able to read it."""
     rejected = letter.letter
-    stream = next((stream for stream in STREAMS if stream.name == rejected.stream), None)
+    stream = next((stream for stream in bus.tables.streams if stream.name == rejected.stream), None)
     where = f"message {rejected.sequence} of {rejected.stream}"
     if stream is None or stream.keeper:
         raise AsyncRLError(f"{where} is not published again: only the keeper of a log writes it")

@@ -21,7 +21,6 @@ from topics.actors import Activity, HeldWork, Waiting
 from topics.ids import prompt_of
 from topics.roles import role_of
 from topics.stalls import StallFound
-from topics.table import queues_of
 
 _LEAST_S = 5.0  # silence shorter than this is no stall
 _STEPS = 3.0  # nor is one shorter than this many steps
@@ -225,7 +224,7 @@ def _idle(state: RunState) -> Iterator[StallFound]:
     """Find work that waits in a queue without a consumer."""
     for role in ("rollout", *GRADERS):
         queue = Counter[str]()
-        for own in queues_of(role):
+        for own in state.tables.queues_of(role):
             queue.update(state.queues.get(own.name, {}))
         living = [actor for actor in state.of_role(role) if actor.live and not actor.process]
         waiting, held = queue["waiting"], queue["under_way"]  # also what workers that are gone held

@@ -30,7 +30,6 @@ from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import Watch
 from topics.actors import ScaleRequested
 from topics.roles import pool_of, role_of
-from topics.table import queues_of
 
 _POLL_S = 0.25  # between two looks, since nothing announces that time has passed
 _AGAIN_S = 1.0  # between two looks for a run that is not there
@@ -269,7 +268,7 @@ async def _ended(found: FoundRun, bus: Bus, watch: Watch) -> None:
 
 def _has_work(state: RunState) -> bool:
     """Return whether trajectories wait or run; requests to a gateway may come at any time."""
-    queues = [state.queues.get(queue.name, {}) for queue in queues_of("rollout")]
+    queues = [state.queues.get(queue.name, {}) for queue in state.tables.queues_of("rollout")]
     return bool(state.config.gateway.count) or any(one.get("waiting") or one.get("under_way") for one in queues)
 
 

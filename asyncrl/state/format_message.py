@@ -15,7 +15,7 @@ from asyncrl.bus.log import Record
 from asyncrl.bus.publish import decode_body
 from asyncrl.telemetry.printable import printable
 from topics.actors import BlobStored
-from topics.table import topic_of
+from topics.table import BUILT_IN, Tables
 from topics.weights import WeightsStored
 from topics.wire import SEALED, WireError
 
@@ -31,11 +31,12 @@ class FormattedMessage:
     headers: dict[str, str]
     data: bytes
     time_ns: int  # server's clock
+    tables: Tables = BUILT_IN  # of the run
 
     @classmethod
-    def of_record(cls, record: Record) -> FormattedMessage:
+    def of_record(cls, record: Record, tables: Tables = BUILT_IN) -> FormattedMessage:
         """From a log."""
-        return cls(record.subject, record.headers, record.data, record.time_ns)
+        return cls(record.subject, record.headers, record.data, record.time_ns, tables)
 
     @property
     def topic(self) -> str:
@@ -49,7 +50,7 @@ class FormattedMessage:
 
     @cached_property
     def _read(self) -> tuple[Any, str]:
-        topic = topic_of(self.subject)
+        topic = self.tables.topic_of(self.subject)
         if topic is None:
             return None, f"{len(self.data)} bytes on a subject that is in no row of the topic table"
         if topic.message in (BlobStored, WeightsStored):

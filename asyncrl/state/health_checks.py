@@ -16,7 +16,6 @@ from topics.actors import Waiting
 from topics.batches import BatchTrained
 from topics.roles import SUPERVISOR, pool_of, role_of
 from topics.stalls import Cause, StallFound
-from topics.topic import STREAMS
 
 ADVICE: dict[Cause, str] = {
     "server unreachable": "check nats.log of the run and the network; the run continues once the server answers",
@@ -225,7 +224,7 @@ def _asked_of_learner(state: RunState) -> str:
 
 def _keepers(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     """Check that a keeper's log grows: a writer appends a heartbeat every few seconds."""
-    for stream, role in [(stream.name, stream.keeper) for stream in STREAMS if stream.keeper]:
+    for stream, role in [(stream.name, stream.keeper) for stream in state.tables.streams if stream.keeper]:
         fill, actors = state.streams.get(stream), state.of_role(role)
         if fill is None or any(actor.actor_id in ill for actor in actors):
             continue

@@ -17,7 +17,6 @@ from topics.evals import EvalScored
 from topics.groups import GroupDropped
 from topics.ids import prompt_of
 from topics.prompts import PromptIssued, PromptIssuedHeaders
-from topics.table import topic_of_type
 from topics.topic import ACTORS, BATCHES, GRADES, PROMPTS, TRAINING, TRAJECTORIES
 from topics.trajectories import (
     ProgressStored,
@@ -155,7 +154,7 @@ async def read_history(bus: Bus, trajectory_id: str) -> TrajectoryHistory:
     """
 
     def subject(kind: type[Message], key: str = "") -> str:
-        return topic_of_type(kind).subject(bus.run, key)
+        return bus.tables.topic_of_type(kind).subject(bus.run, key)
 
     history = TrajectoryHistory(trajectory_id)
     progress = [subject(kind, trajectory_id) for kind in (TrajectoryProgressed, TrajectoryGenerated)]

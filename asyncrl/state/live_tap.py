@@ -16,8 +16,8 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.errors import WrongUsage
 from asyncrl.state.format_message import FormattedMessage
-from topics.table import TOPICS
-from topics.topic import STREAMS, Stream
+from topics.table import BUILT_IN, Tables
+from topics.topic import Stream
 
 
 class Condition(NamedTuple):
@@ -46,9 +46,9 @@ class Condition(NamedTuple):
         return fnmatchcase(str(found), self.value)
 
 
-def no_topic(name: str) -> WrongUsage:
+def no_topic(name: str, tables: Tables) -> WrongUsage:
     """Return the error about a name that no topic has, with those that are like it."""
-    near = difflib.get_close_matches(name, [topic.name for topic in TOPICS])
+    near = difflib.get_close_matches(name, list(tables.by_name))
     expected = f"{', '.join(near)}, or another" if near else "one"
     return WrongUsage(f"no topic is called {name!r}; expected {expected} that `asyncrl topics` lists")
 
@@ -111,13 +111,15 @@ class Pattern:
         WrongUsage: no topic has such a name.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, tables: Tables = BUILT_IN) -> None:
         self._text = "*" if text == ">" else text
         self._parts = self._text.split(".", 2)
         name = ".".join(self._parts[:2])
-        self._topics = [one for one in TOPICS if fnmatchcase(one.name, name) or fnmatchcase(one.name, f"{name}.*")]
+        self._topics = [
+            one for one in tables.topics if fnmatchcase(one.name, name) or fnmatchcase(one.name, f"{name}.*")
+        ]
         if not self._topics:
-            raise no_topic(name)
+            raise no_topic(name, tables)
 
     def subjects(self, run: str) -> list[str]:
         """Return every subject that may match, in the table or not."""
@@ -171,7 +173,7 @@ class LiveTap:
     async def start(self) -> None:
         """Begin after the newest stored message."""
         subjects = self._pattern.subjects(self._bus.run)
-        for stream in STREAMS:
+        for stream in self._bus.tables.streams:
             if self._pattern.concerns(stream) and not stream.closed:
                 newest = await read_newest(self._bus, stream)
                 after = 0 if newest is None else newest.sequence
@@ -206,6 +208,6 @@ class LiveTap:
         if len(self._queue) >= self._most or self._bytes + len(record.data) > self._most_bytes:
             self.missed += 1
             return
-        self._queue.append(FormattedMessage.of_record(record))
+        self._queue.append(FormattedMessage.of_record(record, self._bus.tables))
         self._bytes += len(record.data)
         self._news.set()

@@ -44,7 +44,8 @@ from topics.ids import TASK, prompt_name
 from topics.stages import StageBegan
 from topics.stalls import StallEnded, StallFound
 from topics.streams import AdmissionPaused, AdmissionResumed, StreamTrimmed
-from topics.topic import STREAMS, Retention, Topic
+from topics.table import BUILT_IN
+from topics.topic import Retention, Topic
 from topics.trajectories import TrajectoryFailed
 from topics.weights import CheckpointSaved, TrainingFinished, WeightsPublished, WeightsRejected, WeightsUnchanged
 from topics.wire import Headers, Message
@@ -62,6 +63,7 @@ class RunState(Roster):
     def __init__(self, run: str, steps: int = 0) -> None:
         super().__init__()
         self.run = run
+        self.tables = BUILT_IN  # of the run
         self.total = steps  # RL steps of the run; 0: not known
         self.config = Config()
         self.phase: Phase = "starting"
@@ -189,7 +191,7 @@ class RunState(Roster):
     @property
     def payloads(self) -> dict[str, StreamFill]:
         """The streams of tokens and blobs, which are trimmed."""
-        payloads = [stream.name for stream in STREAMS if stream.keep is Retention.PAYLOAD]
+        payloads = [stream.name for stream in self.tables.streams if stream.keep is Retention.PAYLOAD]
         return {name: fill for name, fill in self.streams.items() if name in payloads}
 
     def rates(self) -> dict[str, float]:

@@ -44,7 +44,8 @@ from topics.ids import prompt_of, trajectory_name
 from topics.stages import STAGE_BEGAN
 from topics.stalls import STALL_ENDED, STALL_FOUND
 from topics.streams import ADMISSION_PAUSED, ADMISSION_RESUMED, STREAM_TRIMMED
-from topics.topic import BATCHES, GRADES, STREAMS, VITALS, Retention, Stream, Topic
+from topics.table import BUILT_IN, Tables
+from topics.topic import BATCHES, GRADES, VITALS, Retention, Stream, Topic
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED
 from topics.weights import (
     CHECKPOINT_SAVED,
@@ -60,7 +61,6 @@ LIMIT_S = 8.0  # every caller of the doctor has an answer by then
 _CONNECT_S = 3.0
 _ASK_S = 1.0  # how often the server is asked for queues, streams and the newest batch
 _GROUPS = 16  # groups whose other members are looked up
-_PAYLOADS = [stream for stream in STREAMS if stream.keep is Retention.PAYLOAD]
 
 _Start: TypeAlias = Literal["all", "newest"] | int
 
@@ -109,6 +109,7 @@ class Watch:
 
     def __init__(self, bus: Bus, state: RunState) -> None:
         self.state = state
+        state.tables = bus.tables
         self._bus = bus
         self._listeners: dict[Topic[Any], Listener] = {}  # by the first topic that it reads
         self._batch = 0  # sequence of the batch whose figures the state has
@@ -137,7 +138,7 @@ class Watch:
             BusError: the server does not answer, or does not let us look.
         """
         state = self.state
-        state.now_ns = await self._count_messages(STREAMS)
+        state.now_ns = await self._count_messages(self._bus.tables.streams)
         prompts = list(dict.fromkeys(prompt_of(work.id) for _, work in state.held("rollout")))[:_GROUPS]
         names = [trajectory_name(prompt, member) for prompt in prompts for member in range(largest_group(state.config))]
         claims = [
@@ -211,7 +212,7 @@ class Watch:
                 await self._count()
 
     async def _count(self) -> None:
-        await self._count_messages(_PAYLOADS)
+        await self._count_messages([one for one in self._bus.tables.streams if one.keep is Retention.PAYLOAD])
         newest = self.state.newest
         if newest is not None and newest.batch_sequence != self._batch:
             self._batch, self.state.figures = newest.batch_sequence, await self._figures(newest.batch_sequence)
@@ -251,7 +252,7 @@ async def read_state(bus: Bus, *, brief: bool = False) -> RunState:
     return watch.state
 
 
-async def collect_state(address: BusAddress, run: str, root: Path | None) -> RunState:
+async def collect_state(address: BusAddress, run: str, root: Path | None, tables: Tables = BUILT_IN) -> RunState:
     """The state of a run for a diagnosis, on a separate connection; an unreachable server is part of it.
 
     Args:
@@ -261,6 +262,7 @@ async def collect_state(address: BusAddress, run: str, root: Path | None) -> Run
     try:
         async with asyncio.timeout(LIMIT_S):
             bus = await Bus.connect(address, run, name="doctor", deadline_s=_CONNECT_S, publish_deadline_s=_CONNECT_S)
+            bus.tables = tables
             try:
                 state = await read_state(bus, brief=True)
             finally:

@@ -18,7 +18,6 @@ from topics.engines import ENGINE_READY
 from topics.evals import EVAL_SCORED
 from topics.groups import GROUP_GRADED
 from topics.prompts import PROMPT_ISSUED
-from topics.table import topic_of
 from topics.topic import (
     ACTORS,
     BLOBS,
@@ -177,7 +176,7 @@ class Witness:
         return works
 
     def _take(self, record: Record) -> None:
-        topic = topic_of(record.subject)
+        topic = self.bus.tables.topic_of(record.subject)
         if topic is None:
             return
         if TIME_TO_LIVE not in record.headers:

@@ -16,7 +16,7 @@ from harness.logs import read_all
 from harness.published_messages import issue
 from harness.stage import DEADLINE_S, LEASE_S, Connect, provision_leased, until
 from topics.actors import ACTOR_STARTED, ACTOR_STOPPED, VITALS_TAKEN, ActorStopped
-from topics.table import ingest_of
+from topics.table import BUILT_IN
 from topics.topic import ACTORS, PROMPTS, VITALS, Stream
 from topics.weights import WEIGHTS_STORED
 
@@ -242,7 +242,7 @@ async def test_a_reader_that_is_closed_answers_no_message(bus: Bus, monkeypatch)
 async def test_messages_with_damaged_headers_are_handed_on_without_these_and_end_no_read_loop(bus: Bus):
     status = b"NATS/1.0 \xff\xff\xff\r\n\r\n", b"NATS/1.0 503 \xff\xfe\r\n\r\n"
     for number, headers in enumerate([*status, b"NATS/1.0", b"no headers"]):
-        subject = ingest_of(ACTOR_STARTED.subject(bus.run, f"a-{number}")).encode()
+        subject = BUILT_IN.ingest_of(ACTOR_STARTED.subject(bus.run, f"a-{number}")).encode()
         sizes = len(headers), len(headers) + 4
         await bus.client._send_command(b"HPUB %s %d %d\r\n%sbody\r\n" % (subject, *sizes, headers))
     await publish_starts(bus, 1)

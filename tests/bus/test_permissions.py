@@ -24,7 +24,7 @@ from harness.versions import empty_version
 from topics.actors import STOP_REQUESTED, VITALS_TAKEN
 from topics.batches import BATCH_PACKED
 from topics.roles import ROLE_NAMES as ACTORS_ON_STAGE
-from topics.table import QUEUES, TOPICS, queues_of
+from topics.table import BUILT_IN, QUEUES, TOPICS
 from topics.topic import (
     ACTORS,
     BLOBS,
@@ -112,7 +112,7 @@ def may_read(role: str, topic) -> bool:
 
 def reads(role: str, stream: Stream) -> bool:
     """Return whether a role follows a log by a consumer of its own; work from a queue needs none."""
-    worked_off = [queue.topic for queue in queues_of(role)]
+    worked_off = [queue.topic for queue in BUILT_IN.queues_of(role)]
     return any(may_read(role, topic) for topic in TOPICS if topic.stream is stream and topic not in worked_off)
 
 

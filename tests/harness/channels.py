@@ -14,7 +14,7 @@ from topics.promotions import (
     PromotionRequested,
     WeightsPromoted,
 )
-from topics.table import topic_for
+from topics.table import BUILT_IN
 from topics.topic import Topic
 from topics.weights import (
     WEIGHTS_PUBLISHED,
@@ -52,7 +52,7 @@ class Supervised:
         """Decide, and read the decision back."""
         decision = self.decide(serves=serves)
         assert decision is not None
-        self.add(topic_for(decision), decision)
+        self.add(BUILT_IN.topic_for(decision), decision)
         return decision
 
     def kept(self) -> list[int]:

@@ -4,7 +4,7 @@ from asyncrl.bus.log import Record
 from topics.batches import BatchGroup, BatchMember, BatchPacked, BatchTrained
 from topics.groups import GroupDropped
 from topics.prompts import ONLY_TASK, PromptIssued, PromptRow
-from topics.table import topic_for
+from topics.table import BUILT_IN
 from topics.trajectories import (
     Reference,
     TrajectoryDropped,
@@ -40,7 +40,7 @@ class Feed:
         self.known = set()  # prompts that were issued
 
     def publish(self, message, *, at_s=0.0, headers=None):
-        topic = topic_for(message)
+        topic = BUILT_IN.topic_for(message)
         self.sequence += 1
         record = Record(topic.stream, self.sequence, "", headers or headers_of(message), b"", int(at_s * 1e9))
         self.fold.apply(topic, message, record)

@@ -14,7 +14,7 @@ from asyncrl.bus.fold import Fold
 from asyncrl.bus.log import LogReader, Record, last_sequence
 from harness.stage import Connect, Stage, until
 from topics.actors import KEEPER_TOPICS, FleetScaled, ScaleRequested, StopRequested
-from topics.table import topic_of
+from topics.table import BUILT_IN
 from topics.topic import FLEET
 from topics.wire import Headers
 
@@ -102,7 +102,7 @@ async def log_of(bus: Bus) -> list[tuple[str, int, str]]:
     await reader.close()
     output = []
     for record in records:
-        topic = topic_of(record.subject)
+        topic = BUILT_IN.topic_of(record.subject)
         assert topic is not None
         number = int(record.headers.get("number", "0"))
         output.append((topic.name, number, record.headers.get(NONCE, "")))

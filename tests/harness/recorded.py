@@ -18,7 +18,7 @@ from asyncrl.data.sources import open_source
 from asyncrl.state.audit.audit import Findings, Queue, audit
 from asyncrl.state.audit.ledger import Ledger
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
-from topics.table import BY_NAME, topic_of
+from topics.table import BUILT_IN, BY_NAME
 from topics.topic import (
     ACTORS,
     BATCHES,
@@ -42,7 +42,7 @@ LOGS = (*FIRST, TURNS, SESSIONS, PROMPTS, TRAJECTORIES, GRADES, BATCHES)
 
 async def _opened(bus: Bus, record: Record) -> Record:
     """A record as it was before it was sealed."""
-    topic = topic_of(record.subject)
+    topic = BUILT_IN.topic_of(record.subject)
     assert topic is not None
     return record._replace(data=await open_body(bus, topic, record, record.data))
 
@@ -79,7 +79,7 @@ class Recorded:
 
     def places(self, topic: Topic[Any]) -> list[int]:
         """Sequences of the messages of a topic in their log."""
-        return [at for at, record in enumerate(self._log(topic)) if topic_of(record.subject) is topic]
+        return [at for at, record in enumerate(self._log(topic)) if BUILT_IN.topic_of(record.subject) is topic]
 
     def records(self, topic: Topic[Any]) -> list[Record]:
         return [self._log(topic)[at] for at in self.places(topic)]
@@ -201,7 +201,7 @@ class Recorded:
 
     def _feed(self, ledger: Ledger, records: Sequence[Record], *, deep: bool) -> None:
         for record in records:
-            topic = topic_of(record.subject)
+            topic = BUILT_IN.topic_of(record.subject)
             if topic is not None and topic.name.endswith(".snapshot"):
                 continue
             try:

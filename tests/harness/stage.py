@@ -20,6 +20,7 @@ from asyncrl.process import ChildProcess
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.opening import run_opened
 from asyncrl.run.placement import LocalProcesses, actor_job
+from asyncrl.run.user_actors import load_actors
 from asyncrl.telemetry.logs import open_log
 from asyncrl.training.init_model import create_model
 
@@ -32,7 +33,7 @@ Unretrieved = Callable[[], list[str]]  # faults of tasks that nobody looked at
 
 async def provision_leased(bus: Bus, lease_s: float) -> None:
     """Make the streams and queues of a run, or give the queues another lease: the one that its workers renew."""
-    await provision(bus, equal_sizes(payload_mb=64, ledger_mb=16), lease_s=lease_s)
+    await provision(bus, equal_sizes(payload_mb=64, ledger_mb=16, tables=bus.tables), lease_s=lease_s)
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], what: str, deadline_s: float = LONGEST_S) -> None:
@@ -60,7 +61,8 @@ class Stage:
         (root / "base").write_text(str(root))
         self.files.make_engine_key()
         server.address.save(self.files.address)
-        save_logins(dict.fromkeys(login_roles(), server.address), self.files.credentials)
+        roles = login_roles(load_actors(config.actors, root))
+        save_logins(dict.fromkeys(roles, server.address), self.files.credentials)
         self._address = server.address
         self._opened = False
         self._processes: list[ChildProcess] = []

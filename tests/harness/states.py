@@ -21,7 +21,7 @@ from topics.actors import (
 )
 from topics.batches import BatchPacked, BatchTrained
 from topics.engines import EngineReady
-from topics.table import topic_for
+from topics.table import BUILT_IN
 from topics.weights import WeightsPublished
 
 SLOW = pytest.mark.slow
@@ -62,7 +62,7 @@ class MadeState:
         self.vitals("prompter-1", open_groups=3)
 
     def publish(self, message, *, at_s=NOW_S - 1):
-        topic = topic_for(message)
+        topic = BUILT_IN.topic_for(message)
         self.state.apply(topic, message, Record(topic.stream, 1, "", {}, b"", int(at_s * 1e9)))
         return self
 

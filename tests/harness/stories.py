@@ -17,7 +17,7 @@ from topics.actors import RUN_OPENED, KeeperClaimed
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked, BatchTrained, Objective
 from topics.ids import stage_of
 from topics.prompts import PROMPT_ISSUED, PromptIssued, PromptRow
-from topics.table import BY_NAME, topic_for
+from topics.table import BUILT_IN, BY_NAME
 from topics.topic import ACTORS, BATCHES, DEAD, ENGINES, FLEET, GRADES, PROMPTS, STREAMS, TRAINING, TRAJECTORIES
 from topics.trajectories import (
     TRAJECTORY_GENERATED,
@@ -52,7 +52,7 @@ class Story:
         Args:
             topic: of a type that several have.
         """
-        topic = topic or topic_for(message)
+        topic = topic or BUILT_IN.topic_for(message)
         log = self.logs[topic.stream.name]
         log.append((topic, message))
         return len(log)

@@ -6,7 +6,7 @@ from actors.runtime.keeper import Keeper
 from actors.supervisor.trimmer import Trimmer
 from actors.supervisor.trimmer_fold import TrimmerFold
 from asyncrl.bus.publish import publish
-from topics.table import topic_for
+from topics.table import BUILT_IN
 from topics.topic import FLEET
 
 
@@ -52,4 +52,4 @@ async def trimming(stage, bus):
 
 
 async def announce(bus, message):
-    return await publish(bus, message, headers={"writer": "test"} if topic_for(message).stream.keeper else {})
+    return await publish(bus, message, headers={"writer": "test"} if BUILT_IN.topic_for(message).stream.keeper else {})

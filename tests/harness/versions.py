@@ -18,7 +18,7 @@ from asyncrl.weights.store import STORES, StorePlace
 from asyncrl.weights.tensors import HostTensor, digest_of
 from asyncrl.weights.versions import publish as publish_version
 from topics.engines import EngineReady
-from topics.table import topic_of
+from topics.table import BUILT_IN
 from topics.topic import ENGINES
 from topics.weights import WEIGHTS_STORED, WeightsPublished, WeightsRefused
 from topics.wire import decode
@@ -117,6 +117,6 @@ class Answers:
         return [message for message in self.messages if isinstance(message, WeightsRefused)]
 
     def _on_record(self, record: Record) -> None:
-        topic = topic_of(record.subject)
+        topic = BUILT_IN.topic_of(record.subject)
         assert topic is not None
         self.messages.append(decode(topic.message, record.data))

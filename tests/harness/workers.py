@@ -9,7 +9,7 @@ from asyncrl.bus.publish import publish
 from harness.stage import Stage
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.prompts import PromptIssued, PromptRow
-from topics.table import topic_of
+from topics.table import BUILT_IN
 from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GENERATED, TrajectoryFailed, TrajectoryGenerated
 from topics.wire import decode
@@ -59,7 +59,7 @@ class Worker:
             await publish(self.bus, message)
 
     def _on_record(self, record: Record) -> None:
-        topic = topic_of(record.subject)
+        topic = BUILT_IN.topic_of(record.subject)
         if topic is TRAJECTORY_GENERATED:
             result = decode(TrajectoryGenerated, record.data)
             self.results[result.trajectory_id] = result

@@ -19,7 +19,7 @@ from asyncrl.bus.permissions import login_roles
 from asyncrl.bus.provision import equal_sizes, provision
 from asyncrl.bus.server import EmbeddedServer
 from topics.secrets import SECRET_MADE
-from topics.table import QUEUES, TOPICS, topic_of
+from topics.table import BUILT_IN, QUEUES, TOPICS
 from topics.topic import STREAMS, Stream, Topic
 
 RUN = "mine"
@@ -220,7 +220,7 @@ async def test_a_role_gets_nothing_into_a_log_but_what_it_may_publish(role: str,
     for stream in STREAMS:
         # With the reply subjects that it may use, each of its messages is stored once, and nothing beside them.
         output = [topic for topic in TOPICS if topic.stream is stream and role in topic.publishers]
-        sent = len(output) * len([aim for aim in AIMS if topic_of(aim) is not None])
+        sent = len(output) * len([aim for aim in AIMS if BUILT_IN.topic_of(aim) is not None])
         assert after[stream.name] - before[stream.name] == sent, stream.name
         new = range(before[stream.name] + 1, after[stream.name] + 1)
         records = [await read_message(bus, stream, sequence) for sequence in new]

@@ -26,6 +26,13 @@ pytestmark = pytest.mark.slow
 ON_RAY = pytest.mark.skipif("ASYNCRL_RAY_CAMPAIGN" not in os.environ, reason="minutes: ASYNCRL_RAY_CAMPAIGN=1")
 FLEET_OF_TWO = ("--fleet", "engine=2", "rollout=2", "--window", "30", "--wait", "300")
 LENT = ('placement.lent=["engine", "rollout"]', "learner.steps=100000", "rollout.slots=4")
+SPOTTER = """
+from asyncrl import Role
+ROLE = Role("spotter", "worker", stops=3, queue="trajectory.generated")
+TOPICS = []
+async def main(context):
+    await context.stop.wait()
+"""
 
 
 class Fact(NamedTuple):
@@ -37,9 +44,9 @@ class Fact(NamedTuple):
 
 
 @asynccontextmanager
-async def sharing(folder: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
+async def sharing(folder: Path, *words: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
     process = await asyncio.create_subprocess_exec(
-        *python("-m", "asyncrl.cli.main", "share", "a=0.7", "b=0.3", *FLEET_OF_TWO),
+        *python("-m", "asyncrl.cli.main", "share", *words),
         cwd=folder,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -97,11 +104,11 @@ def settings(request, tmp_path: Path) -> Iterator[list[str]]:
 
 async def test_two_runs_share_by_weight_though_the_command_is_killed_and_then_a_run(tmp_path: Path, settings):
     async with up(tmp_path, *settings, "run=a") as a, up(tmp_path, *settings, "run=b") as b:
-        async with sharing(tmp_path) as (process, out):
+        async with sharing(tmp_path, "a=0.7", "b=0.3", *FLEET_OF_TWO) as (process, out):
             await says(out, "engine: a 2, b 0")  # b had one first: 1.4 and 0.6
             process.send_signal(signal.SIGKILL)
         await two_steps_more(a, "what was asked for last holds")
-        async with sharing(tmp_path) as (process, out):
+        async with sharing(tmp_path, "a=0.7", "b=0.3", *FLEET_OF_TWO) as (process, out):
             for _ in range(3):
                 await says(out, "engine: a 1, b 1")
                 await says(out, "engine: a 2, b 0")
@@ -139,3 +146,22 @@ async def test_two_runs_share_by_weight_though_the_command_is_killed_and_then_a_
         assert len(there) <= 2, "an engine starts once another has left its GPU"
     for run in ("a", "b"):
         await audited_clean(tmp_path, run)
+
+
+async def test_a_run_with_a_users_actor_shares_with_a_run_without_it(tmp_path: Path):
+    (tmp_path / "spotter.py").write_text(SPOTTER)
+    settings = [*WITHOUT_MODEL, 'placement.lent=["rollout"]', "learner.steps=100000", "rollout.workers=1"]
+    async with (
+        up(tmp_path, *settings, "run=plain") as plain,
+        up(tmp_path, *settings, "run=own", f'actors=["{tmp_path / "spotter.py"}"]') as own,
+    ):
+        for run in (plain, own):
+            await run.reaches(lambda run=run: run.actor("buffer-1"), "a live run")
+        async with sharing(tmp_path, "own=0.5", "plain=0.5", "--fleet", "rollout=2", "--wait", "300") as (_, out):
+            await says(out, "rollout: own 1, plain 1")
+            for run in (plain, own):
+                await run.reaches(run.steps, "a step trained by a lent worker")
+        for run in (plain, own):
+            code, text = await command(tmp_path, "down", run.root.name)
+            assert code == 0, text
+            assert await run.ended() == 0, run.story

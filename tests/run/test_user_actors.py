@@ -10,11 +10,15 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.bus.connection import Bus
+from asyncrl.bus.provision import queue_states, stream_states
 from asyncrl.run.user_actors import ActorsError, load_actors
+from asyncrl.state.run_state import RunState
+from asyncrl.state.watch import Watch
 from harness.runs import command, up
-from harness.stage import until
-from topics.roles import ROLE_NAMES
-from topics.table import topic_for
+from harness.stage import Connect, provision_leased, until
+from topics.actors import ACTOR_STARTED
+from topics.table import BUILT_IN
 from topics.wire import Message
 
 CRITIC = '''
@@ -250,7 +254,6 @@ def test_rows_that_are_none_are_told_whichever_actor_is_named_first(tmp_path: Pa
     for names in (["good.py", "bad.py"], ["bad.py", "good.py"]):
         with pytest.raises(ActorsError, match=r"actors: bad\.py: "):
             load_actors(names, tmp_path)
-    assert "critic" not in ROLE_NAMES
 
 
 def test_of_two_actors_with_one_name_topic_or_stream_none_is_added(tmp_path: Path):
@@ -267,7 +270,6 @@ def test_of_two_actors_with_one_name_topic_or_stream_none_is_added(tmp_path: Pat
     ):
         with pytest.raises(ActorsError, match=words):
             load_actors(["critic.py", f"{twin}.py"], tmp_path)
-    assert "critic" not in ROLE_NAMES
 
 
 async def test_actors_may_read_what_each_other_publish_in_whatever_order_they_are_named(tmp_path: Path):
@@ -285,15 +287,48 @@ async def test_actors_may_read_what_each_other_publish_in_whatever_order_they_ar
         assert "critic" in found["reply.made"], text
 
 
+def test_loading_actors_changes_no_table_of_another_run(tmp_path: Path):
+    found, before = [], (BUILT_IN.roles, BUILT_IN.streams, BUILT_IN.topics, dict(BUILT_IN.queues))
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+        made(tmp_path / name)
+        found.append(load_actors(["critic.py"], tmp_path / name))
+
+    assert (BUILT_IN.roles, BUILT_IN.streams, BUILT_IN.topics, BUILT_IN.queues) == before
+    for tables in found:
+        assert tables.queues_of("critic")[0].topic is tables.by_name["trajectory.graded"]
+        assert "critic" in tables.publishers_of(ACTOR_STARTED)
+        assert "critic" in tables.subscribers_of(tables.by_name["trajectory.graded"])
+    one, other = (tables.by_name["remark.made"].message for tables in found)
+    assert one is not other
+
+
+async def test_a_process_that_has_loaded_the_actor_of_one_run_reads_the_state_of_another(
+    bus: Bus, connect: Connect, tmp_path: Path
+):
+    made(tmp_path)
+    own = await connect("own")
+    own.tables = load_actors(["critic.py"], tmp_path)
+    await provision_leased(own, 5.0)
+
+    assert (await stream_states(own)).keys() - (await stream_states(bus)).keys() == {"REMARKS"}
+    assert (await queue_states(own)).keys() - (await queue_states(bus)).keys() == {"critic"}
+    for watched in (bus, own):
+        watch = Watch(watched, RunState(watched.run))
+        await watch.start()
+        await watch.examine()
+        await watch.close()
+
+
 async def test_an_actor_imports_the_messages_of_a_file_beside_it(tmp_path: Path):
     (tmp_path / "critic.py").write_text(CRITIC)
     other = CRITIC.replace('"critic"', '"replier"').replace("REMARKS", "REPLIES").replace("RemarkMade", "ReplyMade")
-    imports = "from critic import RemarkMade\nfrom topics.table import topic_for\n"
-    ending = "\nprint('published as', topic_for(RemarkMade('p000001-1', 1.0)).name)\n"
+    imports = "from critic import RemarkMade\n"
+    ending = "\nprint('published as', tables.topic_for(RemarkMade('p000001-1', 1.0)).name)\n"
     (tmp_path / "replier.py").write_text(other.replace("from asyncrl", f"{imports}from asyncrl", 1))
     (tmp_path / "program.py").write_text(
         "from pathlib import Path\nfrom asyncrl.run.user_actors import load_actors\n"
-        f"load_actors(['replier.py', 'critic.py'], Path())\n{imports}{ending}"
+        f"tables = load_actors(['replier.py', 'critic.py'], Path())\n{imports}{ending}"
     )
 
     done = await asyncio.to_thread(
@@ -308,4 +343,4 @@ def test_a_class_of_the_same_name_from_another_module_is_told_apart():
         """Another one."""
 
     with pytest.raises(LookupError, match=r"that of topic trajectory.graded is of module topics.trajectories"):
-        topic_for(TrajectoryGraded())
+        BUILT_IN.topic_for(TrajectoryGraded())

@@ -7,7 +7,7 @@ from asyncrl.state.diagnose import headline
 from asyncrl.state.run_state import RunState
 from harness.configs import from_settings
 from topics.actors import ActorStarted, RunOpened, Vitals
-from topics.table import topic_for
+from topics.table import BUILT_IN
 from topics.wire import Message
 
 
@@ -16,7 +16,7 @@ def test_that_requests_are_accepted_is_told_once_at_each_start_of_a_run():
     settings = msgspec.to_builtins(from_settings("gateway.count=1", 'only=["gateway", "engine"]').config)
 
     def publish(at_s: float, message: Message) -> list[str]:
-        topic = topic_for(message)
+        topic = BUILT_IN.topic_for(message)
         state.apply(topic, message, Record(topic.stream, 1, "", {}, b"", int(at_s * 1e9)))
         return [event.text for event in state.take_events()]
 
@@ -36,6 +36,6 @@ def test_a_run_without_its_gateway_is_not_waited_for():
     state = RunState("demo", 0)
     settings = msgspec.to_builtins(from_settings("gateway.count=1", 'only=["engine"]').config)
     opened = RunOpened(0, 0, settings)
-    state.apply(topic_for(opened), opened, Record(topic_for(opened).stream, 1, "", {}, b"", int(1e9)))
+    state.apply(BUILT_IN.topic_for(opened), opened, Record(BUILT_IN.topic_for(opened).stream, 1, "", {}, b"", int(1e9)))
 
     assert headline(state).startswith("serving: 0 of ")

@@ -14,7 +14,7 @@ from asyncrl.state.audit.opening import Opening
 from asyncrl.state.audit.violations import Violation, Violations
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.prompts import PromptIssued
-from topics.table import topic_of_type
+from topics.table import BUILT_IN
 from topics.trajectories import Outcome, Reference, Segment, TrajectoryGenerated
 from topics.turns import (
     FeedbackGiven,
@@ -98,7 +98,7 @@ def violations(
         admitted("b"),
     ]
     for number, message in enumerate([*told, *messages]):
-        topic = topic_of_type(type(message))
+        topic = BUILT_IN.topic_of_type(type(message))
         live.apply(topic, message, Record(topic.stream, 1, "", {}, b"", times.get(number - len(told), 0)))
     return list(wrong)
 

@@ -9,7 +9,7 @@ from asyncrl.state.startup import StartupLines
 from topics.actors import Activity, ActorStarted, FleetScaled, RunOpened, Vitals
 from topics.batches import BatchTrained
 from topics.engines import EngineReady
-from topics.table import topic_for
+from topics.table import BUILT_IN
 
 FLEET = ("learner", "engine", "prompter", "buffer", "rollout", "reward")
 
@@ -25,7 +25,7 @@ class Starting:
         self.start("supervisor", 0.0)
 
     def publish(self, message, at_s: float) -> None:
-        topic = topic_for(message)
+        topic = BUILT_IN.topic_for(message)
         self.state.apply(topic, message, Record(topic.stream, 1, "", {}, b"", round(at_s * 1e9) + 1))
 
     def start(self, role: str, at_s: float) -> None:

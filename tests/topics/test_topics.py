@@ -13,7 +13,7 @@ from asyncrl.bus.provision import stream_config
 from asyncrl.bus.publish import pack
 from harness.examples import example
 from topics.prompts import PROMPT_ISSUED, PromptRow
-from topics.table import BY_NAME, TOPICS, queues_of, topic_of
+from topics.table import BUILT_IN, BY_NAME, TOPICS
 from topics.topic import STREAMS, Topic
 from topics.trajectories import Segment, TrajectoryGenerated, VersionCount
 from topics.wire import Headers, Message, WireError, decode, encode
@@ -166,9 +166,9 @@ def test_an_array_of_two_dimensions_cannot_be_written():
 def test_every_topic_has_one_name_and_every_subject_leads_back_to_its_topic():
     assert len(BY_NAME) == len(TOPICS)
     for topic in TOPICS:
-        assert topic_of(topic.subject("a-run", "some-key" if topic.key else "")) is topic
-    assert topic_of("asyncrl.a-run.never.said") is None
-    assert topic_of("asyncrl.a-run") is None
+        assert BUILT_IN.topic_of(topic.subject("a-run", "some-key" if topic.key else "")) is topic
+    assert BUILT_IN.topic_of("asyncrl.a-run.never.said") is None
+    assert BUILT_IN.topic_of("asyncrl.a-run") is None
 
 
 def test_a_topic_refuses_a_missing_key_and_one_too_many():
@@ -220,12 +220,12 @@ def test_evaluations_have_a_subject_that_only_their_queue_matches():
     training, held_out = PROMPT_ISSUED.subject("demo", "p000003-1"), PROMPT_ISSUED.subject("demo", "e000003-1")
 
     assert (training, held_out) == ("asyncrl.demo.prompt.issued.p000003-1", "asyncrl.demo.prompt.issued.eval.e000003-1")
-    assert topic_of(training) is topic_of(held_out) is PROMPT_ISSUED
-    assert [queue.pattern("demo") for queue in queues_of("rollout")] == [
+    assert BUILT_IN.topic_of(training) is BUILT_IN.topic_of(held_out) is PROMPT_ISSUED
+    assert [queue.pattern("demo") for queue in BUILT_IN.queues_of("rollout")] == [
         "asyncrl.demo.prompt.issued.*",
         "asyncrl.demo.prompt.issued.eval.*",
     ]
-    assert [queue.pattern("demo") for queue in queues_of("reward")] == ["asyncrl.demo.trajectory.generated.*"]
+    assert [queue.pattern("demo") for queue in BUILT_IN.queues_of("reward")] == ["asyncrl.demo.trajectory.generated.*"]
 
 
 def segment(**fields: Any) -> Segment:

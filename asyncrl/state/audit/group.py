@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 from topics.batches import BatchMember
 from topics.evals import EvalRequested, EvalScored
 from topics.ids import Stage, member_of, number_of, prompt_of, stage_of
-from topics.table import queues_of
+from topics.table import BUILT_IN
 from topics.topic import BATCHES, PROMPTS, TRAJECTORIES
 from topics.trajectories import TrajectoryGraded
 
@@ -94,7 +94,7 @@ class Work(NamedTuple):
     @property
     def queue(self) -> str:
         """Name of the work queue that has it."""
-        queues = queues_of(self.role)
+        queues = BUILT_IN.queues_of(self.role)
         return queues[-1 if stage_of(self.key.trajectory_id) == "eval" else 0].name if queues else ""
 
 

@@ -26,7 +26,6 @@ from topics.promotions import PROMOTION_REQUESTED
 from topics.secrets import PURGE_REQUESTED
 from topics.stages import STAGE_REQUESTED
 from topics.streams import STREAM_TRIMMING, StreamTrimming
-from topics.table import QUEUES, TOPICS
 from topics.topic import (
     ACTORS,
     BATCHES,
@@ -36,7 +35,6 @@ from topics.topic import (
     GRADES,
     PROMPTS,
     SESSIONS,
-    STREAMS,
     TRAINING,
     TRAJECTORIES,
     TURNS,
@@ -89,7 +87,7 @@ async def audit_run(
     """
     before = await last_sequence(bus, FLEET)
     newest, infos = {}, {}
-    for name, queue in QUEUES.items():
+    for name, queue in bus.tables.queues.items():
         newest[name], infos[name] = await last_sequence(bus, queue.stream), await queue_info(bus, queue)
     states: dict[str, dict[str, Any]] = {}
     for stream in _ORDER:
@@ -100,7 +98,7 @@ async def audit_run(
     notes: list[str] = []
     take = _reporting(ledger.apply, sum(int(state["messages"]) for state in states.values()), report)
     run = bus.run
-    unread = [topic.subject(run) for topic in TOPICS if topic.message is KeeperSnapshot]  # a snapshot proves nothing
+    unread = [one.subject(run) for one in bus.tables.topics if one.message is KeeperSnapshot]  # they prove nothing
     requests = (RUN_OPENED, PURGE_REQUESTED, REISSUE_REQUESTED, SKIP_REQUESTED, STAGE_REQUESTED, PROMOTION_REQUESTED)
     asked = Part(ACTORS, ends[ACTORS], [topic.pattern(run) for topic in requests])
     first = [asked, Part(FLEET, ends[FLEET], unread=unread), Part(DEAD, ends[DEAD])]
@@ -193,7 +191,7 @@ async def _read_later(bus: Bus, ledger: Ledger, after: dict[Stream, int]) -> Non
 
 async def _try_letters(bus: Bus, ledger: Ledger) -> None:
     """Return whether the messages that dead letters excuse can be read after all."""
-    streams = {stream.name: stream for stream in STREAMS}
+    streams = {stream.name: stream for stream in bus.tables.streams}
     for name, sequence in ledger.excused():
         record = await read_message(bus, streams[name], sequence)
         try:

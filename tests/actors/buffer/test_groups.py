@@ -9,7 +9,7 @@ from harness.folds import Feed, failure
 from topics.actors import RunOpened
 from topics.batches import BATCH_PACKED, BatchGroup, BatchPacked, BatchTrained, Objective
 from topics.groups import GROUP_DROPPED
-from topics.table import topic_for
+from topics.table import BUILT_IN
 from topics.trajectories import (
     Reference,
     TrajectoryGraded,
@@ -138,7 +138,7 @@ def test_every_token_that_was_sampled_and_not_trained_on_is_wasted_once():
     recorder.publish(BatchTrained(1, 0, "rl", {}, {0: 95}, 5, [0.5, 0.1], 2, 1))
     summary = recorder.fold.summary("run", [])
 
-    assert [topic_for(decision) for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]
+    assert [BUILT_IN.topic_for(decision) for decision in decisions] == [GROUP_DROPPED, BATCH_PACKED]
     assert decisions[0].tokens == 60 + 30
     assert (summary["sampled_tokens"], summary["trained_tokens"]) == (120 + 90, 95)
     assert summary["wasted_token_share"] == round(1 - 95 / 210, 4)

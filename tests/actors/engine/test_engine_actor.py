@@ -28,7 +28,7 @@ from harness.versions import EMPTY, empty_version
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.evals import EvalRequested, EvalScored
 from topics.ids import EVALUATION, prompt_name
-from topics.table import topic_of
+from topics.table import BUILT_IN
 from topics.topic import ENGINES
 from topics.weights import WeightsRefused
 from topics.wire import decode
@@ -76,7 +76,7 @@ class Player:
         return [message.version for message in self.messages if type(message) is kind]
 
     def _on_record(self, record: Record) -> None:
-        self.messages.append(decode(topic_of(record.subject).message, record.data))
+        self.messages.append(decode(BUILT_IN.topic_of(record.subject).message, record.data))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from harness.stage import LONGEST_S, provision_leased, until
 from topics.actors import VITALS_TAKEN
 from topics.engines import EngineReady, EngineUpdating
 from topics.prompts import PromptIssued, PromptRow
-from topics.table import topic_of
+from topics.table import BUILT_IN
 from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Outcome
 from topics.wire import decode
@@ -80,7 +80,7 @@ async def scene(stage, bus, tmp_path):
         recordings, into = {}, {TRAJECTORY_GENERATED: scene.results, TRAJECTORY_FAILED: scene.failures}
 
         def on_record(record):
-            topic = topic_of(record.subject)
+            topic = BUILT_IN.topic_of(record.subject)
             message = decode(topic.message, record.data)
             if topic is PROGRESS_STORED:
                 for entry in message.entries:  # each holds what is new since the one before

@@ -37,7 +37,7 @@ from topics.actors import (
 )
 from topics.batches import BATCH_PACKED, BATCH_TRAINED, BatchPacked
 from topics.engines import ENGINE_READY
-from topics.table import TOPICS, topic_of
+from topics.table import BUILT_IN, TOPICS
 from topics.topic import (
     ACTORS,
     BATCHES,
@@ -197,7 +197,9 @@ async def test_a_run_trains_on_while_every_topic_is_flooded_with_wrong_messages(
         violations = (await audit_run(bus, deep=True)).findings.violations
         forged = {f"message {sequence} of {stream}" for stream, sequence in there}
         announced = [
-            record for record in there.values() if topic_of(record.subject) is ENGINE_READY and readable(record)
+            record
+            for record in there.values()
+            if BUILT_IN.topic_of(record.subject) is ENGINE_READY and readable(record)
         ]
         planted = {"unreadable record", "damaged payload", "foreign writer", "foreign weights"}
         unexplained = [
@@ -219,7 +221,7 @@ def own(record: Record, there: dict[tuple[str, int], Record]) -> bool:
 
 
 def record_is_received(record: Record) -> bool:
-    topic = topic_of(record.subject)
+    topic = BUILT_IN.topic_of(record.subject)
     return topic is not None and topic.name in FOLLOWED
 
 

@@ -24,7 +24,7 @@ from topics.actors import (
     ScaleRequested,
     StopRequested,
 )
-from topics.table import topic_of
+from topics.table import BUILT_IN
 from topics.topic import FLEET, Retention, Stream
 from topics.trajectories import TrajectoryGenerated
 
@@ -87,7 +87,7 @@ async def increment(bus: Bus, times: int) -> None:
     def see(record: Record) -> None:
         nonlocal value, last
         last = record.sequence
-        if topic_of(record.subject) is FLEET_SCALED:
+        if BUILT_IN.topic_of(record.subject) is FLEET_SCALED:
             value = int(record.headers["number"])
 
     reader = LogReader(bus, FLEET, see)

@@ -29,7 +29,7 @@ from topics.batches import BATCH_PACKED
 from topics.groups import GroupDropped
 from topics.ids import PromptIdSet
 from topics.prompts import PromptIssued, PromptRow
-from topics.table import BY_NAME, topic_for
+from topics.table import BUILT_IN, BY_NAME
 from topics.topic import BATCHES, GRADES, PROMPTS
 from topics.wire import decode, encode
 
@@ -91,7 +91,7 @@ def interleaved(output, chance):
     """The same messages in the order of their logs, the logs in any order."""
     logs: dict[str, list] = {}
     for entry in output:
-        logs.setdefault(topic_for(entry[0]).stream.name, []).append(entry)
+        logs.setdefault(BUILT_IN.topic_for(entry[0]).stream.name, []).append(entry)
     turns = [name for name, entries in logs.items() for _ in entries]
     chance.shuffle(turns)
     readers = {name: iter(entries) for name, entries in logs.items()}
@@ -105,7 +105,7 @@ def folded(make, output, cut=None):
         if number == cut:
             feed.fold, before = make(), feed.fold.state
             feed.fold.state = decode(type(before), encode(before))
-        if isinstance(feed.fold, BufferFold) or topic_for(message).stream is not GRADES:
+        if isinstance(feed.fold, BufferFold) or BUILT_IN.topic_for(message).stream is not GRADES:
             feed.publish(message, at_s=at_s)
     return feed.fold
 
@@ -117,7 +117,11 @@ def test_a_fold_taken_up_from_a_snapshot_is_the_fold_of_everything(seed: int, st
     buffer = {"stale": stale, "group_deadline_s": 200.0}
     config = msgspec.convert({**SMALL, "buffer": {**SMALL["buffer"], **buffer}}, Config)
     output = story(config, chance, 1500)
-    assert {topic_for(message).name for message, _ in output} >= {"group.dropped", "batch.trained", "reissue.requested"}
+    assert {BUILT_IN.topic_for(message).name for message, _ in output} >= {
+        "group.dropped",
+        "batch.trained",
+        "reissue.requested",
+    }
 
     for _ in range(5):
         output = interleaved(output, chance)

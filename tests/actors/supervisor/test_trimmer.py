@@ -15,7 +15,7 @@ from asyncrl.weights.files import FileStore
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.groups import GroupDropped
-from topics.table import topic_for
+from topics.table import BUILT_IN
 from topics.trajectories import (
     PROGRESS_STORED,
     TRAJECTORY_GENERATED,
@@ -42,7 +42,7 @@ class Story:
         self.logs = {}
 
     def publish(self, message):
-        return self._append(topic_for(message), message)
+        return self._append(BUILT_IN.topic_for(message), message)
 
     def _append(self, topic, message, *, key="", at=0, blob=""):
         log = self.logs.setdefault(topic.stream.name, [])
