@@ -19,7 +19,7 @@ from actors.engine.pinned_version import Announced, Versions, versions_of
 from actors.engine.shared_gpu import SharedGpu
 from actors.engine.weight_transfer import DirectFailed, WeightTransfer
 from actors.runtime.actor import VITALS_S, ActorDown, Context
-from asyncrl.background import first_of, unless
+from asyncrl.background import all_of, first_of, unless
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, read_last
 from asyncrl.bus.merged_reader import newest_message
@@ -93,11 +93,12 @@ class EngineActor:
                 await self._card.start()
                 if not await self._card.take():
                     return
-            await self._server.start()
+            await unless(self.context.stop, self._server.start())
+            if self.context.stop.is_set():
+                return
             watches = (self._watch_end(), self._probe(), watch_load(self._server, self.context.vitals))
             probes = [self.context.tasks.start(watch) for watch in watches]
-            for listener in self._listeners:
-                await listener.caught_up()  # versions in between may be pruned by now
+            await all_of(*(listener.caught_up() for listener in self._listeners))  # those between may be pruned by now
             if not self.context.config.trains and self._target is None:
                 self._target = Announced(UNTRAINED, 0)  # no weights will be published
             while not self.context.stop.is_set():
@@ -119,7 +120,7 @@ class EngineActor:
             await self._leave()
 
     async def _first(self) -> int:
-        """Sequence of the newest version, or of the full one that its chain of differences begins with."""
+        """Return the sequence of the newest version, or of the full one that its chain of differences begins with."""
         newest = await newest_message(self.context.bus, WEIGHTS_PUBLISHED)
         return 1 if newest is None else newest[0].full or newest[1].sequence
 

@@ -14,8 +14,8 @@ from actors.learner.assertions import assert_step
 from actors.learner.elastic import ElasticGroup
 from actors.learner.fetching import read_batch
 from actors.learner.fold import Evaluations, LearnerFold
-from actors.learner.gpu_handoff import Stopping, Turns
-from actors.learner.group import GROUPS, GroupLost, TrainerGroup
+from actors.learner.gpu_handoff import Turns
+from actors.learner.group import GROUPS, GroupLost, Stopping, TrainerGroup
 from actors.learner.outbox import Outbox, published_by, step_record
 from actors.learner.prefetch import fetch_once_packed, gathered
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from actors.learner.group import Stopping
 from asyncrl.bus.log import read_last
 from asyncrl.crash import crash_point
-from asyncrl.errors import AsyncRLError
 from topics.actors import Activity, HeldWork, Waiting
 from topics.gpu_handoff import CARD_TAKEN, CardRequested, CardReturned
 
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from actors.learner.outbox import Outbox
     from actors.runtime.actor import Context
     from actors.runtime.keeper import Keeper
-
-
-class Stopping(AsyncRLError):
-    """The learner shall stop, and engines still have the GPU."""
 
 
 class Turns:

@@ -17,7 +17,8 @@ from actors.learner.gpu_probe import TakeGpu
 from actors.learner.rank import Call, Open, Rank, carried_out
 from actors.learner.rank_wire import ERRORS, NO_GPU, NumberedCall, Reply
 from actors.runtime.actor import ActorDown, Context
-from asyncrl.background import BackgroundTasks, first_of
+from asyncrl.background import BackgroundTasks, first_of, unless
+from asyncrl.errors import AsyncRLError
 from asyncrl.framing import pack, read_frames
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.run.placement import Job, NoRoom, Placed
@@ -39,11 +40,19 @@ class GroupLost(ActorDown):
         self.rank = rank  # the rank whose GPU is missing, if that is the reason
 
 
+class Stopping(AsyncRLError):
+    """The learner shall stop before it has the GPU, or its trainer group."""
+
+
 class TrainerGroup(Protocol):
     """The trainer of a learner: one or several ranks, which live and die as one."""
 
     async def open(self) -> None:
-        """Start, with the model as it was before the run."""
+        """Start, with the model as it was before the run.
+
+        Raises:
+            Stopping: the learner is asked to stop meanwhile.
+        """
 
     async def do(self, call: Call[T]) -> T:
         """Make a call to the ranks, and return its result.
@@ -91,6 +100,11 @@ class RankProcesses:
         self._closing = contextlib.AsyncExitStack()
 
     async def open(self) -> None:
+        await unless(self._context.stop, self._open())
+        if self._context.stop.is_set():
+            raise Stopping("the learner shall stop before its trainer group is open")
+
+    async def _open(self) -> None:
         context = self._context
         folder = Path(self._closing.enter_context(tempfile.TemporaryDirectory(prefix="asyncrl-ranks-")))
         server = await asyncio.start_unix_server(self._accept, folder / "socket")

@@ -6,7 +6,8 @@ import pytest
 
 from actors.engine.shared_gpu import SharedGpu
 from actors.learner.fold import LearnerFold
-from actors.learner.gpu_handoff import Stopping, Turns
+from actors.learner.gpu_handoff import Turns
+from actors.learner.group import Stopping
 from actors.learner.outbox import Outbox
 from actors.runtime.keeper import Keeper
 from asyncrl.bus.log import read_last

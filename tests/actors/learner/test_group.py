@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from actors.learner.elastic import ElasticGroup, chosen_gpus
-from actors.learner.group import GROUPS, GroupLost, RankProcesses, TrainerGroup
+from actors.learner.group import GROUPS, GroupLost, RankProcesses, Stopping, TrainerGroup
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save
 from actors.learner.rank import Fetch, Load, Rank, Step
 from actors.runtime.actor import ActorFault
@@ -201,6 +201,21 @@ async def test_a_rank_that_is_missing_at_the_start_is_named(bus: Bus, stage: Cal
 
     with pytest.raises(GroupLost, match=r"1\] did not connect within learner.start_s = 0.1 s; see `asyncrl logs learn"):
         await group.open()
+    await group.close()
+
+
+async def test_a_learner_that_is_asked_to_stop_does_not_wait_for_its_ranks(bus: Bus, stage: Callable[..., Stage]):
+    stand = stage(**SMALL, learner={**LEARNER, "ranks": 2})
+    await stand.open()
+    context = stand.context("learner", bus)
+    context.placement = Silent(context.files.logs)
+    group = RankProcesses(context, lambda: None)
+    opening = asyncio.create_task(group.open())
+    await until(lambda: any(context.files.logs.iterdir()), "a rank has started")
+    context.leave()
+
+    with pytest.raises(Stopping, match="before its trainer group is open"):
+        await asyncio.wait_for(opening, LEARNER["start_s"] / 5)
     await group.close()
 
 
