@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from actors.sessions.admission import PayloadSize
+from actors.sessions.admission import Room
 from actors.sessions.fold import SessionsFold
 from asyncrl.config.live_settings import LiveSettings, SafetySettings
 from asyncrl.live.tenant_keys import tenant_digest
@@ -23,7 +23,7 @@ from topics.turns import (
 IDLE_S = 100.0
 JUDGE_S = 10.0
 SIBLINGS_S = 5.0
-ROOM = PayloadSize(under_way=64, waiting=64, max_lag=4)
+ROOM = Room(under_way=64, waiting=64, max_lag=4)
 TOKENS = np.arange(3, dtype=np.int32)
 REALS = np.zeros(3, np.float32)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.sessions.admission import PayloadSize
+from actors.sessions.admission import Room
 from harness.session_feed import (
     IDLE_S,
     SIBLINGS_S,
@@ -21,7 +21,7 @@ from topics.turns import FeedbackGiven, Sibling, TurnAdmitted, TurnJudged, TurnO
 
 
 def test_the_newest_are_admitted_first_as_far_as_there_is_room_and_the_oldest_of_too_many_end():
-    sessions = Sessions(room=PayloadSize(under_way=2, waiting=2, max_lag=4))
+    sessions = Sessions(room=Room(under_way=2, waiting=2, max_lag=4))
     for turn in "abcdef":
         sessions.served(turn).publish(grade(turn))
 
@@ -39,7 +39,7 @@ def test_the_newest_are_admitted_first_as_far_as_there_is_room_and_the_oldest_of
 
 
 def test_a_turn_that_the_next_batch_would_refuse_ends_before_its_place_comes():
-    sessions = Sessions(room=PayloadSize(under_way=1, waiting=9, max_lag=4))
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
     for turn in "abc":  # their newest token is of version 2
         sessions.served(turn).publish(grade(turn))
     assert sessions.decide() == [admitted("c", 1.0)]
@@ -49,7 +49,7 @@ def test_a_turn_that_the_next_batch_would_refuse_ends_before_its_place_comes():
 
 
 def test_feedback_overrules_a_judge_while_the_turn_waits():
-    sessions = Sessions(room=PayloadSize(under_way=1, waiting=9, max_lag=4))
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
     sessions.served("a").publish(grade("a")).served("b").publish(grade("b"))
     assert sessions.decide() == [admitted("b", 1.0)]
 
@@ -58,7 +58,7 @@ def test_feedback_overrules_a_judge_while_the_turn_waits():
 
 
 def test_an_end_that_is_read_before_its_admission_leaves_room():
-    sessions = Sessions(room=PayloadSize(under_way=1, waiting=9, max_lag=4)).publish(packed(1, "l000000"))
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4)).publish(packed(1, "l000000"))
 
     sessions.served("a").publish(grade("a")).served("b").publish(grade("b"))
 
@@ -87,7 +87,7 @@ def together(first, *others, by="judge"):
 
 
 def test_siblings_are_admitted_as_one_group_once_all_that_may_be_graded_are():
-    sessions = Sessions(room=PayloadSize(under_way=1, waiting=9, max_lag=4))
+    sessions = Sessions(room=Room(under_way=1, waiting=9, max_lag=4))
     for turn in "abc":
         sessions.started(turn, siblings="x")
     sessions.served("e", siblings="x", skip="greedy")

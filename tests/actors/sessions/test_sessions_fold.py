@@ -2,7 +2,7 @@
 
 import pytest
 
-from actors.sessions.admission import PayloadSize
+from actors.sessions.admission import Room
 from harness.session_feed import (
     IDLE_S,
     JUDGE_S,
@@ -136,7 +136,7 @@ def test_feedback_overrules_a_judge_until_the_turn_is_in_a_batch_and_is_counted_
 
 
 def test_a_graded_turn_is_never_unjudged_and_its_session_closes():
-    sessions = Sessions(room=PayloadSize(under_way=0, waiting=9, max_lag=4))
+    sessions = Sessions(room=Room(under_way=0, waiting=9, max_lag=4))
     sessions.served("a").started("b", "a").decide()
     sessions.publish(grade("a")).finished("b").publish(feedback("b", 1.0)).publish(
         SessionLeft(session_id="s", tenant="anna")
