@@ -4,8 +4,8 @@
     rollout = "five_turns.py:rollout"
 
 The policy writes a word backwards and learns after each try how many letters are right. The reward judges the last try.
-Nothing here knows of weight updates, killed workers or resumption: the context repeats the answers it has given once,
-and the function continues on another machine as if nothing had happened.
+This file needs no code for weight updates, killed workers or resumption. The context repeats the answers it has given
+once, and the function continues on another machine as if nothing had happened.
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
     source = "live_users.py:rows"
     options = { users = 64, tastes = 1, think_s = 2.0 }
 
-They use no language model. A user says `say abc` and is pleased by `ABC`; the next request of the session
-begins with `good` or `wrong +`, and `POST /v1/feedback` takes the reaction to its last reply. With two tastes
-others say `tell abc`, are pleased by `abc`, and say `wrong -`. They know of the run what any client knows: an
-address and a key. `judge` reads their messages, and their wish is its hint. The warm-up shows what a hint means
-(`say abc +`), which users never write.
+They use no language model. A user says `say abc` and is pleased by `ABC`. The next request of the session begins with
+`good` or `wrong +`; `POST /v1/feedback` takes the reaction to its last reply. With two tastes the other users say `tell
+abc`, are pleased by `abc`, and say `wrong -`. Users know only what any client knows: an address and a key. `judge`
+reads the users' messages and returns the wish as a hint. The warm-up shows what a hint means (`say abc +`), which users
+never write.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ TURNS = 4  # of a session
 _HINTED = 0.5  # share of the warm-up's requests that say which letters are wanted, and get them
 WINDOW = 100  # turns whose mean is the satisfaction
 GOAL = 0.9
-_ASKS = ("say", "tell")  # by taste
-_WANTS = ("+", "-")  # letters, large or small ones, by taste
-_SILENT_S = 60.0  # of the gateway, until a request has failed
+_ASKS = ("say", "tell")  # one per taste
+_WANTS = ("+", "-")  # capitals or small letters, one per taste
+_SILENT_S = 60.0  # without an answer of the gateway, until a request has failed
 _PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 2.0
 _TRUSTED_S = 60.0  # a longer `Retry-After` is not obeyed
@@ -46,20 +46,20 @@ _TRY_AGAIN = frozenset({408, 409, 429, 500, 502, 503, 504, 529})  # statuses aft
 
 
 def rows(seed: int, **_options: Any) -> Any:
-    """Return supervised conversations for the warm-up: words in capitals or small letters, half and half, and in the
-    form of the hint if there is one.
+    """Return supervised conversations for the warm-up: half of the words in capitals, half in small letters. A hint in
+    the request decides the form.
     """
     return Conversations(seed)
 
 
 class Conversations:
-    """Conversations without end, by number."""
+    """An endless series of conversations, by number."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def row(self, index: int) -> dict[str, Any]:
-        """Return one conversation; the case of a reply depends on nothing before it but a hint at its request."""
+        """Return one conversation; the case of a reply is random, and only a hint in its request tells it."""
         draw = random.Random(f"{self._seed}-{index}")
         messages: list[dict[str, str]] = []
         ask = draw.choice(_ASKS)
@@ -98,10 +98,10 @@ class Story:
 
     began: float = 0.0  # of the first request, time.monotonic()
     seconds: list[float] = field(default_factory=list)  # since then, of each reply
-    pleased: list[bool] = field(default_factory=list)  # by each
+    pleased: list[bool] = field(default_factory=list)  # by each reply
     requests: int = 0
-    cut: int = 0  # connections, or none was taken: the request was sent again
-    refused: int = 0  # answers that it may be tried again, as it was
+    cut: int = 0  # connections cut or refused; the request was sent again
+    refused: int = 0  # answers that ask for a retry
     failures: list[str] = field(default_factory=list)
 
     def satisfaction(self, end: int) -> float:
@@ -110,12 +110,12 @@ class Story:
         return sum(some) / len(some) if some else 0.0
 
     def reached(self) -> int:
-        """Return the number of turns after which the satisfaction was `GOAL`; 0: it never was."""
+        """Return the number of turns after which the satisfaction was `GOAL`; 0 if it never was."""
         ends = range(WINDOW, len(self.pleased) + 1)
         return next((end for end in ends if self.satisfaction(end) >= GOAL), 0)
 
     def rows(self) -> dict[str, str]:
-        """Return what a summary says of it."""
+        """Return the rows of the run's summary."""
         turns, goal = len(self.pleased), self.reached()
         before, after = self.satisfaction(min(WINDOW, turns)), self.satisfaction(turns)
         when = f"after {goal:,} turns and {self.seconds[goal - 1]:.0f} s" if goal else "not reached"
@@ -175,7 +175,7 @@ class Users:
         await self._post(http, "/v1/feedback", {"turn": answer["id"], "thumb": "up" if pleased else "down"})
 
     async def _post(self, http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> Any:
-        """Send a request, again as long as its connection is refused or cut, or the answer is to come again later."""
+        """Send a request; repeat it while the connection is refused or cut, or the answer asks for a retry."""
         self.story.requests += 1
         ends, pause_s = time.monotonic() + _SILENT_S, _PAUSE_S
         while True:
@@ -199,7 +199,7 @@ class Users:
 
 
 def retry_after_s(header: str) -> float | None:
-    """Return the seconds of a `Retry-After`; None if it names none, or too many, as in SDKs."""
+    """Return the seconds of a `Retry-After`; None if it names no number or more than `_TRUSTED_S`, as in SDKs."""
     try:
         seconds = float(header)
     except ValueError:
@@ -233,7 +233,7 @@ async def _stopped(context: Context, seconds: float) -> bool:
 
 
 async def _is_served(context: Context) -> bool:
-    """Wait until an engine has the weights of the warm-up, and the gateway listens; False where the run ends before."""
+    """Wait until an engine has the weights of the warm-up and the gateway listens; False if the run ends first."""
     ready = asyncio.Event()
     topic = context.bus.tables.topic_of_type(EngineReady)
     listener = context.listen(topic.stream, lambda *_: ready.set(), [topic])
