@@ -72,7 +72,7 @@ def trajectory() -> TrajectoryGenerated:
 
 
 async def bench_bus(*, rounds: int = 5, sizes: Sizes | None = None) -> dict[str, float]:
-    """Measure against a server of its own; each figure is the median of interleaved rounds."""
+    """Measure with a separate server; each figure is the median of interleaved rounds."""
     sizes = sizes or Sizes()
     taken: dict[str, list[float]] = {}
 
@@ -104,7 +104,7 @@ async def bench_bus(*, rounds: int = 5, sizes: Sizes | None = None) -> dict[str,
 
 
 def codec_us(note: Callable[[str, float], float], count: int) -> None:
-    """Microseconds to write and to read a trajectory of 4k tokens, headers not counted."""
+    """Microseconds to encode and to decode a trajectory of 4k tokens, without its headers."""
     message = trajectory()
     began = time.perf_counter()
     for _ in range(count):
@@ -139,7 +139,7 @@ async def _typed_rate(bus: Bus, message: Message, count: int) -> float:
 
 
 async def _bare_rate(address: BusAddress, body: bytes, count: int) -> float:
-    """The same with nats-py alone and bytes that are ready."""
+    """Messages per second with nats-py alone and bytes that are already encoded."""
     client: Client = await nats.connect(
         address.url, user=address.user, password=address.password, pending_size=64 * 1024 * 1024
     )
@@ -162,7 +162,7 @@ async def _bare_rate(address: BusAddress, body: bytes, count: int) -> float:
 
 
 async def _store_rate(bus: Bus, count: int) -> float:
-    """Acknowledged publishes of 1 KiB a second, each with a message id of its own."""
+    """Acknowledged publishes per second of 1 KiB; each message has a different id."""
     body, mark = bytes(1024), time.time_ns()
     subject = PROMPT_ISSUED.subject(bus.run, "p000042-3")
 
@@ -173,7 +173,7 @@ async def _store_rate(bus: Bus, count: int) -> float:
 
 
 async def _publish_rate(bus: Bus, count: int) -> float:
-    """Trajectories of 4k tokens packed, described in headers and stored a second."""
+    """Trajectories of 4k tokens that are packed, described in headers and stored, per second."""
     message, mark = trajectory(), time.time_ns()
 
     async def store(number: int) -> None:
@@ -184,7 +184,7 @@ async def _publish_rate(bus: Bus, count: int) -> float:
 
 
 async def _rate(one: Callable[[int], Awaitable[None]], count: int) -> float:
-    """Calls per second of `one`, with as many under way as a connection takes."""
+    """Calls per second of `one`, with as many concurrent calls as a connection takes."""
     numbers = iter(range(count))
 
     async def work() -> None:

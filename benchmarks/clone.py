@@ -1,4 +1,4 @@
-"""The clone that benchmarks run from, for the processes that they start."""
+"""The source checkout that benchmarks run from, for the processes that they start."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ ROOT = Path(__file__).parents[1]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return this process's environment, in which Python finds the clone before all else that it found already."""
+    """Return this process's environment with the source checkout first in Python's path."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     return {**os.environ, "PYTHONPATH": path, **more}

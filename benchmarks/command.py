@@ -1,4 +1,7 @@
-"""`asyncrl bench NAME`: what this machine makes of asyncrl, beside the goals. Nothing of a run is touched."""
+"""`asyncrl bench NAME`: measure asyncrl on this machine and compare the figures with the goals.
+
+Existing runs are not changed.
+"""
 
 from __future__ import annotations
 
@@ -22,25 +25,25 @@ NAMES = {
     "schedule": "steps per second of real runs as a share of the ideal schedule",
     "pipeline": "trajectories per second from prompt to packed batch, and their CPU time",
     "idle": "CPU time of a run that waits",
-    "recovery": "seconds from the kill of each role to its working again",
-    "publication": "seconds the learner stands still for a version and a checkpoint, and until they are written",
+    "recovery": "seconds from the kill of each role to its recovery",
+    "publication": "seconds that the learner pauses for a version and a checkpoint, and seconds until they are written",
     "weights": "seconds until weights are published, and from there until many engines of one host have them",
     "direct": "seconds from a step until an engine under load has its weights: out of the store, and directly",
-    "rescoring": "log-probs of a server whose weights change, against the trainer's of the versions that tokens name",
-    "rollouts": "tokens per second of a server through asyncrl, and by a bare client",
-    "gateway": "what the gateway adds to a reply, beside the same ids sent straight to the engine",
-    "live": "what clients of a gateway meet while its model learns, beside the same load without training",
-    "sessions": "many sessions at once through the gateway while versions come, beside the same ids straight",
-    "drafts": "tokens of one pass of SGLang whose model drafts them, before its layer for it is trained and after",
-    "learner": "tokens per second of the trainer, beside a bare loop, the matrix rate, and itself on several ranks",
-    "megatron": "the same of the trainer on megatron-core, in layouts of two GPUs, with experts and their replay",
-    "turns": "seconds of the switches of a GPU that learner and engine have by turns, and what they leave on it",
+    "rescoring": "log-probs of a server whose weights change, compared with the trainer's for the same versions",
+    "rollouts": "tokens per second of a server through asyncrl and through a bare client",
+    "gateway": "time that the gateway adds to a reply, compared with direct requests to the engine",
+    "live": "latencies of a gateway's clients while its model learns, compared with no training",
+    "sessions": "many concurrent sessions during weight updates, through the gateway and directly",
+    "drafts": "tokens per pass of SGLang with a draft layer, before and after training of this layer",
+    "learner": "tokens per second of the torch trainer, compared with a bare loop, the matrix rate and several ranks",
+    "megatron": "tokens per second of the megatron trainer, in layouts of two GPUs, with experts and their replay",
+    "turns": "seconds to switch a GPU between learner and engine that time-share it, and memory left on it",
     "fleet": "tokens per second while engines join and leave, and seconds until a joined one samples",
-    "ray": "trajectories per second on three simulated nodes of Ray and by child processes; nodes join, and are killed",
-    "tastes": "turns and seconds until the users of the live demo are satisfied, by method of learning",
-    "oracle": "steps to a reward of 0.9 at several bounds of the lag, beside a synchronous loop",
-    "cost": "CPU time per trajectory with progress messages, against none",
-    "history": "logs of a long run: their size, and seconds and memory of its audit and its keepers' starts",
+    "ray": "trajectories per second on three simulated Ray nodes and in child processes; nodes join or are killed",
+    "tastes": "turns and seconds until the users of the live demo are satisfied, by learning method",
+    "oracle": "steps to a reward of 0.9 at several lag bounds, compared with a synchronous loop",
+    "cost": "CPU time per trajectory with and without progress messages",
+    "history": "logs of a long run: their size, and time and memory of its audit and its keepers' starts",
 }
 Figures = dict[str, float]
 _NOT_MEASURED = ("run", "parser", "bench", "json")  # arguments; all others are options of the measurement
@@ -54,23 +57,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         one.add_argument(
             "--json", action="store_true", help="print one JSON object: figures by name, units in the names"
         )
-    parsers["bus"].add_argument("--rounds", type=int, default=5, help="rounds; every figure is the median over them")
+    parsers["bus"].add_argument("--rounds", type=int, default=5, help="number of rounds; every figure is their median")
     for name, seconds in (("pipeline", 10.0), ("idle", 20.0), ("cost", 12.0), ("fleet", 10.0)):
         parsers[name].add_argument("--seconds", type=float, default=seconds, help="length of the measured window")
     parsers["pipeline"].add_argument(
         "--short", action="store_true", help="16 tokens from the embedded engine over HTTP, instead of 4k scripted ones"
     )
     parsers["cost"].add_argument("--pairs", type=int, default=15, help="runs of each kind (default: 15)")
-    parsers["cost"].add_argument("--tokens", type=int, default=8000, help="of a trajectory (default: 8000)")
+    parsers["cost"].add_argument("--tokens", type=int, default=8000, help="tokens of a trajectory (default: 8000)")
     parsers["recovery"].add_argument(
         "--messages",
         type=int,
         default=100_000,
         help="trajectories in the logs of prompter and buffer (default: 100000)",
     )
-    parsers["recovery"].add_argument("--kills", type=int, default=3, help="of each role; figures are medians")
+    parsers["recovery"].add_argument("--kills", type=int, default=3, help="kills of each role; figures are medians")
     parsers["history"].add_argument(
-        "--trajectories", type=int, default=1_000_000, help="of the run whose logs are written (default: 1000000)"
+        "--trajectories", type=int, default=1_000_000, help="trajectories of the run (default: 1000000)"
     )
     parsers["history"].add_argument(
         "--directory",
@@ -83,12 +86,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for name, add in OPTIONS.items():
         add(parsers[name])
-    parsers["gateway"].add_argument("--turns", type=int, default=300, help="measured ones (default: 300)")
-    parsers["gateway"].add_argument("--tokens", type=int, default=32, help="of a reply (default: 32)")
+    parsers["gateway"].add_argument("--turns", type=int, default=300, help="measured turns (default: 300)")
+    parsers["gateway"].add_argument("--tokens", type=int, default=32, help="tokens of a reply (default: 32)")
     parsers["live"].add_argument("--rate", type=float, default=20.0, help="requests per second (default: 20)")
     parsers["live"].add_argument("--seconds", type=float, default=60.0, help="length of each window (default: 60)")
     kinds = ["still", "shared", "trained"]
-    parsers["live"].add_argument("--kinds", nargs="+", choices=kinds, default=kinds, help="of runs (default: all)")
+    parsers["live"].add_argument(
+        "--kinds", nargs="+", choices=kinds, default=kinds, help="kinds of runs (default: all)"
+    )
     parsers["live"].add_argument("--rounds", type=int, default=1, help="runs of each kind, in turn (default: 1)")
     parsers["live"].add_argument("--nice", type=int, default=10, help="gateway.nice (default: 10)")
     choices = ("none", "ranks", "all")
@@ -100,16 +105,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and print; returns 1 when the measurement was stopped, or every case failed."""
+    """Measure and print; return 1 if the measurement was stopped or every case failed."""
     if arguments.bench is None:
         arguments.parser.print_help()
         return 0
     try:
         figures = _measure(arguments)
-    except asyncio.CancelledError:  # asked to stop; every process is gone already
+    except asyncio.CancelledError:  # stopped by a signal; all processes have ended already
         return 1
     if not figures:
-        print(f"asyncrl: bench {arguments.bench}: no case was measured, for the reasons above", file=sys.stderr)
+        print(f"asyncrl: bench {arguments.bench}: every case failed; the reasons are above", file=sys.stderr)
         return 1
     if arguments.json:
         print(msgspec.json.encode(figures).decode())
@@ -119,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(figures: Mapping[str, float], goals: Mapping[str, Goal]) -> str:
-    """Figures beside their goals, a line each."""
+    """Return one line per figure, with its goal."""
     width = max(map(len, figures))
     lines = []
     for name, value in figures.items():
@@ -130,7 +135,7 @@ def table(figures: Mapping[str, float], goals: Mapping[str, Goal]) -> str:
 
 
 def _measure(arguments: argparse.Namespace) -> Figures:
-    import uvloop  # as the actors run
+    import uvloop  # the actors use uvloop too
 
     name = arguments.bench
     function: Callable[..., Any] = getattr(importlib.import_module(f"benchmarks.{name}"), f"bench_{name}")
@@ -140,7 +145,7 @@ def _measure(arguments: argparse.Namespace) -> Figures:
 
 
 async def _stoppable(measuring: Coroutine[Any, Any, Figures]) -> Figures:
-    """Measure until the end or a SIGTERM; either way whatever was started is stopped."""
+    """Measure until the end or a SIGTERM; in both cases stop all started processes."""
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,4 +1,4 @@
-"""The cost of resumability while nothing fails: CPU time per trajectory with progress messages, against none."""
+"""The cost of resumability without failures: CPU time per trajectory with and without progress messages."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, VITALS
 
 _MEAN_S, _SIGMA = 8.0, 0.3  # of a generation, streamed
-_OFF = 1_000_000  # tokens that no trajectory reaches
+_OFF = 1_000_000  # more tokens than any trajectory has
 _WARM_S, _DEADLINE_S = 10.0, 120.0
 
 
 def cost_config(model: Path, progress_tokens: int, tokens: int) -> Config:
-    """A run that never ends: a scripted engine streams so many tokens in 8 s to each of 256 slots."""
+    """Return an endless run: a scripted engine streams `tokens` tokens in 8 s to each of 256 slots."""
     streaming = {"kind": "scripted", "scripted_mean_s": _MEAN_S, "scripted_sigma": _SIGMA}
     return endless_config("bench-cost", model, tokens=tokens, progress_tokens=progress_tokens, **streaming)
 
@@ -33,25 +33,26 @@ def cost_config(model: Path, progress_tokens: int, tokens: int) -> Config:
 async def bench_cost(*, pairs: int, seconds: float, tokens: int) -> dict[str, float]:
     """Measure pairs of runs side by side, one with progress messages and one without.
 
-    Both runs of a pair share the machine: its speed changes by a tenth from minute to minute, which is more than what
-    is looked for.
+    Both runs of a pair share the machine: its speed changes by a tenth per minute, which is more than the measured
+    difference.
 
     Args:
-        pairs: runs of each kind.
+        pairs: number of runs of each kind.
         seconds: length of each measured window.
         tokens: of a trajectory.
 
     Returns:
-        Medians of CPU microseconds per trajectory over all processes, with and without, and of the pairs' ratios.
+        Medians of CPU microseconds per trajectory over all processes, with and without progress, and of the pairs'
+        ratios.
 
     Raises:
-        BenchError: a run did not come to its window, or stored other progress than it should.
+        BenchError: a run did not reach its window, or stored more or less progress than expected.
     """
     default = RolloutSettings(max_new_tokens=tokens).progress_limit
     costs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
-        # Answers must fit into the model's context: where no more is expected, progress is not worth its message.
+        # Answers must fit into the model's context: near its end, a worker publishes no more progress.
         create_configured(model, msgspec.convert({"model": {"create": {"context": 2 * tokens}}}, Config))
         configs = [cost_config(model, progress_tokens, tokens) for progress_tokens in (default, _OFF)]
         for pair in range(pairs):
@@ -76,13 +77,13 @@ async def _cpu_us(config: Config, seconds: float) -> float:
 
 
 async def _measure(stage: Stage, seconds: float) -> float:
-    """CPU microseconds of all processes for as many sampled tokens as a trajectory has.
+    """Return CPU microseconds of all processes per sampled trajectory length.
 
-    Trajectories that began together end together, in waves of 8 s: how many end in a window says little of the work
-    that was done in it. Tokens come evenly.
+    The figure counts tokens, which arrive evenly. Trajectories that began together end together, in waves of 8 s, so
+    their number in a window is no good measure of the work.
 
     Raises:
-        BenchError: progress was stored where none should be, or none where it should.
+        BenchError: the stored progress does not match the setting.
     """
     earliest = await stage.follow(BATCHES, BATCH_PACKED, lambda record: True)
     first = await _sampled(stage, earliest.time_ns + _WARM_S * 1e9)
@@ -97,7 +98,7 @@ async def _measure(stage: Stage, seconds: float) -> float:
 
 
 async def _sampled(stage: Stage, earliest_ns: float, *, above: float = -1.0) -> Vitals:
-    """Return the first vital signs of the rollout worker from a time on that report more than `above` tokens."""
+    """Return the rollout worker's first vital signs after `earliest_ns` that report more than `above` tokens."""
 
     def wanted(record: Record) -> bool:
         if record.time_ns < earliest_ns:

@@ -1,7 +1,7 @@
-"""Weights from a trainer to one engine under load: out of the store, and the direct way.
+"""Weights from a trainer to one engine under load: through the store, and directly.
 
-The learner's part is in this process, the requests in another one; the trainer's ranks, the server and its engine actor
-are processes as in a run.
+This process has the learner's part; another process sends the requests. The trainer's ranks, the server and its engine
+actor are processes as in a run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from benchmarks.stage import BenchError, report
 from benchmarks.updates import Served, Updates
 
 _LOADED_S = {"sglang": 20.0, "embedded": 3.0}  # for the requests to run
-_AFTER_S = 2.0  # that are looked at behind an update, and up to `_LONGEST_S` while too few requests have gone on
+_AFTER_S = 2.0  # time to follow requests after an update; up to `_LONGEST_S` while too few requests have continued
 _LONGEST_S, _LOOK_S = 5.0, 0.25
 _WARM = 1  # versions that are not counted
 _FRONT = f"-m {SGLangControl.module}"  # SGLang renames the processes that its front process starts
 
 
 class Course(NamedTuple):
-    """The number of versions, and whether steps go on beside them."""
+    """The number of versions, and whether steps run at the same time."""
 
     rounds: int  # versions that are counted
     idle: bool  # the trainer begins no step before a version has arrived
@@ -41,19 +41,27 @@ async def bench_direct(
     layout: Sequence[tuple[str, int]] = (),
     **options: Any,
 ) -> dict[str, float]:
-    """Measure each way with each kind of update, each within the deadline, the start of its server included.
+    """Measure each way with each kind of update; the deadline of each includes the start of its server.
 
     Returns:
-        Medians, the way and the update in front. Seconds from the end of a step until the next one may begin
-        (`copy_s`), by which the next step is later (`standstill_s`), from the end of a step to the announcement, to
-        `engine.ready`, and until 90 of 100 requests sample by the new version (`new_90_s`); of this by the engine
-        (`fetch_s`; `update_s` from `engine.updating` to `engine.ready`, `pause_s` of it from abort or pause until the
-        server samples again, of that `hold_s` until it has stopped, and `load_s`); from `engine.updating` until 95 of
-        100 requests have a token again (`again_s`), in `resume` also until as many have been sent again (`sent_s`);
-        longest times without a token, of all requests together (`silence_s`) and of one (`request_silence_s`, median,
-        and `request_silence_most_s`), around an update, in a step without an update (`in_step_...`) and with nothing
-        beside (`quiet_...`), then also the requests of a second (`quiet_requests_per_s`) and the cores that SGLang's
-        front process is busy on (`quiet_front_cores`); and the share of the versions that came that way.
+        Medians; names begin with the way and the kind of update. Times are in seconds.
+
+        - `copy_s`: from the end of a step until the next step may begin.
+        - `standstill_s`: delay of the next step.
+        - `announced_s`, `ready_s`: from the end of a step to the announcement, and to `engine.ready`.
+        - `new_90_s`: from the end of a step until 90 of 100 requests sample with the new version.
+        - `fetch_s`: the engine fetches the version.
+        - `update_s`: from `engine.updating` to `engine.ready`.
+        - `pause_s`: from abort or pause until the server samples again; it contains `hold_s`, until the server has
+          stopped, and `load_s`.
+        - `again_s`: from `engine.updating` until 95 of 100 requests have a token again.
+        - `sent_s`: the same until these requests have been sent again; only for `resume`.
+        - `silence_s`: longest time without a token of any request.
+        - `request_silence_s`, `request_silence_most_s`: longest time without a token of one request: median, maximum.
+        - `in_step_...`, `quiet_...`: these silences during a step without an update, and without a step.
+        - `quiet_requests_per_s`, `quiet_front_cores`: without a step, the rate of requests and the cores that SGLang's
+          front process uses.
+        - `share_direct`: share of the versions that took the direct way.
     """
     figures: dict[str, float] = {}
     course = Course(**{name: options.pop(name) for name in Course._fields})
@@ -97,7 +105,7 @@ async def _measured(served: Served, course: Course) -> dict[str, float]:
 
 
 async def _alone(updates: Updates, load: Load) -> tuple[float, dict[str, float]]:
-    """Seconds of a step without an update; and with and without it the longest times without a token."""
+    """Return seconds of a step without an update, and the longest times without a token, with and without the step."""
     await load.events()
     began, front_s = time.monotonic(), updates.stage.cpu_s_of(_FRONT)
     await asyncio.sleep(_AFTER_S)
@@ -116,7 +124,7 @@ async def _alone(updates: Updates, load: Load) -> tuple[float, dict[str, float]]
 async def _round(
     updates: Updates, load: Load, served: Served, number: int, alone_s: float | None
 ) -> tuple[str, dict[str, float]]:
-    """A step, its version, and the next step beside it, unless there is to be none; returns the way that it took."""
+    """Make a step and its version, with the next step at the same time unless `idle`; return the way of the version."""
     await updates.step()
     events = await load.events()
     ended = time.monotonic()
@@ -142,7 +150,7 @@ async def _round(
 
 
 async def _moved(load: Load, events: Events, update: Update, *, in_place: bool) -> dict[str, float]:
-    """Follow the requests until most of them have gone on; their events come behind the others."""
+    """Follow the requests until most of them have continued; append their events."""
     while True:
         await asyncio.sleep(_LOOK_S)
         events.extend(await load.events())

@@ -1,4 +1,4 @@
-"""Tokens of one pass of a real server where a layer of the model drafts them, before that was trained and after."""
+"""Tokens per pass of a real server whose model drafts them, before its draft layer is trained and after."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _SHAPE = {
 
 
 class Sample(NamedTuple):
-    """A prompt and what a server made of it."""
+    """A prompt and the server's answer."""
 
     prompt: list[int]
     tokens: list[int]
@@ -68,21 +68,21 @@ class Sample(NamedTuple):
 async def bench_drafts(
     *, pythonpath: str, arguments: str, prompts: int, tokens: int, steps: int, lr: float
 ) -> dict[str, float]:
-    """Start SGLang on a GLM-4.5 of random weights with a layer that predicts ahead, and measure three times.
+    """Start SGLang on a GLM-4.5 with random weights and a draft layer, and measure three times.
 
-    At first as it starts; then with a version whose layer was trained, with the policy, on what was sampled; then with
-    one whose policy was trained alike and whose layer was not.
+    The first measurement uses the first weights. The second uses a version whose policy and draft layer were trained on
+    the sampled answers. The third uses a version whose policy was trained in the same way, without the draft layer.
 
     Args:
-        pythonpath: with which SGLang is imported.
-        arguments: of SGLang besides those that let it draft.
+        pythonpath: folders from which SGLang is imported.
+        arguments: of SGLang, added to those for drafting.
         prompts: requests at once.
         tokens: of each answer.
         steps: of training.
         lr: learning rate.
 
     Returns:
-        Tokens of one pass, each time.
+        Tokens per pass of each measurement.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         folder = Path(scratch)
@@ -117,12 +117,12 @@ async def bench_drafts(
 
 
 def write_model(directory: Path) -> None:
-    """Write four layers, the first dense, and one that predicts ahead whose embedding and head are the trunk's."""
+    """Write four layers, the first dense, and a draft layer that shares embedding and head with them."""
     torch.manual_seed(0)
     kind: Any = AutoModelForCausalLM
     model = kind.from_config(AutoConfig.for_model("glm4_moe", **_SHAPE), dtype=torch.float32)
     with torch.no_grad():
-        model.lm_head.weight.mul_(6.0)  # else every token is as likely, and there is nothing to draft
+        model.lm_head.weight.mul_(6.0)  # otherwise all tokens have equal probability, and drafts are useless
         for name, parameter in model.named_parameters():
             if "embed_tokens" in name:
                 parameter.mul_(20.0)
@@ -152,13 +152,13 @@ async def _sampled(client: EngineClient, key: str | None, prompts: int, tokens: 
 
 
 def accept_length(samples: list[Sample]) -> float:
-    """Return the tokens of one pass; not a number where the server reports no pass."""
+    """Return the tokens per pass; NaN if the server reports no pass."""
     passes = sum(one.passes for one in samples)
     return sum(len(one.tokens) for one in samples) / passes if passes else float("nan")
 
 
 def trained(folder: Path, model: Path, samples: list[Sample], weight: float, steps: int, lr: float) -> WeightsPublished:
-    """Train the policy on samples for some steps, and its layer ahead with a weight; returns the version."""
+    """Train the policy on samples for some steps, and its draft layer with a loss weight; return the version."""
     folder.mkdir()
     on_gpu = torch.cuda.is_available()
     settings = MegatronSettings(

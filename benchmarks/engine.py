@@ -1,4 +1,4 @@
-"""The speed of the embedded engine, against transformers and through HTTP, in one run with interleaved rounds."""
+"""The speed of the embedded engine, compared with transformers and through HTTP, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _START_DEADLINE_S = 300.0  # a loaded machine imports torch for minutes
 
 
 def save_random_model(directory: Path, *, vocab: int = VOCAB, hidden: int = 128, layers: int = 4) -> Any:
-    """A Qwen3 model with random weights, in Hugging Face format; also returned, in evaluation mode."""
+    """Write a Qwen3 model with random weights, in Hugging Face format; return it in evaluation mode."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -69,12 +69,12 @@ def bench_engine(
     """Measure on one thread per process.
 
     Args:
-        model_path: a model to be measured instead, as `benchmarks.engine_model` does, in `dtype`.
+        model_path: another model to measure, as `benchmarks.engine_model` does, in `dtype`.
         rounds: every figure is the median of this many rounds; a round measures everything once.
         seconds: length of one measurement.
 
     Returns:
-        Tokens per second (`..._tokens_per_s`), ratios, and the greatest log-prob difference to the training forward.
+        Tokens per second (`..._tokens_per_s`), ratios, and the greatest log-prob difference from the training forward.
     """
     if model_path is not None:
         return bench_model(model_path, dtype=dtype, rounds=rounds)
@@ -119,7 +119,7 @@ def transformers_rates(model: Any, *, batch: int = 64, most_tokens: int = NEW_TO
     """Tokens per second of `generate` on one batch of the same requests, padded to the longest.
 
     Returns:
-        Of tokens that were asked for, and of all tokens that were computed.
+        The rate of requested tokens, and the rate of all computed tokens.
     """
     asks = [ask for ask, _ in zip(_asks(batch), range(batch), strict=False)]
     longest = max(len(prompt) for prompt, _ in asks)
@@ -142,7 +142,7 @@ def transformers_rates(model: Any, *, batch: int = 64, most_tokens: int = NEW_TO
 
 
 def _asks(seed: int) -> Iterator[tuple[list[int], int]]:
-    """Prompts and lengths without end."""
+    """Yield prompts and lengths without end."""
     draw = random.Random(seed)
     while True:
         yield [draw.randrange(VOCAB) for _ in range(draw.randint(*PROMPT_TOKENS))], draw.randint(*NEW_TOKENS)
@@ -157,7 +157,7 @@ class _InProcess:
         self._count = 0
         for _ in range(running):
             self._submit()
-        for _ in range(NEW_TOKENS[1]):  # until ends and starts are spread out
+        for _ in range(NEW_TOKENS[1]):  # until the ends and starts of requests are spread out
             self._engine.step()
 
     def _submit(self) -> None:
@@ -185,7 +185,7 @@ class _Remote:
     @classmethod
     @contextlib.asynccontextmanager
     async def start(cls, directory: Path, running: int) -> AsyncIterator[_Remote]:
-        """Start the server, wait until it serves, stop it at the end."""
+        """Start the server, wait until it is ready, stop it at the end."""
         async with served(directory, "--max-running-requests", str(running)) as address:
             client = EngineClient(address)
             try:
@@ -194,7 +194,7 @@ class _Remote:
                 await client.close()
 
     async def rate(self, seconds: float) -> float:
-        """Tokens per second as they arrive, from the moment that all requests run."""
+        """Tokens per second as they arrive, once all requests run."""
         clients = [asyncio.create_task(self._keep_asking()) for _ in range(self._running)]
         await asyncio.sleep(seconds / 2)
         before, started = self._tokens, time.perf_counter()
@@ -219,10 +219,10 @@ class _Remote:
 
 @contextlib.asynccontextmanager
 async def served(model_path: Path, *options: str, incremental: bool = True) -> AsyncIterator[str]:
-    """The address of an embedded server of this model, started for the length of the block.
+    """Serve this model with an embedded server for the length of the block; yields the address.
 
     Raises:
-        EngineError: it ended, or did not answer in time.
+        EngineError: the server ended, or did not answer in time.
     """
     with tempfile.TemporaryDirectory() as scratch:
         port_file = Path(scratch) / "address"
@@ -243,7 +243,7 @@ async def served(model_path: Path, *options: str, incremental: bool = True) -> A
 
 
 def logprob_difference(model: Any, directory: Path, asks: Sequence[tuple[list[int], int]]) -> float:
-    """Greatest difference between the engine's log-probs and the training forward's on the same tokens."""
+    """Return the greatest log-prob difference between the engine and the training forward on the same tokens."""
     ended: list[Request] = []
     engine = Engine(directory, max_running=len(asks), context_length=CONTEXT)
     for index, (prompt, length) in enumerate(asks):
@@ -261,7 +261,7 @@ def logprob_difference(model: Any, directory: Path, asks: Sequence[tuple[list[in
 
 
 def _trained_difference(directory: Path, *, steps: int = 100, rows: int = 256) -> float:
-    """The same on trained weights: a made model after some supervised steps on words written backwards."""
+    """Return the same difference for a small model after supervised steps on words written backwards."""
     from transformers import AutoModelForCausalLM
 
     create_model(directory / "made", alphabet=CreateModelSettings().alphabet, seed=1, shape=ModelShape(context=CONTEXT))

@@ -25,7 +25,7 @@ class Shape(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its figures."""
+        """Prefix of its figures."""
         return f"{self.prompts}_prompts_of_{self.members}"
 
 
@@ -37,11 +37,11 @@ def bench_model(path: Path, *, dtype: str, rounds: int) -> dict[str, float]:
 
     Args:
         path: directory of the model.
-        dtype: of both, a name of torch.
+        dtype: name of a torch type, for both.
 
     Returns:
         Tokens per second of CPU time of both (`..._tokens_per_cpu_s`), their ratios, and the engine's greatest log-prob
-        difference to the forward pass of transformers in float32.
+        difference from the float32 forward pass of transformers.
     """
     from transformers import AutoModelForCausalLM
 

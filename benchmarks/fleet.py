@@ -30,18 +30,18 @@ _DEADLINE_S = 120.0
 
 
 async def bench_fleet(*, seconds: float) -> dict[str, float]:
-    """Measure with one scripted engine of a fixed rate, with four, and with one again; then let an embedded one join.
+    """Measure one scripted engine of a fixed rate, then four, then one again; then add an embedded engine.
 
     Args:
         seconds: length of each window, which begins two batches after the change.
 
     Returns:
-        Tokens/s and their share of what so many engines give at most; trajectories that failed or have two results
-        (that all have one is waited for); seconds from the start of an embedded engine to its server, and from there
-        to its first token.
+        Tokens/s, and their share of the engines' greatest rate. Number of trajectories that failed or have two results;
+        the benchmark waits until all have one. Seconds from the start of an embedded engine to its server, and from
+        there to its first token.
 
     Raises:
-        BenchError: an actor fell, or no batch was packed in time.
+        BenchError: an actor failed, or no batch was packed in time.
     """
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
@@ -78,7 +78,7 @@ async def _scaled(stage: Stage, seconds: float) -> dict[str, float]:
 
 
 async def _rate(stage: Stage, seconds: float) -> float:
-    """Tokens/s of results, from the second batch after now."""
+    """Return tokens/s of results, from the second batch after the call."""
     since = time.time_ns()
     seen: list[int] = []
 
@@ -98,7 +98,7 @@ async def _rate(stage: Stage, seconds: float) -> float:
 
 
 async def _all_results(stage: Stage) -> list[str]:
-    """Trajectories that have a result, by id, once all that were issued have one."""
+    """Return the ids of trajectories with a result, once all issued trajectories have one."""
     issued = len(await stage.read(PROMPTS, [PROMPT_ISSUED]))
     while True:
         records = await stage.read(TRAJECTORIES, [TRAJECTORY_GENERATED])
@@ -129,7 +129,7 @@ async def _joined(stage: Stage) -> dict[str, float]:
 
 
 async def samples(session: aiohttp.ClientSession) -> None:
-    """Return once a server has sampled a token, by its own count."""
+    """Return once a server's counter shows a sampled token."""
     while True:
         async with session.get("/metrics") as response:
             lines = (await response.text()).splitlines()

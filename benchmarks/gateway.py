@@ -1,4 +1,4 @@
-"""Time that the gateway adds to a reply: beside the same ids sent straight to the engine, and in long conversations."""
+"""Time that the gateway adds to a reply, compared with direct requests to the engine, and in long conversations."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES
 from topics.wire import decode
 
-_TURNS = 3  # of a conversation
+_TURNS = 3  # turns of a conversation
 _WORDS = "abcdefghijklmnopqrstuvwxyz "
 _ASKED = 60  # characters of a message
-_SHORT, _LONG = 8, 128  # tokens of the replies whose CPU time is compared
+_SHORT, _LONG = 8, 128  # tokens of the replies whose CPU times are compared
 _MEASURED_S = 600.0
 _STREAM_TOKENS = 4
 
 
 async def bench_gateway(*, turns: int, tokens: int) -> dict[str, float]:
-    """Measure turns of three-turn conversations, each followed by its ids sent straight to the engine.
+    """Measure turns of three-turn conversations; after each turn, send its ids directly to the engine.
 
-    Both sample greedily, and with an equal prefix cache of their own: so the tokens are the same ones.
+    Both sample greedily with equal but separate prefix caches, so the tokens are the same.
 
     Args:
-        turns: measured ones.
+        turns: number of measured turns.
         tokens: of a reply.
 
     Returns:
-        Milliseconds to the first text and whole, of both and their difference; CPU time of the gateway per turn and
-        per event of a stream; and what `rendering` returns.
+        Milliseconds to the first text and to the end, of both and their difference; CPU time of the gateway per turn
+        and per event of a stream; and the figures of `rendering`.
 
     Raises:
-        BenchError: a reply failed, or an actor fell.
+        BenchError: a reply failed, or an actor failed.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = talking_model(Path(scratch) / "model")
@@ -76,7 +76,7 @@ def _config(model: Path) -> Config:
 
 
 class Pairs:
-    """Turns through the gateway, each followed by its prompt sent to the engine."""
+    """Turns through the gateway; the prompt of each is then sent directly to the engine."""
 
     def __init__(self, stage: Stage, http: aiohttp.ClientSession, tokens: int) -> None:
         self._stage = stage
@@ -89,7 +89,7 @@ class Pairs:
         self._address = f"http://127.0.0.1:{stage.config.gateway.port}"
 
     async def open(self) -> None:
-        """Find the engine, make a key, and hold one conversation that is not counted."""
+        """Find the engine, create a key, and hold one conversation that is not counted."""
         record = await self._stage.follow(ENGINES, ENGINE_READY, lambda record: True)
         self._engine = decode(EngineReady, record.data).address
         settings = self._stage.config.engine
@@ -99,14 +99,14 @@ class Pairs:
         self._found.clear()
 
     async def run(self, turns: int) -> None:
-        """Hold conversations until so many turns are measured."""
+        """Hold conversations until `turns` turns are measured."""
         while len(self._found) < turns:
             await self._conversation(_TURNS)
             if len(self._found) % 30 == 0:
                 report(f"{len(self._found)} turns")
 
     async def hold(self, turns: int, tokens: int) -> int:
-        """Hold conversations through the gateway alone; returns the events that came."""
+        """Hold conversations through the gateway only; return the number of events."""
         events = 0
         for _ in range(turns // _TURNS):
             talk = self._talk()
@@ -154,7 +154,7 @@ class Pairs:
 
 
 async def _cpu(stage: Stage, pairs: Pairs, turns: int) -> dict[str, float]:
-    """CPU time of the gateway for a turn without events, and for each event: from short and from long replies."""
+    """Return the gateway's CPU time per turn without events, and per event: from short and long replies."""
     points = []
     for tokens in (_SHORT, _LONG):
         before = stage.cpu_s()["gateway-1"]
@@ -186,13 +186,13 @@ def _whole(answer: Reply) -> Reply:
 
 
 def rendering(model: Path, rounds: int = 20) -> dict[str, float]:
-    """Return medians of CPU milliseconds to make a prompt of messages (find the history, render, tokenise).
+    """Return medians of CPU milliseconds to build a prompt from messages (find the history, render, tokenise).
 
-    Of turn 2, of turn 100, and their ratio; and of those to read the bodies, which hold the whole history.
+    Figures are for turn 2, for turn 100, and their ratio; and for reading the bodies, which hold the whole history.
 
     Args:
         model: its directory.
-        rounds: conversations.
+        rounds: number of conversations.
     """
     tokenizer = TaskTokenizer.load(model)
     read, made = ({2: list[float](), 100: list[float]()} for _ in range(2))

@@ -12,7 +12,7 @@ class Goal(NamedTuple):
     at_most: bool = False
 
     def met(self, value: float) -> bool:
-        """Return whether a figure reaches it."""
+        """Return whether a figure reaches the bound."""
         return value <= self.bound if self.at_most else value >= self.bound
 
     def text(self) -> str:
@@ -152,7 +152,7 @@ _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 
 
 def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
-    """The goals of a measurement, by the name of the figure."""
+    """Return the goals of a measurement by name of the figure."""
     if name == "pipeline":
         return {"trajectories_per_s": Goal(600 if short else 500)}
     goals = {

@@ -1,4 +1,4 @@
-"""A run's logs so far, written as its actors would have: many trajectories issued, graded, packed and trained."""
+"""Write the logs of a run as its actors would: many trajectories issued, graded, packed and trained."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ from topics.wire import Message, headers_of
 
 _TOKENS = 100
 _NONCE = "history"
-_BURST = 512  # messages of which the last alone is acknowledged: a stream stores them in their order
-_BYTES = 1500  # of a trajectory on the server's disk, more than its logs take
-_DIGEST = xxhash.xxh3_128_hexdigest(b"")  # of weights without tensors, which is what the scripted trainer has
-_SNAPSHOT_S = 900.0  # for a keeper to fold everything and store what it knows
+_BURST = 512  # only the last of this many messages is acknowledged: a stream stores them in order
+_BYTES = 1500  # of a trajectory on the server's disk, an upper bound
+_DIGEST = xxhash.xxh3_128_hexdigest(b"")  # of weights without tensors: the scripted trainer has no tensors
+_SNAPSHOT_S = 900.0  # limit for a keeper to fold everything and store its snapshot
 _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 _POLL_S = 0.02
 _PLAYING = ("prompter", "buffer")  # when the run is resumed; their logs are long, and they store snapshots
@@ -64,7 +64,7 @@ _KEEPERS = (*_PLAYING, "learner", "supervisor")
 
 
 class Fact(NamedTuple):
-    """A message to be stored."""
+    """A message to store."""
 
     topic: Topic[Any]
     message: Message
@@ -72,18 +72,18 @@ class Fact(NamedTuple):
 
 
 async def bench_history(*, trajectories: int, directory: str | None, snapshots: bool) -> dict[str, float]:
-    """Return what a run of so many trajectories weighs, and what its audit and the starts of its keepers cost.
+    """Return the size of a run of this many trajectories, and the cost of its audit and of its keepers' starts.
 
     Args:
-        directory: folder that keeps the run, named `history`; None for one that is removed.
-        snapshots: as for `write_history`.
+        directory: folder that keeps the run, named `history`; None for a temporary one.
+        snapshots: see `write_history`.
 
     Raises:
-        BenchError: the logs are not what was to be written, or the audit failed.
+        BenchError: the logs are incomplete, or the audit failed.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as temporary:
         folder = Path(directory or temporary)
-        steps = trajectories // 256 + 1000  # more than are written: it can be resumed
+        steps = trajectories // 256 + 1000  # more than are written, so the run can be resumed
         config = bench_config("history", directory=str(folder), learner={"steps": steps})
         report(f"writing the logs of {trajectories:,} trajectories")
         began = time.monotonic()
@@ -93,11 +93,11 @@ async def bench_history(*, trajectories: int, directory: str | None, snapshots: 
 
 
 async def write_history(folder: Path, config: Config, trajectories: int, *, snapshots: bool = False) -> History:
-    """A stopped run with so many trajectories behind it, in which prompter and buffer alone go on.
+    """Write a stopped run with this many trajectories, in which only prompter and buffer continue.
 
     Args:
         folder: holds the run's directory afterwards; `asyncrl up --resume` takes it.
-        snapshots: whether prompter and buffer fold it once and store what they know, as a long run's have.
+        snapshots: whether prompter and buffer fold the logs once and store snapshots, as in a long run.
     """
     files = RunFiles(folder / config.run)
     files.logs.mkdir(parents=True)
@@ -125,7 +125,7 @@ async def write_history(folder: Path, config: Config, trajectories: int, *, snap
 
 
 class History:
-    """Stores what the actors of a run without a warm-up would have stored, in the order of time."""
+    """Stores all messages of the actors of a run without a warm-up, in the order of time."""
 
     def __init__(self, bus: Bus, config: Config) -> None:
         self.bus = bus
@@ -134,17 +134,17 @@ class History:
         self._size = config.rollout.group_size
         task = config.task
         self._rows = open_source(task.source, options=task.options, seed=config.seed, base=Path())
-        self._references: dict[str, Reference] = {}  # of results that no batch holds yet
+        self._references: dict[str, Reference] = {}  # results that no batch holds yet
         self._packed: dict[int, int] = {}  # sequences of the newest batches, by step
         self.steps = 0  # batches packed and trained so far
         self.issued = 0  # groups
         self.graded = 0
 
     async def write(self, trajectories: int) -> None:
-        """At least so many trajectories from their issue to the step that trained them, and the open groups.
+        """Write at least this many trajectories, from their issue to the step that trained them, and the open groups.
 
         Raises:
-            BenchError: the streams do not hold all of it.
+            BenchError: a message is missing in the streams.
         """
         for stream in (PROMPTS, BATCHES, TRAINING, FLEET):
             claim = KeeperClaimed(stream.keeper, f"{stream.keeper}-1", _NONCE)
@@ -156,7 +156,7 @@ class History:
             await self.grade(self._batch_groups)
             await self._pack(step)
             await self.train()
-            # As the trimmer does: results of trained batches go, here all but those of the newest batch.
+            # The trimmer also purges the results of trained batches; here only those of the newest batch stay.
             await purge(self.bus, TRAJECTORIES, [{"seq": (step - 1) * self._batch_groups * self._size + 1}])
             await self.put([self._published(step)])
             if step % self._config.learner.checkpoint_every == 0:
@@ -165,14 +165,14 @@ class History:
         await self._check()
 
     async def grade(self, groups: int) -> None:
-        """Results and grades of the next groups."""
+        """Write results and grades of the next groups."""
         first, self.graded = self.graded, self.graded + groups
         members = [(number, member) for number in range(first, self.graded) for member in range(self._size)]
         await self.put(self._result(*member) for member in members)
         await self.put(self._grade(*member) for member in members)
 
     async def train(self) -> None:
-        """The next step."""
+        """Write the next step."""
         self.steps += 1
         step = self.steps
         rewards = [float(member % 2) for member in range(self._size)]
@@ -192,7 +192,7 @@ class History:
         await self.put([Fact(BATCH_TRAINED, message)])
 
     async def save(self, folder: Path) -> None:
-        """A checkpoint of the last step that a learner can load; its trainer is a scripted one."""
+        """Save a checkpoint of the last step that a learner with a scripted trainer can load."""
         checkpoint = Checkpoint(0, self.steps, _DIGEST, self._packed[self.steps])
         await self.put([self._saved(str(write_checkpoint(folder, checkpoint, lambda _: {})))])
 
@@ -227,7 +227,7 @@ class History:
                 raise BenchError(f"run {self.bus.run}: {stream.name} got {found:,} messages, {count:,} were published")
 
     def _version(self, step: int) -> int:
-        """The version that sampled what a step trains: one behind."""
+        """Return the version that sampled a step's batch: one step old."""
         return max(0, step - 2)
 
     async def _issue(self, groups: int) -> None:
@@ -301,7 +301,7 @@ class History:
             yield BatchMember(trajectory_id, 0, reference, float(member % 2), _TOKENS, lengths=[_TOKENS])
 
     async def _sequence(self, step: int) -> int:
-        """Return the messages of a step's batch; a buffer that continues may have packed it."""
+        """Return the sequence of a step's batch; a buffer that continues may have packed it."""
         if step not in self._packed:
             newest = await read_last(self.bus, BATCH_PACKED)
             assert newest is not None
@@ -317,14 +317,14 @@ class History:
 
 
 async def _take_snapshots(files: RunFiles, bus: Bus) -> None:
-    """Let the real keepers fold the logs once: each stores a snapshot when it has."""
+    """Let the real keepers fold the logs once, until each has stored a snapshot."""
     for role in _PLAYING:
         async with _playing(files, bus, role, BY_NAME[f"{role}.snapshot"]):
             pass
 
 
 async def _read_again(files: RunFiles, trajectories: int) -> dict[str, float]:
-    """Sizes of the logs, and what an audit of this run and the starts of its keepers take."""
+    """Return the sizes of the logs, and the cost of an audit and of the starts of the keepers."""
     run = files.root.name
     server = EmbeddedServer(files.root, run=run)
     address = await server.start(_SNAPSHOT_S)
@@ -346,7 +346,7 @@ async def _read_again(files: RunFiles, trajectories: int) -> dict[str, float]:
 
 
 def _audited(words: list[str]) -> dict[str, float]:
-    """Seconds and greatest memory of an audit in a separate process; what it prints goes to stderr."""
+    """Return seconds and peak memory of an audit in a separate process; its output goes to stderr."""
     began, peak_mb = time.monotonic(), 0.0
     process = subprocess.Popen([sys.executable, "-m", "asyncrl.cli.main", *words], stdout=sys.stderr)
     while process.returncode is None:
@@ -359,10 +359,10 @@ def _audited(words: list[str]) -> dict[str, float]:
 
 
 async def _started(files: RunFiles, bus: Bus, role: str) -> dict[str, float]:
-    """Seconds from the start of a keeper to its claim, and its greatest memory until then.
+    """Return seconds from the start of a keeper to its claim, and its peak memory until then.
 
     Raises:
-        BenchError: it does not come up.
+        BenchError: the keeper does not start.
     """
     began = time.monotonic()
     async with _playing(files, bus, role, BY_NAME[f"{role}.claimed"]) as pid:
@@ -371,10 +371,10 @@ async def _started(files: RunFiles, bus: Bus, role: str) -> dict[str, float]:
 
 @contextlib.asynccontextmanager
 async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> AsyncIterator[int]:
-    """A keeper that has published something new of a topic since its start, by its process id.
+    """Start a keeper, wait until it has published a new message of a topic, and yield its process id.
 
     Raises:
-        BenchError: it does not come that far.
+        BenchError: the keeper publishes no such message.
     """
     before = await read_last(bus, topic)
     process = await LocalProcesses(files.logs).start(actor_job(files.credentials, bus.run, role, f"{role}-1"))
@@ -383,7 +383,7 @@ async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> A
             while await read_last(bus, topic) == before:
                 if process.returncode is not None:
                     raise BenchError(f"run {bus.run}: {role}-1 ended with code {process.returncode}")
-                await asyncio.sleep(_POLL_S)  # whether it comes is known when it is there
+                await asyncio.sleep(_POLL_S)  # polls until the keeper publishes a message
         yield process.pid
     except TimeoutError:
         raise BenchError(f"run {bus.run}: no {topic.name} within {_SNAPSHOT_S:.0f} s") from None
@@ -394,6 +394,6 @@ async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> A
 
 
 def _peak_mb(pid: int) -> float:
-    """Greatest memory of a process so far; 0 of one that has just ended."""
+    """Return the peak memory of a process so far; 0 if the process has just ended."""
     found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
     return int(found[1]) * 1024 / 1e6 if found else 0.0

@@ -19,11 +19,11 @@ from topics.topic import PROMPTS
 
 _GROUPS, _LAG = 32, 1
 _DEADLINE_S = 120.0
-_SETTLED_S = 5.0  # for processes to end their starting
+_SETTLED_S = 5.0  # for processes to finish their start
 
 
 def idle_config(directory: Path) -> Config:
-    """A run whose slots are all taken by generations that take weeks."""
+    """Return a run whose slots are all taken by generations that last weeks."""
     return bench_config(
         "bench-idle",
         directory=str(directory),
@@ -35,16 +35,16 @@ def idle_config(directory: Path) -> Config:
 
 
 async def bench_idle(*, seconds: float) -> dict[str, float]:
-    """CPU time of all processes of a waiting run, the NATS server and the supervisor among them.
+    """CPU time of all processes of a waiting run, with the NATS server and the supervisor.
 
     Args:
-        seconds: over which it is taken.
+        seconds: length of the measured window.
 
     Returns:
         Per cent of one core, in all and per process.
 
     Raises:
-        BenchError: the run did not come up.
+        BenchError: the run did not start.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
         before = {child.pid for child in psutil.Process().children()}
@@ -88,7 +88,7 @@ async def _issued(launch: Launch) -> None:
 
 
 def _processes(others: set[int]) -> dict[str, psutil.Process]:
-    """The run's processes by the name of the actor."""
+    """Return the run's processes by the name of the actor."""
     found: dict[str, psutil.Process] = {}
     for top in psutil.Process().children():
         if top.pid in others:

@@ -1,6 +1,6 @@
-"""The learner's trainer at a size, beside a bare loop on the same rows, and on two GPUs beside one.
+"""The learner's trainer at one model size, compared with a bare loop on the same rows, and two GPUs with one.
 
-Every measurement is a process of its own (`benchmarks/learner_process.py`); one that fails costs its figures alone.
+Every measurement is a separate process (`benchmarks/learner_process.py`); a failed process costs only its figures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from benchmarks.learner_process import Measured, Measurement
 from benchmarks.random_model import SHAPES, write_random_model
 
 _LIMIT_S = 400.0  # of one measurement
-_LONGEST = {"tiny": 64}  # tokens of a row; 8,192 of the others
+_LONGEST = {"tiny": 64}  # tokens of a row; other shapes have 8,192
 
 
 def bench_learner(
@@ -32,16 +32,16 @@ def bench_learner(
 
     Args:
         shape: a name in `SHAPES`.
-        tokens: of a step.
-        ranks: of the measurement that has several; 1 for none.
-        kinds: "asyncrl", "bare", and "masters", a bare loop whose weights have float32 masters as the trainer's have.
+        tokens: tokens of a step.
+        ranks: number of ranks of the second measurement; 1 for none.
+        kinds: "asyncrl"; "bare"; "masters", a bare loop with float32 masters of the weights, as the trainer has.
         rows: "even" (all of the longest length), "mixed" (lognormal lengths) or both.
-        options: further fields of `Measurement`; of them `options` are "NAME=VALUE" of `TorchSettings`.
+        options: more fields of `Measurement`; its `options` are "NAME=VALUE" of `TorchSettings`.
 
     Returns:
         Tokens per second, the share of the matrix rate (`mfu`), seconds of the first step and memory, by shape, kind
-        and rows. With several ranks also how far loss and gradient norm of one step, of all their rows, are from those
-        of one rank on the same rows.
+        and rows. With several ranks also the differences of loss and gradient norm of one step from those of one rank
+        on the same rows.
     """
     longest = _LONGEST.get(shape, 8192)
     lengths = {"even": [longest] * max(tokens // longest, 1), "mixed": mixed_lengths(tokens, longest)}
@@ -74,7 +74,7 @@ def bench_learner(
 
 
 def mixed_lengths(tokens: int, longest: int) -> list[int]:
-    """Lognormal lengths between 64 (or 4) and the longest that add up to about so many tokens, always the same."""
+    """Return lognormal lengths between 64 (or 4) and `longest` that add up to about `tokens`; always the same."""
     rng, lengths = np.random.default_rng(0), list[int]()
     while sum(lengths) < tokens:
         drawn = rng.lognormal(np.log(longest / 8), 1.0)
@@ -83,7 +83,7 @@ def mixed_lengths(tokens: int, longest: int) -> list[int]:
 
 
 def measured(measurement: Measurement, folder: Path, module: str = "learner_process") -> Measured:
-    """Run the processes of a measurement; says on stderr why one fails."""
+    """Run the processes of a measurement; report failures on stderr."""
     folder.mkdir()
     processes = []
     for rank in range(measurement.ranks):
@@ -95,12 +95,12 @@ def measured(measurement: Measurement, folder: Path, module: str = "learner_proc
         for process in processes:
             process.wait(_LIMIT_S)
     except subprocess.TimeoutExpired:
-        print(f"{folder.name}: not done after {_LIMIT_S:.0f} s", file=sys.stderr)
+        print(f"{folder.name}: not finished after {_LIMIT_S:.0f} s", file=sys.stderr)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    lines = (folder / "0.json").read_bytes().splitlines()  # what was measured before a failure counts
+    lines = (folder / "0.json").read_bytes().splitlines()  # figures from before a failure count
     parts = [msgspec.json.decode(line, type=Measured) for line in lines if line.startswith(b"{")]
     merged = Measured()
     for part in parts:
@@ -110,7 +110,7 @@ def measured(measurement: Measurement, folder: Path, module: str = "learner_proc
 
 
 def figures_of(found: Measured, work: Work, ranks: int) -> dict[str, float]:
-    """Return rates, and shares of the matrix rate, of what was measured."""
+    """Return rates, and shares of the matrix rate, of a measurement."""
     figures = {"matmul_tflops": found.matmul_flops / 1e12} if found.matmul_flops else {}
     for name, rows in found.rows.items():
         operations = sum(map(work.of, rows.lengths))
@@ -126,7 +126,7 @@ def figures_of(found: Measured, work: Work, ranks: int) -> dict[str, float]:
 
 
 def _shares(figures: dict[str, float], rows: Sequence[str], ranks: int) -> dict[str, float]:
-    """The trainer over the bare loop, and over itself on one rank."""
+    """Return the ratio of the trainer to the bare loop, and to itself on one rank."""
     shares = {}
     for name in rows:
         own = figures.get(f"asyncrl_{name}_tokens_per_s")

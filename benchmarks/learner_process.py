@@ -1,6 +1,6 @@
 """One measurement of `asyncrl bench learner`: `python -m benchmarks.learner_process MEASUREMENT`, which is JSON.
 
-Prints what it measured as a line of JSON after each kind of rows.
+The process prints its figures as a line of JSON after each kind of rows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topics.batches import Objective
 
 _WARM = 2  # steps that are not counted: the first compiles, the second still reserves memory
 _MATRIX = {"cuda": 8192, "cpu": 1024}
-LOGITS_AT_ONCE = 2048  # tokens, of the bare loop
+LOGITS_AT_ONCE = 2048  # tokens of one product, in the bare loop
 _OBJECTIVE = Objective(learning_rate=1e-6)
 
 
@@ -37,18 +37,19 @@ class Measurement(msgspec.Struct):
     kind: str  # "asyncrl", "bare", or "masters": a bare loop with float32 masters
     model: str  # directory
     device: str  # "cpu" or "cuda"
-    micro_batch_tokens: int  # of a pass
+    micro_batch_tokens: int  # tokens of a pass
     rounds: int  # steps of each kind, after two that are not counted; figures are medians
     lengths: dict[str, list[int]]  # of the rows of a step, by their name
     ranks: int = 1
-    compared: int = 0  # times the rows that a step on one rank and on several is compared with; 0: none is
+    # repeats of the rows for the step that one rank and several ranks are compared on; 0: no comparison
+    compared: int = 0
     options: dict[str, str] = {}
     rank: int = 0
     rendezvous: str = ""
 
 
 class Rows(msgspec.Struct):
-    """Figures of one kind of rows; times are those of this rank."""
+    """Figures of one kind of rows; times are of this rank."""
 
     lengths: list[int]  # of the rows of all ranks
     first_step_s: float
@@ -57,32 +58,32 @@ class Rows(msgspec.Struct):
 
 
 class Measured(msgspec.Struct):
-    """Figures."""
+    """Figures of all kinds of rows."""
 
     matmul_flops: float = 0.0  # per second, of the largest matrices
-    compared: dict[str, float] = {}  # figures of the compared step, the first of all
+    compared: dict[str, float] = {}  # figures of the compared step, which is the first step
     rows: dict[str, Rows] = {}
-    export_s: float = 0.0  # until all weights are in host memory; 0 where that was not measured
+    export_s: float = 0.0  # until all weights are in host memory; 0 if not measured
     export_bytes: int = 0
 
 
 class Steps(Protocol):
-    """A trainer under measurement."""
+    """A trainer to measure."""
 
     def step(self, rows: Sequence[TrainRow], objective: Objective) -> dict[str, float]:
-        """Make one; returns its figures."""
+        """Make a step; return its figures."""
         ...
 
 
 class Bare:
-    """A loop as one writes it by hand: all in the type of the products, rows padded, layers compiled."""
+    """A training loop written by hand: all in one float type, rows padded, layers compiled."""
 
     def __init__(self, model: Path, device: str, micro_batch_tokens: int, *, exact: bool = False) -> None:
         """
         Args:
             exact: keep float32 masters of the weights, sum gradients and move weights in float32, as the trainer does.
         """
-        torch.set_num_threads(TorchSettings().threads)  # as many as the trainer has
+        torch.set_num_threads(TorchSettings().threads)  # as many threads as the trainer
         self._device, self._budget = device, micro_batch_tokens
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
         loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype)
@@ -119,7 +120,7 @@ class Bare:
 
     @staticmethod
     def _cut(lengths: list[int], budget: int) -> Iterator[list[int]]:
-        """Micro-batches of rows of about one length, whose padded size stays within a budget."""
+        """Return micro-batches of rows of similar length, whose padded size stays within a budget."""
         order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
         while order:
             rows = max(budget // lengths[order[0]], 1)
@@ -164,14 +165,14 @@ def measure(given: Measurement) -> None:
 
 
 def _own_rows(lengths: Sequence[int], vocabulary: int, given: Measurement) -> list[TrainRow]:
-    """Rows of this rank."""
+    """Return the rows of this rank."""
     rows = [train_row(number, length, vocabulary) for number, length in enumerate(lengths)]
     owners = balanced([work_of(Path(given.model)).of(length) for length in lengths], given.ranks)
     return [row for row, owner in zip(rows, owners, strict=True) if owner == given.rank]
 
 
 def train_row(number: int, tokens: int, vocabulary: int) -> TrainRow:
-    """A row of random tokens, all but the first trained on."""
+    """Return a row of random tokens; all but the first are trained on."""
     rng = np.random.default_rng(number)
     mask = np.ones(tokens, np.uint8)
     mask[0] = 0
@@ -207,7 +208,7 @@ def _type(name: str) -> Any:
 
 
 def timed_rows(steps: Steps, rows: Sequence[TrainRow], given: Measurement) -> Rows:
-    """Time steps over the same rows."""
+    """Time steps on the same rows."""
     cuda = given.device.startswith("cuda")
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -217,7 +218,7 @@ def timed_rows(steps: Steps, rows: Sequence[TrainRow], given: Measurement) -> Ro
 
 
 def timed(work: Callable[[], object], cuda: bool) -> float:
-    """Return the seconds that some work takes."""
+    """Return the seconds of a call."""
     began = time.monotonic()
     work()
     if cuda:
@@ -226,7 +227,7 @@ def timed(work: Callable[[], object], cuda: bool) -> float:
 
 
 def matmul_flops(device: str) -> float:
-    """Measure operations per second of a product of large matrices: the best of several spells."""
+    """Measure operations per second of a product of large matrices: the best of several trials."""
     cuda = device.startswith("cuda")
     size = _MATRIX["cuda" if cuda else "cpu"]
     one = torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)

@@ -1,4 +1,4 @@
-"""Figures that clients of a gateway meet while its model learns: the same seeded load without training, and with it."""
+"""Latencies of a gateway's clients while its model learns: the same seeded load with and without training."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from topics.batches import BATCH_TRAINED
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, TRAINING, Stream, Topic
 
-_TURNS, _TOKENS = 3, 128  # of a session, and of a reply
-_PAUSE_S = 0.5  # of a user, between a reply and what follows
+_TURNS, _TOKENS = 3, 128  # turns of a session, tokens of a reply
+_PAUSE_S = 0.5  # of a user, before the next message
 _WARM_S = 10.0  # of load, before a window begins
 _WORDS = "abcdefghijklmnopqrstuvwxyz "
 _ASKED = 40  # characters of a message
 _BATCH = 48  # turns of an optimiser step
 _NEVER = 1_000_000
 _DEADLINE_S = 900.0
-_WORST = ("not_2xx", "broken_streams", "longest_silence_ms")  # the most of all rounds counts
+_WORST = ("not_2xx", "broken_streams", "longest_silence_ms")  # figures of which the maximum of all rounds counts
 KINDS: dict[str, dict[str, Any]] = {
     "still": {"share": 0.0, "publish_every": 1},  # nothing is trained
-    "shared": {"share": 1.0, "publish_every": _NEVER},  # the learner trains beside it, and no version is published
-    "trained": {"share": 1.0, "publish_every": 1},  # and each version goes to the engine
+    "shared": {"share": 1.0, "publish_every": _NEVER},  # the learner trains on the same cores, and publishes no version
+    "trained": {"share": 1.0, "publish_every": 1},  # the engine also loads each version
 }
 
 
@@ -50,26 +50,26 @@ async def bench_live(
 ) -> dict[str, float]:
     """Measure runs under the same load, one after the other.
 
-    Sessions of three turns begin at a fixed rate, in turn over the three APIs; all replies are streamed. What users
-    say is drawn by a seed, and grades the reply before it.
+    Sessions of three turns begin at a fixed rate and alternate between the three APIs; all replies are streamed. A seed
+    draws the users' messages, each of which grades the reply before it.
 
     Args:
         rate: requests per second.
-        seconds: length of a window, after a time to warm up.
-        kinds: of `KINDS`.
-        rounds: runs of each kind, in turn: a p99 of one window changes by a tenth from one to the next.
+        seconds: length of a window, after a warm-up.
+        kinds: names in `KINDS`.
+        rounds: runs of each kind, interleaved: a p99 of one window differs by a tenth from the next one.
         update: `weights.update`.
-        gateway: settings of it.
+        gateway: its settings.
 
     Returns:
-        For each kind: requests, those that failed, milliseconds, medians of the rounds, and the most of what must not
-        be; with all of them, what cores that are shared with a learner cost, and what updates cost beyond that.
+        For each kind: requests, failed requests, and milliseconds; latencies are medians of the rounds, failures
+        maxima. With all kinds, also the cost of sharing cores with a learner, and the additional cost of updates.
 
     Raises:
-        BenchError: an actor fell, or there is no round.
+        BenchError: an actor failed, or `rounds` is 0.
     """
     if rounds < 1:
-        raise BenchError(f"found --rounds {rounds}, expected 1 or more")
+        raise BenchError(f"--rounds {rounds}: expected 1 or more")
     found: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = talking_model(Path(scratch) / "model")
@@ -85,17 +85,17 @@ async def bench_live(
 
 
 def together(rounds: list[dict[str, float]]) -> dict[str, float]:
-    """Return the figures of several rounds: their medians, and the most of failures and silences."""
+    """Return the figures of several rounds: medians, and the maxima of failures and silences."""
     values: dict[str, list[float]] = {}
     for name in {name: None for figures in rounds for name in figures}:
         values[name] = [figures[name] for figures in rounds if name in figures]
-        if name.endswith(("_cores", "_waited")):  # left out where they are next to none
+        if name.endswith(("_cores", "_waited")):  # very small values are left out
             values[name] += [0.0] * (len(rounds) - len(values[name]))
     return {name: max(each) if name.endswith(_WORST) else statistics.median(each) for name, each in values.items()}
 
 
 def _costs(figures: dict[str, float]) -> dict[str, float]:
-    """Return what the kinds that were measured cost against each other."""
+    """Return the ratios of the measured kinds."""
     found: dict[str, float] = {}
     kinds = [kind for kind in KINDS if f"{kind}_updates" in figures]
     for name in ("first_token_p50_ms", "first_token_p99_ms", "whole_p99_ms", "longest_silence_ms"):
@@ -121,7 +121,7 @@ def _config(model: Path, gateway: dict[str, Any], weights: dict[str, Any], share
         learner={
             "trainer": "torch",
             "steps": _NEVER,
-            "lr": 1e-6,  # the replies of all three runs shall stay alike
+            "lr": 1e-6,  # the replies of all three runs must stay similar
             "publish_every": publish_every,
             "checkpoint_every": _NEVER,
         },
@@ -154,7 +154,7 @@ async def _measured(config: Config, rate: float, seconds: float) -> dict[str, fl
 
 
 def summed(replies: list[Reply], seconds: float) -> dict[str, float]:
-    """Return what clients met in a window."""
+    """Return the clients' figures of a window."""
     whole = [one for one in replies if not one.failed]
     first_ms, whole_ms = [1e3 * one.first_s for one in whole], [1e3 * one.whole_s for one in whole]
     return {
@@ -171,7 +171,7 @@ def summed(replies: list[Reply], seconds: float) -> dict[str, float]:
 
 
 async def _load(http: aiohttp.ClientSession, address: str, key: str, rate: float, seconds: float) -> list[Reply]:
-    """Begin sessions at their times, and return what all of them met."""
+    """Begin sessions at their times, and return all replies."""
     began, replies = time.monotonic(), list[Reply]()
 
     async def session(number: int) -> None:
@@ -189,7 +189,7 @@ async def _load(http: aiohttp.ClientSession, address: str, key: str, rate: float
 
 @asynccontextmanager
 async def _cpu(stage: Stage) -> AsyncIterator[dict[str, float]]:
-    """Cores that each process used during the block, and what it waited for one, those above a hundredth."""
+    """Yield the cores that each process used during the block and waited for; values below a hundredth are left out."""
     used: dict[str, float] = {}
     began, cpu_s, waited_s = time.monotonic(), stage.cpu_s(), stage.waited_s()
     yield used

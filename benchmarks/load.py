@@ -1,7 +1,7 @@
-"""Requests to one engine, sent by a process of their own, and the times at which their tokens come.
+"""Requests to one engine, sent by a separate process, and the times at which their tokens arrive.
 
-`python -m benchmarks.load SETTINGS`, which is JSON: a line on stdin is answered by the tokens since the one before; the
-end of stdin ends it.
+`python -m benchmarks.load SETTINGS`, with SETTINGS as JSON. Each line on stdin is answered with the tokens since the
+line before; the end of stdin ends the process.
 """
 
 from __future__ import annotations
@@ -38,45 +38,46 @@ from topics.wire import decode
 
 PROMPT = 128  # tokens of a prompt
 PROBES = 16  # requests whose every token is reported
-_PORTION = 16  # tokens that the others report at a time
-BEGAN = -1  # in place of a version: a request was sent, and has no token
-_WAITED_S = 1.0  # longer than a server needs for all prompts: whoever has no token then waits for room in its cache
+_PORTION = 16  # tokens that the other requests report at a time
+BEGAN = -1  # instead of a version: a request was sent, and has no token
+# longer than a server needs for all prompts: after it, a request without a token waits for room in the cache
+_WAITED_S = 1.0
 _NEWS = (ENGINE_READY, ENGINE_UPDATING, ENGINE_GONE)
 
 
 def context_of(answer: int) -> int:
-    """Tokens that a model has to take for answers of so many."""
+    """Return the context length of a model that answers with up to this many tokens."""
     return PROMPT + 2 * answer
 
 
 class LoadSettings(msgspec.Struct):
-    """The requests of a load."""
+    """The requests of the load."""
 
-    bus: str  # file that holds its address
+    bus: str  # file with its address
     run: str
     key: str  # file
     running: int
-    in_place: bool  # engines take new weights under them
+    in_place: bool  # engines take new weights under running requests
     vocabulary: int
-    answer: int  # tokens of the longest one; the shortest has half of them
+    answer: int  # tokens of the longest answer; the shortest has half as many
 
 
 class Events(msgspec.Struct):
-    """When tokens came, for which request, and by which version, or when a request `BEGAN`; columns of one length."""
+    """Times of tokens, with request and version, or times when a request `BEGAN`; columns of equal length."""
 
     times: list[float] = []
     requests: list[int] = []
     versions: list[int] = []
-    sent: list[float] = []  # when requests were sent to the engine, the rests of aborted ones too
+    sent: list[float] = []  # times at which requests were sent to the engine, also the rests of aborted requests
 
     def note(self, request: int, version: int) -> None:
-        """Add one of this moment."""
+        """Add an event at the current time."""
         self.times.append(time.monotonic())
         self.requests.append(request)
         self.versions.append(version)
 
     def extend(self, others: Events) -> None:
-        """Add others behind these."""
+        """Append other events."""
         self.times += others.times
         self.requests += others.requests
         self.versions += others.versions
@@ -87,7 +88,7 @@ class Update(NamedTuple):
     """An update, in times of this host's clock."""
 
     version: int
-    stepped: float  # end of the step that made it
+    stepped: float  # end of the step that made the version
     updating: float  # `engine.updating`
     ready: float  # `engine.ready`
 
@@ -100,7 +101,7 @@ class Load:
 
     @classmethod
     async def start(cls, stage: Stage, asked: dict[str, Any]) -> Load:
-        """Start it against the one engine of a stage; `asked` are the other fields of `LoadSettings`."""
+        """Start the process with the one engine of a stage; `asked` are the other fields of `LoadSettings`."""
         address = stage.files.credentials / "rollout.json"
         key = stage.files.engine_key_file(stage.config.engine, "engine-1")
         settings = LoadSettings(str(address), stage.config.run, str(key), **asked)
@@ -120,12 +121,12 @@ class Load:
             raise BenchError(f"the load ended with code {await process.wait()}") from error
 
     async def end(self) -> None:
-        """End it."""
+        """End the process."""
         await self._process.communicate(b"")
 
 
 def silence(events: Events, since: float, until: float) -> dict[str, float]:
-    """Longest time without a token: of all requests together, and of one, median and most over the probes."""
+    """Return the longest time without a token: of all requests together, and the median and maximum over the probes."""
     seen: dict[int, list[float]] = {}
     times = []
     for at, request, version in zip(events.times, events.requests, events.versions, strict=True):
@@ -143,19 +144,21 @@ def silence(events: Events, since: float, until: float) -> dict[str, float]:
 
 
 def transition(events: Events, update: Update, *, in_place: bool) -> dict[str, float]:
-    """Seconds until most requests have a token again, and until they have one of the new version.
+    """Return seconds until most requests have a token again, and until they have a token of the new version.
 
-    Counted are those that had tokens when the update began, and went on behind it: neither one that waited for room in
-    the server's cache, nor one that ended meanwhile. A request that goes on where it was reports 16 tokens at a time:
-    there the probes alone say when it has one again.
+    Counted are requests that had tokens when the update began and that continued after it. Requests that waited for
+    room in the server's cache, or ended during the update, are left out. In an update in place, a request reports 16
+    tokens at a time, so `again_s` uses only the probes.
+
 
     Args:
-        events: the newest of each request before the update among them.
+        events: must contain the newest event of each request before the update.
 
     Returns:
-        `generating`, the number of those counted; `waiting`, of those that had no token; `waited`, of those counted
-        that had none again 1 s behind the update; `again_s` and `new_90_s`, unless too few came so far; and `sent_s`
-        from the begin of an update until as many requests as `again_s` waits for had been sent again, where they end.
+        `generating`: number of counted requests; `waiting`: requests without a token; `waited`: counted requests
+        without a new token 1 s after the update. `again_s` and `new_90_s` are missing if too few requests have
+        continued. `sent_s`: time from the begin of an update until as many requests were sent again as `again_s` needs;
+        only in `resume`.
     """
     # A token of the old version may come late from a request that was aborted.
     gone_on = _in_place if in_place else _by_new
@@ -191,8 +194,8 @@ def _by_new(update: Update, at: float, version: int) -> bool:
 
 
 def _generating(events: Events, update: Update, gone_on: Callable[[Update, float, int], bool]) -> tuple[set[int], int]:
-    """Return the requests that had tokens when an update began and went on behind it, and how many had none."""
-    newest: dict[int, int] = {}  # version of the newest event of each before the update
+    """Return requests that had tokens when an update began and continued after it, and the number without tokens."""
+    newest: dict[int, int] = {}  # version of the newest event of each request before the update
     ended = set()
     again = set()
     for at, request, version in zip(events.times, events.requests, events.versions, strict=True):
@@ -211,7 +214,7 @@ def _longest(times: list[float]) -> float:
 
 
 class _Noted(Watch):
-    """Notes when tokens of one request come."""
+    """Records the times of one request's tokens."""
 
     def __init__(self, number: int, answer: Answer, requests: _Requests) -> None:
         self._number, self._answer, self._requests = number, answer, requests
@@ -227,7 +230,7 @@ class _Noted(Watch):
 
 
 class _Requests:
-    """So many requests under way, each followed by another one."""
+    """A fixed number of concurrent requests; a new one follows each that ends."""
 
     def __init__(self, settings: LoadSettings, fleet: Fleet) -> None:
         self.events = Events()
@@ -235,12 +238,13 @@ class _Requests:
         manner = RequestOptions(portion=_PORTION, in_place=settings.in_place)
         self._common = Generator(fleet, model, str, counts=counts, manner=manner)
         self._probing = Generator(fleet, model, str, counts=counts, manner=manner._replace(portion=1))
-        # The rest of an aborted request is streamed, however short: else its first token would be seen with its last.
+        # The rest of an aborted request is streamed even if it is short; otherwise its first token arrives with its
+        # last.
         self._common.quiet_tokens = self._probing.quiet_tokens = 0
         self._settings = settings
 
     async def ask(self, number: int) -> None:
-        """Send one after the other."""
+        """Send one request after the other."""
         rng, most = np.random.default_rng(number), self._settings.answer
         generator = self._probing if number < PROBES else self._common
         while True:
@@ -253,7 +257,7 @@ class _Requests:
 
 @asynccontextmanager
 async def fleet_of(bus: Bus, key_file: Path) -> AsyncIterator[Fleet]:
-    """The engines of a run, as its messages say, for the length of the block."""
+    """Follow the engines of a run by its messages, for the length of the block."""
     key, faults = read_key(key_file), list[BaseException]()
     fleet = Fleet(lambda _, found: EngineClient(found, api_key=key), counts={}, fail=faults.append)
 
@@ -278,7 +282,7 @@ async def _send(settings: LoadSettings) -> None:
 
 
 async def _kept_up(settings: LoadSettings, fleet: Fleet) -> None:
-    """Keep the requests under way until stdin ends, or one of them does."""
+    """Keep the requests running until stdin ends, or one of them fails."""
     requests = _Requests(settings, fleet)
     tasks = [asyncio.create_task(requests.ask(number)) for number in range(settings.running)]
     answering = asyncio.create_task(_answer(requests))
@@ -292,7 +296,7 @@ async def _kept_up(settings: LoadSettings, fleet: Fleet) -> None:
 
 
 async def _answer(requests: _Requests) -> None:
-    """Answer until stdin ends."""
+    """Answer each line until stdin ends."""
     lines = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
     while await lines.readline():
@@ -304,5 +308,5 @@ async def _answer(requests: _Requests) -> None:
 if __name__ == "__main__":
     import uvloop
 
-    open_log()  # to stderr: stdout is for figures
+    open_log()  # log to stderr: stdout is for figures
     uvloop.run(_send(msgspec.json.decode(sys.argv[1], type=LoadSettings)))

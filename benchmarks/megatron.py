@@ -1,7 +1,7 @@
-"""The megatron trainer at a size: beside a bare loop of its modules, in layouts of two GPUs, with experts and replay.
+"""The megatron trainer at one model size: compared with a bare loop, on two GPUs, with experts and replay.
 
-Every case is a process of its own for each GPU (`benchmarks/megatron_process.py`); one that fails costs its figures
-alone, and each prints its figures on stderr as soon as they are there.
+Every case is a separate process for each GPU (`benchmarks/megatron_process.py`). A failed case costs only its figures;
+each case prints its figures on stderr as soon as it ends.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from benchmarks.learner import figures_of, measured, mixed_lengths
 from benchmarks.megatron_process import Case
 from benchmarks.random_model import SHAPES, write_random_model
 
-_LONGEST = {"tiny": 64, "tiny-moe": 64}  # tokens of a row; 8,192 of the others
+_LONGEST = {"tiny": 64, "tiny-moe": 64}  # tokens of a row; other shapes have 8,192
 
 
 class _How(NamedTuple):
-    """Differences of a case to the trainer on one GPU."""
+    """Settings by which a case differs from the trainer on one GPU."""
 
     kind: str = "megatron"
     ranks: int = 1
@@ -41,7 +41,7 @@ CASES = {
     "context": _How(ranks=2, layout=Layout(context=2)),
     "expert": _How(ranks=2, layout=Layout(expert=2)),
 }
-"""By name: one GPU; a loop written by hand; experts one after another; experts that rows name; two GPUs."""
+"""By name: one GPU; a hand-written loop; experts one after another; experts named by rows; two GPUs."""
 _OF_EXPERTS = ("looped", "replayed", "expert")
 
 
@@ -59,16 +59,16 @@ def bench_megatron(
 
     Args:
         shape: a name in `SHAPES`.
-        layers: of the model; 0 for as many as the shape has.
-        tokens: of a step and GPU.
-        cases: names in `CASES`; those about experts are left out of models without.
+        layers: layers of the model; 0 for as many as the shape has.
+        tokens: tokens of a step and GPU.
+        cases: names in `CASES`; models without experts skip the cases about experts.
         rows: "even" (all of the longest length), "mixed" (lognormal lengths) or both.
-        options: "NAME=VALUE" of `MegatronSettings`, of all cases but the bare loop.
-        how: further fields of `Case`.
+        options: "NAME=VALUE" of `MegatronSettings`, for all cases but the bare loop.
+        how: more fields of `Case`.
 
     Returns:
-        Tokens per second, the share of the matrix rate by the operations of the experts that a token takes (`mfu`),
-        gigabytes of weights per second to host memory, and memory, by case and rows; and what is compared.
+        By case and rows: tokens per second, the share of the matrix rate (`mfu`, which counts the active experts of a
+        token), gigabytes of weights per second to host memory, and memory. Also the ratios between cases.
     """
     longest = _LONGEST.get(shape, 8192)
     lengths = {"even": [longest] * max(tokens // longest, 1), "mixed": mixed_lengths(tokens, longest)}
@@ -103,7 +103,7 @@ def bench_megatron(
 
 
 def _compared(figures: dict[str, float], rows: Sequence[str]) -> dict[str, float]:
-    """The trainer on one GPU over the bare loop and over looped experts; replay, and two GPUs, over it."""
+    """Return ratios: one GPU to the bare loop and to looped experts; replay and two GPUs to one GPU."""
     found = {}
     for name in rows:
         rates = {case: figures[key] for case in CASES if (key := f"{case}_{name}_tokens_per_s") in figures}

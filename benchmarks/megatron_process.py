@@ -1,6 +1,6 @@
 """One rank of a case of `asyncrl bench megatron`: `python -m benchmarks.megatron_process CASE`, which is JSON.
 
-Prints what it measured as a line of JSON after each kind of rows, and of the weights.
+The process prints its figures as a line of JSON after each kind of rows, and after the export of weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from benchmarks.learner_process import (
 )
 from topics.batches import Objective
 
-with absent("transformer_engine"):  # as a run has the library, see `asyncrl.training.trainers`
+with absent("transformer_engine"):  # runs also load the library in this way, see `asyncrl.training.trainers`
     from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
     from megatron.core.optimizer import get_megatron_optimizer
 
@@ -56,7 +56,7 @@ class Case(Measurement):
 
 
 class Bare:
-    """A loop as one writes it by hand around the library and the trainer's modules, on one GPU."""
+    """A hand-written loop around the library and the trainer's modules, on one GPU."""
 
     def __init__(self, model: Path, given: Case) -> None:
         self._device = torch.device(given.device, 0) if given.device == "cuda" else torch.device(given.device)
@@ -125,7 +125,7 @@ def measure(given: Case) -> None:
 
 
 def _export(trainer: MegatronTrainer, found: Measured, given: Case) -> None:
-    """Time copies of all weights, under the names that are on disk, to host memory: after one that takes the memory."""
+    """Time copies of all weights to host memory, under their names on disk; a first copy allocates the memory."""
     trainer.copy_weights().files()
     spells = [timed(lambda: trainer.copy_weights().files(), given.device == "cuda") for _ in range(given.rounds)]
     found.export_s = min(spells)
@@ -138,7 +138,7 @@ def _export(trainer: MegatronTrainer, found: Measured, given: Case) -> None:
 
 
 def _routed(row: TrainRow, shape: ModelConfig) -> TrainRow:
-    """Return a row whose tokens went to experts that are drawn, in every layer others."""
+    """Return a row with randomly drawn experts for each token, different in every layer."""
     assert shape.experts is not None
     count, chosen = shape.experts.count, shape.experts.chosen
     drawn = np.random.default_rng(len(row.tokens)).random((len(row.tokens), shape.layers, count), np.float32)
@@ -167,7 +167,7 @@ def _steps(model: Path, given: Case, layout: Layout) -> Steps:
 
 
 def _looped(_: Experts, hidden: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Return the products of the experts one after another: see `Experts._products`."""
+    """Compute the products of the experts one after another: see `Experts._products`."""
     parts = torch.tensor_split(hidden, ends[:-1].tolist())
     return torch.cat([F.linear(part, one) for part, one in zip(parts, weight, strict=True)])
 

@@ -1,9 +1,9 @@
-"""Rewards by step of asynchronous runs, beside those of a synchronous loop that begins with the same weights.
+"""Rewards by step of asynchronous runs, compared with a synchronous loop that begins with the same weights.
 
-All begin with the weights of one warm-up; a seed orders prompts and draws tokens. One run is without lag and must
-follow the loop step by step; others have a bound of the lag, with the correction of off-policy tokens and without. A
-rollout waits after it has sampled until its batch comes next, and everything issued has been sampled: the mean lag is
-then a chosen share of its bound. What ends is kept in a file, and what the file has is not measured again.
+All runs begin with the weights of one warm-up; a seed orders prompts and draws tokens. The run without lag must follow
+the loop step by step. Other runs have a lag bound, with and without off-policy correction. After sampling, a rollout
+waits until its batch is next and everything issued has been sampled. The mean lag is then a chosen share of its bound.
+A file keeps the results of completed runs; they are not measured again.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from benchmarks.oracle_run import write_rollout
 from benchmarks.stage import BenchError, report
 
 _POLL_S = 0.5
-_LAG_SHARE = 0.76  # of the bound: the mean lag that is aimed at
-_BUFFERED = 0.22  # of a batch: what waits in the buffer, and so ages, besides the rollouts that wait
-_DEADLINE_S = 3600.0  # of one run, however loaded the machine is
+_LAG_SHARE = 0.76  # target of the mean lag, as a share of the bound
+_BUFFERED = 0.22  # of a batch: groups that wait in the buffer add to the lag of the rollouts that wait
+_DEADLINE_S = 3600.0  # of one run, also on a loaded machine
 
 
 class Plan(NamedTuple):
-    """Everything that is measured."""
+    """The settings of the measurement."""
 
     config: str
     lags: Sequence[int]
-    uncorrected: Sequence[int]  # lags that are measured without correction, too
+    uncorrected: Sequence[int]  # lags that are also measured without correction
     seeds: Sequence[int]
-    settings: Sequence[str]  # KEY=VALUE of all runs
+    settings: Sequence[str]  # KEY=VALUE for all runs
 
 
 class _Measuring(NamedTuple):
-    """Parts that all runs of a measurement share."""
+    """Parts that all runs of the measurement share."""
 
     plan: Plan
-    base: Path  # the run that they begin from
+    base: Path  # the run whose weights all runs begin with
     scratch: Path
     results: Results
 
@@ -55,18 +55,18 @@ class _Measuring(NamedTuple):
 async def bench_oracle(
     *, jobs: int, output: str | None, limit_s: float, settings: list[str], **options: Any
 ) -> dict[str, float]:
-    """Measure what `output`/oracle.jsonl lacks, then write oracle.md and oracle.png beside it.
+    """Measure the runs that `output`/oracle.jsonl lacks, then write oracle.md and oracle.png there.
 
     Args:
-        jobs: runs at once; each keeps one to two cores busy.
-        output: folder, absolute, which keeps the base, too; None for none.
-        limit_s: seconds after which the runs that have not ended are given up; 0 for none.
-        settings: KEY=VALUE of all runs.
+        jobs: number of concurrent runs; each uses one to two cores.
+        output: absolute path of a folder, which also keeps the base run; None for a temporary one.
+        limit_s: seconds after which unfinished runs are stopped; 0 for no limit.
+        settings: KEY=VALUE for all runs.
         options: the other fields of `Plan`.
 
     Returns:
-        For each bound: medians over the seeds of the steps to a mean reward of 0.9 as a share of the loop's, their
-        interval, the realised lag as a share of the bound; and the greatest difference of a reward at lag 0.
+        For each bound: steps to a mean reward of 0.9 as a share of the loop's, and the realised lag as a share of the
+        bound. Figures are medians over the seeds, with intervals. Also the greatest difference of a reward at lag 0.
 
     Raises:
         BenchError: the folder has curves of other settings, or no run could begin.
@@ -86,7 +86,7 @@ async def bench_oracle(
                 await _measure(measuring, missing, jobs)
         except TimeoutError:
             left = sum(results.lacks(curve.seed, curve.name) for curve in missing)
-            report(f"{left} runs are missing after {limit_s:.0f} s: the same command goes on with them")
+            report(f"{left} runs are missing after {limit_s:.0f} s: the same command measures them")
         if results.curves:
             (folder / "oracle.md").write_text(markdown(results.curves))
             draw(results.curves, folder / "oracle.png")
@@ -95,7 +95,7 @@ async def bench_oracle(
 
 
 def _wanted(plan: Plan) -> list[Curve]:
-    """Curves to be measured, seed by seed, those that take longest first."""
+    """Return the curves to measure, seed by seed, longest first."""
     curves = []
     for seed in plan.seeds:
         curves += [Curve(seed, f"lag {lag}, uncorrected", lag, [], []) for lag in sorted(plan.uncorrected)[::-1]]
@@ -106,7 +106,7 @@ def _wanted(plan: Plan) -> list[Curve]:
 
 async def _measure(measuring: _Measuring, missing: Sequence[Curve], jobs: int) -> None:
     if missing and not (measuring.base / "summary.json").exists():
-        shutil.rmtree(measuring.base, ignore_errors=True)  # of one that was given up
+        shutil.rmtree(measuring.base, ignore_errors=True)  # of a run that was stopped
         own = [*measuring.plan.settings, "run=base", "learner.steps=0", f"directory={measuring.base.parent}"]
         words = [word for setting in own for word in ("--set", setting)]
         async with _process("-m", "asyncrl.cli.main", "up", measuring.plan.config, *words) as running:
@@ -118,7 +118,7 @@ async def _measure(measuring: _Measuring, missing: Sequence[Curve], jobs: int) -
             run = _synchronous if curve.name == SYNCHRONOUS else _forked
             try:
                 made = await run(measuring, curve)
-            except BenchError as error:  # it is missing then, and the others count
+            except BenchError as error:  # this run is missing then; the others count
                 report(f"seed {curve.seed}: {curve.name} failed: {error}")
                 continue
             measuring.results.add(made)
@@ -139,7 +139,7 @@ async def _synchronous(measuring: _Measuring, curve: Curve) -> Curve:
 
 
 async def _forked(measuring: _Measuring, curve: Curve) -> Curve:
-    """A run from the weights of the base, until it has reached the goal."""
+    """Run from the weights of the base until the goal is reached."""
     plan, lag, name = measuring.plan, curve.bound, curve.name.replace(", ", "-").replace(" ", "-")
     folder = measuring.scratch / f"{curve.seed}-{name}"
     folder.mkdir()
@@ -165,23 +165,23 @@ async def _forked(measuring: _Measuring, curve: Curve) -> Curve:
 
 
 def slots_of(config: Config, lag: int) -> int:
-    """Trajectories under way beside the batch that is trained: the mean lag is about as many batches, and a bit."""
+    """Return the trajectories that are sampled while a batch is trained: the mean lag is slightly more, in batches."""
     return int(config.buffer.batch_groups * (_LAG_SHARE * lag - _BUFFERED if lag else 1)) * config.rollout.group_size
 
 
 def settings_of(config: Config, lag: int, rollout: str) -> list[str]:
-    """Settings, KEY=VALUE, of a run whose rollouts wait until their tokens have a lag."""
+    """Return settings, KEY=VALUE, of a run whose rollouts wait until their tokens have a lag."""
     settings = [f"learner.steps={config.learner.steps}", f"buffer.max_lag={lag}"]
     settings += [f"rollout.slots={slots_of(config, lag)}"]
     settings += [f"learner.keep_versions={max(lag + 2, config.learner.keep_versions)}"]
-    # A rollout waits for all batches before its own, however long they take.
+    # A rollout waits for all batches before its batch, without a limit.
     limits = [f"rollout.tool_limit_s={_DEADLINE_S}", f"buffer.group_deadline_s={2 * _DEADLINE_S}"]
     return [*settings, f"task.rollout={rollout}", *limits] if lag else settings
 
 
 @contextlib.asynccontextmanager
 async def _process(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A Python process, which ends with the block."""
+    """Start a Python process, and end it with the block."""
     running = await asyncio.create_subprocess_exec(
         *python(*words),
         cwd=ROOT,
@@ -201,7 +201,7 @@ async def _process(*words: str) -> AsyncIterator[asyncio.subprocess.Process]:
 
 
 async def _done(running: asyncio.subprocess.Process) -> str:
-    """Return what a process has printed, once it has ended."""
+    """Return the output of a process, once it has ended."""
     async with asyncio.timeout(_DEADLINE_S):
         output, error = await running.communicate()
     if running.returncode:
@@ -211,7 +211,7 @@ async def _done(running: asyncio.subprocess.Process) -> str:
 
 def _steps(run: Path) -> list[dict[str, float]]:
     try:
-        lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]  # the last one may be half written
+        lines = (run / "metrics.jsonl").read_text().split("\n")[:-1]  # the last line may be incomplete
     except FileNotFoundError:
         return []
     return [row for row in map(json.loads, lines) if row["event"] == "step" and row["stage"] == "rl"]

@@ -1,4 +1,4 @@
-"""What the runs of `asyncrl bench oracle` gave: kept line by line, as figures, as a table and as a plot."""
+"""Results of the runs of `asyncrl bench oracle`: as lines of a file, figures, a table and a plot."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.stage import BenchError
 
-_GOAL, _WINDOW = 0.9, 5  # mean reward, over so many steps
+_GOAL, _WINDOW = 0.9, 5  # mean reward, over this many steps
 SYNCHRONOUS = "synchronous"
 
 
@@ -26,7 +26,7 @@ class Curve(NamedTuple):
 
     @property
     def reached(self) -> int | None:
-        """The step at which the mean of the newest rewards is at the goal; None: never."""
+        """Return the step at which the mean of the newest rewards reaches the goal; None if it never does."""
         return reached(self.rewards)
 
 
@@ -49,24 +49,24 @@ class Results:
         self.curves = [Curve(**json.loads(line)) for line in lines]
 
     def add(self, curve: Curve) -> None:
-        """Keep one."""
+        """Add a curve to the file."""
         self.curves.append(curve)
         with self._path.open("a") as file:
             file.write(json.dumps(curve._asdict()) + "\n")
 
     def lacks(self, seed: int, name: str) -> bool:
-        """Return whether a curve is still to be measured."""
+        """Return whether the file has no such curve."""
         return not any((curve.seed, curve.name) == (seed, name) for curve in self.curves)
 
 
 def reached(rewards: Sequence[float]) -> int | None:
-    """The first step, from 1, at which the mean of the last five rewards is at least 0.9."""
+    """Return the first step, from 1, at which the mean of the last five rewards is at least 0.9."""
     ends = range(_WINDOW, len(rewards) + 1)
     return next((end for end in ends if statistics.fmean(rewards[end - _WINDOW : end]) >= _GOAL), None)
 
 
 def figures(curves: Sequence[Curve]) -> dict[str, float]:
-    """Figures by bound, over the seeds whose loop is there; a run that never reached the goal counts as infinite."""
+    """Return figures by bound, over the seeds with a loop; a run that never reached the goal counts as infinite."""
     found: dict[str, float] = {}
     loops = {curve.seed: curve for curve in curves if curve.name == SYNCHRONOUS}
     for name, own in _by_name(curves):
@@ -90,10 +90,10 @@ def figures(curves: Sequence[Curve]) -> dict[str, float]:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The narrowest pair of order statistics around the median that covers it with at least 95 %, else the extremes.
+    """Return the narrowest pair of order statistics that covers the median with at least 95 %, else the extremes.
 
-    The number of values below the median of their distribution is binomial with p = 1/2 (David and Nagaraja, Order
-    Statistics, 2003, section 7.1): of ten values the second and the ninth cover it with 97.9 %.
+    The number of values below the median is binomial with p = 1/2 (David and Nagaraja, Order Statistics, 2003, section
+    7.1). Of ten values, the second and the ninth cover the median with 97.9 %.
     """
     ordered, count = sorted(values), len(values)
     covered = [sum(math.comb(count, below) for below in range(k, count - k + 1)) / 2**count for k in range(1, count)]
@@ -102,7 +102,7 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def markdown(curves: Sequence[Curve]) -> str:
-    """The table of `docs/guides/algorithms.md`: medians over the seeds, with the interval of the median."""
+    """Return the table of `docs/guides/algorithms.md`: medians over the seeds, with the interval of the median."""
     columns = ("run", "seeds", "mean lag", "steps to 0.9", "of the loop's", "seed by seed", "interval")
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     found = figures(curves)
@@ -128,7 +128,7 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
     bounds = sorted({curve.bound for curve in curves})
     for name, own in _by_name(curves):
         rewards = [curve.rewards for curve in own]
-        # Runs end at the goal: a median over those that are left would be one over the slow ones.
+        # Runs end at the goal: a median over the remaining runs would be a median over slow runs.
         most = sorted(map(len, rewards))[len(rewards) // 2]
         ended = [[*one, *[_GOAL] * (most - len(one))] for one in rewards]
         medians = [statistics.median(one[step] for one in ended) for step in range(most)]
@@ -144,14 +144,14 @@ def draw(curves: Sequence[Curve], path: Path) -> None:
 
 
 def _by_name(curves: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
-    """Curves of each kind: the loop first, then by bound."""
+    """Return the curves of each kind: the loop first, then by bound."""
     order = sorted(curves, key=lambda curve: (curve.name != SYNCHRONOUS, curve.bound, curve.name, curve.seed))
     names = dict.fromkeys(curve.name for curve in order)
     return [(name, [curve for curve in order if curve.name == name]) for name in names]
 
 
 def _equal_steps(curve: Curve, loop: Curve) -> int:
-    """The number of first steps with the same reward to the last bit."""
+    """Return the number of first steps whose rewards are bit-equal."""
     pairs = list(zip(curve.rewards, loop.rewards, strict=False))
     return next((number for number, (a, b) in enumerate(pairs) if a != b), len(pairs))
 

@@ -1,7 +1,7 @@
 """One run of `asyncrl bench oracle`: `python -m benchmarks.oracle_run BASE DIRECTORY KEY=VALUE ...`.
 
-It begins with the weights of the run in the folder BASE after its step 0, has DIRECTORY to itself, and takes nothing
-else from BASE: many may begin there at once.
+The run begins with the weights of the run in the folder BASE after its step 0, and takes nothing else from BASE. No
+other run uses DIRECTORY, and several runs can begin from BASE at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrl.config.settings import Config, StartSettings
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.launch import Launch
 
-# A rollout that waits after it has sampled until its batch comes next, and everything issued has been sampled.
+# After sampling, a rollout waits until its batch is next and everything issued has been sampled.
 _MODULE = """
 import asyncio
 import re
@@ -66,7 +66,7 @@ async def rollout(row, context):
 
 
 def checkpoint_of(base: Path) -> Path:
-    """The weights of a base after its step 0."""
+    """Return the checkpoint of a base after its step 0."""
     (found,) = RunFiles(base).checkpoints.glob("step000000-*")
     return found
 

@@ -1,4 +1,4 @@
-"""Trajectories per second from prompt to packed batch, and what each costs every process in CPU time."""
+"""Trajectories per second from prompt to packed batch, and CPU time per trajectory of every process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WARM_S, _DEADLINE_S = 3.0, 120.0
 
 
 def endless_config(run: str, model: Path, *, tokens: int, progress_tokens: int, **engine: Any) -> Config:
-    """A run that never ends, with trajectories of so many tokens in 256 slots."""
+    """Return an endless run, with trajectories of this many tokens in 256 slots."""
     return bench_config(
         run,
         model={"path": str(model)},
@@ -41,13 +41,13 @@ async def bench_pipeline(*, short: bool, seconds: float) -> dict[str, float]:
         Trajectories per second, and CPU microseconds per trajectory of every process.
 
     Raises:
-        BenchError: an actor fell, or no batch was packed in time.
+        BenchError: an actor failed, or no batch was packed in time.
     """
     tokens, kind = (SHORT_TOKENS, "embedded") if short else (LONG_TOKENS, "scripted")
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         create_configured(model, Config())
-        # A scripted answer comes at once and in one piece, and progress is published of what streams.
+        # A scripted answer comes in one piece, and workers publish progress only of streamed answers.
         config = endless_config("bench-pipeline", model, tokens=tokens, progress_tokens=tokens, kind=kind)
         async with Stage.open(config) as stage:
             await stage.enter_all()
@@ -56,10 +56,10 @@ async def bench_pipeline(*, short: bool, seconds: float) -> dict[str, float]:
 
 
 async def measure_window(stage: Stage, seconds: float, warm_s: float) -> dict[str, float]:
-    """Rates, and CPU microseconds per trajectory of every process, in a window between two batches.
+    """Return rates, and CPU microseconds per trajectory of every process, in a window between two batches.
 
     Args:
-        seconds: length of the window at least; it ends with the first batch after that.
+        seconds: shortest length of the window; the window ends with the next batch.
         warm_s: seconds from the run's first batch to the earliest begin of the window.
     """
     earliest = await stage.follow(BATCHES, BATCH_PACKED, lambda record: True)

@@ -1,6 +1,6 @@
-"""Standstill of the learner for a publication and for a checkpoint, and the time until they are complete.
+"""Standstill of the learner for a publication and a checkpoint, and the time until both are complete.
 
-No server takes part: the steps, copies and files are those of the learner's trainer.
+No server takes part; the learner's trainer makes the steps, copies and files.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _LIMIT_S = 1800.0  # for all ranks of a measurement
 
 
 def bench_publication(*, ranks: int, **options: Any) -> dict[str, float]:
-    """Measure steps alone, steps with a publication each, and checkpoints with steps beside them.
+    """Measure steps alone, steps with a publication each, and checkpoints during steps.
 
     Args:
-        ranks: of a second measurement; 1 for none.
-        options: fields of `Given`, and `directory`: a folder on the disk that is measured, "" for a temporary one.
+        ranks: number of ranks of a second measurement; 1 for none.
+        options: fields of `Given`, and `directory`: a folder on the disk to measure, "" for a temporary one.
 
     Returns:
-        Seconds, the name of the shape in front, and the number of ranks where there are several.
+        Seconds; names begin with the shape and, for several ranks, their number.
 
     Raises:
         RuntimeError: a rank failed; its error is on standard error.
@@ -45,8 +45,8 @@ def bench_publication(*, ranks: int, **options: Any) -> dict[str, float]:
 
 
 def _measured_by(folder: Path, given: Given, ranks: int) -> dict[str, float]:
-    """Measure with several ranks, each of which is a process."""
-    # The loopback: whatever this machine's own name resolves to, the ranks find one another.
+    """Measure with several ranks, each in a separate process."""
+    # The ranks connect through the loopback, even if this machine's name resolves to another address.
     variables = environment(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     processes = []
     for rank in range(ranks):

@@ -1,6 +1,6 @@
 """A process of `asyncrl bench publication`: `python -m benchmarks.publication_process FOLDER GIVEN`, GIVEN as JSON.
 
-The first rank leaves its figures in FOLDER/figures.json.
+The first rank writes its figures to FOLDER/figures.json.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class Given(msgspec.Struct, frozen=True):
     device: str  # "cpu", "cuda" or "cuda:N"
     rounds: int  # of each kind, after one that is not counted; figures are medians
     size: Sequence[int]  # rows of a step, and tokens of each
-    checkpoints: int  # as `rounds`, for checkpoints; 0 for none
+    checkpoints: int  # number of checkpoints, counted like `rounds`; 0 for none
     rank: int = 0
     ranks: int = 1
 
 
 class Peers:
-    """The other ranks: none."""
+    """The peers of a single rank: none exist."""
 
     def agree(self, one: bool) -> bool:
-        """Return whether it is so on all ranks."""
+        """Return whether `one` is true on all ranks."""
         return one
 
     def gathered(self, share: Any) -> list[Any]:
-        """Return what all ranks have, once all have it."""
+        """Return the shares of all ranks, once all ranks have sent them."""
         return [share]
 
 
 class _Group(Peers):
-    """Several ranks; the threads that write have a process group of their own."""
+    """Several ranks; the threads that write have a separate process group."""
 
     def __init__(self, given: Given, root: Path) -> None:
         join_ranks(root / "ranks", given.rank, given.ranks, given.device)
@@ -86,7 +86,7 @@ def measured(root: Path, given: Given) -> dict[str, float]:
 
 
 class Bench:
-    """A trainer at work, alone or as one of several ranks."""
+    """A trainer that runs alone or as one of several ranks."""
 
     def __init__(self, root: Path, given: Given) -> None:
         rows, tokens = given.size
@@ -100,7 +100,7 @@ class Bench:
         self._trainer = TorchTrainer(root / "model", settings)
         self._peers.gathered(None)
         for path in (root / "model").glob("*.safetensors*") if self._first else ():
-            path.unlink()  # room for what follows
+            path.unlink()  # free the space for later files
         self._store = FileStore(root / "weights")
         member = Member(given.rank, given.ranks)
         self._publisher = Publisher(self._trainer, store=self._store, checkpoints=root / "checkpoints", member=member)
@@ -110,9 +110,9 @@ class Bench:
         self._pool = ThreadPoolExecutor(1)
 
     def publications(self, rounds: int) -> dict[str, float]:
-        """Steps alone, then steps with a publication each."""
+        """Measure steps alone, then steps with a publication each."""
         self._step()
-        self._publisher.copy_weights()  # makes its memory
+        self._publisher.copy_weights()  # allocates its memory
         self._publish(0, 0.0)
         alone = [self._timed(self._step) for _ in range(rounds + _WARM)][_WARM:]
         copies, periods, announced = [], [], []
@@ -133,15 +133,15 @@ class Bench:
         return {
             "step_s": step_s,
             "publication_copy_s": statistics.median(copies[_WARM:]),
-            # The first of them has no publication beside it.
+            # The first of these periods has no publication.
             "publication_standstill_s": statistics.median(periods[_WARM + 1 :]) - step_s,
             "publication_announced_s": statistics.median(announced[_WARM:]),
             "weights_gb": _size(self._root / "weights") / 1e9,
         }
 
     def checkpoints(self, rounds: int, step_s: float) -> dict[str, float]:
-        """Checkpoints, one after the other, with steps beside them."""
-        self._clear("weights")  # room for what follows
+        """Measure checkpoints, one after the other, during steps."""
+        self._clear("weights")  # free the space for later files
         copies, stood, saved = [], [], []
         for _ in range(rounds + _WARM):
             self._clear("checkpoints")
@@ -172,7 +172,7 @@ class Bench:
         return time.monotonic() - began
 
     def _publish(self, version: int, ended: float) -> float:
-        """Seconds from the end of a step to the moment at which its version may be announced."""
+        """Return seconds from the end of a step to the moment at which its version may be announced."""
         attempt = Attempt(0, version, f"{version:016x}")
         choice = choice_of([self._publisher.prepare(version)], "")
         shares = self._peers.gathered(self._publisher.write_version(attempt, choice))

@@ -1,4 +1,4 @@
-"""Models of the shapes that are measured, with random weights."""
+"""Models of the measured shapes, with random weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     ffn: int
     vocabulary: int
     head_dim: int = 128
-    experts: tuple[int, int, int] | None = None  # number, those of each token, and channels of one
+    experts: tuple[int, int, int] | None = None  # number of experts, active experts of a token, channels of one expert
 
 
 SHAPES = {
@@ -41,7 +41,7 @@ SHAPES = {
 
 
 def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: str = "bfloat16") -> list[HostTensor]:
-    """Write a model of that shape with random weights; returns them."""
+    """Write a model of this shape with random weights; return them."""
     mixture = shape.experts
     kinds: dict[bool, Any] = {False: (Qwen3Config, Qwen3ForCausalLM), True: (Qwen3MoeConfig, Qwen3MoeForCausalLM)}
     config_kind, model_kind = kinds[mixture is not None]
@@ -71,7 +71,7 @@ def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: st
     shapes = [part for name, one in named.items() for part in shapes_on_disk(name, tuple(one.shape)).items()]
     for name, size in shapes:
         count = math.prod(size)
-        # Memory of its own: whoever changes a tensor changes no other.
+        # Separate memory: a change of one tensor changes no other tensor.
         drawn = noise[:count].clone() if count <= len(noise) else noise.repeat(-(-count // len(noise)))
         values = torch.ones(count, dtype=kind) if "norm" in name else drawn[:count]
         tensors.append(HostTensor(name, dtype, list(size), values.view(torch.uint8).numpy()))
@@ -83,12 +83,12 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"
 
 
 class Served(NamedTuple):
-    """A server to be started, and its model."""
+    """A server to start, and its model."""
 
     kind: str  # "embedded" or "sglang"
     shape: str  # of its model, random weights
     arguments: str  # of SGLang, as on a command line
-    pythonpath: str  # with which it is imported; "" for none
+    pythonpath: str  # folders from which it is imported; "" for none
     layers: int = 0  # of the model; 0 for as many as the shape has
 
     def write_model(self, directory: Path, *, context: int, dtype: str) -> None:
@@ -101,8 +101,8 @@ class Served(NamedTuple):
         """Return the table `engine` of a config.
 
         Args:
-            running: requests that it runs at once.
-            further: arguments of SGLang behind its own.
+            running: concurrent requests.
+            further: more arguments of SGLang, after the others.
         """
         return {
             "kind": self.kind,

@@ -1,4 +1,4 @@
-"""The demo on simulated nodes of Ray: its rate beside child processes, a node that joins, nodes that are killed."""
+"""The demo on simulated nodes of Ray: rate compared with child processes, a node that joins, nodes that are killed."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ PARTS = ("rate", "join", "kills")
 _CPUS = 2  # of a node: the demo has three processes that Ray places
 _NODES = 3
 _POLL_S = 0.1
-_STORE = 'weights.store="stream"'  # which Ray requires, so runs differ by their placement alone
+_STORE = 'weights.store="stream"'  # Ray requires it, and runs should differ only in their placement
 _ENDLESS = "learner.steps=20000"
 _JOINS = "engine-3"  # waits for the node that joins
 
 
 async def bench_ray(*, parts: Collection[str], rounds: int, kills: int, limit_s: float) -> dict[str, float]:
-    """Measure what is asked for; each part has clusters and runs of its own, one after the other.
+    """Measure the given parts, one after the other; each has separate clusters and runs.
 
     Args:
-        parts: of `PARTS`.
-        rounds: of `rate` (two runs of the demo each) and `join`.
-        kills: of nodes.
-        limit_s: for each wait: the end of a demo, a node that joined, all kills.
+        parts: names in `PARTS`.
+        rounds: rounds of `rate` (two runs of the demo each) and of `join`.
+        kills: number of nodes to kill.
+        limit_s: limit of each wait: the end of a demo, a node that joined, all kills.
 
     Returns:
-        Trajectories/s of RL by placement and medians of their ratios by round, the reward of the last five steps (the
-        least of the runs on Ray), and cores that Ray itself used; seconds from the start of a node until the head
-        knows it and until the engine there samples; what the audit found after the kills.
+        RL trajectories/s by placement, with medians of their ratios by round; the reward of the last five steps (the
+        minimum over the runs on Ray); and the cores that Ray used. Seconds from the start of a node until the head
+        knows the node, and until its engine samples. The audit's findings after the kills.
 
     Raises:
         BenchError: a run failed, or something took longer than `limit_s`.
@@ -94,7 +94,7 @@ async def _rates(rounds: int, limit_s: float) -> dict[str, float]:
 
 
 def _ray_cpu_s(nodes: Nodes) -> float:
-    """CPU seconds of Ray's own processes so far; no host runs before and after a run."""
+    """Return the CPU seconds of Ray's processes so far; no other process runs on the cluster before and after a run."""
     return sum(map(cpu_s, nodes.found()))
 
 
@@ -160,7 +160,7 @@ async def _kills(kills: int, limit_s: float) -> dict[str, float]:
                 while not killing.done():
                     if len(nodes.swept()) < _NODES:
                         nodes.add(_CPUS)
-                    await asyncio.wait({killing}, timeout=_POLL_S)  # nothing announces that a node is dead
+                    await asyncio.wait({killing}, timeout=_POLL_S)  # no event announces the death of a node
             finally:
                 killing.cancel()
             said = killing.result()
@@ -184,7 +184,7 @@ async def _audited(root: Path) -> dict[str, float]:
 
 @asynccontextmanager
 async def _endless(folder: Path, nodes: Nodes, limit_s: float) -> AsyncIterator[None]:
-    """The demo in the folder, from its second RL step until it is ended by `asyncrl down`."""
+    """Run the demo in the folder for the length of the block, from its second RL step; `asyncrl down` ends it."""
     settings = (*_on(nodes, folder), *_set(_ENDLESS, "eval.prompts=0"))
     running = asyncio.create_task(_asyncrl(folder, "up", "demo", *settings, limit_s=None))
     try:
@@ -199,7 +199,7 @@ async def _endless(folder: Path, nodes: Nodes, limit_s: float) -> AsyncIterator[
 
 
 async def _unless(running: asyncio.Task[str], event: Awaitable[None]) -> None:
-    """Wait for something in the middle of a run.
+    """Wait for an event during a run.
 
     Raises:
         BenchError: the run ended first.
@@ -208,7 +208,7 @@ async def _unless(running: asyncio.Task[str], event: Awaitable[None]) -> None:
     try:
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
-            raise BenchError(f"the run ended before: {running.result()}")
+            raise BenchError(f"the run ended too early: {running.result()}")
         waiting.result()
     finally:
         waiting.cancel()
@@ -226,7 +226,7 @@ async def _two_steps_more(folder: Path, limit_s: float) -> None:
             while steps() < until:  # noqa: ASYNC110 # a file announces nothing
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
-        raise BenchError(f"not within {limit_s:g} s: two more steps of the run") from None
+        raise BenchError(f"no two more steps of the run within {limit_s:g} s") from None
 
 
 def _set(*settings: str) -> list[str]:
@@ -234,13 +234,13 @@ def _set(*settings: str) -> list[str]:
 
 
 def _on(nodes: Nodes, folder: Path) -> list[str]:
-    """Settings of a run on a cluster."""
+    """Return the settings of a run on a cluster."""
     placed = {"kind": "ray", "address": nodes.address, "folder": folder / "hosts"}
     return _set(_STORE, *(f'placement.{name}="{value}"' for name, value in placed.items()))
 
 
 async def _asyncrl(folder: Path, *words: str, limit_s: float | None, code: int = 0) -> str:
-    """Run `asyncrl WORDS` in a folder to its end; returns what it said. It does not outlive this call.
+    """Run `asyncrl WORDS` in a folder to its end; return its output. The process ends with this call.
 
     Raises:
         BenchError: another exit code than expected, or it took too long.

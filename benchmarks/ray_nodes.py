@@ -1,4 +1,4 @@
-"""A Ray cluster of simulated nodes on this machine, with nothing of it left behind."""
+"""A Ray cluster of simulated nodes on this machine; it removes all its processes and files."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _GONE_S = 30.0  # for the processes of a cluster that were killed
 
 
 class Nodes:
-    """A head without room for actors, and nodes that come and go."""
+    """A head without room for actors, and nodes that join and leave."""
 
     def __init__(self, folder: Path, mark: str, dashboard_port: int = 0) -> None:
         """
         Args:
-            folder: for sockets and logs; removed by its owner.
+            folder: for sockets and logs; the caller removes it.
             mark: distinguishes the processes of this cluster from all others.
             dashboard_port: of the server that takes jobs, which needs `ray[default]`; 0 for none.
         """
@@ -47,8 +47,8 @@ class Nodes:
         self.address = ""
 
     def start(self) -> None:
-        """Start the head. Ray gives its own processes 30 s to answer, whatever else the machine does."""
-        Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # it writes an address there, and expects the folder
+        """Start the head. Ray gives its processes 30 s to answer, also on a loaded machine."""
+        Path(get_default_ray_temp_dir()).mkdir(exist_ok=True)  # Ray writes an address there, and expects the folder
         for tries_left in reversed(range(_TRIES)):
             try:
                 with self._marked():
@@ -61,7 +61,7 @@ class Nodes:
                 self._kill(self.found())
 
     def add(self, cpus: int = 2, **environment: str) -> str:
-        """Add a node, with further variables in the environment of all that runs there; returns its name."""
+        """Add a node, with more environment variables for all its processes; return its name."""
         self._started += 1
         name = f"node-{self._started}"
         given = {"num_cpus": cpus, "object_store_memory": _STORE}
@@ -80,11 +80,11 @@ class Nodes:
             os.environ.update(before)
 
     def wait(self) -> None:
-        """Wait until all nodes are known to the head."""
+        """Wait until the head knows all nodes."""
         self._cluster.wait_for_nodes(timeout=120)
 
     def kill(self, name: str) -> None:
-        """Kill all processes of a node at once, those of actors with them."""
+        """Kill all processes of a node at once, also the actors' processes."""
         node = self._nodes.pop(name)
         for kind in ("raylet", *node.all_processes):
             for info in node.all_processes.get(kind, []):
@@ -102,7 +102,7 @@ class Nodes:
                 info.process.kill()
 
     def renew(self, *cpus: int) -> None:
-        """End what is left of the cluster, and start another one, at another address, with nodes of so many CPUs."""
+        """End the rest of the cluster, and start a new one at another address, with one node per CPU count."""
         self._kill(self.found())
         self._nodes.clear()
         self.start()
@@ -111,7 +111,7 @@ class Nodes:
         self.wait()
 
     def swept(self) -> list[str]:
-        """Clean up after nodes that others killed; returns those that live, without the head."""
+        """Clean up after nodes that others killed; return the living nodes, without the head."""
         for name, node in list(self._nodes.items()):
             if any(info.process.poll() is not None for info in node.all_processes.get("raylet", [])):
                 self.kill(name)
@@ -129,11 +129,11 @@ class Nodes:
 
     def close(self) -> None:
         """Kill every process of the cluster."""
-        with contextlib.suppress(Exception):  # whatever is left is killed below
+        with contextlib.suppress(Exception):  # all remaining processes are killed below
             self._cluster.shutdown()
         alive = self._kill(self.found())
         if alive:
-            raise BenchError(f"processes of the Ray cluster live on: {alive}")
+            raise BenchError(f"processes of the Ray cluster still run: {alive}")
 
     def _kill(self, processes: list[psutil.Process]) -> list[psutil.Process]:
         for process in processes:
@@ -145,8 +145,8 @@ class Nodes:
 
 @contextlib.contextmanager
 def ray_nodes(*cpus: int, dashboard_port: int = 0) -> Iterator[Nodes]:
-    """A cluster with a head and a node for each number of CPUs; for the port see `Nodes`."""
-    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # paths of sockets may have 107 bytes
+    """Start a cluster with a head and a node for each number of CPUs; for the port see `Nodes`."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # socket paths may have at most 107 bytes
     nodes = Nodes(folder, secrets.token_hex(8), dashboard_port)
     try:
         nodes.start()

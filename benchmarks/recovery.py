@@ -1,4 +1,4 @@
-"""From SIGKILL to working again: every role of real runs under `asyncrl up`, its supervisor's back-off included."""
+"""Time from SIGKILL to recovery of every role in real runs of `asyncrl up`, with its supervisor's back-off."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from topics.topic import BATCHES, PROMPTS, Stream, Topic
 
 T = TypeVar("T")
 
-_LIMIT_S = 90.0  # for any worker to work again
+_LIMIT_S = 90.0  # limit for any worker to recover
 _POLL_S = 0.01
 _LEASE_S = 2.0
 _CHECKPOINT_EVERY = 20
@@ -59,14 +59,14 @@ every = 5
 
 
 async def bench_recovery(*, messages: int, kills: int) -> dict[str, float]:
-    """Seconds until each role works again after a SIGKILL; medians.
+    """Return seconds until each role recovers after a SIGKILL; medians.
 
     Args:
-        messages: issued, and as many graded, before prompter and buffer are killed.
-        kills: of each role.
+        messages: trajectories issued, and as many graded, before prompter and buffer are killed.
+        kills: number of kills of each role.
 
     Raises:
-        ChaosError: a run did not come up.
+        ChaosError: a run did not start.
         BenchError: a role did not recover.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
@@ -77,13 +77,13 @@ async def bench_recovery(*, messages: int, kills: int) -> dict[str, float]:
 
 
 class Killed(NamedTuple):
-    """Times at which a process was killed and was gone, ns since the epoch."""
+    """Times at which a process was killed and had ended, ns since the epoch."""
 
     at_ns: int
     gone_ns: int
 
     def seconds_to(self, time_ns: int) -> float:
-        """Seconds from the kill to a moment."""
+        """Return seconds from the kill to a time."""
         return (time_ns - self.at_ns) / 1e9
 
 
@@ -94,13 +94,13 @@ class _Run:
         self._stage = stage
         self._running = running
         self.files = RunFiles(stage.root)
-        self.measured = ""  # the figure under way
+        self.measured = ""  # name of the current figure
         self.bus: Bus
 
     @classmethod
     @asynccontextmanager
     async def up(cls, folder: Path, *words: str) -> AsyncIterator[_Run]:
-        """Bring it up for the length of the block."""
+        """Start the run for the length of the block."""
         stage = Stage(folder)
         try:
             run = cls(stage, await stage.start(words))
@@ -115,10 +115,10 @@ class _Run:
         self.bus = await Bus.connect(BusAddress.read(self.files.address), self._stage.root.name, name="bench")
 
     async def until(self, event: Awaitable[T]) -> T:
-        """Wait for something, unless the run ends or the time runs out.
+        """Wait for an event, unless the run ends or the time runs out.
 
         Raises:
-            BenchError: which of the two it was.
+            BenchError: the run ended, or the time ran out.
         """
         waiting = asyncio.ensure_future(event)
         waits: set[asyncio.Future[Any]] = {waiting, self._running}
@@ -132,7 +132,7 @@ class _Run:
         raise BenchError(f"run {self._stage.root.name} {self.measured}: {why}; its last output:\n{self._stage.words}")
 
     async def kill(self, role: str) -> Killed:
-        """Kill one process of a role, and return once it is gone."""
+        """Kill one process of a role, and return once it has ended."""
         part = await self.until(self._part(role))
         killed_ns = time.time_ns()
         part.process.kill()
@@ -144,10 +144,10 @@ class _Run:
             for part in self._stage.parts():
                 if part.role == role:
                     return part
-            await asyncio.sleep(0.05)  # nothing announces it
+            await asyncio.sleep(0.05)  # no event announces it
 
     async def first_ns(self, stream: Stream, topic: Topic[Any], since_ns: int = 0, after: int = 0) -> int:
-        """Return the time of the first message on a topic after a moment, ns."""
+        """Return the time of the first message on a topic after a given time, ns."""
         found: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         def take(record: Record) -> None:
@@ -164,18 +164,18 @@ class _Run:
 
 
 async def _holds(condition: Callable[[], bool]) -> None:
-    """Wait for something that nothing announces."""
+    """Wait for a condition that no event announces."""
     while True:
         if condition():
             return
         await asyncio.sleep(_POLL_S)
 
 
-# --- prompter and buffer over long logs: all other actors are simulated by the measurement
+# --- prompter and buffer over long logs: the measurement simulates all other actors
 
 
 async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, list[float]]:
-    """Seconds from each kill of prompter and buffer to their next decision, under a real supervisor."""
+    """Return seconds from each kill of prompter and buffer to their next decision, under a real supervisor."""
     config = bench_config(
         "long", directory=str(folder), learner={"steps": messages // 256 + 1000}, engine={"kind": "scripted"}
     )
@@ -186,7 +186,7 @@ async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, lis
         for stream in (PROMPTS, BATCHES):
             await run.first_ns(stream, BY_NAME[f"{stream.keeper}.claimed"])
         for _ in range(kills):
-            # All that a batch waits for is there but for one group, which comes when the buffer is gone.
+            # The batch lacks one group, which arrives after the buffer has been killed.
             await history.grade(config.buffer.batch_groups - 1)
             killed = await run.kill("buffer")
             await history.grade(1)
@@ -197,7 +197,7 @@ async def of_long_logs(folder: Path, messages: int, kills: int) -> dict[str, lis
     return times
 
 
-# --- all others, in a run that trains a small model
+# --- all other roles, in a run that trains a small model
 
 
 async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
@@ -227,12 +227,12 @@ async def _of_a_whole_run(folder: Path, kills: int) -> dict[str, list[float]]:
 
 
 async def _provisioned(start: Callable[[], Awaitable[None]]) -> None:
-    """Start to read as soon as there are topics."""
+    """Start a reader as soon as the topics exist."""
     while True:
         try:
             return await start()
         except BusError:
-            await asyncio.sleep(0.1)  # nothing announces it
+            await asyncio.sleep(0.1)  # no event announces it
 
 
 async def _two_steps_more(witness: Witness) -> None:
@@ -242,19 +242,19 @@ async def _two_steps_more(witness: Witness) -> None:
 
 
 async def _works_again(run: _Run, witness: Witness, role: str, again: str = "") -> float:
-    """Kill a role's process, and wait until the role (or the last one of `again`) works again."""
+    """Kill a role's process, and wait until the role (or the last role of `again`) has recovered."""
     killed = await run.kill(role)
     return killed.seconds_to(await run.until(witness.works_again(again or role, killed.gone_ns)))
 
 
 async def _learner(run: _Run, witness: Witness) -> float:
-    """Half way between two checkpoints."""
+    """Kill the learner half-way between two checkpoints."""
     await run.until(_holds(lambda: (witness.step or 0) % _CHECKPOINT_EVERY == _CHECKPOINT_EVERY // 2))
     return await _works_again(run, witness, "learner")
 
 
 async def _recorder(run: _Run) -> float:
-    """Until its file has grown."""
+    """Kill the recorder, and wait until its file has grown."""
     metrics = run.files.root / "metrics.jsonl"
     killed = await run.kill("recorder")
     size = metrics.stat().st_size
@@ -263,7 +263,7 @@ async def _recorder(run: _Run) -> float:
 
 
 async def _lease(run: _Run, witness: Witness) -> float:
-    """Until another has finished the last trajectory that a killed worker held; beyond the lease."""
+    """Kill a worker, and wait until another has finished its last trajectory; return the time beyond the lease."""
     while True:
         killed = await run.kill("rollout")
         held = witness.issued - witness.ended.keys()

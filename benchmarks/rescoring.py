@@ -1,6 +1,6 @@
-"""Log-probs of a server under load, against the trainer's forward under the weights that each token names.
+"""Log-probs of a server under load, compared with the trainer's forward under the weights that each token names.
 
-Answers that were sampled while the weights changed several times, beside answers of one version.
+The weights change several times during some answers; other answers have one version.
 """
 
 from __future__ import annotations
@@ -44,33 +44,33 @@ class _Tokens(Watch):
         self._news.set()
 
     async def reached(self, count: int) -> None:
-        """Wait for so many."""
+        """Wait until this many tokens are sampled."""
         while self.count < count:
             self._news.clear()
             await self._news.wait()
 
 
 async def bench_rescoring(*, tokens: int, crossed: int, **options: Any) -> dict[str, float]:
-    """Measure answers that no update met, then answers that so many met.
+    """Measure answers without an update, then answers with several updates each.
 
     Args:
-        tokens: of an answer.
-        crossed: updates while an answer is sampled.
+        tokens: tokens of an answer.
+        crossed: updates during an answer.
         options: the other fields of `Served`.
 
     Returns:
-        Mean absolute differences of the log-probs of all tokens, in nats: of answers of one version, of those that
-        crossed all updates, their ratio, and of the latter under the version before or after the one that a token
-        names. That one must be much greater, or the versions are too much alike to tell them apart.
+        Mean absolute differences of the log-probs of all tokens, in nats: of answers of one version, of answers that
+        crossed all updates, and their ratio. Also of the latter under the version before or after the named one. The
+        last figure must be much greater; otherwise the versions are too similar to tell them apart.
 
     Raises:
-        BenchError: the server fell, or no answer crossed so many updates.
+        BenchError: the server failed, or no answer crossed enough updates.
     """
     served = Served("files", "resume", context=_PROMPT + tokens + _SPARE, **options)
     async with Updates.opened(served) as updates:
         stage = updates.stage
         key = stage.files.engine_key_file(stage.config.engine, "engine-1")
-        assert key is not None  # a server of its own has one
+        assert key is not None  # a private server has a key
         async with fleet_of(stage.bus, key) as fleet:
             vocabulary = SHAPES[served.shape].vocabulary
             generator = Generator(fleet, ModelInfo("any", vocabulary, served.context), str, counts={})
@@ -83,7 +83,7 @@ async def bench_rescoring(*, tokens: int, crossed: int, **options: Any) -> dict[
                 await stage.until(watch.reached(part), DEADLINE_S)
                 await updates.copy()
                 await updates.loaded(await updates.announce(number))
-                report(f"version {number} is there after {watch.count / served.running:.0f} tokens of each")
+                report(f"version {number} has arrived after {watch.count / served.running:.0f} tokens of each")
             moved = await stage.until(sampling, DEADLINE_S)
         moved = [row for row in moved if np.count_nonzero(np.diff(row.versions[_PROMPT:])) >= crossed]
         if not moved:
@@ -95,7 +95,7 @@ async def bench_rescoring(*, tokens: int, crossed: int, **options: Any) -> dict[
 async def _sampled(
     generator: Generator, served: Served, tokens: int, seed: int, watch: Watch | None = None
 ) -> list[TrainRow]:
-    """So many answers at once."""
+    """Return this many answers, sampled at once."""
     rng, vocabulary = np.random.default_rng(seed), SHAPES[served.shape].vocabulary
     prompts = rng.integers(3, vocabulary, (served.running, _PROMPT)).astype(np.int32)
     sampling = SamplingParams(tokens, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""Tokens per second of a server through asyncrl, and of the same requests sent to it by a bare client."""
+"""Tokens per second of a server through asyncrl, and of the same requests from a bare client."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from topics.trajectories import TRAJECTORY_GENERATED, TrajectoryGenerated
 from topics.wire import decode
 
 _PROMPT = [29, 3, 4, 5, 6, 7, 8, 28]  # as long as a row of the task
-_GROUP, _BATCHES = 8, 1000  # a batch that no window fills: no step and no new weights within it
+_GROUP, _BATCHES = 8, 1000  # a batch that no window fills, so a window has no step and no new weights
 _MODULE = """
 import asyncio, itertools, json, os
 
@@ -56,54 +56,55 @@ async def rollout(row, context):
         tokens += generated.tokens.tolist()
 """
 _DEADLINE_S = 900.0
-_LOOK_S = 0.02  # between two looks at what has ended
-_TRAJECTORIES = 2_000  # of a worker; then the first ones come again
+_LOOK_S = 0.02  # between two polls of the ended trajectories
+_TRAJECTORIES = 2_000  # of a worker; then they repeat
 
 
 class Load(NamedTuple):
-    """Requests of a measurement."""
+    """The requests of a measurement."""
 
     concurrent: int  # trajectories
     workers: int  # rollout workers that share them
-    tokens: int  # of a generation, on average; uniform between a half and one and a half of it
+    tokens: int  # mean of a generation; uniform between 0.5 and 1.5 times this number
     turns: int  # generations of a trajectory
     tool_s: float  # between two turns
 
     @property
     def slots(self) -> int:
-        """Trajectories of a worker."""
+        """Return the trajectories of a worker."""
         return -(-self.concurrent // self.workers)
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Least and greatest number of tokens of a generation."""
+        """Return the least and greatest number of tokens of a generation."""
         return max(1, self.tokens // 2), self.tokens + self.tokens // 2
 
 
 def _lengths(load: Load, worker: int) -> list[list[int]]:
-    """Tokens of each generation of a worker's trajectories, the same ones in each window.
+    """Return the tokens of each generation of a worker's trajectories, the same in each window.
 
-    What is under way when a window begins decides how much a server has to read for a token: drawn anew, that of long
-    generations would differ by more than what is measured.
+    The lengths are fixed because the server's cost per token depends on the requests in progress. With long
+    generations, new random lengths would change the rate by more than the measured difference.
 
     Args:
-        worker: its number, from 0.
+        worker: number of the worker, from 0.
     """
     draw = random.Random(worker).randint
     least, most = load.bounds
     found = []
     for number in range(_TRAJECTORIES):
-        rest = number < load.slots  # a part of a trajectory, as if it had begun before: else all would end together
+        # the rest of a trajectory that seems to have begun earlier: otherwise all would end together
+        rest = number < load.slots
         turns = draw(1, load.turns) if rest else load.turns
         found.append([draw(1 if rest and not turn else least, most) for turn in range(turns)])
     return found
 
 
 class Window(NamedTuple):
-    """When a window is over."""
+    """The end of a window."""
 
     seconds: float
-    ends: int = 0  # of trajectories in it, whatever time they take; 0 for the seconds
+    ends: int = 0  # trajectories after which the window ends; 0: after `seconds`
 
 
 class Course(NamedTuple):
@@ -111,30 +112,29 @@ class Course(NamedTuple):
 
     seconds: float  # of the first window
     rounds: int
-    routing: bool  # each round has one more, whose requests ask for the experts of each token
+    routing: bool  # each round has one more window, whose requests ask for the experts of each token
 
 
 async def bench_rollouts(*, concurrent: list[int], **options: Any) -> dict[str, float]:
-    """Measure at several numbers of concurrent trajectories; each has a run and a server of its own.
+    """Measure at several numbers of concurrent trajectories; each has a separate run and server.
 
-    A round measures a window through asyncrl, with progress messages and versions of all tokens, and a window of a
-    client that sends whole requests to the same server, each alone, and keeps nothing but their number of tokens. In
-    each of them tokens of trajectories that ended are counted, and by how many the server's running requests have more
-    at its end than at its beginning. All windows have the same lengths of generations, and those behind the first end
-    when as many trajectories have ended in them, so that the server has the same to do: how fast it samples depends on
-    how long its requests are. Every second round has them in the other order.
+    A round has two windows on the same server. One goes through asyncrl, with progress messages and versions of all
+    tokens. In the other, a bare client sends whole requests and only counts their tokens. A window counts the tokens of
+    trajectories that ended, plus the growth of the running requests' tokens between begin and end. All windows have the
+    same lengths of generations. Later windows end after as many trajectories as the first, so that the server has the
+    same work: its rate depends on the lengths. Every second round reverses the order.
 
     Args:
-        concurrent: numbers of trajectories at once.
+        concurrent: numbers of concurrent trajectories.
         seconds: length of the first window.
-        rounds: figures are medians of so many.
+        rounds: number of rounds; figures are medians.
         options: the other fields of `Load` and `Served`.
 
     Returns:
         Medians of tokens/s, and of the rounds' ratios.
 
     Raises:
-        BenchError: an actor fell, or no trajectory came in time.
+        BenchError: an actor failed, or no trajectory ended in time.
     """
     figures: dict[str, float] = {}
     server = Served(**{name: options.pop(name) for name in Served._fields})
@@ -160,7 +160,8 @@ async def _measured(load: Load, server: Served, course: Course) -> dict[str, flo
             client = EngineClient(ready.address, api_key=key)
             length = Window(course.seconds)
             for number in range(course.rounds):
-                names = [*rates] if number % 2 == 0 else [*reversed(rates)]  # what changes meanwhile costs each as much
+                # so that slow changes of the machine affect both equally
+                names = [*rates] if number % 2 == 0 else [*reversed(rates)]
                 for name in names:
                     if name == "bare":
                         window = _bare(client, key or "", load, length)
@@ -186,7 +187,7 @@ def _ratio(these: list[float], those: list[float]) -> float:
 async def _with_workers(
     stage: Stage, client: EngineClient, load: Load, length: Window, *, routed: bool
 ) -> tuple[float, int]:
-    """A window through asyncrl, whose workers begin before it and leave after it."""
+    """Measure a window through asyncrl; start the workers before it and stop them after it."""
     await stage.open_again(learner={"routing": "replay" if routed else "own"})
     for worker in range(load.workers):
         await stage.enter("rollout", worker + 1)
@@ -205,7 +206,8 @@ def _config(scratch: Path, load: Load, server: Served, course: Course) -> Config
     module = scratch / "rollout.py"
     lengths = msgspec.json.encode([_lengths(load, worker) for worker in range(load.workers)]).decode()
     module.write_text(_MODULE.format(folder=str(scratch), tool_s=load.tool_s, workers=load.workers, lengths=lengths))
-    returning = [RETURN_EXPERTS] if course.routing and server.kind == "sglang" else []  # the embedded one always can
+    # the embedded server always returns experts
+    returning = [RETURN_EXPERTS] if course.routing and server.kind == "sglang" else []
     return bench_config(
         "bench-rollouts",
         model={"path": str(model)},
@@ -225,10 +227,12 @@ def _config(scratch: Path, load: Load, server: Served, course: Course) -> Config
 async def _through_asyncrl(
     stage: Stage, client: EngineClient, load: Load, length: Window, *, routed: bool
 ) -> tuple[float, int]:
-    """Tokens/s of a window that begins when as many trajectories have ended as run at once, and how many end in it.
+    """Return tokens/s of a window and its number of ended trajectories.
+
+    The window begins once as many trajectories have ended as run at once.
 
     Raises:
-        BenchError: experts are asked for, and a trajectory has none.
+        BenchError: experts were requested, and a trajectory has none.
     """
     await stage.follow(TRAJECTORIES, TRAJECTORY_GENERATED, _nth_since(time.time_ns(), load.concurrent))
     begin, before = time.time_ns(), await client.load()
@@ -243,19 +247,19 @@ async def _through_asyncrl(
         if begin < record.time_ns <= end
     ]
     if routed and (without := [result.trajectory_id for result in results if result.routing is None]):
-        raise BenchError(f"{len(without)} of {len(results)} trajectories have no experts, {without[0]} among them")
+        raise BenchError(f"{len(without)} of {len(results)} trajectories have no experts, for example {without[0]}")
     tokens = sum(count.tokens for result in results for count in result.versions)
     return (tokens + after.tokens - before.tokens) / (end - begin) * 1e9, len(results)
 
 
 def _nth_since(since_ns: int, count: int) -> Callable[[Record], bool]:
-    """Return a function that is true of the record with which so many have been stored since a time."""
+    """Return a function that is true for the record that completes `count` trajectories since a time."""
     later = itertools.count(1)
     return lambda record: record.time_ns > since_ns and next(later) >= count
 
 
 async def _bare(client: EngineClient, key: str, load: Load, length: Window) -> tuple[float, int]:
-    """Tokens/s of such a window, by a client of its own, and how many trajectories end in it."""
+    """Return tokens/s of the same window with a bare client, and its number of ended trajectories."""
     ends: list[tuple[float, int]] = []
     connector = aiohttp.TCPConnector(limit=load.concurrent)
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
@@ -285,7 +289,7 @@ async def _bare(client: EngineClient, key: str, load: Load, length: Window) -> t
 
 
 async def _unless_one_fails(tasks: list[asyncio.Task[None]], seconds: float) -> None:
-    """Wait, unless one of the tasks ends, which happens by a fault alone."""
+    """Wait, unless one of the tasks ends; only a fault ends a task."""
     done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         task.result()

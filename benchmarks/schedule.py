@@ -1,4 +1,4 @@
-"""The distance between a real run and the ideal schedule: same prompts, durations and rules, real actors and NATS."""
+"""The gap between a real run and the ideal schedule: same prompts, durations and rules, real actors and NATS."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from topics.prompts import PROMPT_ISSUED, PromptIssued
 from topics.topic import PROMPTS, TRAINING
 from topics.wire import decode
 
-_PARALLEL = ((10.0, 15), (1.0, 5), (0.0, 1))  # from this mean on so many runs at once: long means cost no CPU
+_PARALLEL = ((10.0, 15), (1.0, 5), (0.0, 1))  # (least mean, concurrent runs): runs with long means use little CPU
 _SLOTS, _GROUPS, _SIGMA = 32, 16, 1.2
 _FIRST_CALL = "0"  # path of the only generation of a single turn
-_OVERTIME = 10.0  # a run that takes so many times the ideal schedule's time has stalled
+_OVERTIME = 10.0  # a run that takes this many times the ideal schedule's time has stalled
 
 
 class Cell(NamedTuple):
-    """One run: the mean of its durations, L and its seed."""
+    """The settings of one run: mean duration, L and seed."""
 
     mean_s: float
     lag: int
@@ -44,7 +44,7 @@ class Cell(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A cell's times, seconds."""
+    """Times of one cell, in seconds."""
 
     cell: Cell
     real_s: float
@@ -66,7 +66,7 @@ def cell_config(cell: Cell, model: Path, *, steps: int) -> Config:
         model={"path": str(model)},
         rollout={"slots": _SLOTS, "group_size": 1},
         buffer={"batch_groups": _GROUPS, "max_lag": cell.lag},
-        # A checkpoint is written after the last step alone: the schedule is measured, not the disk.
+        # Only the last step writes a checkpoint: the benchmark measures the schedule, not the disk.
         learner={
             "steps": steps,
             "advantage": "none",
@@ -92,7 +92,7 @@ def rules_of(config: Config) -> Rules:
 
 
 class Script:
-    """The prompts of a run by their number, and how long its scripted engine will take for each."""
+    """The prompts of a run by number, and the durations of its scripted engine."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -109,7 +109,7 @@ class Script:
         return decide(Wanted(group, 0, 0), self._config.seed, [self._source.row(number)])
 
     def duration(self, number: int) -> float:
-        """Seconds of its generation."""
+        """Return the seconds of its generation."""
         if number not in self._durations:
             issued, engine = self.prompt(number), self._config.engine
             ids = self._tokenizer.encode_prompt(issued.rows[0], max_tokens=None)
@@ -120,17 +120,17 @@ class Script:
         return self._durations[number]
 
     def check(self, issued: Sequence[PromptIssued]) -> None:
-        """Make sure that a run was about these prompts: a share of another run's ideal would mean nothing.
+        """Check that a run had these prompts: otherwise its share of the ideal means nothing.
 
         Raises:
-            BenchError: names the first that differs.
+            BenchError: a prompt differs; names the first one.
         """
         for number, found in enumerate(issued):
             expected = self.prompt(number)
             if (found.prompt_id, found.rows, found.seed) != (expected.prompt_id, expected.rows, expected.seed):
                 raise BenchError(
                     f"run {self._config.run}: prompt {number} is {found.prompt_id} with seed {found.seed}, but the "
-                    f"ideal schedule has {expected.prompt_id} with seed {expected.seed}; the program changed meanwhile"
+                    f"ideal schedule has {expected.prompt_id} with seed {expected.seed}; the program has changed"
                 )
 
 
@@ -145,13 +145,13 @@ async def bench_schedule(
     """Run every cell and compare it with its ideal schedule.
 
     Args:
-        parallel: runs at once; 0 for what each mean bears.
+        parallel: concurrent runs; 0 for the default of each mean.
 
     Returns:
         Medians over all cells of a mean: shares of the ideal and of the bound.
 
     Raises:
-        BenchError: a run fell or stalled.
+        BenchError: a run failed or stalled.
     """
     figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as scratch:
@@ -177,12 +177,12 @@ async def run_together(cells: Sequence[Cell], model: Path, *, steps: int) -> lis
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(run_cell(cell, model, barrier, steps=steps)) for cell in cells]
     except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None  # the others were stopped because of it
+        raise errors.exceptions[0] from None  # the other cells were stopped because of it
     return [task.result() for task in running]
 
 
 async def run_cell(cell: Cell, model: Path, barrier: asyncio.Barrier, *, steps: int) -> Result:
-    """Run one cell, from the first prompt's issue to the last step trained, by the server's clock."""
+    """Run one cell, from the issue of the first prompt to the last trained step, by the server's clock."""
     config = cell_config(cell, model, steps=steps)
     script, rules = Script(config), rules_of(config)
     ideal = ideal_schedule(script.duration, rules)

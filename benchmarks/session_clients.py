@@ -1,7 +1,7 @@
-"""Sessions that follow one another without a pause, through a gateway or straight at its engine, and what they met.
+"""Sessions without pauses, through a gateway or directly to its engine, and the timing of their replies.
 
-`python -m benchmarks.session_clients SETTINGS`, which is JSON: an empty line says that all of them
-have had replies; they go on until stdin ends, and replies follow on stdout.
+`python -m benchmarks.session_clients SETTINGS`, with SETTINGS as JSON. An empty line on stdout says that all sessions
+have had replies. They continue until stdin ends; then stdout has the replies.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from benchmarks.load import fleet_of
 from benchmarks.talks import APIS, CONTEXT, LETTERS, SPECIAL, Reply, Talk
 from topics.trajectories import Answer
 
-_TURNS = 3  # of a session
+_TURNS = 3  # turns of a session
 _ASKED = 60  # characters of a message
-_END = 2  # token behind a reply
+_END = 2  # token after a reply
 
 
 class Crowd(msgspec.Struct):
     """The clients of a process."""
 
-    bus: str  # file that holds its address
+    bus: str  # file with its address
     run: str
     engine_key: str  # file
     gateway: str  # its address
@@ -46,8 +46,8 @@ class Crowd(msgspec.Struct):
     portion: int  # tokens of an event
     in_place: bool  # engines take new weights under requests
     vocabulary: int
-    sessions: int  # at once
-    straight: bool = False  # to the engine
+    sessions: int  # number of concurrent sessions
+    straight: bool = False  # directly to the engine
     first: int = 0  # number of the first session
 
 
@@ -62,7 +62,7 @@ class _Through:
 
 
 class _Straight(Watch):
-    """A session straight at the engine: the same ids, as the model's template has them."""
+    """A session directly with the engine: the same ids, by the model's template."""
 
     def __init__(self, generator: Generator) -> None:
         self._generator = generator
@@ -85,7 +85,7 @@ class _Straight(Watch):
 
 
 async def _hold(crowd: Crowd, replies: list[Reply]) -> None:
-    """Hold sessions until this is cancelled."""
+    """Hold sessions until cancelled."""
     async with AsyncExitStack() as stack:
         if crowd.straight:
             bus = await Bus.connect(BusAddress.read(Path(crowd.bus)), crowd.run)
@@ -98,7 +98,8 @@ async def _hold(crowd: Crowd, replies: list[Reply]) -> None:
 
         async def follow(number: int) -> None:
             draw = random.Random(f"session {number}")
-            tokens = draw.randint(1, crowd.tokens)  # the first reply is the rest of one: they do not all end together
+            # the first reply has a random length, so that replies do not all end together
+            tokens = draw.randint(1, crowd.tokens)
             while True:
                 session = _Straight(generator) if crowd.straight else _Through(crowd, http, number)
                 for _ in range(_TURNS):
@@ -128,5 +129,5 @@ async def _until_ended(crowd: Crowd) -> None:
 if __name__ == "__main__":
     import uvloop
 
-    open_log()  # to stderr: stdout is for figures
+    open_log()  # log to stderr: stdout is for figures
     uvloop.run(_until_ended(msgspec.json.decode(sys.argv[1], type=Crowd)))

@@ -1,6 +1,6 @@
-"""Many sessions at once through the gateway while versions follow one another, beside the same ids sent straight.
+"""Many concurrent sessions through the gateway during weight updates, compared with direct requests of the same ids.
 
-The trainer, gateways, the engine and its server are real. Each window has a process of clients of its own.
+The trainer, gateways, the engine and its server are real. Each window has separate client processes.
 """
 
 from __future__ import annotations
@@ -24,45 +24,45 @@ from benchmarks.talks import CONTEXT, Reply, gateway_key, percentile
 from benchmarks.updates import STREAM_TOKENS, Served, Updates
 
 _DEADLINE_S = 900.0
-_AFTER_S = 1.0  # behind `engine.ready` that streams may still be silent for the update's sake
+_AFTER_S = 1.0  # time after `engine.ready` in which a silence still counts for the update
 
 
 class Traffic(NamedTuple):
     """The sessions and the versions of a window."""
 
-    sessions: int  # at once
+    sessions: int  # number of concurrent sessions
     gateways: int  # processes
     clients: int  # processes that share the sessions
     tokens: int  # of a reply
     versions: int
-    every_s: float  # seconds from one step to the next, or longer where a version takes longer
+    every_s: float  # seconds from one step to the next; longer if a version takes longer
     still: bool  # no steps: all versions have the weights of the first
 
 
-Times = list[tuple[float, float]]  # begins and ends, of the monotonic clock
+Times = list[tuple[float, float]]  # begin and end, of the monotonic clock
 
 
 async def bench_sessions(*, way: str, updates: list[str], **options: Any) -> dict[str, float]:
-    """Measure a window through the gateway and one straight to the engine, for each kind of update.
+    """Measure a window through the gateway and one directly to the engine, for each kind of update.
 
-    In both of them so many versions follow one another, a step of the trainer before each unless it is still. Sessions
-    of three turns follow one another without a pause; all replies are streamed, in events of so many tokens in both
-    windows. Straight, a session sends the ids that its messages have, behind those of the turns before.
+    Both windows have the same number of versions. The trainer makes a step before each version, unless it is still.
+    Sessions of three turns have no pauses. All replies are streamed, with the same number of tokens per event in both
+    windows. A direct session sends the ids of its messages after those of the earlier turns.
 
     Args:
-        way: of the versions, see `Served`.
-        updates: kinds, of `weights.update`.
+        way: way of the versions, see `Served`.
+        updates: kinds of `weights.update`.
         options: the fields of `Traffic`, and the other fields of `Served`.
 
     Returns:
-        The kind of update in front: tokens/s of both windows and their share, what failed, milliseconds to the first
-        text and from the last one to the end of the reply, and longest times between two events of a stream, of both;
-        and medians of what the engine says of its pauses. Of the times between two events those are told apart that
-        touch an update (from `engine.updating` to a second behind `engine.ready`), of the others those that touch a
-        step of the trainer, and the rest.
+        Names begin with the kind of update. Tokens/s of both windows and their ratio, and failed requests. Milliseconds
+        to the first text, from the last text to the end of the reply, and the longest times between two events of a
+        stream, of both windows. Also medians of the engine's pauses. The longest times are given separately for times
+        that touch an update (from `engine.updating` to 1 s after `engine.ready`), that touch a step of the trainer, and
+        all others.
 
     Raises:
-        BenchError: an actor or a client fell.
+        BenchError: an actor or a client failed.
     """
     traffic = Traffic(**{name: options.pop(name) for name in Traffic._fields})
     figures: dict[str, float] = {}
@@ -133,7 +133,7 @@ async def _window(run: Updates, crowd: Crowd, traffic: Traffic) -> dict[str, flo
 
 @contextlib.asynccontextmanager
 async def _client(crowd: Crowd) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A process of clients; the end of its stdin ends it."""
+    """Start a client process; the end of its stdin ends it."""
     pipe, words = asyncio.subprocess.PIPE, ["-m", "benchmarks.session_clients", msgspec.json.encode(crowd).decode()]
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stdin=pipe, stdout=pipe)
     try:
@@ -158,7 +158,7 @@ async def _replies(process: asyncio.subprocess.Process) -> list[Reply]:
 
 
 def summed(replies: list[Reply], began: float, ended: float) -> dict[str, float]:
-    """Of the window: tokens that came in it, and what was met by requests that were asked in it."""
+    """Return the window's tokens, and the figures of requests that began in it."""
     tokens = sum(count for one in replies for at, count in one.came if began <= at < ended)
     asked = [one for one in replies if began <= one.asked_s < ended]
     whole = [one for one in asked if not one.failed]
@@ -177,11 +177,11 @@ def summed(replies: list[Reply], began: float, ended: float) -> dict[str, float]
 
 
 def silences(replies: list[Reply], updates: Times, steps: Times) -> dict[str, float]:
-    """Longest times between two texts of a whole reply: that touch an update, of the others a step, and the rest."""
+    """Return the longest times between two texts of a reply: during an update, else during a step, else the rest."""
     pairs = (pair for one in replies if not one.failed for pair in itertools.pairwise(one.came))
     found = {"silence_at_update_s": 0.0, "silence_at_step_s": 0.0, "silence_besides_s": 0.0}
     for (began, _), (ended, _) in pairs:
-        if ended - began > min(found.values()):  # only few are looked at closely
+        if ended - began > min(found.values()):  # only the few longest need a closer check
             touched = (any(first < ended and began < last for first, last in times) for times in (updates, steps))
             name = next((name for name, touches in zip(found, touched, strict=False) if touches), "silence_besides_s")
             found[name] = max(found[name], ended - began)

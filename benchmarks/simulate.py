@@ -1,4 +1,4 @@
-"""The ideal schedule: what admission, packing, lag and training allow when nothing else takes any time. Pure."""
+"""The ideal schedule: the times that admission, packing, lag and training allow if nothing else takes time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 
 class Rules(NamedTuple):
-    """The settings that a schedule depends on; groups have one trajectory."""
+    """The settings that determine a schedule; groups have one trajectory."""
 
-    slots: int  # W: trajectories under way at once
+    slots: int  # W: concurrent trajectories
     batch_groups: int  # B
     max_lag: int  # L
-    ahead: int  # batches packed behind the one in training
+    ahead: int  # packed batches that wait while one is trained
     steps: int
     step_s: float  # seconds of one training step
     min_fresh: float = 0.25
@@ -24,26 +24,27 @@ class Rules(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """The times of all events, seconds from the first prompt's issue."""
+    """The times of all events, in seconds from the issue of the first prompt."""
 
-    trained_s: list[float]  # by step, from 1
+    trained_s: list[float]  # end of each step, from step 1
     issued: int
-    dropped: int  # for lag
+    dropped: int  # trajectories dropped for lag
 
 
 class _Trajectory(NamedTuple):
     number: int
     start: float
     duration: float
-    version: int  # of the weights it began with
+    version: int  # of the weights at its begin
 
 
 def ideal_schedule(duration: Callable[[int], float], rules: Rules) -> Schedule:
-    """Run a run event by event without any overhead.
+    """Simulate a run event by event without any overhead.
 
-    Prompts are issued in order while open groups <= (L+1) * B and no more than are still needed; slots take them in
-    that order; a batch takes the groups completed first, at most `ahead` of them waiting behind the one in training;
-    a trajectory whose share of tokens within the lag bound is below `min_fresh` is dropped when a batch would take it.
+    The rules: prompts are issued in order while open groups <= (L+1) * B and the run still needs them. Slots take
+    prompts in that order. A batch takes the groups that completed first; at most `ahead` batches wait for training.
+    When a batch would take a trajectory whose share of tokens within the lag bound is below `min_fresh`, the trajectory
+    is dropped.
 
     Args:
         duration: seconds of each prompt's generation, by its number from 0.
@@ -57,9 +58,10 @@ def ideal_schedule(duration: Callable[[int], float], rules: Rules) -> Schedule:
 
 
 def lower_bound_s(duration: Callable[[int], float], rules: Rules) -> float:
-    """Seconds below which no schedule of these slots and this trainer can be, whatever it admits.
+    """Return a lower bound in seconds of every schedule of these slots and this trainer.
 
-    The greater of all work shared by all slots, and the first batch's earliest end with all steps after it.
+    The bound is the greater of two times: all work shared by all slots; the first batch's earliest end plus all later
+    steps.
     """
     durations = [duration(number) for number in range(rules.steps * rules.batch_groups)]
     free = [0.0] * rules.slots
@@ -92,7 +94,7 @@ class _Run:
         return len(self.trained_s)
 
     def advance(self) -> None:
-        """Go to the next moment at which something ends."""
+        """Advance to the next time at which an event ends."""
         self.now = self.events[0][0]
         while self.events and self.events[0][0] == self.now:
             _, _, ended = heapq.heappop(self.events)
@@ -106,7 +108,7 @@ class _Run:
         self.settle()
 
     def settle(self) -> None:
-        """Do all that can be done now."""
+        """Do everything that is possible now."""
         while self._pack():
             pass
         if not self.training and self.packed > self.trained:
@@ -129,7 +131,7 @@ class _Run:
             self.open += 1
 
     def _pack(self) -> bool:
-        """Take the next batch, or drop what is too old for it; False when neither can be."""
+        """Take the next batch, or drop trajectories that are too old for it; False if neither is possible."""
         rules, step = self.rules, self.packed + 1
         if step > rules.steps or self.packed - self.trained > rules.ahead or len(self.ready) < rules.batch_groups:
             return False
@@ -155,7 +157,7 @@ class _Run:
     def _too_old(self, one: _Trajectory, min_version: int) -> bool:
         if min_version <= one.version:
             return False
-        # A token carries the version that was current at its share of the time.
+        # Each token carries the version that was current at its share of the trajectory's time.
         since = self.trained_s[min_version - 1] - one.start
         count = self.rules.tokens
         old = min(count, math.ceil(since / one.duration * count)) if one.duration else count

@@ -1,4 +1,4 @@
-"""A stage for measurements: one run's server and its real actors as child processes, in a directory of their own."""
+"""A stage for measurements: one run's server and its real actors as child processes, in a temporary directory."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ _BEGAN = time.monotonic()
 
 
 class BenchError(AsyncRLError):
-    """A measurement that could not be made."""
+    """A measurement failed."""
 
 
 class Stage:
-    """A run without a supervisor: the benchmark decides which actor starts when, and is notified when one dies."""
+    """A run without a supervisor: the benchmark starts each actor, and is notified when one fails."""
 
     def __init__(self, root: Path, config: Config) -> None:
         self.config = config
@@ -61,7 +61,7 @@ class Stage:
     @classmethod
     @contextlib.asynccontextmanager
     async def open(cls, config: Config) -> AsyncIterator[Stage]:
-        """A stage for the length of the block; everything is stopped and removed at its end."""
+        """Open a stage for the length of the block; its end stops and removes everything."""
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-", ignore_cleanup_errors=True) as directory:
             stage = cls(Path(directory), config)
             try:
@@ -71,7 +71,7 @@ class Stage:
                 await stage._close()
 
     async def enter_all(self, *, but: Iterable[str] = ("prompter",), deadline_s: float = 600.0) -> None:
-        """Start all actors of the config except some roles, and return once all of them are ready for prompts."""
+        """Start all actors of the config except some roles, and return once all are ready for prompts."""
         fleet = first_fleet(self.config)
         for pool, count in fleet.items():
             if role_of(pool) not in but:
@@ -91,7 +91,7 @@ class Stage:
         task.add_done_callback(self._watching.discard)
 
     async def open_again(self, **tables: dict[str, Any]) -> None:
-        """Open the run with other settings; actors that enter from now on have them.
+        """Open the run with other settings, which apply to actors that start later.
 
         Args:
             tables: the settings that change, as TOML has them.
@@ -109,10 +109,10 @@ class Stage:
             await process.wait()
 
     async def until(self, event: Awaitable[T], deadline_s: float) -> T:
-        """Wait for something, unless an actor falls or the time runs out.
+        """Wait for an event, unless an actor fails or the time runs out.
 
         Raises:
-            BenchError: which of the two it was.
+            BenchError: an actor failed, or the time ran out.
         """
         task = asyncio.ensure_future(event)
         waits: set[asyncio.Future[Any]] = {task, self._fallen}
@@ -126,7 +126,7 @@ class Stage:
         raise BenchError(f"run {self.config.run}: {words}")
 
     async def read(self, stream: Stream, topics: Iterable[Topic[Any]]) -> list[Record]:
-        """Everything published on some topics of a stream so far."""
+        """Return all messages published on some topics of a stream so far."""
         records: list[Record] = []
         subjects = [topic.pattern(self.config.run) for topic in topics]
         reader = LogReader(self.bus, stream, records.append, subjects=subjects)
@@ -137,7 +137,7 @@ class Stage:
         return records
 
     async def follow(self, stream: Stream, topic: Topic[Any], wanted: Callable[[Record], bool]) -> Record:
-        """Return the first record of a topic, published already or to come, that is `wanted`."""
+        """Return the first record of a topic, old or new, that is `wanted`."""
         found: asyncio.Future[Record] = asyncio.get_running_loop().create_future()
 
         def on_record(record: Record) -> None:
@@ -152,16 +152,16 @@ class Stage:
             await reader.close()
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds of every actor (with its children) and of the server, since each began."""
+        """Return the CPU seconds of every actor (with its children) and of the server, since each began."""
         return {name: sum(map(cpu_s, tree)) for name, tree in self._trees().items()}
 
     def cpu_s_of(self, words: str) -> float:
-        """CPU seconds of the processes that have these words in their command line, since each began."""
+        """Return the CPU seconds of the processes with these words in their command line, since each began."""
         trees = self._trees().values()
         return sum(cpu_s(process) for tree in trees for process in tree if words in _line_of(process))
 
     def waited_s(self) -> dict[str, float]:
-        """Return the seconds for which the same had work, and no core to do it on (Linux)."""
+        """Return the seconds for which the same processes had work but no core (Linux)."""
         return {name: sum(map(_waited_s, tree)) for name, tree in self._trees().items()}
 
     def _trees(self) -> dict[str, list[psutil.Process]]:
@@ -230,11 +230,11 @@ class Stage:
 
 
 def bench_config(run: str, *, learner: dict[str, Any], **tables: Any) -> Config:
-    """The config of a measurement: nothing is learnt, and nothing is drawn.
+    """Return the config of a measurement, with nothing to learn and no random choices.
 
     Args:
         run: its id.
-        learner: settings besides the trainer.
+        learner: learner settings other than the trainer.
         tables: the other tables, as TOML has them.
     """
     fixed = {"run": run, "learner": {"trainer": "scripted", **learner}, "recorder": {"plot": False}}
@@ -242,7 +242,7 @@ def bench_config(run: str, *, learner: dict[str, Any], **tables: Any) -> Config:
 
 
 async def start_asyncrl(folder: Path | str, *words: str) -> asyncio.subprocess.Process:
-    """Start `asyncrl WORDS` in a folder; what it prints goes to its `stdout`, and it dies with this process."""
+    """Start `asyncrl WORDS` in a folder; its output goes to its `stdout`, and it ends with this process."""
     return await asyncio.create_subprocess_exec(
         *python("-m", "asyncrl.cli.main", *words),
         cwd=folder,
@@ -255,12 +255,12 @@ async def start_asyncrl(folder: Path | str, *words: str) -> asyncio.subprocess.P
 
 
 def report(line: str) -> None:
-    """Report the progress of a measurement on stderr; only its figures go to stdout."""
+    """Report the progress of a measurement on stderr; stdout is for its figures."""
     print(f"{time.monotonic() - _BEGAN:6.1f} s  {line}", file=sys.stderr, flush=True)
 
 
 def cpu_s(process: psutil.Process) -> float:
-    """CPU seconds of one process since it began; 0 for one that ended."""
+    """Return the CPU seconds of a process since it began; 0 if it has ended."""
     try:
         times = process.cpu_times()
     except psutil.NoSuchProcess:
@@ -279,5 +279,5 @@ def _waited_s(process: psutil.Process) -> float:
     try:
         threads = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
         return sum(int(thread.read_text().split()[1]) for thread in threads) / 1e9
-    except OSError:  # it has ended, or the kernel does not report it
+    except OSError:  # the process has ended, or the kernel does not report it
         return 0.0

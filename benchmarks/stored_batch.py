@@ -1,4 +1,4 @@
-"""A batch of random tokens in the logs of a run, for steps of its learner's ranks."""
+"""A batch of random tokens in the logs of a run, for steps of the learner's ranks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from topics.wire import encode
 
 
 async def store_batch(bus: Bus, *, rows: int, tokens: int, vocabulary: int, lr: float) -> int:
-    """Store trajectories of one group, and the batch that names them; returns its sequence.
+    """Store trajectories of one group and the batch that names them; return its sequence.
 
     Args:
-        rows: trajectories, of which every second one has a reward.
-        tokens: of each; all but the first are trained on.
+        rows: number of trajectories; every second one has a reward.
+        tokens: tokens of each; all but the first are trained on.
         lr: learning rate of its step.
     """
     prompt_id, members = prompt_name(TASK, 1), []

@@ -1,8 +1,8 @@
 """The synchronous reference: GRPO on one task in one loop, in plain torch, from the checkpoint of a run.
 
-It shares with the product only what defines the task and its random numbers: rows, tokenizer, names and seeds of the
+The loop shares with the product only the task and its random numbers: rows, tokenizer, names and seeds of the
 trajectories, and the draw of a token by seed and position. `python -m benchmarks.synchronous CONFIG BASE KEY=VALUE ...`
-prints the rewards by step, from the weights of the run in the folder BASE.
+prints the rewards by step, starting with the weights of the run in the folder BASE.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Synchronous:
     def __init__(self, config: Config, model: Path, checkpoint: Path) -> None:
         """
         Args:
-            config: of the run: its task, seeds, sizes and learning rates; the objective is the default one.
+            config: config of the run, for task, seeds, sizes and learning rates; the objective is the default one.
             model: directory of the run's model, for tokenizer and shape.
             checkpoint: directory of its weights and optimiser after step 0.
         """
@@ -140,7 +140,7 @@ class Synchronous:
 
 
 def synchronous(config: str, run: Path, settings: Sequence[str]) -> list[float]:
-    """Rewards by step of the loop, from the weights after the warm-up of a run, until it has reached the goal."""
+    """Return the loop's rewards by step, from the weights after a run's warm-up until the goal is reached."""
     torch.set_num_threads(1)
     loaded = load_config(config, overrides=settings).config
     loop = Synchronous(loaded, run / "model", checkpoint_of(run))

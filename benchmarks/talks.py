@@ -1,4 +1,4 @@
-"""Clients of a gateway for measurements: streamed replies over its three APIs, timed; and a model for them."""
+"""Timed clients of a gateway for measurements, with streamed replies over its three APIs, and a model for them."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from benchmarks.stage import BenchError, Stage
 CONTEXT = 4096
 ALPHABET = string.printable[:95]
 TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'assistant' else '>' }}{% endfor %}"
-LETTERS = "abcdefghijklmnopqrstuvwxyz >"  # of messages; the last stands behind each, as the template has it
+LETTERS = "abcdefghijklmnopqrstuvwxyz >"  # of messages; the template puts the last one after each message
 SPECIAL = 3  # tokens of the made model: padding, begin, end
 _UP_S = 120.0
 _SILENT_S = 120.0
 
 
 class Reply(NamedTuple):
-    """A streamed reply as its client met it; seconds are of the monotonic clock."""
+    """A streamed reply as its client received it; seconds are of the monotonic clock."""
 
     asked_s: float
     whole_s: float  # from the request to the end of the stream
     came: list[tuple[float, int]]  # when each text came, and its characters
     status: int  # of HTTP; 0: no connection
-    broken: bool  # the stream had no end, or one that says that it failed
+    broken: bool  # the stream did not end, or reported a failure
     events: int = 0
     text: str = ""
     turn: str = ""
 
     @property
     def first_s(self) -> float:
-        """Return the seconds from the request to its first text; infinite where none came."""
+        """Return the seconds from the request to its first text; infinite if there was none."""
         return self.came[0][0] - self.asked_s if self.came else float("inf")
 
     @property
@@ -59,7 +59,7 @@ class Reply(NamedTuple):
 def talking_model(directory: Path) -> Path:
     """Write an untrained model whose replies do not end before their limit; returns the directory.
 
-    One dimension is the same in all embeddings, and the head's rows of the special tokens are against it.
+    One dimension is the same in all embeddings, and the head's rows of the special tokens have the opposite sign there.
     """
     create_model(directory, alphabet=ALPHABET, seed=1, shape=ModelShape(context=CONTEXT), template=TEMPLATE)
     file = directory / "model.safetensors"
@@ -71,19 +71,19 @@ def talking_model(directory: Path) -> Path:
 
 
 def write_talking_tokenizer(directory: Path, vocabulary: int) -> None:
-    """Write a tokenizer with a character for every token of a model that has none, and the template of `talking_model`.
+    """Write a tokenizer with one character per token, for a model without one, and the template of `talking_model`.
 
-    Behind `LETTERS` come characters that no writing has, or a rare one.
+    The characters after `LETTERS` are private or rare ones.
     """
     rare = "".join(map(chr, [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE), *range(0x20000, 0x2A6E0)]))
     write_tokenizer(directory, (LETTERS + rare)[: vocabulary - SPECIAL], context=CONTEXT, template=TEMPLATE)
 
 
 async def gateway_key(stage: Stage, http: aiohttp.ClientSession, address: str) -> str:
-    """Return a new key, once the gateway takes it.
+    """Create a key, and return it once the gateway accepts it.
 
     Raises:
-        BenchError: it did not, in time.
+        BenchError: the gateway did not accept it in time.
     """
     key, added = make_key("bench")
     await publish(stage.bus, added)
@@ -97,9 +97,9 @@ async def gateway_key(stage: Stage, http: aiohttp.ClientSession, address: str) -
                             return key
                 except aiohttp.ClientError:
                     pass
-                await asyncio.sleep(0.05)  # nothing announces that it listens
+                await asyncio.sleep(0.05)  # no event announces that the gateway listens
     except TimeoutError:
-        raise BenchError(f"the gateway at {address} does not answer within {_UP_S:.0f} s") from None
+        raise BenchError(f"the gateway at {address} did not answer within {_UP_S:.0f} s") from None
 
 
 class Talk:
@@ -114,7 +114,7 @@ class Talk:
         self._last = ""  # id of the last turn
 
     async def send(self, text: str, *, tokens: int, temperature: float = 1.0) -> Reply:
-        """Ask, and read the reply to its end."""
+        """Send a message, and read the reply to its end."""
         self._messages.append({"role": "user", "content": text})
         path, body = self._request(text, tokens)
         raw = msgspec.json.encode({"model": "any", "stream": True, "temperature": temperature, **body})
@@ -138,8 +138,8 @@ async def timed(
     """Send a request, and time the events of its answer.
 
     Args:
-        deltas: returns the text of an event, "" for none and None where it is the last one; raises ValueError
-            where it says that the reply has failed.
+        deltas: returns the text of an event, "" for an event without text, None for the last event; raises ValueError
+            if the event reports a failure.
     """
     asked = time.monotonic()
     status, texts, events, turn, came = 0, list[str](), 0, "", list[tuple[float, int]]()
@@ -205,6 +205,6 @@ APIS = tuple(_DELTAS)
 
 
 def percentile(values: list[float], share: float) -> float:
-    """Return the value below which so much of them lies (nearest rank)."""
+    """Return the value below which this share of the values is (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else float("nan")

@@ -1,4 +1,4 @@
-"""Turns and seconds until the users of the live demo are satisfied, by method of learning and seed."""
+"""Turns and seconds until the users of the live demo are satisfied, by learning method and seed."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from asyncrl.examples.live_users import GOAL, Story
 from benchmarks.stage import BenchError, start_asyncrl
 
 _YEAR_S = 3.2e7
-_SHOWN = 2000  # characters of a run's output that an error repeats
+_SHOWN = 2000  # characters of a run's output in an error
 
 
 class Series(NamedTuple):
     """Settings of all runs of a measurement."""
 
     tastes: int  # of the users, 1 or 2
-    steps: int  # of a run at most
+    steps: int  # of a run, at most
     limit_s: float  # seconds after which a run is asked to stop; 0 for none
     set: Sequence[str] = ()  # further settings, `KEY=VALUE`
 
 
 async def bench_tastes(*, methods: Sequence[str], seeds: Sequence[int], jobs: int, **options: Any) -> dict[str, float]:
-    """Run the live demo once for each method and seed; a line is printed whenever one has ended.
+    """Run the live demo once for each method and seed; print a line whenever a run has ended.
 
     Args:
         methods: values of `live.method`.
-        jobs: runs at once; each keeps about two cores busy.
+        jobs: number of concurrent runs; each uses about two cores.
         options: the fields of `Series`.
 
     Returns:
-        By method: `reached` (runs), medians and maxima of `turns` and `seconds` of talk to a satisfaction of 0.9 over
-        the runs that reached it, `before` and `after` (means), and `failed` requests (sum).
+        By method: `reached`, the number of runs that reached a satisfaction of 0.9. Medians and maxima over these runs
+        of `turns` and `seconds` until then. `before` and `after` (means), and `failed` requests (sum).
 
     Raises:
         BenchError: a run failed; raised once all others have ended.
@@ -47,7 +47,7 @@ async def bench_tastes(*, methods: Sequence[str], seeds: Sequence[int], jobs: in
         async with places:
             return await _run(series, method, seed)
 
-    runs = [(method, seed) for seed in seeds for method in methods]  # those of a seed beside each other
+    runs = [(method, seed) for seed in seeds for method in methods]  # runs of a seed are adjacent
     results = await asyncio.gather(*(one(*run) for run in runs), return_exceptions=True)
     figures: dict[str, float] = {}
     for method in methods:

@@ -1,4 +1,4 @@
-"""Seconds of the switches of a GPU that learner and engine have by turns, and what each leaves on it."""
+"""Time to switch a GPU between learner and engine that time-share it, and the memory that each keeps on it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from topics.topic import ENGINES, TRAINING
 from topics.wire import decode
 
 _GROUP = 8
-_STEPS = 1_000_000  # none of them is the last
-_WARM = 1  # turns that are not counted: host memory is made for them
+_STEPS = 1_000_000  # more than a measurement needs
+_WARM = 1  # turns that are not counted: they allocate host memory
 _DEADLINE_S = 1800.0
 _COPY_BYTES = 1 << 30
 _JUST_BEFORE_NS = 200_000_000
@@ -42,27 +42,31 @@ async def bench_turns(*, rounds: int, size: list[int], device: str, **options: A
     """Measure the turns of a run whose rewards are random.
 
     Args:
-        rounds: turns that are counted.
-        size: of a step: rows, and tokens of an answer at most.
-        device: of the trainer.
+        rounds: counted turns.
+        size: rows of a step, and greatest number of tokens of an answer.
+        device: device of the trainer.
         options: fields of `Served`.
 
     Returns:
-        Medians. Seconds until the engine has left the GPU once it is asked (`leave_s`), until the learner has its
-        tensors there (`restore_s`), until it has them in host memory again (`offload_s`), and until the engine samples
-        once it may (`ready_s`); `switches_s`, the sum; `offloaded_gb`, and the rates of both ways. `offload_s` is
-        divided into `offload_wait_s`, `_copy_s`, `_free_s` (`asyncrl.training.protocol.Offloaded`), of `copied_gb` that
-        were not in host memory anyway; `ready_s` into what comes after `back_resume_s` and, meanwhile,
-        `back_fetch_s`: `back_hold_s` and `back_load_s`. `returned_s` is from one to the other, in which the version is
-        written. On a GPU also what is in use of its memory when both have left it (`left_gib`), of this what the
-        learner's allocator has (`learner_left_gib`), and the rates over those of one copy between the device and
-        page-locked memory.
+        Medians; times are in seconds.
+
+        - `leave_s`: from the request until the engine has left the GPU.
+        - `restore_s`: until the learner's tensors are on the GPU.
+        - `offload_s`: until the learner's tensors are in host memory again. It consists of `offload_wait_s`,
+          `offload_copy_s` and `offload_free_s` (`asyncrl.training.protocol.Offloaded`).
+        - `returned_s`: from the end of `offload_s` to the begin of `ready_s`; the version is written in this time.
+        - `ready_s`: from the permission until the engine samples. It consists of `back_resume_s`, `back_hold_s` and
+          `back_load_s`; `back_fetch_s` runs during `back_resume_s`.
+        - `switches_s`: the sum of the switches.
+        - `offloaded_gb`, `copied_gb`: tensors that left the GPU; of these, tensors that host memory did not have.
+        - rates of both ways; on a GPU also their ratios to one copy between the device and page-locked memory.
+        - `left_gib`: GPU memory in use when both have left; of this, the learner's allocator has `learner_left_gib`.
 
     Raises:
-        BenchError: an actor fell, or there were not so many turns in time.
+        BenchError: an actor failed, or there were too few turns in time.
     """
     rows, tokens = size
-    wanted = 1 + _WARM + rounds + 1  # the start, and a turn behind the last one, by which that one is over
+    wanted = 1 + _WARM + rounds + 1  # the start, and a turn after the last one, which ends the last one
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         async with (
             Stage.open(_config(Path(scratch), Served(**options), device, rows, tokens)) as stage,
@@ -81,7 +85,7 @@ async def bench_turns(*, rounds: int, size: list[int], device: str, **options: A
             await stage.until(stage.follow(TRAINING, CARD_RETURNED, last), _DEADLINE_S)
             turns = await _turns(stage, used, processes)
     if len(turns) <= _WARM:
-        raise BenchError(f"{len(turns)} turns were whole; expected more than {_WARM}, which are not counted")
+        raise BenchError(f"{len(turns)} turns were complete; expected more than {_WARM}, which is the warm-up")
     figures = {name: statistics.median(turn[name] for turn in turns[_WARM:]) for name in turns[-1]}
     figures |= {"turns": float(len(turns[_WARM:]))}
     if device != "cpu":
@@ -114,7 +118,7 @@ def _config(scratch: Path, server: Served, device: str, rows: int, tokens: int) 
 
 
 async def _turns(stage: Stage, used: _Samples, processes: _Samples) -> list[dict[str, float]]:
-    """Figures of each turn in which the learner trained and after which the engine sampled."""
+    """Return figures of each turn in which the learner trained and after which the engine sampled."""
     asked, returned = [
         [one.time_ns for one in await stage.read(TRAINING, [of])] for of in (CARD_REQUESTED, CARD_RETURNED)
     ]
@@ -156,7 +160,7 @@ async def _turns(stage: Stage, used: _Samples, processes: _Samples) -> list[dict
 
 
 def _rows(log: Path, event: str) -> list[tuple[int, dict[str, Any]]]:
-    """Lines of an actor's log about an event, with their times."""
+    """Return the lines of an actor's log about an event, with their times."""
     rows = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
     return [(_nanoseconds(row["timestamp"]), row) for row in rows if row["event"] == event]
 
@@ -167,7 +171,7 @@ def _nanoseconds(timestamp: str) -> int:
 
 @asynccontextmanager
 async def _samples(device: str, query: str) -> AsyncIterator[_Samples]:
-    """Times and lines of what `nvidia-smi` reports of a GPU, for the length of the block; MiB of memory."""
+    """Yield times and lines of the reports of `nvidia-smi` on a GPU, for the length of the block; MiB of memory."""
     found: _Samples = []
     if device == "cpu":
         yield found
@@ -195,7 +199,7 @@ async def _samples(device: str, query: str) -> AsyncIterator[_Samples]:
 
 
 def _pinned_rates(device: str) -> dict[str, float]:
-    """GB/s of one copy of page-locked memory to the device, and back."""
+    """Return GB/s of one copy of page-locked memory to the device, and back."""
     host = host_memory(_COPY_BYTES, torch.device(device))
     card = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
     rates = {}

@@ -1,4 +1,4 @@
-"""A trainer whose versions go to one real server under the control of its engine actor, as the learner sends them."""
+"""A trainer that sends versions to one real server through its engine actor, as the learner does."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _REFUSED = ("weights not taken directly", "weights not staged")
 
 
 class Served(NamedTuple):
-    """A server, the trainer, and how versions travel between them."""
+    """A server, the trainer, and the way of the versions."""
 
     way: str  # a `weights.store`, "staged" for files with `engine.staged`, or a `weights.transport`
     update: str  # a `weights.update`
@@ -53,30 +53,30 @@ class Served(NamedTuple):
     shape: str  # of the model
     device: str  # of the trainer
     gpus: list[int]  # of the server
-    running: int  # requests
+    running: int  # concurrent requests
     size: tuple[int, int]  # rows of a step, and tokens of each
     arguments: str  # of SGLang
-    pythonpath: str  # with which it is imported
-    context: int  # tokens that the model takes
-    delta: bool = False  # versions are differences to the one before
+    pythonpath: str  # folders from which it is imported
+    context: int  # context length of the model
+    delta: bool = False  # versions are differences from the version before
     lr: float = 1e-6
-    gateways: int = 0  # processes; of a model whose tokens are characters
+    gateways: int = 0  # processes; the model's tokens are then characters
     ranks: int = 1  # of the trainer
-    layout: Mapping[str, int] = {}  # of the model over them, by megatron; none: by torch
+    layout: Mapping[str, int] = {}  # of the model over the ranks, by megatron; empty: by torch
 
     @property
     def dtype(self) -> Any:
-        """Of the products, and of what is published."""
+        """Return the type of the products and of the published weights."""
         return "float32" if self.kind == "embedded" else "bfloat16"
 
     @property
     def direct(self) -> bool:
-        """Return whether versions come out of the trainer's memory."""
+        """Return whether versions come directly from the trainer's memory."""
         return self.way not in (*STORES, "staged")
 
     @property
     def apart(self) -> bool:
-        """Return whether trainer and server have GPUs of their own."""
+        """Return whether trainer and server have separate GPUs."""
         if not self.gpus or not self.device.startswith("cuda"):
             return False
         first = int(self.device.partition(":")[2] or 0)
@@ -93,17 +93,17 @@ class Served(NamedTuple):
             "dtype": self.dtype,
             "micro_batch_tokens": self.size[1],
             "compile": False,
-            "moments": "bfloat16",  # smaller ones: so one of 4B, with a copy to share, has room in 80 GB
+            "moments": "bfloat16",  # small, so that a 4B model and a copy to share fit in 80 GB
             "start_s": DEADLINE_S,
         }
 
     @property
     def store(self) -> str:
-        """Where versions lie."""
+        """Return the `weights.store` of the run."""
         return self.way if self.way in STORES else "files"
 
     def config(self, model: Path) -> Config:
-        """Of its run."""
+        """Return the config of the run."""
         environment = {"PYTHONPATH": self.pythonpath} if self.pythonpath else {}
         direct = self.way if self.direct else "never"
         gateway = {"count": self.gateways, "port": 0, "stream_tokens": STREAM_TOKENS, "stream_s": 0.0}
@@ -132,10 +132,10 @@ class Served(NamedTuple):
 
 
 class Updates:
-    """Steps, copies and versions, and what the engine publishes of them."""
+    """Steps, copies and versions, and the engine's messages about them."""
 
     def __init__(self, stage: Stage, served: Served) -> None:
-        self.updating: dict[str, float] = {}  # when, by key
+        self.updating: dict[str, float] = {}  # time of `engine.updating`, by key
         self.ready: dict[str, tuple[EngineReady, float]] = {}
         self.announced: dict[str, float] = {}
         self.versions: list[WeightsPublished] = []
@@ -148,7 +148,7 @@ class Updates:
     @classmethod
     @asynccontextmanager
     async def opened(cls, served: Served) -> AsyncIterator[Updates]:
-        """The server and the trainer, with version 0, for the length of the block."""
+        """Start the server and the trainer, with version 0, for the length of the block."""
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
             model = Path(scratch) / "model"
             write_random_model(model, SHAPES[served.shape], context=served.context, dtype=served.dtype)
@@ -161,18 +161,18 @@ class Updates:
                 yield updates
 
     async def step(self) -> float:
-        """Make a step; returns how long it took."""
+        """Make a step; return its seconds."""
         began = time.monotonic()
         await self._group.do(Step(self._batch))
         return time.monotonic() - began
 
     async def copy(self) -> None:
-        """Copy the weights away, as the learner does between two steps."""
+        """Copy the weights, as the learner does between two steps."""
         await self._offers.withdraw()
         await self._group.do(CopyWeights())
 
     async def announce(self, number: int) -> WeightsPublished:
-        """Store what was copied, and announce it."""
+        """Store the copied weights, and announce the version."""
         base = self.versions[-1].key if self._served.delta and self.versions else ""
         message = await self._group.do(Publish(0, number, base))
         self.versions.append(message)
@@ -186,7 +186,7 @@ class Updates:
         return await self.stage.until(self._loaded(version), DEADLINE_S)
 
     async def tell_loads(self) -> None:
-        """Report what the server itself says of its loads, started with `--enable-metrics`."""
+        """Report the server's figures of its loads; the server needs `--enable-metrics`."""
         ready = next(reversed(self.ready.values()))[0]
         key = read_key(self.stage.files.engine_key_file(self.stage.config.engine, ready.engine_id))
         session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"})
@@ -205,7 +205,7 @@ class Updates:
         stage = self.stage
         await stage.enter("engine")
         report(f"{self._served.way}, {self._served.update}: the server starts")
-        # A server that starts measures the free memory of its GPU: a trainer on the same one comes later.
+        # A server measures the free memory of its GPU at its start, so a trainer on the same GPU starts later.
         context = Context("learner", "learner-1", stage.config, stage.files, stage.bus, open_log(actor="learner-1"))
         context.credentials = stage.files.credentials / "learner.json"
         self._group = RankProcesses(context, lambda: None)
@@ -225,7 +225,7 @@ class Updates:
         first = await self.announce(0)
         report("they are announced")
         ready = await self.loaded(first)
-        report(f"the server has them: by {ready.direct or 'the store'} {ready.fallback}, pause {ready.pause_s:.3f} s")
+        report(f"loaded from {ready.direct or 'the store'} {ready.fallback}, pause {ready.pause_s:.3f} s")
 
     async def _open(self) -> None:
         rows, tokens = self._served.size
@@ -260,7 +260,7 @@ def _has_answered(record: Record) -> bool:
 
 
 def _report_errors(stage: Stage) -> None:
-    """Report what went wrong in the engine's logs."""
+    """Report errors in the engine's logs."""
     for path in sorted(stage.files.logs.glob("engine*")):
         lines = [line for line in path.read_text(errors="replace").splitlines() if _is_error(path, line)]
         for line in lines[-8:]:

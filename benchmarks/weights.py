@@ -1,4 +1,4 @@
-"""Weights on their way to engines of one host: their publication, and from there until the last engine has them.
+"""Weights to engines of one host: time of the publication, and time until the last engine has them.
 
 The engines are real servers with their actors; this program writes versions as a learner does.
 """
@@ -41,25 +41,25 @@ _WARM = 1  # rounds that are not counted
 
 
 async def bench_weights(*, store: str, mib: int, engines: int, rounds: int, changed: float = 0.0) -> dict[str, float]:
-    """Publish versions, one after the other, to engines that have nothing else to do.
+    """Publish versions, one after the other, to idle engines.
 
     Args:
         store: "files" or "stream".
         mib: size of a version.
-        engines: embedded ones, all on this host.
-        rounds: versions, after one that is not counted; figures are medians.
-        changed: share of the elements that differ from version to version, which are differences then; 0 for full
-            versions in which all do.
+        engines: number of embedded engines, all on this host.
+        rounds: number of versions, after one that is not counted; figures are medians.
+        changed: share of the elements that differ between versions, which are then sent as differences; 0 for full
+            versions in which all elements differ.
 
     Returns:
         Seconds of publication (until the version may be announced), of the load (from the announcement to the last
         engine's confirmation), and from the announcement to the last engine's first token. For "stream" also the MB/s
-        at which one host reads a version, and eight hosts together, by the clock and by CPU seconds of the
-        readers: each is a process with a folder of its own. For differences also their share of the bytes, the seconds
-        of their encoding, and until the host had the result.
+        at which one host reads a version, and at which eight hosts read it together, per second and per CPU second of
+        the readers. Each reader is a process with a separate folder. For differences also their share of the bytes, the
+        seconds of their encoding, and the seconds until the host had the result.
 
     Raises:
-        BenchError: an actor fell, or an engine did not confirm a version in time.
+        BenchError: an actor failed, or an engine did not confirm a version in time.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
         model = Path(scratch) / "model"
@@ -80,7 +80,7 @@ async def bench_weights(*, store: str, mib: int, engines: int, rounds: int, chan
 
 
 class _Delivery:
-    """Versions on their way."""
+    """The publication and loads of versions."""
 
     def __init__(self, stage: Stage, model: Path, tensors: list[HostTensor], changed: float) -> None:
         self._stage = stage
@@ -93,11 +93,11 @@ class _Delivery:
         self._name = stage.config.weights.store
         self._store = STORES[self._name](place)
         self._newest: WeightsPublished
-        self._ready: dict[str, tuple[EngineReady, float]] = {}  # newest of each engine, and when it came
+        self._ready: dict[str, tuple[EngineReady, float]] = {}  # newest of each engine, and its time
         self._news = asyncio.Event()
 
     async def measure(self, rounds: int) -> dict[str, float]:
-        """Figures of so many versions."""
+        """Return figures of this many versions."""
         reader = LogReader(
             self._stage.bus, ENGINES, self._on_ready, subjects=[ENGINE_READY.pattern(self._stage.bus.run)]
         )
@@ -105,7 +105,7 @@ class _Delivery:
         for version in range(rounds + _WARM + 1):
             self._change(version)
             if version == _WARM + 1:
-                self._figures.clear()  # the first ones, which wait for the engines to start, are not counted
+                self._figures.clear()  # the first figures include the start of the engines
             began = time.monotonic()
             message = await asyncio.to_thread(self._write, version)
             published = time.monotonic()
@@ -143,7 +143,7 @@ class _Delivery:
             self._figures.setdefault(name, []).append(value)
 
     async def read(self, rounds: int) -> dict[str, float]:
-        """Rates at which hosts read the newest version, one alone and eight at once."""
+        """Return rates at which hosts read the newest version, one alone and eight at once."""
         figures = {}
         size = sum(tensor.content.nbytes for tensor in self._tensors)
         for name, readers in (("one_reader", 1), ("eight_readers", 8)):
@@ -154,7 +154,7 @@ class _Delivery:
         return figures
 
     async def _read(self, readers: int) -> tuple[float, float]:
-        """Seconds in which so many processes have read a version, all of them, and CPU seconds that they used."""
+        """Return the seconds in which all of this many processes have read a version, and their CPU seconds."""
         with tempfile.TemporaryDirectory(prefix="asyncrl-bench-") as scratch:
             version = msgspec.json.encode(self._newest).decode()
             processes = []
@@ -180,7 +180,7 @@ class _Delivery:
         return ended - began, sum(map(float, used))
 
     def _change(self, version: int) -> None:
-        """Another value everywhere, or at some places, as after a step."""
+        """Change all elements, or a share of them, as a step does."""
         factor, rng = np.float32(1.0 + 1e-4 * (version % 2 or -1)), np.random.default_rng(version)
         for tensor in self._tensors:
             values = tensor.content.view(np.float32)

@@ -1,4 +1,4 @@
-"""A reader of a version: `python -m benchmarks.weights_reader CREDENTIALS RUN FOLDER VERSION`; loads no torch."""
+"""A reader of a version, without torch: `python -m benchmarks.weights_reader CREDENTIALS RUN FOLDER VERSION`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from topics.weights import WeightsPublished
 
 
 async def read_once(address: Path, run: str, root: Path, version: WeightsPublished) -> None:
-    """Read a version as the engine actor of a host does, once stdin is closed; prints the CPU seconds of it."""
+    """Read a version as the engine actor of a host does, once stdin is closed; print its CPU seconds."""
     bus = await Bus.connect(BusAddress.read(address), run)
     print("connected", flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -1,1 +1,1 @@
-"""The chaos campaign: a run under faults that a seed draws, followed by a witness, and judged by its topics."""
+"""The chaos campaign: a seed draws the faults of a run, a witness follows the run, and an audit judges it."""

@@ -1,4 +1,4 @@
-"""A campaign: follow a run to its end, inject faults meanwhile, and end with a verdict where it stalls."""
+"""A campaign: inject faults into a run until it ends, or give a verdict when it stalls."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from benchmarks.chaos.stall import Stall, verdict
 from benchmarks.chaos.targets import each_point
 from benchmarks.chaos.witness import Witness
 
-_REACH_S = 5.0  # for the run's server to answer
+_REACH_S = 5.0  # limit for an answer of the run's server
 _TICK_S = 0.2
-_BEFORE_ANY = -(1 << 31)  # less than any step; those of the warm-up are not positive
-_MARGIN = 0.05  # share of the steps that is left for the run to finish undisturbed
-_STEP_LIMITS = 3.0  # a run whose grades lead to no trained batch counts as stalled after so many limits
+_BEFORE_ANY = -(1 << 31)  # less than any step: the steps of the warm-up are zero or negative
+_MARGIN = 0.05  # share of the steps that the run finishes undisturbed
+_STEP_LIMITS = 3.0  # a run with grades but without a trained batch counts as stalled after this many limits
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The plan of a campaign: which faults a run gets."""
+    """The settings of a campaign."""
 
     targets: list[Target]
     seed: int
-    seconds: float  # from the first injection to the last at most
+    seconds: float  # from the first injection to the last, at most
     every_s: float
     kills: int  # 0: no limit
     points_each: int
-    after_recovery: bool  # inject only while the run trains and has recovered from the injection before
-    stall_s: float  # a run that does not advance for this long stands still
+    after_recovery: bool  # inject only while the run trains and has recovered from the last injection
+    stall_s: float  # a run that does not advance for this long is stalled
 
     @classmethod
     def of(cls, arguments: Namespace, targets: list[Target]) -> Plan:
@@ -69,19 +69,19 @@ class Campaign:
         """
         self.witness: Witness | None = None  # once the run has its topics
         self.injector: Injector | None = None  # once it has trained a batch
-        self.unrecovered: list[str] = []  # roles that did not recover, within the limit or before the run stalled
+        self.unrecovered: list[str] = []  # roles that did not recover within the limit, or before the run stalled
         self._plan, self._stage, self._running, self._report = plan, stage, running, report
         self._began_s = time.monotonic()
 
     def progress(self) -> str:
-        """Return how far the run is: `step 20 of 130; faults so far: 6`."""
+        """Return the progress of the run: `step 20 of 130; faults so far: 6`."""
         witness = self.witness
         started = witness is not None and witness.step is not None
         place = f"step {witness.step:,} of {witness.steps:,}" if witness is not None and started else "the run starts"
         return f"{place}; faults so far: {len(self.injector.injections) if self.injector is not None else 0}"
 
     async def run(self) -> Stall | None:
-        """Inject faults until the run ends; returns the verdict where it stalls, its processes left as they are."""
+        """Inject faults until the run ends; return the verdict if the run stalls, and leave its processes running."""
         acting = asyncio.create_task(self._act())
         watching = asyncio.create_task(self._stands_still())
         try:
@@ -109,7 +109,7 @@ class Campaign:
         await asyncio.wait({self._running})
 
     async def _connected(self) -> Witness | None:
-        """Start a witness that follows the run's topics as soon as they exist; None where the run ends before."""
+        """Start a witness as soon as the run's topics exist; None if the run ends first."""
         address = RunFiles(self._stage.root).address
         while not self._running.done():
             if address.exists():
@@ -127,7 +127,7 @@ class Campaign:
         return None
 
     async def _inject(self, witness: Witness) -> None:
-        """Inject at a steady rate until it has been enough, or the run is about to end."""
+        """Inject at a steady rate until the plan is complete or the run is about to end."""
         plan, injector = self._plan, self._make_injector(witness)
         last = witness.steps - max(2, int(_MARGIN * witness.steps))
         until = time.monotonic() + plan.seconds
@@ -165,7 +165,7 @@ class Campaign:
         return True
 
     async def _stands_still(self) -> tuple[str, float]:
-        """Wait until the run does not advance any more; returns which event is missing, and for how many seconds."""
+        """Wait until the run stops advancing; return the missing event and the seconds since the last one."""
         while True:
             now, limit_s = time.monotonic(), self._plan.stall_s
             advanced_s = self.witness.advanced_s if self.witness is not None else 0.0

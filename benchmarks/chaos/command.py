@@ -1,4 +1,4 @@
-"""`asyncrl chaos CONFIG`: run a config while killing and freezing its processes, then prove that nothing was lost."""
+"""`asyncrl chaos CONFIG`: run a config, kill and freeze its processes, then prove that no data was lost."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(campaign=_OWN)
     add_settings(parser)
     parser.add_argument("--points-each", type=int, default=0, metavar="N", help="visit every crash point N times")
-    parser.add_argument("--cluster", action="store_true", help="on three NATS servers; `nats` is the learner's leader")
+    parser.add_argument("--cluster", action="store_true", help="use three NATS servers; `nats` is the learner's leader")
     parser.add_argument(
         "--after-recovery",
         action="store_true",
@@ -50,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=120.0,
         metavar="SECONDS",
-        help="without a result, grade or step: the run is stalled, and stopped with a verdict (default: 120)",
+        help="time without a result, grade or step after which the run counts as stalled (default: 120)",
     )
-    parser.add_argument("--baseline", action="store_true", help="make the undisturbed run as well, before")
-    parser.add_argument("--compare", default="", metavar="RUN", help="directory of an undisturbed run to compare with")
+    parser.add_argument("--baseline", action="store_true", help="first make an undisturbed run for comparison")
+    parser.add_argument("--compare", default="", metavar="RUN", help="directory of an undisturbed run for comparison")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Inject faults, audit, print; returns 1 where anything was lost, duplicated, wrong or unfinished."""
+    """Inject faults, audit and print; return 1 if data was lost, duplicated or wrong, or the run did not finish."""
     config = load_config(arguments.config or "demo", overrides=arguments.set).config
     targets = parse_targets(arguments.targets, all_targets(config))
     if not arguments.stall > 0:
@@ -97,7 +97,7 @@ async def _chaos(arguments: Namespace, targets: list[Target]) -> tuple[Report, P
 
 
 async def _report_progress(campaign: Campaign) -> None:
-    """Print every ten seconds how far the run is: the faults may be over long before the run is."""
+    """Print the progress of the run every ten seconds: the faults may end long before the run."""
     began_s = time.monotonic()
     while True:
         await asyncio.sleep(_PROGRESS_S)
@@ -108,7 +108,7 @@ async def _calm_run(words: list[str], plan: Plan) -> Path:
     """Run the same config without a fault; returns its directory.
 
     Raises:
-        ChaosError: it failed, or stood still.
+        ChaosError: the run failed or stalled.
     """
     with tempfile.TemporaryDirectory(prefix="asyncrl-calm-") as folder:
         stage = Stage(Path(folder))
@@ -124,7 +124,7 @@ async def _calm_run(words: list[str], plan: Plan) -> Path:
 
 
 async def _judge(seed: int, stage: Stage, campaign: Campaign, code: int | None, stall: Stall | None) -> Report:
-    """Audit the run that is over, and compare the logs with what the witness saw."""
+    """Audit the finished run, and compare its logs with the witness's record."""
     config = RunFiles(stage.root).read_config()
     report = Report(
         run=stage.root.name, seed=seed, code=code, stall=stall, resumed=stage.resumed, steps=config.learner.steps
@@ -153,7 +153,7 @@ def read_rewards(root: Path) -> dict[int, float]:
     """Mean reward of each RL step of a run, from its `metrics.jsonl`.
 
     Raises:
-        ChaosError: there is none.
+        ChaosError: the run has no such file.
     """
     try:
         rows = [msgspec.json.decode(line) for line in (root / "metrics.jsonl").read_bytes().splitlines()]

@@ -27,19 +27,19 @@ from topics.topic import TRAINING
 
 _PATIENCE_S = 60.0  # for a process to pass an armed point
 _POLL_S = 0.02  # no event announces that an armed file is gone
-_POSTPONED = 12  # drawn targets that are not there or rest; when there are more, they are waited for
+_POSTPONED = 12  # drawn targets that do not run or rest; with more of them, wait
 _PASSED_AT_ITS_START = ("keeper.claiming", "keeper.claimed")
 
 
 class Injection(msgspec.Struct):
-    """Something that was done to the run."""
+    """One fault that was injected into the run."""
 
     role: str
     kind: str  # "kill", "freeze", "wake", or the name of a crash point
-    names: list[str]  # of the processes; empty for those that died at a point
+    names: list[str]  # of the processes; empty for processes that died at a point
     at_s: float  # since striking began
     time_ns: int
-    step: int | None  # newest trained then
+    step: int | None  # newest trained step at that time
     works_again_s: dict[str, float] = {}  # seconds by role, once it worked again
 
 
@@ -58,7 +58,7 @@ class Injector:
     ) -> None:
         """
         Args:
-            rearm: whether a point that no process passed is armed again later.
+            rearm: whether to arm a point again later when no process passed it.
         """
         self.injections: list[Injection] = []
         self.unreached: Counter[str] = Counter()  # targets whose point no process passed while it was armed
@@ -74,16 +74,16 @@ class Injector:
         self._report = report
         self._began_ns = time.time_ns()
         self._rests = Rests(stage.root)
-        self._postponed: list[Target] = []  # drawn while they were not there, or rested
+        self._postponed: list[Target] = []  # drawn while they did not run, or rested
         self._seen = {SEVERAL}  # roles of this run
         self._armed: dict[Path, asyncio.Task[None]] = {}
         self._last: Counter[Target] = Counter()  # how often points that end a run are to be passed
         self._tasks: set[asyncio.Task[None]] = set()
-        self.recovering: dict[asyncio.Task[None], tuple[Injection, str]] = {}  # roles that do not work again yet
+        self.recovering: dict[asyncio.Task[None], tuple[Injection, str]] = {}  # roles that have not recovered yet
         self._settling = False
 
     async def inject_next(self) -> bool:
-        """Inject a fault at one target that is there and not resting; False when no more will be drawn."""
+        """Inject a fault at one target that runs and is not resting; False when no target is left."""
         living = self._stage.parts()
         self._seen |= {part.role for part in living}
         for target in self._postponed:
@@ -102,18 +102,18 @@ class Injector:
         return True
 
     async def settle(self) -> None:
-        """Disarm points that no process passed, but for those that end a run; no fault is injected from here on."""
+        """Disarm points that no process passed, except points that end a run; inject no fault from now on."""
         self._settling = True
         tasks = [task for file, task in self._armed.items() if not file.name.startswith(AT_THE_END)]
         await asyncio.gather(*tasks)
 
     async def close(self) -> None:
-        """End what still waits."""
+        """Cancel all pending tasks."""
         for task in [*self._tasks, *self._armed.values()]:
             task.cancel()
 
     def unrecovered(self, limit_s: float) -> list[str]:
-        """Return the roles that were injected more than `limit_s` ago and have not recovered."""
+        """Return the roles that had an injection more than `limit_s` ago and have not recovered."""
         found = []
         for injection, role in self.recovering.values():
             ago_s = (time.time_ns() - injection.time_ns) / 1e9
@@ -123,7 +123,7 @@ class Injector:
         return found
 
     async def _inject(self, target: Target, living: Sequence[Part]) -> bool:
-        """Inject a fault at a target; False where it is not there now, or rests."""
+        """Inject a fault at a target; False if the target does not run now, or rests."""
         if self._rests.has(target.role):
             return False
         if target.family == "crash":
@@ -158,7 +158,7 @@ class Injector:
         resume(part)
 
     def _arm(self, target: Target, living: Sequence[Part]) -> bool:
-        """Arm a point, and cause a process to pass it where that takes an occasion."""
+        """Arm a point; cause a process to pass it if the point needs an occasion."""
         file = self._folder / f"{target.kind}@{target.role}"
         if target.kind in AT_THE_END:
             self._last[target] = min(IN_A_ROW, self._last[target] + 1)
@@ -176,7 +176,7 @@ class Injector:
         return True
 
     async def _follow(self, target: Target, file: Path) -> None:
-        """Watch an armed point until a process has passed it, or none has for long enough."""
+        """Watch an armed point until a process has passed it, or the time limit ends."""
         until = time.monotonic() + (math.inf if target.kind in AT_THE_END else _PATIENCE_S)
         while time.monotonic() < until and not _passed(file):
             await asyncio.sleep(_POLL_S)
@@ -193,7 +193,7 @@ class Injector:
             self._postponed += [target] * self._rearm
 
     async def _scale(self) -> None:
-        """Request one rollout worker more, or one less: an occasion to publish `fleet.scaled`."""
+        """Request one rollout worker more or less, so that `fleet.scaled` is published."""
         wanted = self._workers + (self._witness.fleet.get("rollout", 0) <= self._workers)
         with contextlib.suppress(BusError):  # then the point is not reached
             request = ScaleRequested({"rollout": wanted})

@@ -1,4 +1,4 @@
-"""Memory of a run's processes while it goes on: what grows, grows between the beginning and the end."""
+"""Memory of a run's processes: growth between the beginning and the end of the run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ import psutil
 from asyncrl.run.fault_injection import Part
 
 _EVERY_S = 2.0
-_YOUNG_S = 15.0  # a process that is younger has not come to its size
-_SHARE = 0.25  # of the samples, at either end
+_YOUNG_S = 15.0  # a younger process is still growing to its normal size
+_SHARE = 0.25  # of the samples, at each end
 
 
 class Growth(msgspec.Struct):
-    """Resident memory of the grown processes of a role: medians over a quarter of the time."""
+    """Resident memory of the processes of a role that are fully started: medians over a quarter of the time."""
 
     first_mb: float  # after the first quarter, in which caches fill
     last_mb: float
@@ -32,7 +32,7 @@ class MemoryMeter:
     def __init__(self, parts: Callable[[], list[Part]]) -> None:
         """
         Args:
-            parts: return its living processes.
+            parts: returns the living processes.
         """
         self._parts = parts
         self._samples: list[dict[str, float]] = []  # MB of the largest process of each role, one entry each time

@@ -1,4 +1,4 @@
-"""The report of a chaos run: a table, a plot, and both as JSON."""
+"""The report of a chaos run: table, plot and JSON."""
 
 from __future__ import annotations
 
@@ -32,34 +32,34 @@ _SHOWN = 20
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """Everything about one run under chaos."""
+    """All results of one run under chaos."""
 
     run: str
     seed: int
-    code: int | None  # of `asyncrl up`; None: the run stood still
-    stall: Stall | None  # the step, where it did
-    output: str = ""  # the last lines of `asyncrl up`, where it failed
+    code: int | None  # of `asyncrl up`; None: the run stalled
+    stall: Stall | None  # None: the run did not stall
+    output: str = ""  # the last lines of `asyncrl up`, if it failed
     finished: bool = False
     injections: list[Injection] = []
     unreached: dict[str, int] = {}  # armed points that no process passed in time
     unrecovered: list[str] = []  # roles that did not recover within the limit after an injection
-    resumed: int  # times that `up --resume` went on
+    resumed: int  # number of `up --resume` calls
     prompts: int = 0
     trajectories: int = 0  # issued
     trained: int = 0
     tokens: int = 0  # in results
-    tokens_again: int = 0  # at most so many were sampled once more
+    tokens_again: int = 0  # upper bound of the tokens that were sampled twice
     lost: list[str] = []
     duplicated: list[str] = []
     violations: list[str] = []  # of the audit
     steps: int
     rewards: dict[int, float] = {}  # by RL step
-    undisturbed: dict[int, float] | None = None  # of the run compared with
+    undisturbed: dict[int, float] | None = None  # rewards of the run for comparison
     memory: dict[str, Growth] = {}  # by role
 
     @property
     def clean(self) -> bool:
-        """Return whether the run came to its end and nothing is wrong with it."""
+        """Return whether the run completed and the audit found no fault."""
         wrong = self.lost or self.duplicated or self.violations or self.unrecovered
         return self.finished and self.code == 0 and not wrong
 
@@ -76,7 +76,7 @@ def violations_by_sense(findings: Findings) -> tuple[list[str], list[str], list[
 
 
 def report_text(report: Report) -> str:
-    """The table for people."""
+    """Return the table as text."""
     verdict = "clean" if report.clean else "NOT CLEAN"
     end = "finished" if report.finished else "did not finish"
     end += f" (exit code {report.code})" if report.code else " (stopped)" if report.code is None else ""
@@ -108,7 +108,7 @@ def _rows(injections: Sequence[Injection]) -> list[str]:
 
 
 def _recovery(role: str, injections: Sequence[Injection]) -> str:
-    """Seconds until a role recovered, alone or injected among several, and when it was frozen."""
+    """Seconds until a role recovered from an injection of this role alone, of several roles, and from a freeze."""
 
     def text(times: list[float]) -> str:
         return f"{statistics.median(times):.1f} median, {max(times):.1f} at most"
@@ -161,7 +161,7 @@ def _last(rewards: Mapping[int, float]) -> str:
 
 
 def draw(path: Path, report: Report) -> None:
-    """Plot reward over steps, the undisturbed run's beside it, and a mark for each injection."""
+    """Plot reward over steps, with the undisturbed run for comparison and a mark for each injection."""
     import matplotlib
 
     matplotlib.use("Agg")

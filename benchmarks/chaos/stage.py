@@ -1,4 +1,4 @@
-"""The run under chaos: `asyncrl up` as a process of its own, resumed when it is killed."""
+"""The run under chaos: `asyncrl up` in a separate process, resumed when it is killed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _GONE_S = 60.0  # for the kernel to end all processes of a killed `up`
 
 
 class ChaosError(AsyncRLError):
-    """The run under chaos did not start, or cannot be followed."""
+    """The run under chaos did not start, or the witness cannot follow it."""
 
 
 class Stage:
-    """A run that is brought up again for as long as chaos kills `up` itself."""
+    """A run that is resumed each time that chaos kills `up`."""
 
     def __init__(self, crash_folder: Path) -> None:
         self.crash_folder = crash_folder
@@ -41,10 +41,10 @@ class Stage:
         """Start `asyncrl up WORDS`; the returned task ends with the run, with its exit code.
 
         Args:
-            limit_s: for `up` to name the run.
+            limit_s: time for `up` to name the run.
 
         Raises:
-            ChaosError: it does not start; with its output.
+            ChaosError: the run does not start; the error has its output.
         """
         running = self._running = asyncio.create_task(self._run(words))
         named = asyncio.create_task(self._named.wait())
@@ -57,10 +57,10 @@ class Stage:
         return running
 
     async def stop(self) -> None:
-        """End all processes that still live.
+        """End all living processes.
 
         Raises:
-            ChaosError: some cannot be ended.
+            ChaosError: some processes do not end.
         """
         if self._running is not None:
             self._running.cancel()
@@ -94,7 +94,7 @@ class Stage:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             preexec_fn=with_parent(),
-            start_new_session=True,  # Ctrl-C is ours to hand on
+            start_new_session=True,  # this program handles Ctrl-C for it
         )
         assert self._up.stdout is not None
         while line := (await self._up.stdout.readline()).decode(errors="replace"):
@@ -108,16 +108,16 @@ class Stage:
         return await self._up.wait()
 
     async def _all_gone(self) -> None:
-        """Wait until the kernel has ended all that a dead `up` started.
+        """Wait until the kernel has ended all processes that a dead `up` started.
 
         Raises:
-            ChaosError: some outlive it.
+            ChaosError: some processes still run.
         """
         until = time.monotonic() + _GONE_S
         while left := self._inherited():
             if time.monotonic() > until:
-                raise ChaosError(f"outlived `asyncrl up`: {', '.join(left)}")
-            await asyncio.sleep(0.02)  # nothing announces it
+                raise ChaosError(f"`asyncrl up` ended, but its processes still run: {', '.join(left)}")
+            await asyncio.sleep(0.02)  # no event announces the end of a process
 
     def _inherited(self) -> list[str]:
         """Return the command lines of all living processes that inherited the crash folder."""

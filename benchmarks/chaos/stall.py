@@ -1,4 +1,4 @@
-"""The verdict on a stalled run: since when, for which reasons, and what its queues hold."""
+"""The verdict on a stalled run: the time of the stall, the reasons, and the contents of its queues."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from benchmarks.chaos.stage import Stage
 class Stall(msgspec.Struct, kw_only=True):
     """The state of a run that did not advance within the limit, before its processes were stopped."""
 
-    missing: str  # the event that did not come
+    missing: str  # the event that did not arrive
     step: int | None  # newest trained
     since: str  # UTC, ISO 8601: the last such event, or the start
-    seconds: float  # from then until the verdict
+    seconds: float  # from `since` until the verdict
     findings: list[str]  # of the doctor
     queues: dict[str, dict[str, int]]  # by role
     stopped: list[str]  # processes in the state of SIGSTOP
 
     @property
     def text(self) -> str:
-        """One line for people."""
+        """Return one line of text."""
         where = "before the first step" if self.step is None else f"at step {self.step}"
         since = datetime.fromisoformat(self.since)
         by = "; ".join(self.findings) or f"no finding; queues: {self._queues()}"
@@ -38,18 +38,18 @@ class Stall(msgspec.Struct, kw_only=True):
 
     def _queues(self) -> str:
         states = [
-            f"{role} {queue['waiting']} waiting and {queue['under_way']} under way"
+            f"{role} {queue['waiting']} waiting and {queue['under_way']} in progress"
             for role, queue in self.queues.items()
         ]
         return ", ".join(states) or "none"
 
 
 async def verdict(stage: Stage, *, missing: str, step: int | None, quiet_s: float) -> Stall:
-    """Look at a run that stands still, as the doctor does, and at its processes.
+    """Inspect a stalled run and its processes, with the checks of the doctor.
 
     Args:
-        missing: the event that did not come.
-        quiet_s: how long ago the last one came.
+        missing: the event that did not arrive.
+        quiet_s: seconds since the last such event.
     """
     address = RunFiles(stage.root).address
     findings, queues = [f"the run has no server; its last output: {stage.words.strip() or 'none'}"], {}

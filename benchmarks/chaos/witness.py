@@ -1,4 +1,4 @@
-"""The witness of a run under chaos: it records everything that was stored, and when each role recovered."""
+"""The witness of a run under chaos: it records every stored message and the time at which each role recovered."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _WORK: dict[str, tuple[Topic[Any], ...]] = {  # the message that shows that a wo
 _ADVANCES = (TRAJECTORY_GENERATED, TRAJECTORY_GRADED, TRAJECTORY_FAILED, EVAL_SCORED, BATCH_TRAINED, TRAINING_FINISHED)
 _KEEPERS = {stream.keeper: stream for stream in STREAMS if stream.keeper}
 _SILENT_S = 60.0
-_BODIES = (ACTORS, FLEET, TRAINING)  # logs that are read with their bodies
+_BODIES = (ACTORS, FLEET, TRAINING)  # logs whose bodies are read too
 
 
 class SeenMessage(NamedTuple):
@@ -65,12 +65,12 @@ class SeenMessage(NamedTuple):
     message: Any  # None where only headers are read
 
 
-Stored: TypeAlias = dict[str, dict[int, str]]  # message ids by stream and sequence, but for what expires
+Stored: TypeAlias = dict[str, dict[int, str]]  # message ids by stream and sequence, without messages that expire
 Holds: TypeAlias = Callable[[SeenMessage], bool]
 
 
 class Witness:
-    """Reads every log of a run while it goes on, over the death of its servers."""
+    """Reads every log of a run, also across the death of its servers."""
 
     def __init__(self, bus: Bus) -> None:
         self.bus = bus
@@ -81,11 +81,13 @@ class Witness:
         self.step: int | None = None  # newest trained
         self.fleet: dict[str, int] = {}  # wanted processes by role
         self.issued: set[str] = set()  # trajectories
-        self.ended: dict[str, tuple[int, int]] = {}  # by trajectory: delivery of its result, and when it was stored, ns
+        # by trajectory: delivery of its result, and the time at which it was stored, ns
+        self.ended: dict[str, tuple[int, int]] = {}
         self.samples = Samples()
-        self.advanced_s = 0.0  # monotonic clock: a result, grade, step or evaluation was stored, or a new actor started
-        self.trained_s = 0.0  # the same of a step
-        self._actors: set[str] = set()  # all that ever started
+        # monotonic clock: time of the last result, grade, step, evaluation or start of a new actor
+        self.advanced_s = 0.0
+        self.trained_s = 0.0  # monotonic clock: time of the last trained step
+        self._actors: set[str] = set()  # all actors that have started
         self._writers: dict[str, str] = {}  # newest writer of each keeper's log
         self._waiting: list[tuple[Holds, asyncio.Future[int]]] = []
         self._readers = [
@@ -102,7 +104,7 @@ class Witness:
             await reader.start()
 
     async def read(self) -> None:
-        """Read everything that is there.
+        """Read all stored messages.
 
         Raises:
             TimeoutError: the server sends nothing.
@@ -121,21 +123,27 @@ class Witness:
     def works_again(self, role: str, since_ns: int, *, killed: bool = True) -> asyncio.Future[int]:
         """Return when a role recovered after an injection: the server's clock, ns.
 
-        A keeper works again when another writer appends to its log, the learner when that one has trained a batch; a
-        worker when a process of its role has started and a result of the role is stored after that; an engine when it
-        is ready; a rank of the learner when the step after the one under way is trained; the recorder when it has
-        started; a server when a message is stored, in a cluster on the learner's log; `up` when a batch is trained.
+        The evidence depends on the role:
+
+        - keeper: another writer appends to its log; for the learner, a trained batch.
+        - worker: a process of its role has started, and later a result of the role is stored.
+        - engine: it is ready.
+        - rank of the learner: the step after the current one is trained.
+        - recorder: it has started.
+        - server: a message is stored; in a cluster, a message of the learner's log.
+        - `up`: a batch is trained.
 
         Args:
-            killed: the role's own process; otherwise something died at a point, before `since_ns`: a rank of the
-                learner, whose writer stays, or a keeper, whose successor may have written before that was noticed.
+            killed: True if the role's process was killed; False if a process died at a point before `since_ns`. That
+                process is a rank of the learner, whose writer continues, or a keeper, whose successor may already have
+                written.
         """
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._sign(role, since_ns, killed=killed), future))
         return future
 
     def trained_after(self, step: int) -> asyncio.Future[int]:
-        """Return the time at which a batch behind this one was trained: the server's clock, ns."""
+        """Return the time at which a batch after `step` was trained: the server's clock, ns."""
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if self.step is not None and self.step > step:
             future.set_result(time.time_ns())
@@ -153,7 +161,7 @@ class Witness:
                 and (seen.record.headers.get(WRITER) != before or not killed)
                 and (role != "learner" or seen.topic is BATCH_TRAINED)
             )
-        if role == RANK:  # the step after the one that was under way
+        if role == RANK:  # the step after the current one
             step = (self.step or 0) + 1
             return lambda seen: seen.topic is BATCH_TRAINED and seen.message.step > step
         if role in ("engine", SERVER):
@@ -161,7 +169,7 @@ class Witness:
         if role == "up":
             return lambda seen: seen.topic is BATCH_TRAINED and seen.record.time_ns > since_ns
         if role == NATS:
-            led = (TRAINING,) if self.bus.clustered else STREAMS  # by the server that was injected
+            led = (TRAINING,) if self.bus.clustered else STREAMS  # logs that the killed server led
             return lambda seen: seen.record.stream in led and seen.record.time_ns > since_ns
         started = False
 
@@ -213,13 +221,13 @@ class Witness:
             self._writers[record.stream.keeper] = record.headers[WRITER]
 
     def _take_progress(self, record: Record) -> None:
-        if record.data:  # else it lies in the blob stream, and less counts as stored than is
+        if record.data:  # other entries are in the blob stream, so the stored tokens are a lower bound
             for entry in decode(ProgressStored, record.data).entries:
                 self.samples.stored((entry.trajectory_id, entry.attempt), entry.delivery, entry.offset)
 
 
 class Samples:
-    """Tokens sampled, and at most how many of them twice, from progress and results."""
+    """Counts sampled tokens, and the greatest possible number of tokens sampled twice, from progress and results."""
 
     def __init__(self) -> None:
         self.tokens = 0  # of results
@@ -227,11 +235,11 @@ class Samples:
         self._ended: dict[tuple[str, int], tuple[int, int]] = {}  # by attempt: delivery and tokens of the result
 
     def stored(self, key: tuple[str, int], delivery: int, offset: int) -> None:
-        """Take in a progress entry of an attempt at a trajectory: tokens up to it."""
+        """Record a progress entry: an attempt has sampled `offset` tokens."""
         self._kept.setdefault(key, {})[delivery] = offset
 
     def ended(self, headers: dict[str, str]) -> None:
-        """Take in the headers of a result."""
+        """Record the headers of a result."""
         key, delivery = (headers["trajectory"], int(headers["attempt"])), int(headers["delivery"])
         counts = [count.split(":") for count in headers["versions"].split(",") if count]
         tokens = sum(int(tokens) for version, tokens in counts if version != "-1")
@@ -239,10 +247,10 @@ class Samples:
         self.tokens += tokens
 
     def again(self, progress_tokens: int) -> int:
-        """At most how many tokens were sampled once more: each lost delivery took what it had not kept with it.
+        """Return an upper bound of the tokens sampled twice: a lost delivery loses its tokens since the last progress.
 
         Args:
-            progress_tokens: tokens after which progress is kept.
+            progress_tokens: tokens between two progress messages.
         """
         found = 0
         for key, (last, tokens) in self._ended.items():
@@ -254,11 +262,11 @@ class Samples:
 
 
 def missing(before: Stored, after: Stored, *, payload: bool) -> list[str]:
-    """Messages that were there once and are there no more, or are others; data keys, which purges erase, aside: what
-    was sealed under one that is lost otherwise, the audit names.
+    """Return messages that are lost or changed. Data keys are left out, because purges erase them; the audit reports
+    data whose key is lost.
 
     Args:
-        payload: whether payload streams were kept whole as well.
+        payload: whether payload streams were also kept whole.
     """
     kept = {stream.name for stream in STREAMS if stream.keep is Retention.LEDGER or payload} - {SECRETS.name}
     return [

@@ -287,7 +287,7 @@ def test_a_benchmark_whose_cases_all_failed_ends_with_an_error(
     monkeypatch.setattr(bus_bench, "bench_bus", failed)
 
     assert run(["bench", "bus"]) == 1
-    assert "bench bus: no case was measured, for the reasons above" in capsys.readouterr().err
+    assert "bench bus: every case failed; the reasons are above" in capsys.readouterr().err
 
 
 async def test_every_measured_publish_is_in_the_stream(monkeypatch: pytest.MonkeyPatch):
@@ -310,7 +310,7 @@ def test_a_share_of_another_runs_ideal_is_refused():
     script, other = Script(config), Script(msgspec.structs.replace(config, seed=2))
 
     script.check([script.prompt(number) for number in range(3)])
-    with pytest.raises(BenchError, match=r"prompt 0 is p000000 with seed .* the program changed meanwhile"):
+    with pytest.raises(BenchError, match=r"prompt 0 is p000000 with seed .* the program has changed"):
         script.check([other.prompt(0)])
 
 
