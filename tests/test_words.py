@@ -19,11 +19,12 @@ DIALECT = re.compile(
     re.IGNORECASE,
 )
 PER_1000_WORDS, LONG_SENTENCE, LONG_PERCENT, SUBJECT = 2.0, 35, 8.0, 72
+FOLDERS = ("topics", "actors", "asyncrl", "benchmarks")
 FIRST_CHECKED = "f803171f"  # subjects of later commits are checked
 
 
-def python_files() -> list[Path]:
-    return [path for folder in ("topics", "actors", "asyncrl") for path in sorted((ROOT / folder).rglob("*.py"))]
+def python_files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
 
 
 def strings(tree: ast.AST) -> Iterator[tuple[bool, str]]:
@@ -34,8 +35,8 @@ def strings(tree: ast.AST) -> Iterator[tuple[bool, str]]:
             yield id(node) in docstrings, node.value
 
 
-def code_texts() -> Iterator[tuple[str, str]]:
-    for path in python_files():
+def code_texts(folder: str) -> Iterator[tuple[str, str]]:
+    for path in python_files(folder):
         source = path.read_text()
         yield from ((str(path), text) for is_docstring, text in strings(ast.parse(source)) if is_docstring)
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -43,9 +44,9 @@ def code_texts() -> Iterator[tuple[str, str]]:
                 yield str(path), token.string
 
 
-def message_texts() -> Iterator[tuple[str, str]]:
+def message_texts(folder: str) -> Iterator[tuple[str, str]]:
     """Texts of errors, findings, log events and help: strings of four words or more."""
-    for path in python_files():
+    for path in python_files(folder):
         for is_docstring, text in strings(ast.parse(path.read_text())):
             if not is_docstring and len(text.split()) >= 4:
                 yield str(path), text
@@ -70,12 +71,14 @@ def check_dialect(texts: Iterable[tuple[str, str]]) -> None:
     assert rate <= PER_1000_WORDS, f"{rate:.1f} per 1,000 words:\n" + "\n".join(found)
 
 
-def test_docstrings_and_comments_avoid_the_dialect():
-    check_dialect(code_texts())
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_docstrings_and_comments_avoid_the_dialect(folder: str):
+    check_dialect(code_texts(folder))
 
 
-def test_errors_and_log_events_avoid_the_dialect():
-    check_dialect(message_texts())
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_errors_and_log_events_avoid_the_dialect(folder: str):
+    check_dialect(message_texts(folder))
 
 
 def test_pages_avoid_the_dialect():
