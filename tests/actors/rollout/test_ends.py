@@ -3,6 +3,8 @@
 import tracemalloc
 from collections.abc import Callable
 
+import pytest
+
 from actors.rollout.actor import EndedCache
 from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
@@ -40,6 +42,7 @@ def test_an_end_counts_for_its_attempt_and_those_before_and_that_of_a_group_for_
     assert not ends.include(issued("p000003"))
 
 
+@pytest.mark.nightly
 def test_the_memory_of_ends_is_flat_over_a_million_of_them():
     ends = EndedCache()
     tracemalloc.start()
