@@ -90,9 +90,25 @@ def packed(rows: Sequence[TrainRow], device: torch.device, *, shared: bool = Fal
     Rows of equal length are padded one by one, each as one document: no token sees later tokens. Shared prefixes are in
     the sequence once: several scored tokens may follow one place.
     """
-    flat, lengths = trained_places(rows), [len(row.tokens) - 1 for row in rows]
-    if shared:
-        return _as_tree(rows, flat, lengths, device)
+    flat, given = trained_places(rows), np.concatenate([row.tokens for row in rows])
+    kept = np.ones(len(flat), np.bool_)
+    kept[np.cumsum([len(row.tokens) for row in rows]) - 1] = False  # the last token of each row
+    at, documents = (_as_tree if shared else _end_to_end)(rows, device)
+    tokens = np.zeros(documents.positions.shape[1], np.int64)
+    tokens[at] = given[kept]
+    temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
+    return Inputs(
+        put(tokens[None], device),
+        put(at[np.append(flat[1:], False)[kept]], device),
+        put(given[flat].astype(np.int64), device),
+        put(temperatures.astype(np.float32), device),
+        documents,
+    )
+
+
+def _end_to_end(rows: Sequence[TrainRow], device: torch.device) -> tuple[npt.NDArray[np.int64], Documents]:
+    """The place of each token that rows feed, and the rows as documents."""
+    lengths = [len(row.tokens) - 1 for row in rows]
     multiple = MULTIPLE if device.type == "cuda" else 1
     alike = len(rows) if len(rows) == 1 or min(lengths) == max(lengths) >= _LONG else 0
     if alike:
@@ -100,13 +116,6 @@ def packed(rows: Sequence[TrainRow], device: torch.device, *, shared: bool = Fal
     else:
         documents = lengths + [-sum(lengths) % multiple] * (multiple > 1)
     bounds = np.cumsum([0, *documents], dtype=np.int32)
-    kept = np.ones(len(flat), np.bool_)
-    kept[np.cumsum(lengths) + np.arange(len(rows))] = False  # the last token of each row
-    at = np.arange(sum(lengths)) + np.repeat(bounds[: len(rows)] - np.cumsum([0, *lengths[:-1]]), lengths)
-    tokens = np.zeros(bounds[-1], np.int64)
-    given = np.concatenate([row.tokens for row in rows])
-    tokens[at] = given[kept]
-    places = at[np.append(flat[1:], False)[kept]]
     positions = np.arange(bounds[-1]) - np.repeat(bounds[:-1], documents)
     laid = Documents(
         positions=put(positions[None], device),
@@ -116,47 +125,22 @@ def packed(rows: Sequence[TrainRow], device: torch.device, *, shared: bool = Fal
         alike=alike,
         routing=_routing(rows, bounds, device),
     )
-    return _inputs(rows, tokens, places, laid, device)
+    return np.arange(sum(lengths)) + np.repeat(bounds[: len(rows)] - np.cumsum([0, *lengths[:-1]]), lengths), laid
 
 
-def _as_tree(
-    rows: Sequence[TrainRow], flat: npt.NDArray[np.bool_], lengths: Sequence[int], device: torch.device
-) -> Inputs:
-    """As `packed`, with shared prefixes once."""
-    fed = [row.tokens[:-1] for row in rows]
-    tree = prefix_tree(fed)
-    tokens, depths = np.zeros(tree.size, np.int64), np.zeros(tree.size, np.int64)
-    at = np.concatenate(tree.places)
-    tokens[at], depths[at] = np.concatenate(fed), np.concatenate([np.arange(length) for length in lengths])
-    kept = np.ones(len(flat), np.bool_)
-    kept[np.cumsum([length + 1 for length in lengths]) - 1] = False  # the last token of each row
+def _as_tree(rows: Sequence[TrainRow], device: torch.device) -> tuple[npt.NDArray[np.int64], Documents]:
+    """As `_end_to_end`, with shared prefixes once."""
+    tree = prefix_tree([row.tokens[:-1] for row in rows])
+    at, depths = np.concatenate(tree.places), np.zeros(tree.size, np.int64)
+    depths[at] = np.concatenate([np.arange(len(places)) for places in tree.places])
     laid = Documents(
         positions=put(depths[None], device),
         bounds=put(np.array([0, tree.size], np.int32), device),
-        longest=max(lengths),
+        longest=max(map(len, tree.places)),
         groups=tree.groups,
         seen=tree.seen,
     )
-    return _inputs(rows, tokens, at[np.append(flat[1:], False)[kept]], laid, device)
-
-
-def _inputs(
-    rows: Sequence[TrainRow],
-    tokens: npt.NDArray[np.int64],
-    places: npt.NDArray[np.int64],
-    laid: Documents,
-    device: torch.device,
-) -> Inputs:
-    flat = trained_places(rows)
-    targets = np.concatenate([row.tokens for row in rows])[flat].astype(np.int64)
-    temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
-    return Inputs(
-        put(tokens[None], device),
-        put(places, device),
-        put(targets, device),
-        put(temperatures.astype(np.float32), device),
-        laid,
-    )
+    return at, laid
 
 
 def _routing(rows: Sequence[TrainRow], bounds: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor | None:

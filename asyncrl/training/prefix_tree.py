@@ -95,8 +95,8 @@ def by_prefix(rows: Sequence[Int32Array]) -> list[int]:
 def common(one: Int32Array, other: Int32Array) -> int:
     """Number of first tokens that two rows have in common."""
     length = min(len(one), len(other))
-    other_tokens = np.flatnonzero(one[:length] != other[:length])
-    return int(other_tokens[0]) if len(other_tokens) else length
+    apart = np.flatnonzero(one[:length] != other[:length])
+    return int(apart[0]) if len(apart) else length
 
 
 def sharing(rows: Sequence[Int32Array]) -> list[list[int]]:
