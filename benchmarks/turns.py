@@ -179,9 +179,9 @@ async def _samples(device: str, query: str) -> AsyncIterator[_Samples]:
     command = ("nvidia-smi", query, "--format=csv,noheader,nounits", "--loop-ms=50")
     number = torch.device(device).index or 0
     seen = os.environ.get(VISIBLE_GPUS, "")
-    card = ("--id", seen.split(",")[number] if seen else str(number))
+    gpu = ("--id", seen.split(",")[number] if seen else str(number))
     process = await asyncio.create_subprocess_exec(
-        *command, *card, stdout=asyncio.subprocess.PIPE, preexec_fn=with_parent()
+        *command, *gpu, stdout=asyncio.subprocess.PIPE, preexec_fn=with_parent()
     )
     assert process.stdout is not None
 
@@ -201,9 +201,9 @@ async def _samples(device: str, query: str) -> AsyncIterator[_Samples]:
 def _pinned_rates(device: str) -> dict[str, float]:
     """Return GB/s of one copy of page-locked memory to the device, and back."""
     host = host_memory(_COPY_BYTES, torch.device(device))
-    card = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+    gpu = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
     rates = {}
-    for way, (to, of) in {"restore": (card, host), "offload": (host, card)}.items():
+    for way, (to, of) in {"restore": (gpu, host), "offload": (host, gpu)}.items():
         seconds = []
         for _ in range(5):
             began = time.monotonic()

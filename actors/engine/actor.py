@@ -75,7 +75,7 @@ class EngineActor:
         # Only the newest version is in the learner's memory.
         direct = config.weights.transport != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = WeightTransfer(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
-        self._card = SharedGpu(context, self._news) if config.placement.colocate == "time_slice" else None
+        self._gpu = SharedGpu(context, self._news) if config.placement.colocate == "time_slice" else None
         self._listeners = [context.listen(TRAINING, self._on_published, [WEIGHTS_PUBLISHED])]
         if self._pinned is not None:
             self._listeners = [context.listen(stream, self._on_pinned, topics) for stream, topics in followed]
@@ -89,9 +89,9 @@ class EngineActor:
         try:
             if self._direct is not None:
                 await self._direct.start()
-            if self._card is not None:
-                await self._card.start()
-                if not await self._card.take():
+            if self._gpu is not None:
+                await self._gpu.start()
+                if not await self._gpu.take():
                     return
             await unless(self.context.stop, self._server.start())
             if self.context.stop.is_set():
@@ -104,8 +104,8 @@ class EngineActor:
             while not self.context.stop.is_set():
                 target = self._target
                 self._news.clear()
-                if self._card is not None and self._card.wanted:
-                    await self._pass_card(self._card)
+                if self._gpu is not None and self._gpu.wanted:
+                    await self._pass_gpu(self._gpu)
                     continue
                 if target is not None and self._wants(target):
                     await (self._bring(target) if self._server.own else unless(self.context.stop, self._bring(target)))
@@ -335,16 +335,16 @@ class EngineActor:
         await self._publish_ready(target, direct=way, **seconds)
         return directory
 
-    async def _pass_card(self, card: SharedGpu) -> None:
+    async def _pass_gpu(self, gpu: SharedGpu) -> None:
         """Let the learner have the GPU; what comes next loads the weights again."""
         lineage, version = version_of(self._loaded) if self._loaded else (0, 0)
         self._loaded, self._held, self._updating = "", True, True
         await publish(self.context.bus, EngineUpdating(self.context.actor_id, lineage, version))
-        await card.leave_for_learner(self._server, self.settings.update_deadline_s)
+        await gpu.leave_for_learner(self._server, self.settings.update_deadline_s)
         self._updating = False
-        if await card.take():
+        if await gpu.take():
             newest = self._target.version if self._target is not None else None
-            await card.resume(self._server, self._fetcher.ahead(newest, self.settings.update_deadline_s))
+            await gpu.resume(self._server, self._fetcher.ahead(newest, self.settings.update_deadline_s))
 
     async def _load(self, target: WeightsPublished, source: Path | WeightsOffered) -> Path | None:
         """Load a version into the server, which is held: from the store where the direct way fails."""
@@ -393,6 +393,6 @@ class EngineActor:
         if self._direct is not None:
             await self._direct.close()
         await self._server.close()
-        if self._card is not None:
-            await self._card.close()
+        if self._gpu is not None:
+            await self._gpu.close()
         self._fetcher.close()

@@ -20,15 +20,15 @@ T = TypeVar("T")
 _PAUSE_S = 2.0  # between two attempts to start all ranks, and two looks for a GPU at least
 
 
-def chosen_gpus(cards: Sequence[int], layout: Layout) -> Sequence[int]:
+def chosen_gpus(gpus: Sequence[int], layout: Layout) -> Sequence[int]:
     """Return the GPUs that a learner continues with: as many of the first ones as the layout divides, or an empty
     sequence.
 
     Every replica of the model has its ranks, and every stage whole groups of ranks that share experts.
     """
-    for count in range(len(cards), 0, -1):
+    for count in range(len(gpus), 0, -1):
         if count % layout.model == 0 and count // layout.pipeline % layout.sharing == 0:
-            return cards[:count]
+            return gpus[:count]
     return ()
 
 
@@ -55,11 +55,11 @@ class ElasticGroup:
         context, learner = self._context, self._context.config.learner
         missing, began, reason = set[int](), time.monotonic(), ""
         while True:
-            left = [card for card in range(learner.ranks) if card not in missing]
-            if not (cards := chosen_gpus(left, layout_of(context.config.learner))):
+            left = [gpu for gpu in range(learner.ranks) if gpu not in missing]
+            if not (gpus := chosen_gpus(left, layout_of(context.config.learner))):
                 found = f"GPUs {sorted(missing)} are missing, and the {len(left)} others hold no whole model"
                 raise GroupLost(f"{found}; the last reason: {reason}")
-            self._group = RankProcesses(context, self._on_lost, cards)
+            self._group = RankProcesses(context, self._on_lost, gpus)
             try:
                 await self._group.open()
                 break
@@ -67,40 +67,36 @@ class ElasticGroup:
                 await self._group.close()
                 if self._is_stopped() or error.rank is None:
                     raise
-                gone, reason = cards[error.rank], str(error)
+                gone, reason = gpus[error.rank], str(error)
                 waited = time.monotonic() - began
-                context.log.warning("GPU missing", card=gone, waited_s=round(waited, 1), reason=reason)
+                context.log.warning("GPU missing", gpu=gone, waited_s=round(waited, 1), reason=reason)
                 if waited >= learner.elastic_s:
                     missing.add(gone)
                     continue
                 await self._pause(min(_PAUSE_S, learner.elastic_s - waited))
                 if self._is_stopped():
                     raise
-        context.vitals["ranks_missing"] = learner.ranks - len(cards)
+        context.vitals["ranks_missing"] = learner.ranks - len(gpus)
         if missing:
-            context.log.warning("learner continues with fewer ranks", cards=list(cards), missing=sorted(missing))
-            self._looking.start(self._until_back(left, missing, len(cards)))
+            context.log.warning("learner continues with fewer ranks", gpus=list(gpus), missing=sorted(missing))
+            self._looking.start(self._until_back(left, missing, len(gpus)))
 
     async def _until_back(self, left: Sequence[int], missing: set[int], ranks: int) -> None:
         """Look for the GPUs that are missing until there are enough of them for more ranks."""
         while not self._is_stopped():
             await self._pause(max(_PAUSE_S, self._context.config.learner.elastic_s))
-            back = [card for card in sorted(missing) if await self._works(card)]
+            back = [gpu for gpu in sorted(missing) if await self._works(gpu)]
             if len(chosen_gpus(sorted([*left, *back]), layout_of(self._context.config.learner))) > ranks:
-                self._context.log.info("missing GPUs are back", cards=back)
+                self._context.log.info("missing GPUs are back", gpus=back)
                 self.can_grow = True
                 return
 
-    async def _works(self, card: int) -> bool:
+    async def _works(self, gpu: int) -> bool:
         """Return whether a new process can use a GPU."""
         learner = self._context.config.learner
-        environment = only(self._context, [card])
-        job = Job(
-            f"{self._context.actor_id}.gpu_probe",
-            "actors.learner.gpu_probe",
-            (learner.device,),
-            environment=environment,
-        )
+        environment = only(self._context, [gpu])
+        name = f"{self._context.actor_id}.gpu"
+        job = Job(name, "actors.learner.gpu_probe", (learner.device,), environment=environment)
         try:
             process = await self._context.placement.start(job)
         except NoRoom:

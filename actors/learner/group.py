@@ -81,13 +81,13 @@ class RankProcesses:
 
     can_grow = False
 
-    def __init__(self, context: Context, on_lost: Callable[[], None], cards: Sequence[int] | None = None) -> None:
+    def __init__(self, context: Context, on_lost: Callable[[], None], gpus: Sequence[int] | None = None) -> None:
         self._context = context
         self._on_lost = on_lost  # called when a rank is gone, whether or not a call waits for one
         learner = context.config.learner
-        self._cards = cards or range(learner.ranks)  # their numbers
-        self._count = len(self._cards)
-        self._environment = only(context, self._cards) if self._count < learner.ranks else {}
+        self._gpus = gpus or range(learner.ranks)  # their numbers
+        self._count = len(self._gpus)
+        self._environment = only(context, self._gpus) if self._count < learner.ranks else {}
         self._silence_s = _SILENCES * context.config.supervision.silence_s
         self._numbers = itertools.count()
         self._placed: list[Placed] = []
@@ -229,13 +229,13 @@ class RankProcesses:
         self._on_lost()
 
 
-def only(context: Context, cards: Sequence[int]) -> dict[str, str]:
+def only(context: Context, gpus: Sequence[int]) -> dict[str, str]:
     """Environment of processes that see these GPUs alone; a rank takes the one of its number among them."""
     if context.config.learner.device != "cuda":
         return {}
     seen = os.environ.get(VISIBLE_GPUS)
     names = seen.split(",") if seen else []
-    return {VISIBLE_GPUS: ",".join(names[card] if card < len(names) else str(card) for card in cards)}
+    return {VISIBLE_GPUS: ",".join(names[gpu] if gpu < len(names) else str(gpu) for gpu in gpus)}
 
 
 def in_process(context: Context, _on_lost: Callable[[], None]) -> TrainerGroup:

@@ -174,12 +174,12 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
         message = "SGLang gives weights that come over NCCL only to the model, and would draft with those of its start"
         keys = (f"{table}.arguments", "weights.transport")
         yield Finding(keys, f'{message}; set weights.transport = "never", or leave {_SPECULATIVE} out')
-    cards = _cards_of(learner)
-    if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {*cards}:
-        message = f"found {group.gpus}, expected GPUs of the learner, {[*cards]}, for weights.transport = "
+    gpus = _gpus_of(learner)
+    if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {*gpus}:
+        message = f"found {group.gpus}, expected GPUs of the learner, {[*gpus]}, for weights.transport = "
         yield Finding((f"{table}.gpus", "weights.transport"), f'{message}"ipc"; or set "nccl"')
-    if group.kind == "sglang" and gpu and way == "nccl" and (not group.gpus or {*group.gpus} & {*cards}):
-        message = f"found {group.gpus}, expected GPUs other than the learner's, {[*cards]}, for weights.transport = "
+    if group.kind == "sglang" and gpu and way == "nccl" and (not group.gpus or {*group.gpus} & {*gpus}):
+        message = f"found {group.gpus}, expected GPUs other than the learner's, {[*gpus]}, for weights.transport = "
         yield Finding((f"{table}.gpus", "weights.transport"), f'{message}"nccl"; on its GPUs set "ipc"')
 
 
@@ -244,7 +244,7 @@ def _memory(config: Config) -> Iterator[Finding]:
         message = f'found "{learner.device}", expected cuda: parts of a GPU\'s memory are shared'
         yield Finding(("learner.device", "placement.colocate"), message)
         return
-    cards = dict.fromkeys(_cards_of(learner), placement.learner_fraction)
+    gpus = dict.fromkeys(_gpus_of(learner), placement.learner_fraction)
     keys = ["placement.learner_fraction"]
     for table, group in config.engine.tables.items():
         if group.kind != "sglang":
@@ -256,11 +256,11 @@ def _memory(config: Config) -> Iterator[Finding]:
             return
         keys.append(f"{table}.arguments")
         servers = 1 if group.gpus else group.count  # without gpus all of them lie on the first GPUs
-        for card in group.gpus or range(group.gpus_needed):
-            cards[card] = cards.get(card, 0.0) + servers * stated
-    for card, total in sorted(cards.items()):
+        for gpu in group.gpus or range(group.gpus_needed):
+            gpus[gpu] = gpus.get(gpu, 0.0) + servers * stated
+    for gpu, total in sorted(gpus.items()):
         if total > 1.0:
-            message = f"learner and servers take {total:g} of the memory of GPU {card} together, expected at most 1"
+            message = f"learner and servers take {total:g} of the memory of GPU {gpu} together, expected at most 1"
             yield Finding(tuple(keys), message)
             return
 
@@ -274,7 +274,7 @@ def _fraction(group: EngineGroup) -> float | None:
     return found if 0.0 < found < 1.0 else None
 
 
-def _cards_of(learner: LearnerSettings) -> range:
+def _gpus_of(learner: LearnerSettings) -> range:
     """Numbers of the learner's GPUs."""
     number = learner.device.partition(":")[2]
     return range(int(number), int(number) + 1) if number else range(learner.ranks)

@@ -295,12 +295,12 @@ def gpus_that_meet(one: RunState, other: RunState, pool: str) -> str:
     more engines together than there are GPUs never have the same.
     """
     groups = [state.config.engine.pools.get(pool) for state in (one, other)]
-    mine, others = [_cards(group) if group is not None else [] for group in groups]
+    mine, others = [_gpus(group) if group is not None else [] for group in groups]
     if mine == others[::-1]:
         return ""
     return f"engines take the first GPUs of {mine} and of {others}; expected each list to be the other in reverse"
 
 
-def _cards(group: EngineGroup) -> list[int] | list[str]:
+def _gpus(group: EngineGroup) -> list[int] | list[str]:
     """The GPUs of a group, or its servers, where the config numbers them."""
     return group.addresses if group.kind == "external" else group.gpus
