@@ -73,7 +73,7 @@ SERVER = {"kind": "sglang", "gpus": [1], "arguments": ["--skip-tokenizer-init"]}
 
 
 @pytest.mark.parametrize(
-    ("engine", "tables", "staged"),
+    ("engine", "settings", "staged"),
     [
         ({}, {}, True),
         ({}, {"learner": {"device": "cuda:0"}}, True),
@@ -90,9 +90,9 @@ SERVER = {"kind": "sglang", "gpus": [1], "arguments": ["--skip-tokenizer-init"]}
     ],
 )
 def test_versions_are_staged_by_default_for_servers_that_have_their_gpu_for_themselves(
-    bus: Bus, stage: Callable[..., Stage], engine: dict[str, Any], tables: dict[str, Any], staged: bool
+    bus: Bus, stage: Callable[..., Stage], engine: dict[str, Any], settings: dict[str, Any], staged: bool
 ):
-    made = stage(engine={**SERVER, **engine}, **tables)
+    made = stage(engine={**SERVER, **engine}, **settings)
     made.make_model()
 
     assert home_of(made.context("engine", bus), None, "").staged is staged
