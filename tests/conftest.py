@@ -17,6 +17,7 @@ import pytest
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.config.settings import Config
+from harness import forks
 from harness.own_ports import take_own_ports
 from harness.servers import Authority
 from harness.stage import LEASE_S, Connect, Stage, Unretrieved, provision_leased
@@ -26,6 +27,24 @@ _ENDING_S = 5.0  # for processes that were told to end
 _ports = take_own_ports()  # held for as long as this process runs
 
 gc.disable()  # until all tests are imported: passes of the collector over what that makes are a third of its time
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Let the processes of tests be forked: the server imports while the tests are collected."""
+    if hasattr(session.config, "workerinput") or os.environ.get("ASYNCRL_TEST_FORKS"):
+        forks.install(forks.ForkServer.start())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Start the processes of a test with the marker `real_start` as a user does."""
+    server = forks.installed()
+    if item.get_closest_marker("real_start"):
+        forks.install(None)
+    try:
+        return (yield)
+    finally:
+        forks.install(server)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -57,7 +76,7 @@ def left_processes() -> list[str]:
 
     Those that serve all are the ranks' server (`harness/ranks.py`), and what the standard library and torch start once.
     """
-    lasting = ("harness.ranks", "multiprocessing", "torch_shm_manager")
+    lasting = ("harness.forks", "harness.ranks", "multiprocessing", "torch_shm_manager")
     found = []
     for thread in Path("/proc/self/task").iterdir():
         with contextlib.suppress(ChildProcessError, FileNotFoundError, ProcessLookupError):  # it ended in this moment
