@@ -30,9 +30,11 @@ gc.disable()  # until all tests are imported: passes of the collector over what 
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let the processes of tests be forked: the server imports while the tests are collected."""
-    if hasattr(session.config, "workerinput") or os.environ.get("ASYNCRL_TEST_FORKS"):
-        forks.install(forks.ForkServer.start())
+    """Let the processes of tests be forked; in a worker the server imports while the tests are collected."""
+    server = forks.ForkServer()
+    if hasattr(session.config, "workerinput"):
+        server.start()
+    forks.install(server)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,7 +22,7 @@ from asyncrl.config.settings import Config
 from asyncrl.training.objective import objective_of
 from harness.audited import audited_clean, messages_on, topics_left_by
 from harness.configs import problems, the_problem
-from harness.runs import replay, up
+from harness.runs import command, up
 from topics.batches import Objective
 from topics.groups import GROUP_DROPPED
 from topics.topic import BATCHES
@@ -349,7 +349,7 @@ async def test_a_run_trains_with_ones_own_and_is_audited_and_replayed(tmp_path: 
         async with topics_left_by(run) as bus:
             dropped = (await messages_on(bus, BATCHES)).on(GROUP_DROPPED)
     await audited_clean(tmp_path)
-    code, output = await replay(tmp_path, "short")
+    code, output = await command(tmp_path, "replay", "short")
 
     by_filter = [drop.prompt_id for drop in dropped if drop.reason == "each_fourth"]
     assert by_filter

@@ -2,12 +2,12 @@
 
 import asyncio
 import fcntl
-import sys
 from pathlib import Path
 
 import pytest
 
 from asyncrl.bus.connection import Bus
+from asyncrl.process import python
 from asyncrl.run.connect import SUPERVISOR
 from harness.published_messages import publish_started
 
@@ -35,7 +35,7 @@ class Terminal:
     async def start(self, *words: str) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         return await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "asyncrl.cli.main", *words, cwd=self.folder, stdout=pipe, stderr=pipe
+            *python("-m", "asyncrl.cli.main", *words), cwd=self.folder, stdout=pipe, stderr=pipe
         )
 
 

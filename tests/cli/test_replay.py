@@ -33,7 +33,7 @@ from harness.folds import Feed
 from harness.gated import closed_gate
 from harness.prompter_feed import config as small_config
 from harness.prompter_feed import issue
-from harness.runs import PACED, Run, command, fork, replay, resume, topics_left_in, up
+from harness.runs import PACED, Run, command, fork, resume, topics_left_in, up
 from harness.stage import Stage
 from harness.stories import result
 from topics.batches import BATCH_PACKED, BatchGroup, BatchMember, BatchPacked
@@ -197,7 +197,7 @@ async def test_a_learner_that_was_killed_has_the_weights_of_an_undisturbed_one(k
 @SLOW
 async def test_a_replay_begins_at_a_checkpoint_and_ends_at_the_given_step(killed: Run, tmp_path: Path):
     words = ["--from", "8", "--to", "9", "--output", str(tmp_path / "out"), "--checkpoint", str(tmp_path)]
-    code, output = await replay(killed.folder, "short", *words)
+    code, output = await command(killed.folder, "replay", "short", *words)
 
     assert code == 0, output
     found = json.loads((tmp_path / "out" / "report.json").read_bytes())
@@ -205,7 +205,7 @@ async def test_a_replay_begins_at_a_checkpoint_and_ends_at_the_given_step(killed
     assert [step["step"] for step in found["steps"]] == [9]
     assert (found["published_versions"], found["first_different_step"], found["settings"]) == (1, None, {})
     assert read_checkpoint(Path(found["files"]["checkpoint"])).digest == found["steps"][0]["published"]
-    code, output = await replay(killed.folder, "short", "--to", "10")
+    code, output = await command(killed.folder, "replay", "short", "--to", "10")
     assert (code, output) == (1, "--to 10: the run trained the steps -3 to 9\n")
 
 
@@ -239,7 +239,7 @@ async def test_a_dumped_batch_has_the_figures_of_its_step(killed: Run, tmp_path:
 @SLOW
 async def test_other_settings_give_a_report_beside_the_run(killed: Run):
     words = ["--set", "learner.lr=5e-4", "--set", "learner.loss_options.correction_cap=1.5", "--to", "3"]
-    code, output = await replay(killed.folder, *words)
+    code, output = await command(killed.folder, "replay", *words)
 
     assert code == 0, output
     assert "other setting: learner.lr = 0.0005, the run had 0.001\n" in output
@@ -263,7 +263,7 @@ async def test_trimmed_tokens_and_lost_checkpoints_are_reported(killed: Run, tmp
         needed = min(member.payload.sequence for group in last.groups for member in group.members)
         await bus.api(f"STREAM.PURGE.{TRAJECTORIES.full_name('short')}", {"seq": needed})
 
-    code, output = await replay(tmp_path, "short")
+    code, output = await command(tmp_path, "replay", "short")
     assert code == 0, output
     assert output.startswith("run short: from checkpoint step000008-lineage0-")
     assert re.search(r"; the tokens of batch [5-8] and before are trimmed, steps 9 to 9\n", output)
@@ -276,7 +276,7 @@ async def test_trimmed_tokens_and_lost_checkpoints_are_reported(killed: Run, tmp
     (kept,) = killed.root.glob("checkpoints/step000008-*/model.safetensors")
     kept.rename(kept.with_suffix(".away"))
     try:
-        code, output = await replay(tmp_path, "short")
+        code, output = await command(tmp_path, "replay", "short")
     finally:
         kept.with_suffix(".away").rename(kept)
     assert code == 1
@@ -292,7 +292,7 @@ async def assert_goes_on(killed: Run, new: Run, after: int, steps: int) -> None:
     """A fork has the weights of its beginning, is clean, repeats no prompt, and can be trained again itself."""
     code, output = await command(new.folder, "audit", new.root.name, "--deep")
     assert code == 0, output
-    code, output = await replay(new.folder, new.root.name)
+    code, output = await command(new.folder, "replay", new.root.name)
     assert code == 0, output
     assert output.startswith(f"run {new.root.name}: from checkpoint step{after:06d}-lineage0-")
     assert output.endswith(f"{steps - after} steps, all {steps - after} published versions bit-equal\n")

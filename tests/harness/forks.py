@@ -28,6 +28,7 @@ import subprocess
 import sys
 import threading
 import traceback
+import types
 import weakref
 from asyncio.subprocess import Process, SubprocessStreamProtocol
 from asyncio.unix_events import _UnixSubprocessTransport
@@ -46,7 +47,7 @@ _LIBRARIES = (
     "transformers.models.qwen2.modeling_qwen2",
     "uvloop",
 )
-_READ_AT_START = ("CUDA", "HF_", "LANG", "LC_", "LD_", "MALLOC", "MKL", "MPL", "OMP_", "OPENBLAS", "PYTHON", "TORCH")
+_READ_AT_START = ("HF_", "LANG", "LC_", "LD_", "MALLOC", "MKL", "MPL", "OMP_", "OPENBLAS", "PYTHON", "TORCH")
 """Beginnings of the names of variables that the interpreter and libraries read once: they must be those of the server.
 
 """
@@ -78,22 +79,14 @@ class Order(NamedTuple):
 class ForkServer:
     """The server of this process."""
 
-    def __init__(self, channel: socket.socket, variables: Mapping[str, str]) -> None:
-        self._channel = channel
+    def __init__(self, channel: socket.socket | None = None, variables: Mapping[str, str] = {}) -> None:
+        self._channel = channel  # None: it is not started
         self._variables = variables  # that were read when it was started
         self._lock = threading.Lock()
         self._ready = False
 
-    @property
-    def ready(self) -> bool:
-        """Return whether it has imported all."""
-        if not self._ready and select.select([self._channel], [], [], 0)[0]:
-            self._ready = self._channel.recv(32) == _READY
-        return self._ready
-
-    @classmethod
-    def start(cls) -> "ForkServer":
-        """Start one; it imports all while this process does other things."""
+    def start(self) -> None:
+        """Start it; it imports all while this process does other things."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         root = Path(__file__).parents[2]
@@ -101,13 +94,22 @@ class ForkServer:
             code = f"import sys; sys.path[:0] = [{str(root / 'tests')!r}]; from harness.forks import main; main()"
             command = [sys.executable, "-P", "-c", code, str(its.fileno()), "harness.forks"]
             subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),))
-        return cls(ours, _startup(environment))
+        self._channel, self._variables = ours, _startup(environment)
+
+    @property
+    def ready(self) -> bool:
+        """Return whether it has imported all; the first question starts it."""
+        if self._channel is None and threading.current_thread() is threading.main_thread():  # it ends with its thread
+            self.start()
+        if not self._ready and self._channel is not None and select.select([self._channel], [], [], 0)[0]:
+            self._ready = self._channel.recv(32) == _READY
+        return self._ready
 
     def takes(self, command: list[str], environment: Mapping[str, str]) -> bool:
         """Return whether it can fork a process of this command."""
-        module = command[3] if command[:3] == [sys.executable, "-P", "-m"] and len(command) > 3 else ""
-        known = module.partition(".")[0] in _PACKAGES and _startup(environment) == self._variables
-        return known and self.ready
+        program = command[3] if command[:2] == [sys.executable, "-P"] and len(command) > 3 else ""
+        known = program.partition(".")[0] in _PACKAGES if command[2:3] == ["-m"] else "from actors" in program
+        return known and self.ready and _startup(environment) == self._variables
 
     def fork(self, order: Order, files: list[int]) -> int:
         """Return the id of a new child of this process.
@@ -115,6 +117,7 @@ class ForkServer:
         Raises:
             ConnectionError: the server has ended.
         """
+        assert self._channel is not None
         with self._lock:
             carried = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
             self._channel.sendmsg([pickle.dumps(order)], carried)
@@ -151,7 +154,7 @@ def _forked_or_started(*given: Any) -> int:
     reads, writes, errors = given[6], given[9], given[11]
     errpipe, session, process_group, prepare = given[13], given[15], given[16], given[21]
     pairs = [os.fsdecode(pair).split("=", 1) for pair in variables or ()]
-    environment = dict(os.environ) if variables is None else {name: value for name, value in pairs}
+    environment = dict(os.environ) if variables is None else dict(pairs)
     if not _server or not _server.takes(command, environment) or not _can_be_sent(prepare) or process_group != -1:
         return int(_fork_exec(*given))
     files = dict(zip(kept, kept, strict=True))  # `errpipe` among them: `Popen` waits until it is closed
@@ -317,12 +320,16 @@ def _add_server(order: Order) -> None:
 
 
 def _ended(command: list[str]) -> int:
-    """Run `python -P -m MODULE WORDS` to its end; returns the exit code."""
+    """Run `python -P -m MODULE WORDS`, or `-c CODE`, to its end; returns the exit code."""
     gc.enable()
-    module = command[3]
-    sys.modules.pop(module, None)  # it is the main module now
+    kind, program = command[2:4]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if kind == "-m":
+            sys.modules.pop(program, None)  # it is the main module now
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
+        else:
+            sys.modules["__main__"] = main = types.ModuleType("__main__")
+            exec(compile(program, "<string>", "exec"), main.__dict__)
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -19,7 +19,6 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.server import EmbeddedServer
 from asyncrl.process import python
 from harness.gated import move
-from harness.ranks import run_command
 
 LIMIT_S = 300.0  # no run of a test is longer; a loaded machine takes many times as long as an idle one
 _PROGRAM = ("-m", "asyncrl.cli.main")
@@ -261,6 +260,7 @@ async def command(folder: Path, *words: str, limit_s: float = LIMIT_S) -> tuple[
     process = await asyncio.create_subprocess_exec(
         *python(*_PROGRAM, *words),
         cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -274,11 +274,6 @@ async def command(folder: Path, *words: str, limit_s: float = LIMIT_S) -> tuple[
             await process.wait()
     assert process.returncode is not None
     return process.returncode, output.decode()
-
-
-async def replay(folder: Path, *words: str) -> tuple[int | None, str]:
-    """Run `asyncrl replay` as `command` does, in a process that need not import torch, which takes longer than this."""
-    return await run_command(folder, "replay", *words, deadline_s=LIMIT_S)
 
 
 def at_server(server: EmbeddedServer, folder: Path) -> list[str]:

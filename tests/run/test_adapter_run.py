@@ -8,7 +8,7 @@ from asyncrl.crash import CRASH_FOLDER, arm
 from asyncrl.weights.adapters import ADAPTER_CONFIG, is_adapter
 from harness.audited import assert_consistent, audited_clean, messages_on, topics_left_by
 from harness.gated import closed_gate, move
-from harness.runs import GATED, command, replay, resume, up
+from harness.runs import GATED, command, resume, up
 from topics.topic import TRAINING
 from topics.weights import WEIGHTS_PUBLISHED
 
@@ -35,7 +35,7 @@ async def test_a_run_publishes_adapters_replays_them_and_goes_on_in_its_lineage(
     assert is_adapter(last)
     code, output = await command(tmp_path, "audit", "short", "--deep")
     assert code == 0, output
-    code, output = await replay(tmp_path, "short")
+    code, output = await command(tmp_path, "replay", "short")
     assert (code, "all 6 published versions bit-equal" in output) == (0, True), output
 
 
@@ -71,5 +71,5 @@ async def test_no_adapter_is_lost_with_a_learner_that_is_killed(tmp_path: Path, 
     assert len({one.adapts for one in published}) == 1 and all(one.adapts for one in published)
     assert all(row["grad_norm"] for row in run.rows() if row["stage"] == "rl")
     await audited_clean(tmp_path)
-    code, output = await replay(tmp_path, "short")
+    code, output = await command(tmp_path, "replay", "short")
     assert (code, "all 6 published versions bit-equal" in output) == (0, True), output

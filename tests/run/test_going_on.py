@@ -12,7 +12,7 @@ from asyncrl.cli.main import run as run_command
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.state.run_state import RunState
 from harness.folds import Feed
-from harness.runs import WITHOUT_MODEL, command, replay, resume, topics_left_in, up
+from harness.runs import WITHOUT_MODEL, command, resume, topics_left_in, up
 from topics.actors import RUN_OPENED, RunOpened
 from topics.batches import BATCH_PACKED, BATCH_TRAINED
 from topics.weights import TrainingFinished
@@ -60,7 +60,7 @@ async def test_a_run_goes_on_past_a_batch_that_cannot_be_trained_and_beyond_its_
     code, output = await command(tmp_path, "audit", "short", "--deep")
     assert code == 0, output
     assert "skipped: 32" in output
-    code, output = await replay(tmp_path, "short")
+    code, output = await command(tmp_path, "replay", "short")
     assert code == 0, output
     assert "all 7 published versions bit-equal" in output
 

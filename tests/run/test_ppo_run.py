@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.gated import closed_gate
-from harness.runs import replay, up
+from harness.runs import command, up
 
 pytestmark = pytest.mark.slow
 PPO = ("advantage=gae", "loss=ppo", "lora.rank=4", "critic.warmup_steps=2", "critic.lr=1e-3", "reference.kl_coef=0.01")
@@ -25,6 +25,6 @@ async def test_ppo_goes_on_after_a_kill_and_is_replayed_bit_for_bit(tmp_path: Pa
     assert ["grad_norm" in rows[step] for step in sorted(rows)] == [False, False, True, True, True, True]
     assert all({"value_loss", "explained_variance", "reference_kl"} <= rows[step].keys() for step in (3, 4, 5, 6))
     assert "weights unchanged" not in run.out
-    code, output = await replay(tmp_path, "short")
+    code, output = await command(tmp_path, "replay", "short")
     assert code == 0, output
     assert output.endswith("published versions bit-equal\n")

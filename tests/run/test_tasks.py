@@ -10,7 +10,7 @@ from asyncrl.run.directory import RunFiles
 from harness.audited import messages_on
 from harness.configs import TWO_TASKS
 from harness.gated import closed_gate
-from harness.runs import command, replay, topics_left_in, up
+from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.topic import BATCHES, GRADES, PROMPTS, TRAJECTORIES
@@ -73,7 +73,7 @@ async def test_two_tasks_with_rules_of_their_own_are_mixed_trained_and_accounted
 
     for (code, output), end in (
         (await command(tmp_path, "audit", "short", "--deep"), ": clean\n"),
-        (await replay(tmp_path, "short"), "10 steps, all 7 published versions bit-equal"),
+        (await command(tmp_path, "replay", "short"), "10 steps, all 7 published versions bit-equal"),
     ):
         assert (code, end in output, "not compared" in output) == (0, True, False), output
     mixture = Mixture(RunFiles(run.root).read_config())

@@ -8,7 +8,7 @@ import pytest
 from harness.audited import messages_on
 from harness.gated import closed_gate
 from harness.recorded import Recorded
-from harness.runs import command, replay, topics_left_in, up
+from harness.runs import command, topics_left_in, up
 from topics.batches import BATCH_PACKED
 from topics.topic import BATCHES, TRAJECTORIES
 from topics.trajectories import TRAJECTORY_GENERATED, TRAJECTORY_GRADED
@@ -72,7 +72,7 @@ async def test_rewards_of_turns_reach_the_batches_and_a_replay_is_bit_equal(tmp_
     code, output = await command(tmp_path, "explain", name, shown["name"])
     assert output.count(f"reward {sum(shown['turn_rewards']):g} (turns {turns})") == 3, "graded, packed and below"
     check_planted(recorded)
-    code, output = await replay(tmp_path, name)
+    code, output = await command(tmp_path, "replay", name)
     assert (code, "published versions bit-equal" in output) == (0, True), output
 
 

@@ -17,12 +17,11 @@ from actors.learner.rank import Fetch, Load, Rank, Step
 from actors.runtime.actor import ActorFault
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged_reader import Part, read_merged
-from asyncrl.process import ChildProcess
-from asyncrl.run.placement import Job, NoRoom, Placed
+from asyncrl.process import ChildProcess, python
+from asyncrl.run.placement import Job, LocalProcesses, NoRoom, Placed
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.megatron.parallel_config import Layout
 from harness.learning import Playing, pack
-from harness.ranks import ForkedRanks, with_forked_ranks
 from harness.stage import Stage, Unretrieved, until
 from harness.training import of_all_ranks
 from topics.actors import ACTOR_STARTED
@@ -40,14 +39,12 @@ async def start(bus: Bus, stage: Callable[..., Stage]) -> AsyncIterator[Start]:
     """Opens trainer groups of one run."""
     groups: list[TrainerGroup] = []
 
-    async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False, forked: bool = False) -> TrainerGroup:
+    async def start_one(trainer: str, ranks: int = 1, *, inside: bool = False) -> TrainerGroup:
         stages = {"layout": {"pipeline": ranks}} if trainer == "megatron" else {}
         stand = stage(**{**SMALL, "learner": {**LEARNER, "trainer": trainer, "ranks": ranks, "lr": 1e-3, **stages}})
         stand.make_model()
         await stand.open()
         context = stand.context("learner", bus)
-        if forked:
-            with_forked_ranks(context)
         group = Rank(bus, context.config, context.files) if inside else GROUPS[trainer](context, lambda: None)
         groups.append(group)
         await group.open()
@@ -133,7 +130,7 @@ async def comes_to_what_one_trainer_comes_to(
 async def test_a_group_ends_with_its_first_rank_and_all_that_waits_is_told_and_no_fault_is_left_behind(
     start: Start, bus: Bus, unretrieved: Unretrieved
 ):
-    group = await start("torch", 2, forked=True)
+    group = await start("torch", 2)
     assert isinstance(group, RankProcesses)
     first, second = await batches(bus, 2)
     ranks = list(group._placed)
@@ -160,7 +157,7 @@ async def test_a_rank_that_is_killed_or_freezes_starts_the_group_anew_and_nothin
     stand = stage(**SMALL, learner=learner, supervision={"silence_s": 3.0})
     stand.make_model()
     await stand.open()
-    playing = Playing(with_forked_ranks(stand.context("learner", bus)))
+    playing = Playing(stand.context("learner", bus))
     try:
         for step, end, victim in ((1, signal.SIGKILL, 0), (2, signal.SIGSTOP, 1), (3, None, 0)):
             await pack(bus, step)
@@ -182,7 +179,7 @@ async def test_a_rank_that_is_killed_or_freezes_starts_the_group_anew_and_nothin
     assert [message.step for message in log.of(CHECKPOINT_SAVED)] == [2]
 
 
-class Silent(ForkedRanks):
+class Silent(LocalProcesses):
     """Starts another program in place of the second rank, which says nothing."""
 
     async def start(self, job: Job) -> Placed:
@@ -219,7 +216,7 @@ async def test_a_learner_that_is_asked_to_stop_does_not_wait_for_its_ranks(bus: 
     await group.close()
 
 
-class Otherwise(ForkedRanks):
+class Otherwise(LocalProcesses):
     """Runs other code in the process of the second rank."""
 
     def __init__(self, logs: Path, code: str) -> None:
@@ -231,7 +228,8 @@ class Otherwise(ForkedRanks):
         if job.words[1] != "1":
             return await super().start(job)
         self.started += 1
-        return await self.forked(job, ["-c", self._code])
+        command = python("-c", self._code, *job.words, "--credentials", str(job.credentials))
+        return await ChildProcess.start(command, log=self.log(job.name), environment={"OMP_NUM_THREADS": "1"})
 
 
 HANGS = """
@@ -290,7 +288,7 @@ async def test_ranks_without_a_card_say_so_and_are_given_up(
     stand = stage(**SMALL, learner={**LEARNER, "ranks": 2, "elastic_s": 0.1, "device": "cuda"})
     stand.make_model()
     await stand.open()
-    group = ElasticGroup(with_forked_ranks(stand.context("learner", bus)), lambda: None)
+    group = ElasticGroup(stand.context("learner", bus), lambda: None)
 
     missing = r"GPUs \[0, 1\] are missing, and the 0 others hold no whole model; the last reason: rank 0 ended: exit"
     with pytest.raises(GroupLost, match=missing + r" code 5: .*rank 0 has no GPU: found 0 GPUs here"):
@@ -298,7 +296,7 @@ async def test_ranks_without_a_card_say_so_and_are_given_up(
     await group.close()
 
 
-class Refusing(ForkedRanks):
+class Refusing(LocalProcesses):
     """Has no GPU for one of two ranks."""
 
     refuses, refused = True, 0

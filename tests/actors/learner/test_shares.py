@@ -16,7 +16,6 @@ from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkp
 from asyncrl.weights.adapters import digest_of_model
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from harness.learning import Playing, pack
-from harness.ranks import with_forked_ranks
 from harness.stage import Stage, until
 from topics.weights import WeightsPublished
 
@@ -36,7 +35,7 @@ async def test_what_two_ranks_write_is_what_one_writes_and_either_loads_the_chec
     stand = stage(**SMALL, learner=LEARNER)
     stand.make_model()
     await stand.open()
-    context = with_forked_ranks(stand.context("learner", bus))
+    context = stand.context("learner", bus)
     one, other = (Rank(bus, context.config, context.files) for _ in range(2))
     two = RankProcesses(context, lambda: None)
     first, second = [await pack(bus, step) for step in (1, 2)]
@@ -74,7 +73,7 @@ async def test_an_adapter_of_two_ranks_is_that_of_one_and_either_loads_the_check
     stand = stage(**(SMALL | {"weights": {"store": store}}), learner=LEARNER | {"lora": lora})
     stand.make_model()
     await stand.open()
-    context = with_forked_ranks(stand.context("learner", bus))
+    context = stand.context("learner", bus)
     one, other = (Rank(bus, context.config, context.files) for _ in range(2))
     two = RankProcesses(context, lambda: None)
     first = await pack(bus, 1)
@@ -125,7 +124,7 @@ async def test_a_rank_killed_when_its_share_is_written_leaves_nothing_and_the_ne
     stand.make_model()
     await stand.open()
     version = arm(tmp_path / "crash", "share.written", "learner")
-    playing = Playing(with_forked_ranks(stand.context("learner", bus)))
+    playing = Playing(stand.context("learner", bus))
     fold, files = playing.learner.fold, stand.files
     try:
         await until(lambda: not version.exists(), "a rank dies with its share of version 0", 300)
