@@ -228,9 +228,12 @@ def main() -> None:
 def _serve(channel: socket.socket) -> None:
     """Fork until the process that is served has ended; returns only in a forked process, when its program has ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that is served
-    channel.send(_READY)
+    with contextlib.suppress(BrokenPipeError):  # it has ended; as in the loop
+        channel.send(_READY)
     while True:
-        data, carried, _, _ = channel.recvmsg(_ORDER_BYTES, socket.CMSG_SPACE(_FILES * 4))
+        data, carried = b"", list[Any]()
+        with contextlib.suppress(ConnectionResetError):
+            data, carried, _, _ = channel.recvmsg(_ORDER_BYTES, socket.CMSG_SPACE(_FILES * 4))
         if not data:
             os._exit(0)
         files = array.array("i", b"".join(rights for _, _, rights in carried)).tolist()
