@@ -31,7 +31,7 @@ gc.disable()  # until all tests are imported: passes of the collector over what 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Let the processes of tests be forked; in a worker the server imports while the tests are collected."""
-    server = forks.ForkServer()
+    server = forks.ForkServer(os.environ)
     if hasattr(session.config, "workerinput"):
         server.start()
     forks.install(server)

@@ -47,7 +47,7 @@ _LIBRARIES = (
     "transformers.models.qwen2.modeling_qwen2",
     "uvloop",
 )
-_READ_AT_START = ("HF_", "LANG", "LC_", "LD_", "MALLOC", "MKL", "MPL", "OMP_", "OPENBLAS", "PYTHON", "TORCH")
+_READ_AT_START = ("HF_", "LANG", "LC_", "LD_", "MKL", "MPL", "OMP_", "OPENBLAS", "PYTHON", "TORCH_")
 """Beginnings of the names of variables that the interpreter and libraries read once: they must be those of the server.
 
 """
@@ -79,22 +79,23 @@ class Order(NamedTuple):
 class ForkServer:
     """The server of this process."""
 
-    def __init__(self, channel: socket.socket | None = None, variables: Mapping[str, str] = {}) -> None:
+    def __init__(self, environment: Mapping[str, str], channel: socket.socket | None = None) -> None:
+        self._environment = {**environment, "OMP_NUM_THREADS": "1"}  # of the server
+        self._variables = _startup(self._environment)
         self._channel = channel  # None: it is not started
-        self._variables = variables  # that were read when it was started
         self._lock = threading.Lock()
         self._ready = False
 
     def start(self) -> None:
         """Start it; it imports all while this process does other things."""
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         root = Path(__file__).parents[2]
         with its:
             code = f"import sys; sys.path[:0] = [{str(root / 'tests')!r}]; from harness.forks import main; main()"
             command = [sys.executable, "-P", "-c", code, str(its.fileno()), "harness.forks"]
-            subprocess.Popen(command, cwd=root, env=environment, stdin=subprocess.DEVNULL, pass_fds=(its.fileno(),))
-        self._channel, self._variables = ours, _startup(environment)
+            files = (its.fileno(),)
+            subprocess.Popen(command, cwd=root, env=self._environment, stdin=subprocess.DEVNULL, pass_fds=files)
+        self._channel = ours
 
     @property
     def ready(self) -> bool:
@@ -309,7 +310,7 @@ def _add_server(order: Order) -> None:
     parent = os.getpid()
     if os.fork():
         its.close()
-        install(ForkServer(ours, _startup(order.environment)))
+        install(ForkServer(order.environment, ours))
         return
     die_with(parent)
     number = fcntl.fcntl(its.fileno(), fcntl.F_DUPFD_CLOEXEC, _HIGH)
