@@ -74,7 +74,7 @@ class Hangs(SystemExit):
 def deadline(limit_s: float, is_of_user: Callable[[FrameType], bool], late: str) -> Iterator[Callable[[], None]]:
     """Interrupt a user's code that hangs within the block by `Hangs`; the yielded function resets the time.
 
-    Only the main thread can be interrupted, in which commands, actors and sandbox children load user code; other
+    Only the main thread can be interrupted, in which commands, actors and child processes load user code; other
     threads have no limit.
 
     Args:

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
+from asyncrl.child_pool.pool import ChildPool
 from asyncrl.data.model_dir import check_model_directory
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.generator import Generator
@@ -15,7 +16,6 @@ from asyncrl.judges.endpoint import EndpointJudge
 from asyncrl.judges.engine import EngineJudge
 from asyncrl.judges.protocol import Judge
 from asyncrl.judges.rule import FunctionJudge, WordsJudge, judge_setup
-from asyncrl.sandbox.pool import Sandbox
 
 Opened = Callable[[Context, TaskTokenizer, AsyncExitStack], Awaitable[Judge]]
 """Opens a judge of the run; the stack closes the resources of the judge."""
@@ -26,7 +26,7 @@ async def _rule(context: Context, _tokenizer: TaskTokenizer, _stack: AsyncExitSt
     if not settings.function:
         return WordsJudge()
     setup = judge_setup(settings.function, base=context.files.base, time_limit_s=settings.deadline_s)
-    return FunctionJudge(settings.function, await Sandbox.open(setup, workers=settings.children))
+    return FunctionJudge(settings.function, await ChildPool.open(setup, workers=settings.children))
 
 
 async def _endpoint(context: Context, _tokenizer: TaskTokenizer, _stack: AsyncExitStack) -> Judge:

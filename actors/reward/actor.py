@@ -16,6 +16,7 @@ from actors.runtime.worker import WorkerLoop
 from asyncrl.algorithms.filters import QUALITY
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.publish import body_of, read, read_result
+from asyncrl.child_pool.frames import CallFailed
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
@@ -24,7 +25,6 @@ from asyncrl.rewards.graders import Grader, GradeResult, GroupGrader, GroupRewar
 from asyncrl.rewards.quality import quality
 from asyncrl.rewards.score import GradeRequest, request_of
 from asyncrl.rewards.shaping import overlong_penalty
-from asyncrl.sandbox.frames import CallFailed
 from topics.actors import Waiting
 from topics.groups import GROUP_GRADED, GroupCompleted, GroupGraded, MemberGrade
 from topics.ids import Stage

@@ -8,9 +8,9 @@ from collections import deque
 from actors.runtime.actor import Context
 from actors.runtime.keeper import Keeper
 from asyncrl.bus.publish import publish
+from asyncrl.child_pool.pool import ChildPool
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.autoscale_function import autoscale_setup
-from asyncrl.sandbox.pool import Sandbox
 from asyncrl.state.autoscale import Change, Look, changes
 from asyncrl.state.loads import pool_loads
 from asyncrl.state.watch import Watch
@@ -50,7 +50,7 @@ class _Autoscaler:
         self._fault = self._state.autoscale_fault
         base, limit_s = context.files.base, settings.limit_s
         self._function = autoscale_setup(settings.function, base=base, limit_s=limit_s) if settings.function else None
-        self._sandbox: Sandbox | None = None  # in which the function runs, once it has been loaded
+        self._pool: ChildPool | None = None  # in which the function runs, once it has been loaded
 
     async def look(self) -> None:
         """Take in the present loads; request a change if they call for one."""
@@ -72,8 +72,8 @@ class _Autoscaler:
 
     async def close(self) -> None:
         """End the process of the user's function."""
-        if self._sandbox is not None:
-            await self._sandbox.close()
+        if self._pool is not None:
+            await self._pool.close()
 
     async def _ask(self, found: list[Change]) -> None:
         wanted = {change.pool: change.processes for change in found}
@@ -88,9 +88,9 @@ class _Autoscaler:
         loads = {pool: load.plain() for pool, load in self._looks[-1].loads.items() if pool in self._settings.pools}
         answer, fault = None, ""
         try:
-            if self._sandbox is None:
-                self._sandbox = await Sandbox.open(self._function, workers=1)
-            answer = await self._sandbox.call(loads)
+            if self._pool is None:
+                self._pool = await ChildPool.open(self._function, workers=1)
+            answer = await self._pool.call(loads)
         except AsyncRLError as error:
             fault = str(error)
         if fault != self._fault and not self._context.stop.is_set():

@@ -13,12 +13,12 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.child_pool.frames import CallFailed, Service, Setup
+from asyncrl.child_pool.pool import ChildPool, LoadEnded, LoadLate
 from asyncrl.data.curriculum import LadderSource
 from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import FileSource, RowSetup, open_rows
 from asyncrl.errors import AsyncRLError, FunctionError, last_lines
-from asyncrl.sandbox.frames import CallFailed, Service, Setup
-from asyncrl.sandbox.pool import LoadEnded, LoadLate, Sandbox
 from topics.prompts import PromptRow
 
 _ROW_BYTES = (1 << 32) - 1  # as large as a frame can be
@@ -56,10 +56,10 @@ def serve_rows(setup: dict[str, Any]) -> Service:
 class RowMaker:
     """The next rows that are already made."""
 
-    def __init__(self, setup: RowSetup, sandbox: Sandbox, on_rows: Callable[[], None]) -> None:
-        self.opened = msgspec.convert(sandbox.about, Opened)
+    def __init__(self, setup: RowSetup, pool: ChildPool, on_rows: Callable[[], None]) -> None:
+        self.opened = msgspec.convert(pool.about, Opened)
         self._spec, self._limit_s = setup.spec, setup.row_limit_s
-        self._sandbox = sandbox
+        self._pool = pool
         self._on_rows = on_rows
         self._rows: dict[int, asyncio.Task[PromptRow]] = {}  # wanted, made or not
 
@@ -84,14 +84,14 @@ class RowMaker:
             reply_bytes=_ROW_BYTES,
         )
         try:
-            sandbox = await Sandbox.open(service, workers=1)
+            pool = await ChildPool.open(service, workers=1)
         except LoadEnded as error:
             raise RowMakerDown(str(error)) from error
         except LoadLate as error:
             raise DataError(f"{error}; raise task.open_limit_s") from error
         except FunctionError as error:
             raise DataError(str(error)) from error
-        return cls(setup, sandbox, on_rows)
+        return cls(setup, pool, on_rows)
 
     @property
     def making(self) -> int | None:
@@ -134,7 +134,7 @@ class RowMaker:
         """End the process."""
         for row in self._rows.values():
             row.cancel()
-        await self._sandbox.close()
+        await self._pool.close()
 
     def _begin(self, number: int) -> asyncio.Task[PromptRow]:
         row = asyncio.create_task(self._make(number))
@@ -148,7 +148,7 @@ class RowMaker:
 
     async def _make(self, number: int) -> PromptRow:
         try:
-            return msgspec.convert(await self._sandbox.call(number), PromptRow)
+            return msgspec.convert(await self._pool.call(number), PromptRow)
         except CallFailed as error:
             if error.reason == "raised":
                 raise DataError(f"data {self._spec!r}: row {number} cannot be made: {error.detail}") from None

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.child_pool.frames import CallFailed, Service, Setup
+from asyncrl.child_pool.pool import ChildPool
 from asyncrl.errors import FunctionError
 from asyncrl.functions import is_async, load_function
 from asyncrl.judges.protocol import SCORES, Case, Vote, VoteFailed
 from asyncrl.judges.quoting import cut_hint
-from asyncrl.sandbox.frames import CallFailed, Service, Setup
-from asyncrl.sandbox.pool import Sandbox
 
 _GOOD = frozenset({"good", "great", "perfect", "nice", "thanks", "thank", "correct", "right", "works", "exactly"})
 _BAD = frozenset({"bad", "no", "not", "wrong", "incorrect", "instead", "again", "error", "failed", "worse", "useless"})
@@ -47,20 +47,20 @@ class WordsJudge:
 class FunctionJudge:
     """The vote that a function of the user's in a child process returns."""
 
-    def __init__(self, spec: str, sandbox: Sandbox) -> None:
+    def __init__(self, spec: str, pool: ChildPool) -> None:
         self.name = f"rule:{spec}"
-        self._sandbox = sandbox
+        self._pool = pool
 
     async def vote(self, case: Case) -> Vote:
         """Run the function in a child."""
         try:
-            return msgspec.convert(await self._sandbox.call(case), Vote)
+            return msgspec.convert(await self._pool.call(case), Vote)
         except CallFailed as error:
             raise VoteFailed(error.reason, f": {error.detail}") from None
 
     async def close(self) -> None:
         """Kill the children."""
-        await self._sandbox.close()
+        await self._pool.close()
 
 
 def judge_setup(spec: str, *, base: Path, time_limit_s: float) -> Setup:

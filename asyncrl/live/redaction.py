@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from asyncrl.child_pool.frames import CallFailed, Service, Setup
+from asyncrl.child_pool.pool import ChildPool
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.errors import AsyncRLError
 from asyncrl.functions import load_plain_function
-from asyncrl.sandbox.frames import CallFailed, Service, Setup
-from asyncrl.sandbox.pool import Sandbox
 from topics.turns import TurnFinished, TurnStarted
 from topics.wire import Int32Array
 
@@ -30,9 +30,9 @@ class RedactionFailed(AsyncRLError):
 class Redactor:
     """Hands text to the function before it is stored, and takes over its changes."""
 
-    def __init__(self, spec: str, sandbox: Sandbox, tokenizer: TaskTokenizer) -> None:
+    def __init__(self, spec: str, pool: ChildPool, tokenizer: TaskTokenizer) -> None:
         self._spec = spec
-        self._sandbox = sandbox
+        self._pool = pool
         self._tokenizer = tokenizer
 
     @classmethod
@@ -43,7 +43,7 @@ class Redactor:
             FunctionError: it cannot be found or loaded, or is async.
         """
         setup = redaction_setup(spec, base=base, limit_s=limit_s)
-        return cls(spec, await Sandbox.open(setup, workers=_CHILDREN), tokenizer)
+        return cls(spec, await ChildPool.open(setup, workers=_CHILDREN), tokenizer)
 
     async def texts(self, texts: Sequence[str]) -> list[str]:
         """Return texts as they may be stored.
@@ -52,7 +52,7 @@ class Redactor:
             RedactionFailed: the function raised, took too long, or returned something else.
         """
         try:
-            return list(await self._sandbox.call(list(texts)))
+            return list(await self._pool.call(list(texts)))
         except CallFailed as error:  # whose message may repeat client text
             raise RedactionFailed(f"{self._spec} failed: {error.reason}") from None
 
@@ -88,7 +88,7 @@ class Redactor:
 
     async def close(self) -> None:
         """Kill the children."""
-        await self._sandbox.close()
+        await self._pool.close()
 
 
 def redaction_setup(spec: str, *, base: Path, limit_s: float) -> Setup:

@@ -1,1 +1,1 @@
-"""Rewards: graders and the sandbox that user functions run in."""
+"""Rewards: graders, and the child processes that run user functions."""

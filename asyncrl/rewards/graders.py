@@ -10,13 +10,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from asyncrl.background import BackgroundTasks
+from asyncrl.child_pool.frames import CallFailed
+from asyncrl.child_pool.pool import ChildPool
 from asyncrl.errors import AsyncRLError
 from asyncrl.http_calls import NoAnswer, Refused, answered, beginning, open_session, post
 from asyncrl.rewards.built_in import NAMED_REWARDS
 from asyncrl.rewards.score import GradeRequest, read_score
 from asyncrl.rewards.serving import reward_setup
-from asyncrl.sandbox.frames import CallFailed
-from asyncrl.sandbox.pool import Sandbox
 
 _GATHER_S = 0.05  # that a call waits for more completions
 _ANSWER_BYTES = 1 << 20
@@ -79,8 +79,8 @@ async def open_grader(
         forms = ("reasoning-gym:NAME", "http://ADDRESS", "FILE.py:FUNCTION", "MODULE:FUNCTION")
         known = ", ".join([*NAMED_REWARDS, *forms])
         raise GraderError(f"unknown reward {spec!r}; known are {known}")
-    sandbox = await Sandbox.open(setup, workers=workers)
-    return BatchGrader(sandbox, batch) if setup.arguments["lists"] else SandboxGrader(sandbox)
+    pool = await ChildPool.open(setup, workers=workers)
+    return BatchGrader(pool, batch) if setup.arguments["lists"] else ChildGrader(pool)
 
 
 class ExactGrader:
@@ -96,20 +96,20 @@ class ExactGrader:
         """Nothing was started."""
 
 
-class SandboxGrader:
+class ChildGrader:
     """The number that a function in a child process returns."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.at_once = sandbox.at_once
-        self._sandbox = sandbox
+    def __init__(self, pool: ChildPool) -> None:
+        self.at_once = pool.at_once
+        self._pool = pool
 
     async def grade(self, request: GradeRequest) -> GradeResult:
         """Run the function in a child."""
-        return GradeResult(*await self._sandbox.call(request))
+        return GradeResult(*await self._pool.call(request))
 
     async def close(self) -> None:
         """Kill the children."""
-        await self._sandbox.close()
+        await self._pool.close()
 
 
 class BatchGrader:
@@ -120,9 +120,9 @@ class BatchGrader:
     only the faulty ones fail.
     """
 
-    def __init__(self, sandbox: Sandbox, most: int) -> None:
-        self.at_once = sandbox.at_once * most
-        self._sandbox = sandbox
+    def __init__(self, pool: ChildPool, most: int) -> None:
+        self.at_once = pool.at_once * most
+        self._pool = pool
         self._most = most  # completions of one call
         self._waiting: list[tuple[GradeRequest, asyncio.Future[GradeResult]]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -142,7 +142,7 @@ class BatchGrader:
     async def close(self) -> None:
         """Kill the children; running calls fail."""
         self._begin()
-        await self._sandbox.close()
+        await self._pool.close()
         await self._calls.ended()
 
     def _begin(self) -> None:
@@ -156,7 +156,7 @@ class BatchGrader:
 
     async def _call(self, jobs: list[tuple[GradeRequest, asyncio.Future[GradeResult]]]) -> None:
         try:
-            scores = await self._sandbox.call([request for request, _ in jobs])
+            scores = await self._pool.call([request for request, _ in jobs])
             if len(scores) != len(jobs):
                 raise CallFailed("value", f"the function returned {len(scores)} scores for {len(jobs)} completions")
         except CallFailed as error:
@@ -183,8 +183,8 @@ class GroupReward(NamedTuple):
 class GroupGrader:
     """The numbers that one call of a function in a child process returns for all members of a group."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self._sandbox = sandbox
+    def __init__(self, pool: ChildPool) -> None:
+        self._pool = pool
 
     @classmethod
     async def open(
@@ -210,7 +210,7 @@ class GroupGrader:
         )
         if setup is None or not setup.arguments["lists"]:
             raise GraderError(f"the reward {spec!r} of a group is none; expected FILE.py:FUNCTION or MODULE:FUNCTION")
-        return cls(await Sandbox.open(setup, workers=workers))
+        return cls(await ChildPool.open(setup, workers=workers))
 
     async def grade(self, requests: list[GradeRequest]) -> list[GradeResult | str]:
         """Grade all members of a group.
@@ -221,7 +221,7 @@ class GroupGrader:
         Raises:
             CallFailed: the call failed: states why no member has one.
         """
-        scores = await self._sandbox.call(requests)
+        scores = await self._pool.call(requests)
         if len(scores) != len(requests):
             detail = f"the function returned {len(scores)} scores for the {len(requests)} members of a group"
             raise CallFailed("value", detail)
@@ -229,7 +229,7 @@ class GroupGrader:
 
     async def close(self) -> None:
         """Kill the children."""
-        await self._sandbox.close()
+        await self._pool.close()
 
 
 class HttpGrader:

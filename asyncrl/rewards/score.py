@@ -8,7 +8,7 @@ from typing import Any, SupportsFloat
 
 import msgspec
 
-from asyncrl.sandbox.frames import CallFailed
+from asyncrl.child_pool.frames import CallFailed
 from topics.trajectories import METRICS, NAME_CHARS, TrajectoryGenerated
 from topics.wire import GREATEST, WireError
 

@@ -1,4 +1,4 @@
-"""Rewards that come with the library and run in sandbox children: `math` and `reasoning-gym`."""
+"""Rewards that come with the library and run in child processes: `math` and `reasoning-gym`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_math() -> Callable[..., float]:
 
     A label with neither a `$` that opens mathematics nor `\\boxed` is read as a bare LaTeX or plain expression. The
     comparison is that of the math-verify package, but decimals are compared exactly, and numbers in two bases differ.
-    The sandbox sets the time limit.
+    The child pool sets the time limit.
 
     Raises:
         ValueError: by the reward: a label is no text and no number, or no mathematics.

@@ -1,4 +1,4 @@
-"""The user's reward in a sandbox child: it is found, its signature read, and it is called with its arguments."""
+"""The user's reward in a child process: it is found, its signature read, and it is called with its arguments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.child_pool.frames import Service, Setup
 from asyncrl.errors import FunctionError
 from asyncrl.functions import is_async, load_function, load_rollout
 from asyncrl.rewards.built_in import BUILT_IN, BuiltIn
 from asyncrl.rewards.score import GradeRequest, read_score, read_scores
 from asyncrl.rewards.tournaments import TournamentReward
-from asyncrl.sandbox.frames import Service, Setup
 
 _REPLY_BYTES = 1 << 20  # of the result for one completion
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from asyncrl.child_pool.frames import CallFailed, Service, Setup
 from asyncrl.functions import load_plain_function
-from asyncrl.sandbox.frames import CallFailed, Service, Setup
 from topics.actors import MOST_PROCESSES
 
 _MEMORY_MB = 4096

@@ -14,6 +14,8 @@ import msgspec
 
 from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins, numbered
+from asyncrl.child_pool.frames import Setup
+from asyncrl.child_pool.pool import load_problems
 from asyncrl.config.check import Finding
 from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.settings import Config
@@ -42,8 +44,6 @@ from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.reward_trial import label_faults
 from asyncrl.run.sizing import plan
 from asyncrl.run.user_actors import ActorsError, load_actors
-from asyncrl.sandbox.frames import Setup
-from asyncrl.sandbox.pool import load_problems
 from asyncrl.training.checkpoint import CheckpointError, read_checkpoint
 from topics.roles import OPERATOR
 

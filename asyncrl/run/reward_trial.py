@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from asyncrl.child_pool.frames import CallFailed
 from asyncrl.config.check import Finding
 from asyncrl.config.held_out import graded_tasks, tasks_of_sets
 from asyncrl.config.settings import Config
@@ -18,7 +19,6 @@ from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.rewards.built_in import BUILT_IN, reads_label
 from asyncrl.rewards.graders import GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.score import GradeRequest
-from asyncrl.sandbox.frames import CallFailed
 
 _ROWS, _READ_S = 1000, 3.0  # of each task
 _LABELS = 64  # of each task, that are graded

@@ -105,10 +105,10 @@ async def test_a_maker_without_work_has_no_limit_and_outlives_its_process(tmp_pa
         rows.want([0])
         await rows.row(0)
         await asyncio.sleep(2.0)  # two limits: nothing is to be made, and nothing is overdue
-        [child] = rows._sandbox._children
+        [child] = rows._pool._children
 
         child.link.process.kill()
-        await until(lambda: not rows._sandbox._children, "its end is noticed")
+        await until(lambda: not rows._pool._children, "its end is noticed")
 
         rows.want([1])
         assert (await asyncio.wait_for(rows.row(1), 120)).prompt.startswith("^")

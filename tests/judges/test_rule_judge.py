@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from asyncrl.child_pool.pool import ChildPool
 from asyncrl.errors import FunctionError
 from asyncrl.judges.protocol import Case, Vote, VoteFailed
 from asyncrl.judges.rule import FunctionJudge, WordsJudge, judge_setup
-from asyncrl.sandbox.pool import Sandbox
 
 CASE = Case("t1", "How far is it?", "Two miles. That is good and correct.", "Thanks!")
 OWN = """
@@ -67,7 +67,7 @@ async def opened(tmp_path: Path, name: str, **options) -> FunctionJudge:
     options = {"workers": 1, "time_limit_s": 30.0} | options
     workers = options.pop("workers")
     setup = judge_setup(f"own.py:{name}", base=tmp_path, **options)
-    return FunctionJudge(setup.spec, await Sandbox.open(setup, workers=workers))
+    return FunctionJudge(setup.spec, await ChildPool.open(setup, workers=workers))
 
 
 async def test_a_function_gives_the_vote(tmp_path: Path):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.rewards.graders import open_grader
-from harness.sandboxes import asked, grading, outcomes
+from harness.child_graders import asked, grading, outcomes
 
 COUNTS = """
     def reward(completion, label):

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from asyncrl.child_pool.frames import CallFailed
 from asyncrl.data.sources import open_source
 from asyncrl.errors import FunctionError
 from asyncrl.rewards.built_in import BUILT_IN, BuiltIn, reads_label
 from asyncrl.rewards.graders import Grader, GraderError, GradeResult, open_grader
 from asyncrl.rewards.score import GradeRequest
-from asyncrl.sandbox.frames import CallFailed
-from harness.sandboxes import asked, failing
+from harness.child_graders import asked, failing
 
 
 @asynccontextmanager

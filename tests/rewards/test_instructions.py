@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.child_pool.frames import CallFailed
 from asyncrl.rewards.graders import GradeRequest, open_grader
 from asyncrl.rewards.instructions import make_instructions
-from asyncrl.sandbox.frames import CallFailed
 
 CHECKS = pytest.mark.skipif(
     None in map(importlib.util.find_spec, ("lighteval", "syllapy", "en_core_web_sm")),

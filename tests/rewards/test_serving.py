@@ -8,7 +8,7 @@ import pytest
 from asyncrl.errors import FunctionError
 from asyncrl.rewards.graders import GradeResult, open_grader
 from asyncrl.rewards.serving import read_signature
-from harness.sandboxes import asked, failing, grading, outcomes
+from harness.child_graders import asked, failing, grading, outcomes
 
 EXAMPLES = Path(__file__).parents[2] / "asyncrl" / "examples"
 

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.algorithms.tournaments import TOURNAMENTS, Matches, places, single_elimination, swiss
 from asyncrl.errors import FunctionError
 from asyncrl.rewards.tournaments import TournamentReward
-from harness.sandboxes import grading, outcomes
+from harness.child_graders import grading, outcomes
 
 SIZES = range(2, 18)
 
@@ -163,7 +163,7 @@ def test_places_are_shared():
 
 @pytest.mark.parametrize("name", TOURNAMENTS)
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_a_users_judge_ranks_the_true_best_first_in_the_sandbox(tmp_path, name, kind):
+async def test_a_users_judge_ranks_the_true_best_first_in_a_child_process(tmp_path, name, kind):
     source = f"""
     from asyncrl import TournamentReward
     {kind} judge(first, second, prompt, label):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.child_pool.frames import CallFailed
+from asyncrl.child_pool.pool import ChildPool
 from asyncrl.errors import FunctionError
 from asyncrl.run.autoscale_function import autoscale_setup
-from asyncrl.sandbox.frames import CallFailed
-from asyncrl.sandbox.pool import Sandbox
 from asyncrl.state.loads import PoolLoad
 from harness.configs import problems, the_problem
 
@@ -36,11 +36,11 @@ def code(tmp_path: Path) -> Path:
 
 async def answer(folder: Path, name: str) -> dict[str, int]:
     setup = autoscale_setup(f"mine.py:{name}", base=folder, limit_s=0.5 if name == "hangs" else 30.0)
-    sandbox = await Sandbox.open(setup, workers=1)
+    pool = await ChildPool.open(setup, workers=1)
     try:
-        return await sandbox.call(LOADS)
+        return await pool.call(LOADS)
     finally:
-        await sandbox.close()
+        await pool.close()
 
 
 async def test_it_is_given_the_loads_and_answers_numbers(code: Path):

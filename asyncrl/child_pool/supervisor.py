@@ -1,4 +1,4 @@
-"""The supervisor of a sandbox child: it ends the child and all its descendants.
+"""The supervisor of a child process: it ends the child and all its descendants.
 
 It forks the child into a separate session and is the subreaper of all its descendants: a process that left its parents
 and its session is reparented to the supervisor, not to init, and is found there. It stays until the last is gone.
@@ -12,9 +12,9 @@ import select
 import signal
 import time
 
+from asyncrl.child_pool import child as pool_child
 from asyncrl.guard import adopt_orphans, end_like, has_ended, kill, woken_by
 from asyncrl.process import descendants, die_with, living_processes
-from asyncrl.sandbox import child as sandbox_child
 
 _SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
 _READ_BYTES, _WRITE_BYTES = 1 << 16, select.PIPE_BUF  # a pipe that takes anything takes as much at once
@@ -47,7 +47,7 @@ def main(parent: int, time_limit_s: float) -> None:
     os.dup2(printed, 2)
     for number in (wake, waker, output, printed):
         os.close(number)
-    sandbox_child.main()
+    pool_child.main()
 
 
 class _Supervisor:

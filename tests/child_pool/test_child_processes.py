@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from asyncrl.rewards.graders import GradeResult
-from harness.sandboxes import asked, ends, failing, grading, is_alive, outcomes, run_parent
+from harness.child_graders import asked, ends, failing, grading, is_alive, outcomes, run_parent
 from harness.stage import until
 
 NAUGHTY = """

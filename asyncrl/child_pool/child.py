@@ -1,4 +1,4 @@
-"""A sandbox child: makes one service and answers calls over its pipes until they close."""
+"""A child process: makes one service and answers calls over its pipes until they close."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import BinaryIO
 import msgspec
 
 from asyncrl.background import BackgroundTasks
+from asyncrl.child_pool.frames import Call, CallFailed, Ready, Reply, Service, Setup
 from asyncrl.errors import AsyncRLError, last_lines
 from asyncrl.framing import READ_BYTES, Frames, pack
 from asyncrl.process import descendants, living_processes
-from asyncrl.sandbox.frames import Call, CallFailed, Ready, Reply, Service, Setup
 
 _DETAIL_CHARS = 4000
 _calls = msgspec.msgpack.Decoder(Call)

@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 import structlog
 
+from asyncrl.child_pool.frames import Call, CallFailed, Ready, Reply, Setup
+from asyncrl.child_pool.link import Link
 from asyncrl.errors import UNREADABLE, FunctionError
 from asyncrl.framing import FrameError, Frames, pack
 from asyncrl.process import log_tail
-from asyncrl.sandbox.frames import Call, CallFailed, Ready, Reply, Setup
-from asyncrl.sandbox.link import Link
 
 _PIPELINED_CALLS = 8  # given to a child at once: enough to hide a round trip, few enough to share work evenly
 _CONCURRENT_CALLS = 64  # of an async function in one child
@@ -166,7 +166,7 @@ class _Child:
             self._ending = asyncio.create_task(self.link.end(self.ready.pid))
 
 
-class Sandbox:
+class ChildPool:
     """A service in `workers` child processes."""
 
     def __init__(self, setup: Setup, children: list[_Child]) -> None:
@@ -179,7 +179,7 @@ class Sandbox:
         self._keepers = [asyncio.create_task(self._keep(child)) for child in children]
 
     @classmethod
-    async def open(cls, setup: Setup, *, workers: int) -> Sandbox:
+    async def open(cls, setup: Setup, *, workers: int) -> ChildPool:
         """Start the children and make the service in each.
 
         Raises:
@@ -202,7 +202,7 @@ class Sandbox:
             CallFailed: it raised, ran past its limit, or ended its process.
         """
         if not self._keepers:
-            raise CallFailed("closed", "the sandbox is closed")
+            raise CallFailed("closed", "the child pool is closed")
         job = _Job(request)
         self._queue.append(job)
         self._wanted.set()
@@ -221,7 +221,7 @@ class Sandbox:
         jobs = [*self._queue, *(job for child in self._children for job in child.jobs.values())]
         await asyncio.gather(*(child.end() for child in self._children))
         for job in jobs:
-            _settle(job, Reply(0, reason="closed", detail="the sandbox was closed"))
+            _settle(job, Reply(0, reason="closed", detail="the child pool was closed"))
 
     def _dispatch(self) -> None:
         while self._queue:
@@ -249,7 +249,7 @@ class Sandbox:
             try:
                 child = await _start(self._setup)
             except (FunctionError, OSError) as error:
-                log.error("sandbox child not replaced", function=self._setup.spec, error=str(error))
+                log.error("child process not replaced", function=self._setup.spec, error=str(error))
                 child = None
                 self._give_up(error)
 
@@ -258,7 +258,7 @@ class Sandbox:
         how = child.link.exit_text(self._setup, ended=child.fault is not None)
         running = child.running
         reply = child.fault or Reply(0, reason="exited", detail=f"the function's process ended: {how}")
-        log.warning("sandbox child ended", function=self._setup.spec, exit=how, fault=reply.reason)
+        log.warning("child process ended", function=self._setup.spec, exit=how, fault=reply.reason)
         if len(running) == 1:
             _settle(running[0], reply)
         else:

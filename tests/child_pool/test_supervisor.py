@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.settings import RewardSettings
+from harness.child_graders import asked, failing, grading, outcomes, run_parent
 from harness.runs import all_processes
-from harness.sandboxes import asked, failing, grading, outcomes, run_parent
 from harness.stage import DEADLINE_S, until
 
 LIMIT_S, LONG_S = 1.0, 60.0  # of a call that shall run into it, and of one that shall not

@@ -1,4 +1,4 @@
-"""The supervisor of a sandbox child as its worker has it: started, spoken to through a pipe, ended."""
+"""The supervisor of a child process as its worker has it: started, spoken to through a pipe, ended."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import socket
 import sys
 from typing import NamedTuple
 
+from asyncrl.child_pool.frames import Setup
 from asyncrl.process import ChildProcess, python
-from asyncrl.sandbox.frames import Setup
 
 _BOOT = (
-    "import sys; sys.path[:] = sys.argv[3:]; from asyncrl.sandbox.supervisor import main; "
+    "import sys; sys.path[:] = sys.argv[3:]; from asyncrl.child_pool.supervisor import main; "
     "main(int(sys.argv[1]), float(sys.argv[2]))"
 )
 

@@ -1,4 +1,4 @@
-"""The frames between a process and its sandbox children, and what a child serves."""
+"""The frames between a process and its child processes, and what a child serves."""
 
 from __future__ import annotations
 

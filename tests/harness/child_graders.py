@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from asyncrl.child_pool.frames import CallFailed
 from asyncrl.rewards.graders import Grader, open_grader
 from asyncrl.rewards.score import GradeRequest
-from asyncrl.sandbox.frames import CallFailed
 
 
 def asked(completion: str = "x", label: Any = None, **more: Any) -> GradeRequest:
