@@ -17,6 +17,7 @@ from harness.sdks import sdks
 from harness.stage import until
 
 
+@pytest.mark.real_start
 @pytest.mark.slow
 async def test_a_model_is_served_to_both_sdks_and_the_address_and_a_key_are_printed(tmp_path: Path):
     port, model = free_port(), conversing_model(tmp_path / "mine")

@@ -78,6 +78,7 @@ async def live_groups(bus: Bus) -> list[str]:
     return [group.prompt_id for group in groups]
 
 
+@pytest.mark.real_start
 async def test_turns_are_trained_once_each_whatever_dies(tmp_path: Path):
     settings, address = with_gateway(tmp_path, experts=True)
     more = [

@@ -19,6 +19,7 @@ SETTINGS = (
 )
 
 
+@pytest.mark.real_start
 async def test_a_rank_that_is_killed_goes_on_with_its_peers_from_their_checkpoint_and_torch_after_them(tmp_path: Path):
     gate = closed_gate(tmp_path, 3)
     async with up(tmp_path, *SETTINGS) as run:

@@ -174,6 +174,7 @@ asyncio.run(main())
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_nodes_and_clusters_of_other_versions_are_one_clear_error_each(tmp_path: Path):
     for name, text in (("old", OLD), ("without", WITHOUT)):
         (tmp_path / name).mkdir()

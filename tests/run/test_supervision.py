@@ -187,6 +187,7 @@ async def test_a_run_that_was_stopped_twice_goes_on_and_takes_more_steps(tmp_pat
 
 
 @SLOW
+@pytest.mark.real_start
 async def test_a_run_that_was_killed_with_everybody_goes_on(tmp_path: Path):
     gate = closed_gate(tmp_path, 9)
     settings = ["learner.steps=14", "learner.checkpoint_every=7", "workers.lease_s=1.0", GATED]

@@ -67,6 +67,7 @@ async def named_on(folder: Path, topic: str) -> list[str]:
     return re.findall(r'"trajectory_id": ?"([^"]+)"', text)
 
 
+@pytest.mark.real_start
 @pytest.mark.slow
 async def test_a_users_actor_is_started_scaled_and_shown_and_loses_nothing_when_it_is_killed(tmp_path: Path):
     async with up(tmp_path, *QUICK, made(tmp_path)) as run:

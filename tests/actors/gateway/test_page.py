@@ -25,7 +25,10 @@ from topics.turns import FEEDBACK_GIVEN
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), "")
 SHOTS = os.environ.get("ASYNCRL_SHOTS", "")  # folder for screenshots
 
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here (Debian: apt install chromium)")
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium here (Debian: apt install chromium)"),
+]
 
 
 class Tab:

@@ -268,6 +268,7 @@ async def test_what_stands_still_in_a_process_of_its_own_is_killed_and_poison(bu
     assert await play.is_generated("p000001-0")
 
 
+@pytest.mark.real_start
 async def test_a_reward_that_ends_its_worker_is_poison(bus: Bus, scene: Any, tmp_path: Path):
     (tmp_path / "reward.py").write_text(KILLS_ITS_WORKER)
     play = scene(reward={"function": f"{tmp_path / 'reward.py'}:reward"})
