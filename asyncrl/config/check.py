@@ -6,11 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter, itemgetter
-from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
+from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.process_settings import NatsSettings, SupervisionSettings
 from asyncrl.config.setting_types import SCRIPTED, changed_keys
@@ -30,13 +30,6 @@ from topics.roles import ROLE_NAMES
 _DETERMINISTIC = "--enable-deterministic-inference"
 _ROUNDED = 0.99  # decay whose change of a moment, 1 %, is above half a unit of bfloat16's last place
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
-
-
-class Finding(NamedTuple):
-    """Something wrong with one setting, or with several together."""
-
-    keys: tuple[str, ...]  # dotted, of the settings that it is about
-    message: str
 
 
 def not_a_function(key: str, spec: str) -> Iterator[Finding]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from asyncrl.config.check import Finding, unused
+from asyncrl.config.check import unused
+from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import HeldOut, graded_tasks, held_out_sets
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config

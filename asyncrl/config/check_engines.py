@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
-from asyncrl.config.check import Finding, not_a_function, unused
+from asyncrl.config.check import not_a_function, unused
 from asyncrl.config.engine_settings import FRONTS, EngineGroup, EngineSettings
+from asyncrl.config.finding import Finding
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, LearnerSettings

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import RESERVED
-from asyncrl.config.check import Finding, is_address, unused
+from asyncrl.config.check import is_address, unused
 from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.finding import Finding
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.hindsight import HINDSIGHT
-from asyncrl.config.check import Finding, is_address, not_a_function, unused
+from asyncrl.config.check import is_address, not_a_function, unused
+from asyncrl.config.finding import Finding
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import every_task

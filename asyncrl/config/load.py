@@ -15,7 +15,8 @@ import msgspec
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import check_data, check_engines, check_learner, check_live
-from asyncrl.config.check import Finding, contradictions
+from asyncrl.config.check import contradictions
+from asyncrl.config.finding import Finding
 from asyncrl.config.meant import meant_by, option_meant_by
 from asyncrl.config.own_algorithms import load_own_algorithms
 from asyncrl.config.paths import expand_paths

@@ -14,7 +14,7 @@ from asyncrl.algorithms.filters import FILTERS, reason_of
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.algorithms.own_columns import COLUMNS
-from asyncrl.config.check import Finding
+from asyncrl.config.finding import Finding
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters
 from asyncrl.config.task_settings import StageSettings

@@ -16,7 +16,7 @@ from asyncrl.bus.errors import BusUnreachable
 from asyncrl.bus.logins import given_logins, numbered
 from asyncrl.child_pool.frames import Setup
 from asyncrl.child_pool.pool import load_problems
-from asyncrl.config.check import Finding
+from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.settings import Config
 from asyncrl.data.protocol import DataError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import has_critic
+from asyncrl.config.finding import Finding
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config, CreateModelSettings, LearnerSettings
 from asyncrl.data.model_dir import ModelError

@@ -17,9 +17,9 @@ from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.filters import FILTERS
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import COLUMNS
-from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.finding import Finding
 from asyncrl.config.own_algorithms import Named, named_algorithms
 from asyncrl.config.setting_types import SCRIPTED
 from asyncrl.config.settings import Config, ModelSettings

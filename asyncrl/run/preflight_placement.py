@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from asyncrl.config.check import Finding
+from asyncrl.config.finding import Finding
 from asyncrl.config.pools import lent_pools
 from asyncrl.config.process_settings import NatsSettings, PlacementSettings
 from asyncrl.config.settings import Config

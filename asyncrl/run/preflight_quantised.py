@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from asyncrl.config.check import Finding
+from asyncrl.config.finding import Finding
 from asyncrl.config.settings import Config, CreateModelSettings
 from asyncrl.data.model_dir import ModelError
 from asyncrl.data.quantisation import GROUP, quantised_as, read_quantisation

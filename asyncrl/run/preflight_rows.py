@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from asyncrl.config.check import Finding
+from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.settings import Config, WarmupSettings
 from asyncrl.config.tasks import Task, rows_of, tasks_of, turns_of, warmup_rows

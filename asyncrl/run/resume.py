@@ -8,8 +8,8 @@ from pathlib import Path
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.publish import publish
-from asyncrl.config.check import Finding
 from asyncrl.config.check_learner import has_critic
+from asyncrl.config.finding import Finding
 from asyncrl.config.load import with_overrides
 from asyncrl.config.reference import known_settings
 from asyncrl.config.settings import Config

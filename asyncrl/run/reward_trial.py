@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.child_pool.frames import CallFailed
-from asyncrl.config.check import Finding
+from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks, tasks_of_sets
 from asyncrl.config.settings import Config
 from asyncrl.config.task_settings import RewardSettings

@@ -20,7 +20,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import ServerFull
 from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.provision import held_bytes, provision
-from asyncrl.config.check import Finding
+from asyncrl.config.finding import Finding
 from asyncrl.config.process_settings import NatsSettings
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.config.stream_capacity import (
