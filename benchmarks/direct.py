@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from asyncrl.engine.control import SGLangControl
+from asyncrl.engine.sglang.control import SGLangControl
 from benchmarks.load import Events, Load, Update, context_of, silence, transition
 from benchmarks.random_model import SHAPES
 from benchmarks.stage import BenchError, report

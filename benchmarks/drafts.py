@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.control import ServerSpec, SGLangControl
+from asyncrl.engine.control import ServerSpec
+from asyncrl.engine.sglang.control import SGLangControl
 from asyncrl.training.init_model import write_tokenizer
 from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings

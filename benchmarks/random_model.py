@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from asyncrl.config.engine_settings import Capability, kind_of
 from asyncrl.training.disk_names import shapes_on_disk
 from asyncrl.training.init_model import write_tokenizer
 from asyncrl.weights.folders import DiskFolder
@@ -77,6 +78,11 @@ def write_random_model(directory: Path, shape: Shape, *, context: int, dtype: st
         tensors.append(HostTensor(name, dtype, list(size), values.view(torch.uint8).numpy()))
     write_tensors(DiskFolder(directory), {"model": tensors})
     return tensors
+
+
+def dtype_of(kind: str) -> str:
+    """Return the type in which servers of a kind compute."""
+    return "bfloat16" if Capability.GPU in kind_of(kind).capabilities else "float32"
 
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz=^"

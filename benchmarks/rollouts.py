@@ -18,11 +18,11 @@ import aiohttp
 import msgspec
 
 from asyncrl.bus.log import Record
+from asyncrl.config.engine_settings import Capability, kind_of
 from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import read_key
-from asyncrl.run.preflight_model import RETURN_EXPERTS
-from benchmarks.random_model import SHAPES, Served
+from benchmarks.random_model import SHAPES, Served, dtype_of
 from benchmarks.stage import BenchError, Stage, bench_config, report
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, TRAJECTORIES
@@ -201,13 +201,13 @@ def _config(scratch: Path, load: Load, server: Served, course: Course) -> Config
     most = load.bounds[1]
     context = len(_PROMPT) + load.turns * most + 8
     model = scratch / "model"
-    dtype = "float32" if server.kind == "embedded" else "bfloat16"
+    dtype = dtype_of(server.kind)
     server.write_model(model, context=context, dtype=dtype)
     module = scratch / "rollout.py"
     lengths = msgspec.json.encode([_lengths(load, worker) for worker in range(load.workers)]).decode()
     module.write_text(_MODULE.format(folder=str(scratch), tool_s=load.tool_s, workers=load.workers, lengths=lengths))
-    # the embedded server always returns experts
-    returning = [RETURN_EXPERTS] if course.routing and server.kind == "sglang" else []
+    switch = kind_of(server.kind).switches.get(Capability.EXPERTS) if course.routing else None
+    returning = [switch] if switch else []
     return bench_config(
         "bench-rollouts",
         model={"path": str(model)},

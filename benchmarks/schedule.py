@@ -18,7 +18,7 @@ from actors.prompter.sources import Group
 from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.engine.scripted import scripted_duration
+from asyncrl.engine.scripted.client import scripted_duration
 from asyncrl.rollout.context import seed_of_call
 from asyncrl.training.init_model import create_configured
 from benchmarks.simulate import Rules, ideal_schedule, lower_bound_s

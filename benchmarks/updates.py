@@ -28,7 +28,7 @@ from asyncrl.engine.control import read_key
 from asyncrl.telemetry.logs import open_log
 from asyncrl.weights.files import FileStore
 from asyncrl.weights.store import STORES
-from benchmarks.random_model import SHAPES, write_random_model
+from benchmarks.random_model import SHAPES, dtype_of, write_random_model
 from benchmarks.stage import Stage, bench_config, report
 from benchmarks.stored_batch import store_batch
 from benchmarks.talks import write_talking_tokenizer
@@ -67,7 +67,7 @@ class Served(NamedTuple):
     @property
     def dtype(self) -> Any:
         """Return the type of the products and of the published weights."""
-        return "float32" if self.kind == "embedded" else "bfloat16"
+        return dtype_of(self.kind)
 
     @property
     def direct(self) -> bool:

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
-from asyncrl.engine.control import ServerSpec, SGLangControl
+from asyncrl.engine.control import ServerSpec
+from asyncrl.engine.sglang.control import SGLangControl
 from asyncrl.guard import guarded_python
 from asyncrl.process import ChildProcess, state_of
 from harness.stage import DEADLINE_S, until

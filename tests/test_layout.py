@@ -357,3 +357,23 @@ def test_every_actor_of_the_table_has_a_file():
 
     assert output == set(ROLE_NAMES)
     assert {role.module for role in ROLES} <= FILES.keys()
+
+
+def test_the_name_of_a_kind_of_engines_is_only_in_its_folder():
+    """And in the table of the kinds and their default; "scripted" is also a trainer, and benchmarks choose kinds."""
+    kinds = {path.parent.name for path in (ROOT / "asyncrl" / "engine").glob("*/kind.py")}
+    wrong = []
+    for module, path in FILES.items():
+        mine = {kind for kind in kinds if module.startswith(f"asyncrl.engine.{kind}.")}
+        chosen = module == "asyncrl.config.engine_settings"
+        for node in nodes(path):
+            compared = isinstance(node, ast.Compare)
+            if not (compared or not (chosen or module.startswith("benchmarks."))):
+                continue
+            below = ast.walk(node) if compared else [node]
+            names = {one.value for one in below if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+            if not compared or "trainer" in ast.unparse(node):
+                names -= {"scripted"}
+            wrong += [f"{module}:{getattr(node, 'lineno', 0)} has {name}" for name in names & kinds - mine]
+
+    assert not wrong, "\n".join(wrong)

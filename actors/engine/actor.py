@@ -26,7 +26,7 @@ from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.publish import publish, read
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.control import CONTROLS
+from asyncrl.engine.control import open_control
 from asyncrl.engine.errors import EngineError, EngineRefused, EngineUnavailable
 from asyncrl.engine.starting import EngineFailed
 from asyncrl.weights.directories import CheckpointError
@@ -69,7 +69,7 @@ class EngineActor:
         self._updating = False  # a server may answer slowly during an update; the update has its own deadline
         config, home = context.config, home_of(context, announced, UNTRAINED.key)
         self._slots = home.group.max_running if announced is None else announced.slots
-        self._server = CONTROLS[home.group.kind](home)
+        self._server = open_control(home)
         self._fetcher = Fetcher(context.bus, context.files, Adapting(home.model, merges=not self._server.adds))
         self._pinned, followed = versions_of(config, context.actor_id)
         # Only the newest version is in the learner's memory.

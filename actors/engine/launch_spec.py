@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from actors.runtime.actor import Context
-from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.pools import serves_clients
 from asyncrl.config.settings import Config
 from asyncrl.data.quantisation import quantised_as
@@ -45,8 +45,9 @@ def _is_staged(config: Config, group: EngineGroup, model: Path) -> bool:
     """Return whether versions are copied into memory next to the server before its requests stop."""
     if group.staged != "auto":
         return group.staged == "always"
-    on_gpu = group.kind == "sglang" and group.value_of("--device") in ("", "cuda")
-    if not on_gpu or group.gpus_needed > 1 or config.weights.transport != "never":
+    if not group.on_gpus or not group.can(Capability.STAGED):
+        return False
+    if group.gpus_needed > 1 or config.weights.transport != "never":
         return False
     learner = config.learner
     if learner.device.startswith("cuda"):

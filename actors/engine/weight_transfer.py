@@ -19,7 +19,7 @@ from asyncrl.background import all_of
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
 from asyncrl.bus.publish import publish
-from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.settings import Config
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.errors import EngineError, EngineRefused
@@ -50,7 +50,7 @@ def unseen(config: Config, group: EngineGroup) -> str:
     if config.weights.transport != "ipc" or config.learner.device == "cpu" or ranks == 1:
         return ""
     for found, why in (
-        (group.kind == "external", "it is of another owner"),
+        (group.can(Capability.ADDRESSES), "it is of another owner"),
         (0 < group.gpus_each < ranks, f"engine.gpus gives it {group.gpus_each}"),
         (VISIBLE_GPUS in group.environment, f"{VISIBLE_GPUS} is set"),
     ):

@@ -8,6 +8,7 @@ from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
+from asyncrl.config.engine_settings import Capability
 from asyncrl.config.pools import Purpose
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelInfo
@@ -93,4 +94,4 @@ def has_grammars(config: Config) -> bool:
     """Return whether the engines that answer force forms of a reply; those that others run are SGLang's."""
     engines, name = config.engine, config.gateway.engines
     answering = [engines.groups[name]] if name else engines.pools.values()
-    return all(one.kind not in ("embedded", "scripted") for one in answering)
+    return all(one.can(Capability.GRAMMARS) for one in answering)

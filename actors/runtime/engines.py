@@ -8,7 +8,7 @@ from actors.runtime.actor import Context
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.config.pools import Purpose, purpose_of
-from asyncrl.engine.clients import CLIENTS
+from asyncrl.engine.clients import open_client
 from asyncrl.engine.control import read_key
 from asyncrl.engine.fleet import EngineNews, Fleet, Sampler
 from asyncrl.engine.router import RouterClient
@@ -29,8 +29,7 @@ def open_fleet(context: Context, *, reserved: Purpose | None = None) -> Fleet:
         if role_of(engine_id) == "router":
             key = read_key(context.files.key_of(engine_id))
             return RouterClient(address, api_key=key, apart=settings.disaggregated)
-        client = CLIENTS[settings.group_of(engine_id).kind]
-        return client(settings, address, context.files.engine_key_file(settings, engine_id))
+        return open_client(settings, engine_id, address, context.files.engine_key_file(settings, engine_id))
 
     def apart(engine_id: str) -> bool:
         return role_of(engine_id) == "engine" and purpose_of(context.config, engine_id) == reserved

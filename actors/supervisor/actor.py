@@ -25,6 +25,7 @@ from actors.supervisor.trimmer import Trimmer
 from asyncrl.background import first_of
 from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.publish import publish
+from asyncrl.config.engine_settings import Capability
 from asyncrl.config.pools import lent_pools
 from asyncrl.config.settings import Config
 from asyncrl.crash import crash_point
@@ -279,7 +280,7 @@ class Supervisor:
 
     def _of_others(self, child: _Child) -> bool:
         """Return whether it is an engine whose server is of another owner: a fault there does not end the run."""
-        return child.role == "engine" and self.context.config.engine.group_of(child.actor_id).kind == "external"
+        return child.role == "engine" and self.context.config.engine.group_of(child.actor_id).can(Capability.ADDRESSES)
 
     async def _live(self, child: _Child) -> tuple[int, str]:
         """Run one process of an actor; returns its exit code, and the reason to report if it publishes none itself."""

@@ -16,6 +16,7 @@ from asyncrl.bus.publish import Fenced, publish, publish_if_latest
 from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import action_of, add_action, add_wait, live_run, watched
+from asyncrl.config.engine_settings import Capability
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import fault_of_secret, write_private
 from asyncrl.ports import places_of
@@ -113,7 +114,7 @@ async def _announce(found: FoundRun, server: EngineAnnounced, key: bytes | None,
         newest = await read_newest(bus, ACTORS, ENGINE_ANNOUNCED.pattern(bus.run))
     async with watched(found, "engines") as (bus, state, until):
         await asyncio.to_thread(_refuse_known, known_servers(state), name, address)
-        if "scripted" in state.config.engine.kinds:
+        if not state.config.engine.have(Capability.MODEL):
             raise AsyncRLError(f"run {found.run} has scripted engines, which cannot be mixed with servers of a model")
         if found.root is not None and state.config.placement.kind == "local":
             await _check_reachable(address)
@@ -208,7 +209,7 @@ async def _remove(found: FoundRun, name: str, wait_s: float) -> str:
         names = state.names_of("engine")
         if name not in names:
             raise WrongUsage(f"run {found.run} has no engine {name}; there are {', '.join(names) or 'none'}")
-        if state.config.engine.group_of(name).kind != "external":
+        if not state.config.engine.group_of(name).can(Capability.ADDRESSES):
             pool = pool_of(name)
             raise WrongUsage(f"{name} was started by the run; `asyncrl scale {pool}=COUNT` changes how many there are")
         await publish(bus, EngineWithdrawn(name))

@@ -9,11 +9,11 @@ from operator import attrgetter, itemgetter
 from urllib.parse import urlsplit
 
 from asyncrl.algorithms.advantages import ADVANTAGES
-from asyncrl.config.engine_settings import EngineGroup, EngineSettings
+from asyncrl.config.engine_settings import Capability, EngineGroup, EngineSettings, kinds_with
 from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.process_settings import NatsSettings, SupervisionSettings
-from asyncrl.config.setting_types import SCRIPTED, changed_keys
+from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import (
     Config,
     LearnerSettings,
@@ -27,7 +27,6 @@ from asyncrl.config.tasks import Task, every_task
 from asyncrl.ports import is_ip
 from topics.roles import ROLE_NAMES
 
-_DETERMINISTIC = "--enable-deterministic-inference"
 _ROUNDED = 0.99  # decay whose change of a moment, 1 %, is above half a unit of bfloat16's last place
 LEAST_LEASE_S = 0.5  # a process is silent for as long now and then
 
@@ -187,7 +186,12 @@ def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
             "set it above 0 (evaluations have eval.temperature)"
         )
         yield Finding((*temperatures, *sizes, *advantages), message)
-    elif rollout.top_k == 1 and size > 1 and compared and config.engine.kinds != {SCRIPTED}:
+    elif (
+        rollout.top_k == 1
+        and size > 1
+        and compared
+        and any(group.can(Capability.MODEL) for group in config.engine.pools.values())
+    ):
         message = "found 1, which samples the same trajectory for each member of a group: no advantage left; raise it"
         yield Finding(("rollout.top_k", *sizes, *advantages), message)
 
@@ -305,13 +309,13 @@ def _engine(engine: EngineSettings) -> Iterator[Finding]:
             yield Finding((f"engine.{key}", "engine.groups"), message)
     for table, group in engine.tables.items():
         yield from _engine_group(table, group)
-    if len({group.kind == "scripted" for group in engine.tables.values()}) > 1:
+    if len({group.can(Capability.MODEL) for group in engine.tables.values()}) > 1:
         message = "scripted engines make tokens up, and cannot be mixed with servers of a model"
         yield Finding(tuple(f"{table}.kind" for table in engine.tables), message)
 
 
 def _router(engine: EngineSettings) -> Iterator[Finding]:
-    if engine.router.count and SCRIPTED in engine.kinds:
+    if engine.router.count and not engine.have(Capability.MODEL):
         message = "a router needs servers, and scripted engines are not servers; set 0"
         yield Finding(("engine.router.count",), message)
     if any(argument.split("=")[0] == "--api-key" for argument in engine.router.arguments):
@@ -326,13 +330,14 @@ def _router(engine: EngineSettings) -> Iterator[Finding]:
 
 
 def _engine_group(table: str, group: EngineGroup) -> Iterator[Finding]:
-    external = group.kind == "external"
-    if group.addresses and not external:
-        message = f'{table}.addresses is for kind = "external", found "{group.kind}"; remove them or set it'
+    elsewhere = group.can(Capability.ADDRESSES)
+    if group.addresses and not elsewhere:
+        kinds = _quoted(kinds_with(Capability.ADDRESSES))
+        message = f'{table}.addresses is for kind = {kinds}, found "{group.kind}"; remove them or set it'
         yield Finding((f"{table}.addresses", f"{table}.kind"), message)
     for key, given in (("arguments", group.arguments), ("gpus", group.gpus)):
-        if given and external:
-            message = f'{table}.{key} is for servers started here, found kind = "external"; remove them'
+        if given and elsewhere:
+            message = f'{table}.{key} is for servers started here, found kind = "{group.kind}"; remove them'
             yield Finding((f"{table}.{key}", f"{table}.kind"), message)
     if len(group.gpus) % group.count or len(set(group.gpus)) < len(group.gpus):
         message = f"found {group.gpus}, expected different numbers, as many for each of {table}.count = {group.count}"
@@ -345,8 +350,8 @@ def _engine_group(table: str, group: EngineGroup) -> Iterator[Finding]:
 
 def _seeded(config: Config) -> Iterator[Finding]:
     for table, group in config.engine.tables.items():
-        if config.rollout.seeded and group.kind == "sglang" and _DETERMINISTIC not in group.arguments:
-            message = f"SGLang takes no seeds of requests without {_DETERMINISTIC}; add it to {table}.arguments"
+        if config.rollout.seeded and (switch := group.missing_switch(Capability.SEEDS)):
+            message = f"{group.of_kind.title} takes no seeds of requests without {switch}; add it to {table}.arguments"
             yield Finding((f"{table}.arguments", "rollout.seeded"), message)
 
 

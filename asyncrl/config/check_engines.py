@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from asyncrl.config.check import not_a_function, unused
-from asyncrl.config.engine_settings import FRONTS, EngineGroup, EngineSettings
+from asyncrl.config.engine_settings import KINDS, Capability, EngineGroup, EngineSettings, kind_of, kinds_with
 from asyncrl.config.finding import Finding
 from asyncrl.config.pools import Purpose, lent_pools, own_groups, setting_of
 from asyncrl.config.setting_types import SCRIPTED
@@ -66,18 +66,12 @@ def _canary_contradictions(config: Config) -> Iterator[Finding]:
 def server_contradictions(config: Config) -> Iterator[Finding]:
     """Find settings with which servers do not start, or answer with weights without a known name."""
     yield from _addresses(config.engine)
-    groups = {table: group for table, group in config.engine.tables.items() if group.kind == "sglang"}
-    for table, group in groups.items():
-        yield from _gpus(table, group)
-        if group.fronts > 1:
-            message = f"found {FRONTS} {group.fronts}: only one of these processes learns the name of new weights, and "
-            yield Finding((f"{table}.arguments",), message + "the others answer under the old one; remove it")
-    prefill = {table: group for table, group in groups.items() if group.role == "prefill"}
-    yield from _bootstrap_ports(prefill)
-    if prefill and config.weights.update == "in_place":
-        message = "tokens name the weights of a decode server, and a prefill server may have newer ones under requests "
-        keys = tuple(f"{table}.arguments" for table in prefill)
-        yield Finding((*keys, "weights.update"), message + 'that stay; set weights.update = "resume"')
+    for name in KINDS:
+        groups = {table: group for table, group in config.engine.tables.items() if group.kind == name}
+        yield from kind_of(name).checks(groups, config.weights.update)
+    for table, group in config.engine.tables.items():
+        if group.can(Capability.PROCESSES, Capability.GPU):
+            yield from _gpus(table, group)
 
 
 def _addresses(engine: EngineSettings) -> Iterator[Finding]:
@@ -105,7 +99,7 @@ def _gpus(table: str, group: EngineGroup) -> Iterator[Finding]:
     if group.gpus and not len(group.gpus) % group.count and group.gpus_each != group.gpus_needed:
         message = (
             f"found {len(group.gpus)} GPUs for {group.count} servers, and one server takes {group.gpus_needed} by its "
-            f"arguments (--tp-size, --pp-size, --dp-size); expected {group.count * group.gpus_needed} GPUs"
+            f"arguments ({group.of_kind.size_options}); expected {group.count * group.gpus_needed} GPUs"
         )
         yield Finding((f"{table}.gpus", f"{table}.count", f"{table}.arguments"), message)
     if group.gpus and VISIBLE_GPUS in group.environment:
@@ -113,27 +107,13 @@ def _gpus(table: str, group: EngineGroup) -> Iterator[Finding]:
         yield Finding((f"{table}.environment", f"{table}.gpus"), message)
 
 
-def _bootstrap_ports(groups: dict[str, EngineGroup]) -> Iterator[Finding]:
-    taken: dict[int, str] = {}
-    for table, group in groups.items():
-        servers = max(group.count, group.most if group.gpus else 0)
-        for port in range(group.bootstrap_port, group.bootstrap_port + servers):
-            if other := taken.get(port):
-                message = f"prefill servers of both groups would listen at port {port}; set another "
-                keys = (f"{other}.arguments", f"{table}.arguments")
-                yield Finding(keys, message + f"--disaggregation-bootstrap-port in {table}.arguments")
-                break
-            taken[port] = table
-
-
-_SPECULATIVE = "--speculative-algorithm"
 _HERE = ("localhost", "::1")
 
 
 def direct_contradictions(config: Config) -> Iterator[Finding]:
     """Find settings that keep engines from taking weights from memory, staged or of the learner."""
     for table, group in config.engine.tables.items():
-        if group.staged == "always" and (group.kind not in ("embedded", "sglang") or group.gpus_needed > 1):
+        if group.staged == "always" and (not group.can(Capability.STAGED) or group.gpus_needed > 1):
             found = f'a group of kind "{group.kind}" with {group.gpus_needed} GPUs a server'
             message = f'staged = "always" needs servers of one GPU that are started here, found {found}; set "never"'
             yield Finding((f"{table}.staged", f"{table}.kind"), message)
@@ -153,9 +133,9 @@ def direct_contradictions(config: Config) -> Iterator[Finding]:
 
 def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -> Iterator[Finding]:
     kind, gpu = (f"{table}.kind", "weights.transport"), learner.device != "cpu"
-    if group.kind == SCRIPTED:
+    if not group.can(Capability.MODEL):
         yield Finding(kind, 'scripted engines have no weights; set weights.transport = "never"')
-    if (group.kind == "embedded" and (gpu or way == "nccl")) or (group.kind == "sglang" and way == "gloo"):
+    elif not group.can(Capability(way)) or (gpu and not group.can(Capability.GPU)):
         message = (
             f'"{group.kind}" servers cannot take weights by weights.transport = "{way}" of learner.device = '
             f'"{learner.device}"; expected ipc or gloo between CPU processes, ipc or nccl between GPUs, or "never"'
@@ -165,21 +145,13 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
     if away:
         message = f"{away[0]} is on another host, which gets weights only from the store; set weights.transport"
         yield Finding((f"{table}.addresses", "weights.transport"), f'{message} = "never"')
-    if group.copies > 1:
-        message = f"weights reach only the ranks of one tensor-parallel model, found {group.copies} of them by "
-        keys = (f"{table}.arguments", "weights.transport")
-        yield Finding(
-            keys, message + '--pp-size and --dp-size; set --enable-dp-attention, or weights.transport = "never"'
-        )
-    if way == "nccl" and any(argument.partition("=")[0] == _SPECULATIVE for argument in group.arguments):
-        message = "SGLang gives weights that come over NCCL only to the model, and would draft with those of its start"
-        keys = (f"{table}.arguments", "weights.transport")
-        yield Finding(keys, f'{message}; set weights.transport = "never", or leave {_SPECULATIVE} out')
+    yield from group.of_kind.transport_checks(table, group, way)
     gpus = _gpus_of(learner)
-    if group.kind == "sglang" and gpu and way == "ipc" and set(group.gpus) - {*gpus}:
+    started = gpu and group.can(Capability.PROCESSES, Capability.GPU)
+    if started and way == "ipc" and set(group.gpus) - {*gpus}:
         message = f"found {group.gpus}, expected GPUs of the learner, {[*gpus]}, for weights.transport = "
         yield Finding((f"{table}.gpus", "weights.transport"), f'{message}"ipc"; or set "nccl"')
-    if group.kind == "sglang" and gpu and way == "nccl" and (not group.gpus or {*group.gpus} & {*gpus}):
+    if started and way == "nccl" and (not group.gpus or {*group.gpus} & {*gpus}):
         message = f"found {group.gpus}, expected GPUs other than the learner's, {[*gpus]}, for weights.transport = "
         yield Finding((f"{table}.gpus", "weights.transport"), f'{message}"nccl"; on its GPUs set "ipc"')
 
@@ -187,10 +159,6 @@ def _group(table: str, group: EngineGroup, way: str, learner: LearnerSettings) -
 def _is_here(address: str) -> bool:
     host = urlsplit(address).hostname or ""
     return host in _HERE or (is_ip(host) and host.startswith("127."))
-
-
-_FRACTION = "--mem-fraction-static"
-_SAVER = "--enable-memory-saver"
 
 
 def share_contradictions(config: Config) -> Iterator[Finding]:
@@ -231,11 +199,14 @@ def _turns(config: Config) -> Iterator[Finding]:
                 'staged weights stay on the GPU when engines leave it; set "never", or placement.colocate = "none"'
             )
             yield Finding((f"{table}.staged", "placement.colocate"), message)
-        if group.kind not in ("embedded", "sglang"):
-            message = f'"{group.kind}" servers are not this run\'s to empty; expected embedded or sglang for turns'
+        if not group.can(Capability.SLEEP):
+            kinds = " or ".join(kinds_with(Capability.SLEEP))
+            message = f'"{group.kind}" servers are not this run\'s to empty; expected {kinds} for turns'
             yield Finding((f"{table}.kind", "placement.colocate"), message)
-        if group.kind == "sglang" and _SAVER not in group.arguments:
-            message = f'SGLang frees memory only with "{_SAVER}"; add it for placement.colocate = "time_slice"'
+        if switch := group.missing_switch(Capability.SLEEP):
+            message = (
+                f'{group.of_kind.title} frees memory only with "{switch}"; add it for placement.colocate = "time_slice"'
+            )
             yield Finding((f"{table}.arguments", "placement.colocate"), message)
 
 
@@ -248,11 +219,12 @@ def _memory(config: Config) -> Iterator[Finding]:
     gpus = dict.fromkeys(_gpus_of(learner), placement.learner_fraction)
     keys = ["placement.learner_fraction"]
     for table, group in config.engine.tables.items():
-        if group.kind != "sglang":
+        if not group.on_gpus:
             continue
         stated = _fraction(group)
         if stated is None:
-            message = f'state the part of the memory that a server takes: "{_FRACTION}", a number between 0 and 1'
+            option = group.of_kind.memory_option
+            message = f'state the part of the memory that a server takes: "{option}", a number between 0 and 1'
             yield Finding((f"{table}.arguments", "placement.colocate"), message)
             return
         keys.append(f"{table}.arguments")
@@ -269,7 +241,7 @@ def _memory(config: Config) -> Iterator[Finding]:
 def _fraction(group: EngineGroup) -> float | None:
     """The part of a GPU's memory that a server takes; None where its arguments do not say."""
     try:
-        found = float(group.value_of(_FRACTION))
+        found = float(group.value_of(group.of_kind.memory_option))
     except ValueError:
         return None
     return found if 0.0 < found < 1.0 else None
@@ -324,7 +296,7 @@ def _scaled(config: Config) -> dict[str, int]:
         "reward": config.reward.workers,
         "groupreward": config.group_workers,
         "judge": config.judges,
-        **{pool: group.servers for pool, group in config.engine.pools.items() if group.kind != "external"},
+        **{pool: group.servers for pool, group in config.engine.pools.items() if not group.can(Capability.ADDRESSES)},
     }
     engines = {pool: group.most for pool, group in config.engine.pools.items()}
     return {

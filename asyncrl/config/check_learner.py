@@ -9,7 +9,7 @@ from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import RESERVED
 from asyncrl.config.check import is_address, unused
-from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.finding import Finding
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.setting_types import changed_keys
@@ -114,32 +114,22 @@ def adapter_contradictions(config: Config) -> Iterator[Finding]:
 
 def _not_served(config: Config, group: EngineGroup) -> str:
     """Return why servers of a group cannot add adapters at each token; empty if they can."""
-    targets = {*config.learner.lora.targets}
-    attention = targets & {"q_proj", "k_proj", "v_proj"}
     routed = [one for name, one in config.engine.pools.items() if purpose_of(config, name) == "training"]
     found = {
-        # SGLang 0.5.17 fuses these into one matrix, and fails or skips one without its q or gate partner.
-        "learner.lora.targets has some of q_proj, k_proj, v_proj, and not q_proj and v_proj": (
-            bool(attention) and not attention >= {"q_proj", "v_proj"}
-        ),
-        "learner.lora.targets has up_proj without gate_proj": "up_proj" in targets and "gate_proj" not in targets,
-        f'servers of kind "{group.kind}" do not': group.kind not in ("sglang", "external"),
+        f'servers of kind "{group.kind}" do not': not group.can(Capability.ADAPTERS),
         'with weights.update = "in_place" requests would continue with the adapter before': (
             config.weights.update == "in_place"
-        ),
-        "servers with --pp-size, --dp-size or --disaggregation-mode do not": (
-            group.copies > 1 or group.role != "regular"
         ),
         'a router sends requests to groups with adapters = "merged", too, which cannot take the name of an adapter': (
             bool(config.engine.router.count) and group in routed and any(one.adapters != "served" for one in routed)
         ),
-        "servers that draft tokens do not": bool(group.value_of("--speculative-algorithm")),
         'servers that leave the GPU (placement.colocate = "time_slice") would lose the model': (
             config.placement.colocate == "time_slice"
         ),
         'adapters are not staged (staged = "always")': group.staged == "always",
     }
-    return next((why for why, holds in found.items() if holds), "")
+    problem = group.of_kind.adapter_problem(group, config.learner.lora.targets)
+    return problem or next((why for why, holds in found.items() if holds), "")
 
 
 def _teacher_server(config: Config) -> Iterator[Finding]:

@@ -1,22 +1,34 @@
-"""Settings of the inference servers.
+"""Settings of the inference servers, and the description of their kinds.
 
 The comment of a field documents it: `asyncrl settings` and docs/reference/settings.md print the comment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from functools import cache
+from importlib import import_module
 from itertools import pairwise
-from typing import Annotated, Literal, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from asyncrl.config.finding import Finding
 from asyncrl.config.setting_types import BENCHMARKS, Count, Positive, Seconds, Settings
 from topics.actors import MOST_PROCESSES
 from topics.engines import ANNOUNCED
 from topics.roles import pool_of
 
-FRONTS = "--tokenizer-worker-num"
+KINDS = ("embedded", "sglang", "external", "scripted")
+"""The kinds of inference servers: the module `asyncrl.engine.NAME.kind` describes each, and has it as `KIND`."""
+
+if TYPE_CHECKING:
+    KindName: TypeAlias = str
+else:
+    KindName = Literal[KINDS]
 
 GroupName: TypeAlias = Annotated[
     str,
@@ -27,11 +39,107 @@ GroupName: TypeAlias = Annotated[
 ]
 
 
+class Capability(StrEnum):
+    """Something that servers of a kind can do. Core code asks for a capability, never for the name of a kind."""
+
+    PROCESSES = "processes"  # the run starts them here, with arguments, an API key and an environment
+    ADDRESSES = "addresses"  # their owner has started them; also servers that are announced during the run
+    MODEL = "model"  # they sample from the tensors of a version
+    GPU = "gpu"  # they compute on GPUs
+    STAGED = "staged"  # they read a version from memory into which it was copied while they sampled
+    IPC = "ipc"  # they read a version from the learner's memory; so do the next two, by `weights.transport`
+    NCCL = "nccl"
+    GLOO = "gloo"
+    SLEEP = "sleep"  # they give the memory of their GPU back, and take it again
+    ADAPTERS = "adapters"  # they add an adapter to their model at each token
+    SEEDS = "seeds"  # they draw the tokens of a request from its seed
+    EXPERTS = "experts"  # they return the experts that each token went to
+    GRAMMARS = "grammars"  # they force the form of an answer
+
+
+class EngineKind:
+    """A kind of inference servers: what they can do, and what their settings need.
+
+    Configs load these descriptions: a method imports what takes long to load itself.
+    """
+
+    title: ClassVar[str] = ""  # of the servers, in messages
+    capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    switches: ClassVar[Mapping[Capability, str]] = {}  # arguments without which servers here lack a capability
+    memory_option: ClassVar[str] = ""  # argument with the part of a GPU's memory that a server takes
+    size_options: ClassVar[str] = ""  # arguments with the number of GPUs of a server, as messages name them
+    control: ClassVar[str] = ""  # module:name of its `asyncrl.engine.control.EngineControl`
+    client: ClassVar[str] = "asyncrl.engine.clients:over_http"  # module:name of its `asyncrl.engine.clients.OpenClient`
+
+    def on_gpus(self, _group: EngineGroup) -> bool:
+        """Return whether servers of a group are processes here that compute on GPUs."""
+        return self.capabilities >= {Capability.PROCESSES, Capability.GPU}
+
+    def role(self, _group: EngineGroup) -> str:
+        """Return what servers compute, by their arguments: "prefill", "decode", or "regular" for both."""
+        return "regular"
+
+    def ranks(self, _group: EngineGroup) -> int:
+        """Return among how many processes one server divides its tensors."""
+        return 1
+
+    def copies(self, _group: EngineGroup) -> int:
+        """Return how many times `ranks` processes one server has: stages of a pipeline, and copies of the model."""
+        return 1
+
+    def checks(self, _groups: Mapping[str, EngineGroup], _update: str) -> Iterator[Finding]:
+        """Find invalid settings of the groups of this kind, by their tables, for a value of `weights.update`."""
+        yield from ()
+
+    def transport_checks(self, _table: str, _group: EngineGroup, _transport: str) -> Iterator[Finding]:
+        """Find settings with which servers do not take versions by `weights.transport`."""
+        yield from ()
+
+    def hints(self, _table: str, _group: EngineGroup, _model: str) -> Iterator[str]:
+        """Give hints about a group; `model` is `model.path`."""
+        yield from ()
+
+    def adapter_problem(self, _group: EngineGroup, _targets: Collection[str]) -> str:
+        """Return why servers cannot add adapters of these projections at each token; empty if they can."""
+        return ""
+
+    def form_problem(self, _form: str) -> str:
+        """Return why servers take no second version in a quantised form; empty if they do."""
+        return ""
+
+    def key_problem(self, _key: str) -> str:
+        """Return why servers cannot have an API key; empty if they can."""
+        return ""
+
+    def check_model(self, _model: Path) -> None:
+        """Raise an `EngineError` if servers cannot serve the model of a directory."""
+
+    def machine_checks(self, _table: str, _group: EngineGroup) -> Iterator[Finding]:
+        """Find what this machine lacks for servers of a group."""
+        yield from ()
+
+    def memory_lines(self, _table: str, _group: EngineGroup, _engine: EngineSettings, _model: Path) -> Iterator[str]:
+        """Tell how many requests the memory of a server holds; raises an `EngineError` for an unreadable model."""
+        yield from ()
+
+
+@cache
+def kind_of(name: str) -> EngineKind:
+    """The kind of a name."""
+    kind: EngineKind = import_module(f"asyncrl.engine.{name}.kind").KIND
+    return kind
+
+
+def kinds_with(*capabilities: Capability) -> list[str]:
+    """The names of the kinds that have all of some capabilities."""
+    return [name for name in KINDS if kind_of(name).capabilities.issuperset(capabilities)]
+
+
 class EngineGroup(Settings):
     """A group of inference servers with equal arguments, or with one owner."""
 
     # `embedded` (CPU, started here), `sglang` (started here, GPU), `external` (addresses of running servers).
-    kind: Literal["embedded", "sglang", "external", "scripted"] = "embedded"
+    kind: KindName = "embedded"
     count: Positive = 1  # Servers at start (embedded, sglang).
     # Addresses of external servers, `http://host:port`; more can be announced during the run.
     addresses: list[str] = msgspec.field(default_factory=list)
@@ -54,14 +162,33 @@ class EngineGroup(Settings):
     environment: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
+    def of_kind(self) -> EngineKind:
+        """The description of its kind."""
+        return kind_of(self.kind)
+
+    def can(self, *capabilities: Capability) -> bool:
+        """Return whether servers of its kind have all of some capabilities."""
+        return self.of_kind.capabilities.issuperset(capabilities)
+
+    def missing_switch(self, capability: Capability) -> str:
+        """Return the argument without which its servers lack a capability of their kind; empty if they have it."""
+        switch = self.of_kind.switches.get(capability, "")
+        return "" if switch in self.arguments else switch
+
+    @property
+    def on_gpus(self) -> bool:
+        """Return whether its servers are processes here that compute on GPUs."""
+        return self.of_kind.on_gpus(self)
+
+    @property
     def servers(self) -> int:
         """Servers at start."""
-        return len(self.addresses) if self.kind == "external" else self.count
+        return len(self.addresses) if self.can(Capability.ADDRESSES) else self.count
 
     @property
     def most(self) -> int:
         """Servers that there may be: as many as there are addresses, or GPUs for."""
-        if self.kind == "external":
+        if self.can(Capability.ADDRESSES):
             return len(self.addresses)
         return len(self.gpus) // max(self.gpus_each, 1) if self.gpus else MOST_PROCESSES
 
@@ -71,36 +198,25 @@ class EngineGroup(Settings):
         found = [value for option, value in pairwise(words) if option in options]
         return found[-1] if found else ""
 
-    def _size(self, *options: str, otherwise: int = 1) -> int:
+    def number_of(self, *options: str, otherwise: int = 1) -> int:
+        """The last value of an option in `arguments` that is a number."""
         text = self.value_of(*options)
         return int(text) if text.isdecimal() else otherwise
 
     @property
     def role(self) -> str:
-        """The role of its servers, by their arguments: "prefill", "decode", or "regular" for both."""
-        return self.value_of("--disaggregation-mode") or "regular"
-
-    @property
-    def bootstrap_port(self) -> int:
-        """Port at which the first prefill server of the group meets decode servers; the next has the next one."""
-        return self._size("--disaggregation-bootstrap-port", otherwise=8998)
+        """The role of its servers: "prefill", "decode", or "regular" for both."""
+        return self.of_kind.role(self)
 
     @property
     def ranks(self) -> int:
         """Processes among which one server divides its tensors."""
-        return self._size("--tp-size", "--tp", "--tensor-parallel-size")
-
-    @property
-    def fronts(self) -> int:
-        """Processes of one server that take requests and hand out tokens."""
-        return self._size(FRONTS)
+        return self.of_kind.ranks(self)
 
     @property
     def copies(self) -> int:
         """Further processes of one server for each of these: stages of a pipeline, and copies of the model."""
-        data = () if "--enable-dp-attention" in self.arguments else ("--dp-size", "--dp", "--data-parallel-size")
-        stages = self._size("--pp-size", "--pp", "--pipeline-parallel-size")
-        return stages * self._size(*data)
+        return self.of_kind.copies(self)
 
     @property
     def gpus_needed(self) -> int:
@@ -150,10 +266,9 @@ class EngineSettings(EngineGroup):
         """The groups by the table of the config that describes them."""
         return {f"engine.groups.{name}": group for name, group in self.groups.items()} or {"engine": self}
 
-    @property
-    def kinds(self) -> set[str]:
-        """The kinds of servers that there are."""
-        return {group.kind for group in self.pools.values()}
+    def have(self, capability: Capability) -> bool:
+        """Return whether servers of all groups have a capability."""
+        return all(group.can(capability) for group in self.pools.values())
 
     @property
     def disaggregated(self) -> bool:
@@ -168,7 +283,7 @@ class EngineSettings(EngineGroup):
         """
         group = self.pools.get(pool_of(engine_id))
         if group is None and engine_id.startswith(ANNOUNCED):
-            return EngineGroup(kind="external")
+            return EngineGroup(kind=kinds_with(Capability.ADDRESSES)[0])
         if group is None:
             raise ValueError(f"{engine_id!r} is of no group of engines here; there are {', '.join(self.pools)}")
         return group

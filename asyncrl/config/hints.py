@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from asyncrl.algorithms.lag import open_groups
-from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
@@ -72,7 +72,8 @@ def _slot_hints(config: Config) -> Iterator[str]:
             f"busy; so does older data, buffer.max_lag = {math.ceil(slots / batch) + 1}"
         )
     running = sum(group.servers * group.max_running for group in _training_servers(config))
-    if "external" not in config.engine.kinds and rollout.workers * rollout.slots > running:
+    addressed = any(group.can(Capability.ADDRESSES) for group in config.engine.pools.values())
+    if not addressed and rollout.workers * rollout.slots > running:
         yield (
             f"{rollout.workers * rollout.slots} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
@@ -83,29 +84,20 @@ def _gpu_hints(config: Config) -> Iterator[str]:
     """Find GPUs on which servers meet, each of which takes nearly all of their memory unless it is told otherwise."""
     device, users = config.learner.device, Counter[int]()
     users.update([int(device.partition(":")[2] or 0)] if device.startswith("cuda") else [])
-    greedy = dict[int, str]()
+    greedy = dict[int, tuple[str, str]]()
     for table, group in config.engine.tables.items():
-        if group.kind == "sglang" and group.value_of("--device") in ("", "cuda"):
+        if group.on_gpus:
             gpus = group.gpus or [*range(group.gpus_needed)] * group.count
             users.update(gpus)
-            if not group.value_of("--mem-fraction-static"):
-                greedy.update(dict.fromkeys(gpus, table))
+            option = group.of_kind.memory_option
+            if not group.value_of(option):
+                greedy.update(dict.fromkeys(gpus, (table, option)))
     for gpu in [gpu for gpu in sorted(users) if users[gpu] > 1 and gpu in greedy][:1]:
+        table, option = greedy[gpu]
         yield (
             f"{users[gpu]} processes share GPU {gpu}, and a server takes nearly all of its memory: name other "
-            f"{greedy[gpu]}.gpus, or its share by --mem-fraction-static in {greedy[gpu]}.arguments"
+            f"{table}.gpus, or its share by {option} in {table}.arguments"
         )
-
-
-def _warm_up_hints(config: Config) -> Iterator[str]:
-    """Find servers whose own warm-up, a sentence of English, a made model's tokenizer refuses."""
-    for table, group in config.engine.tables.items():
-        without = {"--skip-server-warmup", "--skip-tokenizer-init"} & {*group.arguments}
-        if group.kind == "sglang" and not config.model.path and not without:
-            yield (
-                f"{table}.arguments: SGLang warms up with a text that the tokenizer of model.create has no tokens for, "
-                "and ends; add --skip-server-warmup"
-            )
 
 
 def _meaning_hints(config: Config) -> Iterator[str]:
@@ -139,7 +131,8 @@ def _meaning_hints(config: Config) -> Iterator[str]:
             f"nats.host = {config.nats.host}: other machines reach the server, which uses no TLS: passwords and tokens "
             "travel unencrypted; for TLS run a server of your own, and name it in nats.url"
         )
-    yield from _warm_up_hints(config)
+    for table, group in config.engine.tables.items():
+        yield from group.of_kind.hints(table, group, config.model.path)
     yield from _sampling_hints(config.rollout)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.engine.client import EngineClient
 from asyncrl.engine.errors import EngineError, EngineOverloaded, EngineUnavailable, fault_of
+from asyncrl.engine.sglang.arguments import bootstrap_port
 from asyncrl.engine.starting import end_of, start_at_free_port
 from asyncrl.files import write_private
 from asyncrl.ports import LOOPBACK, Listen, free_port
@@ -183,7 +184,7 @@ class Router:
 
 def member_of(group: EngineGroup, number: int, address: str, key: str | None) -> Member:
     """An engine of a group as the router knows it; its number counts from 0."""
-    port = group.bootstrap_port + number if group.role == "prefill" else None
+    port = bootstrap_port(group) + number if group.role == "prefill" else None
     return Member(address, key, group.role, port)
 
 

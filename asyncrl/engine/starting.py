@@ -7,8 +7,8 @@ import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
-from asyncrl.config.engine_settings import FRONTS
 from asyncrl.engine.errors import EngineError
+from asyncrl.engine.sglang.arguments import FRONTS
 from asyncrl.errors import AsyncRLError
 from asyncrl.host import VISIBLE_GPUS
 from asyncrl.ports import Listen, free_port, listen_problem

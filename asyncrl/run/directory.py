@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from asyncrl.config.engine_settings import EngineSettings
+from asyncrl.config.engine_settings import Capability, EngineSettings
 from asyncrl.config.renamed import read_settings
 from asyncrl.config.settings import Config, ModelSettings
 from asyncrl.errors import UNREADABLE, DamagedFile
@@ -81,10 +81,10 @@ class RunFiles:
         group = engine.group_of(engine_id)
         if group.api_key_file:
             return self.base / group.api_key_file
-        if group.kind == "external":
+        if group.can(Capability.ADDRESSES):
             announced = self.key_of(engine_id)
             return announced if announced.exists() else None
-        return self.own_engine_key if group.kind in ("embedded", "sglang") else None
+        return self.own_engine_key if group.can(Capability.PROCESSES) else None
 
     @property
     def end(self) -> Literal["finished", "stopped", "failed", "crashed", "not begun"]:

@@ -103,7 +103,7 @@ def _directory(config: Config, base: Path) -> Iterator[Finding]:
 
 def _secrets(config: Config, base: Path) -> Iterator[Finding]:
     tables = {"engine": config.engine, **config.engine.tables}
-    of_servers = {f"{table}.api_key_file" for table, group in tables.items() if group.kind == "sglang"}
+    of_servers = {f"{table}.api_key_file": group.of_kind for table, group in tables.items()}
     for key, name in (
         ("nats.password_file", config.nats.password_file),
         ("learner.teacher.api_key_file", config.learner.teacher.api_key_file),
@@ -116,9 +116,9 @@ def _secrets(config: Config, base: Path) -> Iterator[Finding]:
         if found := secret_fault(path, header=key != "nats.password_file"):
             yield Finding((key,), f"{path}: found {found.lower()}, expected a readable file that holds the secret")
             continue
-        if key in of_servers and path.read_text(encoding="utf-8").strip().startswith("-"):
-            message = "SGLang reads its key as an argument, which may not begin with '-'; give the server another key"
-            yield Finding((key,), f"{path}: {message}")
+        kind = of_servers.get(key)
+        if kind is not None and (found := kind.key_problem(path.read_text(encoding="utf-8").strip())):
+            yield Finding((key,), f"{path}: {found}")
 
 
 def _logins(config: Config, base: Path) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -9,8 +10,7 @@ from typing import NamedTuple
 from asyncrl.config.check_learner import has_critic
 from asyncrl.config.settings import Config
 from asyncrl.data.model_dir import ModelError
-from asyncrl.engine.embedded.budget import memory_share, token_budget, token_bytes
-from asyncrl.engine.embedded.config import ModelConfig, read_shape
+from asyncrl.engine.embedded.config import ModelConfig
 from asyncrl.engine.errors import EngineError
 from asyncrl.training.megatron.families import read_family
 from asyncrl.training.megatron.memory import CHUNK_ELEMENTS, RankMemory, parameters_of
@@ -95,23 +95,6 @@ def engine_memory_lines(config: Config, base: Path) -> Iterator[str]:
     """Tell what memory the embedded servers of this host have for keys and values, and how many requests fit."""
     if not config.model.path or (config.placement.kind != "local" and "engine" in config.placement.roles):
         return
-    try:
-        shape = read_shape(base / config.model.path)
-    except EngineError:
-        return  # reported where the model itself is checked
     for table, group in config.engine.tables.items():
-        if group.kind != "embedded":
-            continue
-        itemsize = 4 if group.value_of("--dtype") in ("", "float32") else 2
-        tokens = token_budget(shape, itemsize, memory_share(config.engine, group))
-        size = tokens * token_bytes(shape, itemsize)
-        length = config.engine.context or shape.max_positions
-        yield (
-            f"{table}: keys and values may take {size / 2**30:.1f} GiB of the free memory: {tokens:,} tokens, "
-            f"{tokens // length} requests of full length ({length:,} tokens); more wait until others end"
-        )
-        if tokens < length:
-            yield (
-                f"{table}: a request ends with reason length at {tokens:,} tokens; free memory, or let keys and values "
-                f'have more of it: {table}.arguments = ["--mem-fraction-static", "0.5"]'
-            )
+        with contextlib.suppress(EngineError):  # reported where the model itself is checked
+            yield from group.of_kind.memory_lines(table, group, config.engine, base / config.model.path)

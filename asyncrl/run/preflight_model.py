@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from asyncrl.algorithms.filters import FILTERS
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import COLUMNS
 from asyncrl.config.check_learner import needed_columns
-from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.engine_settings import Capability
 from asyncrl.config.finding import Finding
 from asyncrl.config.own_algorithms import Named, named_algorithms
 from asyncrl.config.setting_types import SCRIPTED
@@ -27,26 +25,22 @@ from asyncrl.config.staged import as_in
 from asyncrl.data.model_dir import ModelError, check_model_directory, read_json, tensor_shapes, weight_files
 from asyncrl.data.quantisation import read_quantisation
 from asyncrl.data.tokenizer import SPECIAL_TOKENS, TaskTokenizer, TokenizerError
-from asyncrl.engine.embedded.config import ModelConfig, read_config, read_shape
+from asyncrl.engine.embedded.config import ModelConfig, read_shape
 from asyncrl.engine.errors import EngineError
 from asyncrl.live.turn_boundary import AUTO, DIFFERENCE, open_boundary
 from asyncrl.models.get import HUB_ID
 from asyncrl.models.known import KNOWN, kept_at
-from asyncrl.process import python
+from asyncrl.torch_gpus import gpus_of_torch
 from asyncrl.training.megatron.families import family_of
 from asyncrl.training.megatron.weight_map import EMBEDDING
 from asyncrl.weights.tensors import tensors_in
 from topics.batches import BatchMember
 from topics.trajectories import Reference
 
-_ASK_LIMIT_S = 300
 _HEAD = "lm_head.weight"  # a critic has another one
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _BIASES = ((".self_attn.", "attention_bias"), (".mlp.", "mlp_bias"))  # which config.json announces
 _ROUTED = ".experts."  # in names of tensors of experts, which transformers has in one tensor for all
-# In separate processes: torch takes seconds and 200 MB, and an engine may have its own packages.
-_COUNT_GPUS = "import torch; print(torch.cuda.device_count(), torch.__version__)"
-_FIND_SGLANG = "import importlib.util; print(importlib.util.find_spec('sglang') is not None)"
 
 
 def check_model(config: Config, base: Path) -> Iterator[Finding]:
@@ -59,8 +53,8 @@ def check_model(config: Config, base: Path) -> Iterator[Finding]:
         return
     try:
         context = check_model_directory(path).context
-        if "embedded" in config.engine.kinds:
-            read_config(path)
+        for group in config.engine.pools.values():
+            group.of_kind.check_model(path)
         family, shape = family_of(path)
         _compare_weights(path, family.tensors(shape), shape)
         _compare_tokenizer(path, shape)
@@ -233,7 +227,7 @@ def check_machine(config: Config) -> Iterator[Finding]:
     elsewhere = () if config.placement.kind == "local" else config.placement.roles
     cuda = re.fullmatch(r"cuda(?::(\d+))?", device) if "learner" not in elsewhere else None
     if cuda and config.learner.trainer != SCRIPTED:
-        count, version = _gpus({})
+        count, version = gpus_of_torch({})
         if count is None:
             yield Finding(("learner.device",), f'found "{device}", and torch cannot be asked for GPUs: {version}')
         elif count <= int(cuda[1] or 0):
@@ -242,41 +236,11 @@ def check_machine(config: Config) -> Iterator[Finding]:
             )
             yield Finding(("learner.device",), message)
     for table, group in config.engine.tables.items():
-        if group.kind == "sglang" and "engine" not in elsewhere:
-            yield from _sglang(table, group)
+        if "engine" not in elsewhere:
+            yield from group.of_kind.machine_checks(table, group)
     if config.engine.router.count and importlib.util.find_spec("sglang_router") is None:
         message = "found 1, but there is no package sglang-router here; install it: pip install -e"
         yield Finding(("engine.router.count",), message + ' ".[sglang]"')
-
-
-def _sglang(table: str, group: EngineGroup) -> Iterator[Finding]:
-    if _asked(_FIND_SGLANG, group.environment) != "True":
-        message = f'{table}.kind = "sglang", but there is no package sglang here; install it: pip install -e'
-        message += f' ".[sglang]", or name its folder in {table}.environment.PYTHONPATH'
-        yield Finding((f"{table}.kind",), message)
-    if group.gpus:
-        count, version = _gpus(group.environment)
-        missing = [number for number in group.gpus if number >= (count or 0)]
-        if missing:
-            found = f"torch {version} finds {count}" if count is not None else f"torch cannot be asked: {version}"
-            message = f"found {missing}, expected numbers of GPUs that are here, from 0 up; {found}"
-            yield Finding((f"{table}.gpus",), message)
-
-
-def _gpus(environment: Mapping[str, str]) -> tuple[int | None, str]:
-    """Return the number of GPUs that torch finds and its version; None and the reason if torch cannot be asked."""
-    count, _, version = (answer := _asked(_COUNT_GPUS, environment)).partition(" ")
-    return (int(count), version) if count.isdecimal() else (None, answer)
-
-
-def _asked(code: str, environment: Mapping[str, str] | None = None) -> str:
-    """The last line that a few lines of Python print."""
-    command, variables = python("-c", code), {**os.environ, **(environment or {})}
-    try:
-        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_ASK_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"no answer within {_ASK_LIMIT_S} s"
-    return (done.stdout.strip() or done.stderr.strip() or "no answer").splitlines()[-1]
 
 
 _REWARDS = ([0.0, 1.0], [1.0], [0.5] * 4, [0.0, 0.25, 1.0], [-0.5, 2.0])  # shaped ones leave [0, 1]
@@ -336,10 +300,6 @@ def check_gateway(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(("model.path", "gateway.count", "gateway.renderer"), str(error))
 
 
-RETURN_EXPERTS = "--enable-return-routed-experts"
-"""With which SGLang returns the experts of tokens to those who ask for them."""
-
-
 def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
     """Return whether the model has experts, and engines return which each token went to."""
     wanted = config.learner.routing
@@ -364,6 +324,9 @@ def check_routing_replay(config: Config, base: Path) -> Iterator[Finding]:
     if config.engine.router.count:
         yield Finding((key, "engine.router.count"), f"sglang-router drops the request for experts; set 0, {own}")
     for table, group in config.engine.tables.items():
-        if group.kind == "sglang" and not group.addresses and RETURN_EXPERTS not in group.arguments:
-            message = f"SGLang returns no experts without {RETURN_EXPERTS}; add it to {table}.arguments, {own}"
+        if not group.can(Capability.EXPERTS):
+            message = f'found "{group.kind}", whose servers return no experts; change it, {own}'
+            yield Finding((f"{table}.kind", key), message)
+        elif switch := group.missing_switch(Capability.EXPERTS):
+            message = f"{group.of_kind.title} returns no experts without {switch}; add it to {table}.arguments, {own}"
             yield Finding((f"{table}.arguments", key), message)

@@ -44,9 +44,8 @@ def check_quantised(config: Config, base: Path) -> Iterator[Finding]:
         if group.staged == "always":
             message = f'servers take versions in the form {form} only from files; set "never", or {plain}'
             yield Finding((*keys, f"{table}.staged"), message)
-        if group.kind == "sglang" and form == "int4-groups":
-            message = "SGLang changes the layout of INT4 matrices when it starts, and takes no second version; "
-            yield Finding((*keys, f"{table}.kind"), f'{message}set weights.format = "fp8-blocks" or "plain"')
+        if problem := group.of_kind.form_problem(form):
+            yield Finding((*keys, f"{table}.kind"), f'{problem}; set weights.format = "fp8-blocks" or "plain"')
 
 
 def _there(model: Path) -> bool:

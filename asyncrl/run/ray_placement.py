@@ -14,6 +14,7 @@ from typing import Any
 import xxhash
 
 from asyncrl.background import BackgroundTasks
+from asyncrl.config.engine_settings import Capability
 from asyncrl.config.settings import Config
 from asyncrl.files import append_private
 from asyncrl.process import log_tail
@@ -37,7 +38,7 @@ def bundle_of(config: Config, actor_id: str) -> dict[str, float]:
     if found := given.get(pool) or given.get(role_of(actor_id)):
         return dict(found)
     gpus = 0
-    if role_of(actor_id) == "engine" and config.engine.group_of(actor_id).kind == "sglang":
+    if role_of(actor_id) == "engine" and config.engine.group_of(actor_id).on_gpus:
         gpus = config.engine.group_of(actor_id).gpus_needed
     elif role_of(actor_id) == "learner" and config.learner.device.startswith("cuda"):
         gpus = config.learner.ranks
@@ -52,7 +53,7 @@ def run_key(run: str, files: RunFiles) -> str:
 def is_placed(config: Config, actor_id: str) -> bool:
     """Return whether Ray chooses the host of an actor; other actors run on this machine."""
     role = role_of(actor_id)
-    own = role != "engine" or config.engine.group_of(actor_id).kind in ("embedded", "sglang")
+    own = role != "engine" or config.engine.group_of(actor_id).can(Capability.PROCESSES)
     return role in config.placement.roles and own
 
 

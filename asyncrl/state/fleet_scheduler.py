@@ -19,7 +19,7 @@ from asyncrl.background import BackgroundTasks
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusGone, BusUnreachable
 from asyncrl.bus.publish import publish
-from asyncrl.config.engine_settings import EngineGroup
+from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.pools import lent_pools
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.locks import take
@@ -303,4 +303,4 @@ def gpus_that_meet(one: RunState, other: RunState, pool: str) -> str:
 
 def _gpus(group: EngineGroup) -> list[int] | list[str]:
     """The GPUs of a group, or its servers, where the config numbers them."""
-    return group.addresses if group.kind == "external" else group.gpus
+    return group.addresses if group.can(Capability.ADDRESSES) else group.gpus

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
+from asyncrl.config.engine_settings import Capability
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.stream_capacity import MB, RESERVE_MB
 from asyncrl.config.tasks import tasks_of
@@ -131,7 +132,7 @@ def compiling(state: RunState) -> list[Engine]:
     """Servers on GPUs that may still compile kernels: they neither answer nor sample during that time."""
     new = [one for one in state.engines.values() if one.first_ns and state.since_s(one.first_ns) < _COMPILING_S]
     pools = state.config.engine.pools
-    on_gpus = {pool for pool, group in pools.items() if group.kind not in ("embedded", "scripted")}
+    on_gpus = {pool for pool, group in pools.items() if group.can(Capability.GPU)}
     return [one for one in new if pool_of(one.engine_id) in on_gpus or one.engine_id in state.announced]
 
 

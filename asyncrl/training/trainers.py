@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.check_learner import has_critic
+from asyncrl.config.engine_settings import Capability
 from asyncrl.config.settings import Config, LearnerSettings
 from asyncrl.data.model_dir import ModelError
 from asyncrl.data.quantisation import quantised_as
@@ -29,7 +30,7 @@ def open_trainer(config: Config, model: Path, base: Path) -> Trainer:
 
 
 def _scripted(config: Config, model: Path, _base: Path) -> Trainer:
-    loaded = config.engine.kind != "scripted"  # a scripted engine reads no tensors
+    loaded = config.engine.have(Capability.MODEL)
     return ScriptedTrainer(config.learner.scripted_step_s, model if loaded else None)
 
 

@@ -7,7 +7,8 @@ import pytest
 from asyncrl.config.engine_settings import EngineGroup
 from asyncrl.config.hints import hints
 from asyncrl.config.load import load_config
-from asyncrl.engine.control import ServerSpec, SGLangControl
+from asyncrl.engine.control import ServerSpec
+from asyncrl.engine.sglang.control import SGLangControl
 from asyncrl.engine.starting import EngineFailed
 from asyncrl.run.preflight import check_surroundings
 from harness.configs import SOUND, from_settings, problems, the_problem

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 
@@ -14,9 +13,10 @@ from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.clients import CLIENTS
-from asyncrl.engine.control import CONTROLS, EmbeddedControl, EngineControl, ServerSpec, SGLangControl
+from asyncrl.engine.control import EngineControl, ServerSpec, open_control
+from asyncrl.engine.embedded.control import EmbeddedControl
 from asyncrl.engine.server_load import EngineLoad
+from asyncrl.engine.sglang.control import SGLangControl
 from asyncrl.engine.starting import EngineFailed
 from benchmarks.engine import save_random_model
 from harness.sglang_like import like_sglang
@@ -73,8 +73,10 @@ def home(model: Path, logs: Path, **settings: object) -> ServerSpec:
 @asynccontextmanager
 async def controlled(kind: str, model: Path, logs: Path) -> AsyncIterator[EngineControl]:
     async with like_sglang() as server:
-        controls = {**CONTROLS, "own": OwnControl}
-        yield controls[kind](home(model, logs, addresses=[server.address]))
+        if kind == "own":
+            yield OwnControl(home(model, logs))
+        else:
+            yield open_control(home(model, logs, kind=kind, addresses=[server.address]))
 
 
 @pytest.mark.parametrize(("keep", "finish"), [(False, "abort"), (True, "length")])
@@ -110,10 +112,6 @@ def test_the_servers_of_a_group_share_out_its_gpus_and_have_its_arguments(tmp_pa
         *("--max-running-requests", "9", "--incremental-streaming-output"),
         *("--context-length", "100", "--tp-size", "2"),
     ]
-
-
-def test_every_kind_that_settings_take_has_a_row():
-    assert set(get_args(get_type_hints(EngineSettings)["kind"])) == CONTROLS.keys() == CLIENTS.keys()
 
 
 @pytest.mark.parametrize("kind", ["embedded", "external", "scripted", "own"])
@@ -162,7 +160,7 @@ async def test_a_held_server_returns_what_runs_with_its_partial_tokens(model: Pa
 
 
 async def test_a_server_that_ends_while_it_starts_fails_with_its_last_output(tmp_path: Path):
-    server = CONTROLS["embedded"](home(tmp_path / "nothing", tmp_path))
+    server = EmbeddedControl(home(tmp_path / "nothing", tmp_path))
 
     with pytest.raises(EngineFailed, match=r"the server ended: exit code 1:(.|\n)*nothing"):
         await server.start()
@@ -172,7 +170,7 @@ async def test_a_server_that_ends_while_it_starts_fails_with_its_last_output(tmp
 async def test_the_engine_actor_brings_any_kind_to_the_newest_weights(
     bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setitem(CONTROLS, "scripted", OwnControl)
+    monkeypatch.setattr("actors.engine.actor.open_control", OwnControl)
     context = stage(engine={"kind": "scripted"}).context("engine", bus)
     actor = EngineActor(context)
     running = asyncio.create_task(actor.run())

@@ -14,9 +14,11 @@ import pytest
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.hints import hints
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.control import EmbeddedControl, ServerSpec, SGLangControl
+from asyncrl.engine.control import ServerSpec
 from asyncrl.engine.embedded.__main__ import parse
+from asyncrl.engine.embedded.control import EmbeddedControl
 from asyncrl.engine.errors import RequestFailed
+from asyncrl.engine.sglang.control import SGLangControl
 from benchmarks.engine import save_random_model
 from harness.configs import from_settings, the_problem
 from harness.models import made_model

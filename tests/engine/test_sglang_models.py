@@ -12,9 +12,10 @@ from aiohttp import web
 
 from asyncrl.config.engine_settings import EngineGroup, EngineSettings, RouterSettings
 from asyncrl.engine.client import EngineClient, SamplingParams
-from asyncrl.engine.control import ServerSpec, SGLangControl
+from asyncrl.engine.control import ServerSpec
 from asyncrl.engine.embedded import schema
 from asyncrl.engine.embedded.request import Sampling
+from asyncrl.engine.sglang.control import SGLangControl
 from asyncrl.weights.transfer_manifest import Described, GroupPlace
 from benchmarks.engine import save_random_model
 from harness.sglang_real import ABSENT, FOUND, arguments, environment

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.settings import EngineSettings
-from asyncrl.engine.control import EmbeddedControl, ServerSpec, SGLangControl
+from asyncrl.engine.control import ServerSpec
+from asyncrl.engine.embedded.control import EmbeddedControl
+from asyncrl.engine.sglang.control import SGLangControl
 
 FOUND = os.environ.get("ASYNCRL_SGLANG", "")
 ABSENT = "ASYNCRL_SGLANG names no folder with SGLang; scripts/sglang-cpu makes one (2.7 GB) and runs this test"

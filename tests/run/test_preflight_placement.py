@@ -220,7 +220,9 @@ def test_another_machine_must_reach_the_topics_by_tls(nats: dict[str, str], mess
 def test_cards_and_packages_of_engines_are_not_looked_for_here_where_ray_chooses_their_hosts(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("asyncrl.run.preflight_model._asked", lambda *_: "False")  # as a head without SGLang answers
+    monkeypatch.setattr(
+        "asyncrl.engine.sglang.kind.last_line_of", lambda *_: "False"
+    )  # as a head without SGLang answers
     engines = config(engine={"kind": "sglang"}, learner={"trainer": "scripted"})
     assert not list(check_machine(engines))
     engines.placement.roles = ["rollout"]

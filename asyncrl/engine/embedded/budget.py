@@ -32,7 +32,7 @@ def free_memory() -> int:
 
 def memory_share(settings: EngineSettings, group: EngineGroup) -> float:
     """Part of the free memory that a server of a group may fill: servers of one host start at the same time."""
-    servers = sum(one.count for one in settings.pools.values() if one.kind == "embedded")
+    servers = sum(one.count for one in settings.pools.values() if one.kind == group.kind)
     return float(group.value_of("--mem-fraction-static") or SHARE / max(servers, 1))
 
 

@@ -18,10 +18,11 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.pools import Purpose
 from asyncrl.data.model_dir import ModelInfo
 from asyncrl.engine.client import SamplingParams
-from asyncrl.engine.control import CONTROLS, ScriptedControl, ServerSpec
+from asyncrl.engine.control import ServerSpec
 from asyncrl.engine.errors import VersionAbsent
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
+from asyncrl.engine.scripted.control import ScriptedControl
 from harness.sglang_like import Asked, LikeSGLang, like_sglang
 from harness.stage import Stage, until
 from harness.versions import EMPTY, empty_version
@@ -242,7 +243,7 @@ async def test_weights_that_come_back_meet_no_prefix_that_others_computed_under_
             super().__init__(home)
             made.append(self)
 
-    monkeypatch.setitem(CONTROLS, "scripted", Owned)
+    monkeypatch.setattr("actors.engine.actor.open_control", Owned)
     player = Player(bus, stage(engine={"kind": "scripted"}, supervision={"silence_s": 1.0}))
     await player.start()
     try:

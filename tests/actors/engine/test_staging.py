@@ -15,7 +15,7 @@ from actors.engine.actor import EngineActor
 from actors.engine.launch_spec import home_of
 from asyncrl.bus.connection import Bus
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.control import EmbeddedControl
+from asyncrl.engine.embedded.control import EmbeddedControl
 from asyncrl.engine.staging import Staging
 from asyncrl.weights.sender import StagingMemory
 from asyncrl.weights.shared_names import NotShared

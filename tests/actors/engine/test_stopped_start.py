@@ -7,7 +7,7 @@ import pytest
 
 from actors.engine.actor import EngineActor
 from asyncrl.bus.connection import Bus
-from asyncrl.engine.control import CONTROLS, ScriptedControl
+from asyncrl.engine.scripted.control import ScriptedControl
 from harness.stage import Stage
 
 
@@ -21,7 +21,7 @@ async def test_an_engine_that_is_asked_to_stop_does_not_wait_for_its_server(
             starting.set()
             await asyncio.Event().wait()
 
-    monkeypatch.setitem(CONTROLS, "scripted", Slow)
+    monkeypatch.setattr("actors.engine.actor.open_control", Slow)
     context = stage(engine={"kind": "scripted"}).context("engine", bus)
     context.actor_id = "engine-1"
     running = asyncio.create_task(EngineActor(context).run())

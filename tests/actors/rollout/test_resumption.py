@@ -15,7 +15,8 @@ from asyncrl.bus.log import LogReader, read_last
 from asyncrl.bus.publish import publish
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.engine.client import EngineClient
-from asyncrl.engine.control import EmbeddedControl, ServerSpec
+from asyncrl.engine.control import ServerSpec
+from asyncrl.engine.embedded.control import EmbeddedControl
 from asyncrl.rollout.journal import Journal, call_order
 from harness.models import make_endless_model
 from harness.stage import LONGEST_S, provision_leased, until

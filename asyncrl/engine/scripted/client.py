@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+from pathlib import Path
 
 import numpy as np
 import xxhash
 
+from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.engine.answer import OnTokens
 from asyncrl.engine.client import Chunk, Generation, SamplingParams, VersionSpan
 from topics.wire import Int32Array
@@ -97,3 +99,9 @@ class ScriptedClient:
                 spans[-1] = VersionSpan(version=spans[-1].version, start=spans[-1].start, end=done)
                 spans.append(VersionSpan(version=version, start=done, end=count))
         return spans
+
+
+def open_client(settings: EngineSettings, _address: str, _key_file: Path | None) -> ScriptedClient:
+    """A client by the settings of its durations."""
+    mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
+    return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens, slots=settings.max_running)

@@ -1,0 +1,1 @@
+"""Servers with SGLang's API that their owner has started."""

@@ -1,0 +1,1 @@
+"""Engines without a model, for benchmarks and tests."""

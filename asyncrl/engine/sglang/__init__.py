@@ -1,0 +1,1 @@
+"""SGLang servers that the run starts."""
