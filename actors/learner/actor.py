@@ -21,7 +21,7 @@ from actors.learner.prefetch import fetch_once_packed, gathered
 from actors.learner.publication import CopyState, CopyWeights, Digest, Export, Publish, Save, Share
 from actors.learner.rank import Call, Load, Rest, Step, StepResult
 from actors.learner.rank_wire import ERRORS
-from actors.learner.teacher import TeacherFault
+from actors.learner.teacher_fault import TeacherFault
 from actors.learner.weight_handles import Offers
 from actors.runtime.actor import ActorDown, ActorFault, Context
 from actors.runtime.keeper import Keeper

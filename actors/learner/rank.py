@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
 from actors.learner.fetching import fetch_trajectories, read_batch
-from actors.learner.teacher import TeacherServer
 from asyncrl.algorithms.balance import Work
 from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
 from asyncrl.bus.chunks import ChunkWriter
@@ -35,6 +34,9 @@ from topics.batches import Anomaly, BatchPacked
 from topics.trajectories import TrajectoryGenerated
 from topics.weights import WEIGHTS_STORED
 from topics.wire import prepare
+
+if TYPE_CHECKING:
+    from actors.learner.teacher import TeacherServer
 
 T = TypeVar("T")
 
@@ -74,7 +76,7 @@ class Rank:
         self._part = layout.place(rank, ranks) if config.learner.routing == "replay" else None
         self.counts = layout.is_first(rank, ranks)  # the rows of its replica
         self._fetches: dict[int, asyncio.Task[tuple[BatchPacked, list[GradedGroup]]]] = {}  # by sequence of the batch
-        self._teacher = TeacherServer(config, files) if config.learner.teacher.url else None
+        self._teacher = _teacher_of(config, files)
         self._work: Work | None = None  # of the model, where several ranks share rows
         self.trainer: Trainer
         self.publisher: Publisher
@@ -133,6 +135,14 @@ class Rank:
         task = self.fetch(sequence)
         del self._fetches[sequence]
         return await task
+
+
+def _teacher_of(config: Config, files: RunFiles) -> TeacherServer | None:
+    if not config.learner.teacher.url:
+        return None
+    from actors.learner.teacher import TeacherServer  # loads an HTTP client
+
+    return TeacherServer(config, files)
 
 
 def _noted(task: asyncio.Task[Any]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 from actors.learner.gpu_probe import TakeGpu
 from actors.learner.publication import Publication
 from actors.learner.rank import Training
-from actors.learner.teacher import TeacherFault
+from actors.learner.teacher_fault import TeacherFault
 from actors.runtime.actor import ActorFault
 from asyncrl.algorithms.named import AlgorithmError
 from asyncrl.errors import AsyncRLError

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 import structlog
 
-from actors.runtime.actor import ActorFault
+from actors.learner.teacher_fault import TeacherFault
 from asyncrl.algorithms.batches import GradedGroup, GradedTrajectory
 from asyncrl.algorithms.losses import loss_of
 from asyncrl.algorithms.penalties import columns_of
@@ -39,10 +39,6 @@ _REMEDY = {
     403: _OTHER_KEY,
     404: "name the address of a server of SGLang's HTTP API in learner.teacher.url",
 }
-
-
-class TeacherFault(ActorFault):
-    """The server gives no log-probs for any batch."""
 
 
 class TeacherServer:
