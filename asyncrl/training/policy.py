@@ -19,7 +19,6 @@ from asyncrl.training.attention import DOCUMENTS, Documents
 from asyncrl.training.disk_names import read_whole, stored
 from asyncrl.training.lora import Lora, add_adapters
 from asyncrl.training.masters import Masters
-from asyncrl.training.replay_router import replay_routers
 from asyncrl.training.routing import Mixture, as_bytes, recorded
 from asyncrl.training.sharding import Exchange, Sharded
 from asyncrl.training.tensor_files import TensorFiles
@@ -62,6 +61,8 @@ class Policy(nn.Module):
 
     def replay(self) -> None:
         """From here on tokens go to the experts that their documents name; those of frozen models never do."""
+        from asyncrl.training.replay_router import replay_routers  # loads three model families
+
         self._routers = replay_routers(self.model)
 
     def taken(self) -> UInt8Array:
