@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Task, rows_of, tasks_of, the_one_task
-from asyncrl.data.sources import RowSetup
+
+if TYPE_CHECKING:
+    from asyncrl.data.sources import RowSetup
 
 ONLY_SET = ""  # name of the set of a run that has one
 _HELD_OUT_ROWS = "held-out"

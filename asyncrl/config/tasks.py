@@ -6,17 +6,19 @@ from collections.abc import Sequence
 from fractions import Fraction
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from asyncrl.config.setting_types import given
 from asyncrl.config.settings import Config, StartSettings, WarmupSettings
 from asyncrl.config.task_settings import CurriculumSettings, RewardScope, TaskSettings
 from asyncrl.data.curriculum import Curriculum, Ladder
-from asyncrl.data.sources import RowSetup, RowsPart, label_reader
-from asyncrl.data.turns import Turns
 from asyncrl.rewards.built_in import reads_label
 from topics.ids import TASK, letter_of, number_of
 from topics.prompts import ONLY_TASK
+
+if TYPE_CHECKING:
+    from asyncrl.data.sources import RowSetup
+    from asyncrl.data.turns import Turns
 
 Begun: TypeAlias = tuple[int, str]  # number of the first prompt of a stage, and its name
 _HELD_OUT = 1_000_003  # added to the seed: made rows of another seed are other rows
@@ -194,6 +196,8 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
     Args:
         held_out: those of evaluations.
     """
+    from asyncrl.data.sources import RowSetup, RowsPart, label_reader  # loads tokenizers and templates
+
     tasks = tasks or tuple(tasks_of(config).values())
     warmup_steps = 0 if held_out or config.warmup.source else config.warmup.steps
     parts = [
@@ -213,11 +217,15 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
 
 def turns_of(warmup: WarmupSettings) -> Turns:
     """The messages of supervised conversations that are trained."""
+    from asyncrl.data.turns import Turns  # loads templates
+
     return Turns(tuple(warmup.roles), last=warmup.turns == "last")
 
 
 def warmup_rows(config: Config, base: Path) -> RowSetup | None:
     """The rows of the warm-up, if it has its own."""
+    from asyncrl.data.sources import RowSetup, RowsPart, label_reader  # loads tokenizers and templates
+
     warmup = config.warmup
     if not (warmup.source and warmup.steps):
         return None
