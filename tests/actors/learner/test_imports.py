@@ -1,10 +1,32 @@
-"""What the process of a learner loads beside its ranks, which compute."""
+"""Modules that a process loads at its start: what only some runs need is loaded where it is used."""
 
 import subprocess
 import sys
 
+import pytest
 
-def test_it_loads_no_torch():
-    # That would take two seconds of each start, and 180 MB also where it only stands by.
-    code = "import actors.learner.actor, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+COMPUTING = ("torch", "transformers")
+HTTP = ("aiohttp",)
+TEXTS = ("jinja2", "tokenizers")
+RAY = ("asyncrl.run.ray_placement",)
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("actors.main", (*COMPUTING, *HTTP, *TEXTS, *RAY)),
+        ("actors.buffer.actor", (*COMPUTING, *HTTP, *TEXTS, *RAY)),
+        ("actors.sessions.actor", (*COMPUTING, *HTTP, *TEXTS, *RAY)),
+        ("actors.recorder.actor", (*COMPUTING, *HTTP, *RAY)),
+        ("actors.prompter.actor", (*COMPUTING, *HTTP, *RAY)),
+        ("actors.supervisor.actor", (*COMPUTING, *HTTP, *RAY)),
+        ("actors.learner.actor", (*COMPUTING, *HTTP, *RAY)),
+        ("actors.rollout.actor", (*COMPUTING, *RAY)),
+        ("actors.engine.actor", (*COMPUTING, *RAY)),
+        ("actors.learner.rank_process", (*HTTP, *RAY, "asyncrl.training.replay_router")),
+    ],
+)
+def test_a_process_does_not_load_what_only_some_runs_need(module: str, unwanted: tuple[str, ...]):
+    code = f"import sys, {module}; print(*(name for name in {unwanted!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == []
