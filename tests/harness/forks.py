@@ -139,6 +139,9 @@ def install(server: ForkServer | None) -> None:
     asyncio.create_subprocess_exec = _create if server else _create_subprocess_exec  # type: ignore[assignment]
 
 
+os.register_at_fork(after_in_child=lambda: install(None))  # the server is not its, but that of its parent
+
+
 def installed() -> ForkServer | None:
     """Return the server that this process forks from."""
     return _server
