@@ -245,6 +245,7 @@ def test_conditions_that_nothing_meets_are_refused_at_once(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
+@pytest.mark.real_start
 async def test_two_runs_at_once_and_what_remains_of_them(tmp_path):
     """One in the background, one whose terminal goes away; afterwards both can be looked at, and removed."""
     (tmp_path / "config.toml").write_text(SHORT)
