@@ -85,7 +85,7 @@ class LearnerFold(CheckpointFold):
 
     def _on_trained(self, trained: BatchTrained, _record: Record) -> None:
         self.state.trained = trained.step
-        self.state.lineage = trained.lineage
+        self._enter(trained.lineage)
         self.state.figures = with_figures(self.state.figures, trained.stage, trained.metrics)
         if trained.skipped:
             self.state.skipped.append(trained.step)
@@ -97,8 +97,13 @@ class LearnerFold(CheckpointFold):
         self.state.chained = self.state.chained + (not published.is_unchanged) if published.base else 0
         if not published.is_unchanged:  # nothing was encoded, written or fetched
             self.state.costs.add_published(published)
-        self.state.lineage = published.lineage
+        self._enter(published.lineage)
         self.state.published[published.version] = published.digest
+
+    def _enter(self, lineage: int) -> None:
+        """Forget the digests of an older lineage: a newer lineage has other weights at the same steps."""
+        if lineage != self.state.lineage:
+            self.state.lineage, self.state.published = lineage, {}
 
     def _on_ready(self, ready: EngineReady, _record: Record) -> None:
         if not ready.direct:

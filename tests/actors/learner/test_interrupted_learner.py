@@ -1,6 +1,7 @@
 """A learner that is killed while it trains again loses no progress."""
 
 import msgspec
+import pytest
 
 from asyncrl.bus.connection import Bus
 from asyncrl.training.torch_trainer import TorchTrainer
@@ -32,8 +33,9 @@ async def test_a_learner_that_trains_again_saves_on_the_way(opened: Open, bus: B
     assert {message.lineage for message in log[WEIGHTS_PUBLISHED]} == {0}
 
 
-async def test_a_learner_whose_weights_differ_saves_its_new_lineage_before_that_is_published(
-    opened: Open, bus: Bus, monkeypatch
+@pytest.mark.parametrize("is_published", [False, True])
+async def test_a_learner_whose_weights_differ_keeps_the_lineage_of_its_last_checkpoint(
+    opened: Open, bus: Bus, monkeypatch, is_published: bool
 ):
     first = await opened(learner={"checkpoint_every": 100})
     await train(bus, 1, 4)
@@ -46,6 +48,8 @@ async def test_a_learner_whose_weights_differ_saves_its_new_lineage_before_that_
     )
     second = await opened()
     await until(lambda: saved(bus, 3), "a checkpoint of a step that is trained again")
+    if is_published:
+        await until(lambda: published(bus, 1), "a version of the new lineage")
     await second.kill()
     await opened()
     await train(bus, 5, 5)
@@ -53,6 +57,11 @@ async def test_a_learner_whose_weights_differ_saves_its_new_lineage_before_that_
     log = await log_of(bus)
     assert {message.lineage for message in log[CHECKPOINT_SAVED]} == {1}
     assert [(message.lineage, message.version) for message in log[WEIGHTS_PUBLISHED]][-2:] == [(1, 4), (1, 5)]
+
+
+async def published(bus: Bus, lineage: int) -> bool:
+    """Return whether a version of a lineage was published."""
+    return any(message.lineage == lineage for message in (await log_of(bus))[WEIGHTS_PUBLISHED])
 
 
 def faster(objective: Objective) -> Objective:
