@@ -48,9 +48,7 @@ _LIBRARIES = (
     "uvloop",
 )
 _READ_AT_START = ("HF_", "LANG", "LC_", "LD_", "MKL", "MPL", "OMP_", "OPENBLAS", "PYTHON", "TORCH_")
-"""Beginnings of the names of variables that the interpreter and libraries read once: they must be those of the server.
-
-"""
+"""Prefixes of variables that the interpreter and libraries read once: their values must be those of the server."""
 _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NOFILE)
 _ORDER_BYTES = 1 << 20
 _READY = b"ready"
