@@ -92,6 +92,7 @@ class PrompterFold(Fold):
         self.sources = {source.letter: source for source in made}
         self._plans = stage_plans(config)
         self._max_lag = config.buffer.max_lag
+        self._publish_every = config.learner.publish_every
         self._trains = config.trains
         # Without a learner no lag bounds the open groups: twice the number that rollout workers hold keeps them busy.
         self._slots = 2 * config.rollout.workers * config.rollout.slots // largest_group(config) + 1
@@ -231,10 +232,25 @@ class PrompterFold(Fold):
         return self.state.finished_at is not None and self.state.finished_at >= self._plans["rl"].steps
 
     @property
+    def _newest_packed(self) -> int:
+        """The newest packed batch."""
+        return max(self.state.trained, max(self.state.packed, default=0))
+
+    @property
     def _min_version(self) -> int:
         """The oldest version that may have sampled tokens of the batch after the packed ones."""
-        newest = max(self.state.packed, default=0)
-        return max(0, max(self.state.trained, newest) - self._max_lag)
+        return max(0, self._newest_packed - self._max_lag)
+
+    def _min_version_after(self, ahead: int, plan: StagePlan) -> int:
+        """Return the oldest version that may have sampled a group, by the batch that it will be in.
+
+        Args:
+            ahead: groups that were issued before it and are in no batch yet.
+        """
+        batches_ahead = ahead // plan.batch_groups
+        published = self.state.trained // self._publish_every * self._publish_every
+        # A version that does not exist yet may need this very group.
+        return max(self._min_version, min(self._newest_packed + batches_ahead - self._max_lag, published))
 
     def _groups(self, stage: Stage) -> Iterator[Group]:
         return mixed(self._of_stage(stage), self.state, begin=self._begin)
@@ -251,6 +267,7 @@ class PrompterFold(Fold):
         if not (room or self.state.members):
             return []
         found: list[Wanted] = []
+        ahead = len(self.state.open[stage]) - sum(map(len, self.state.packed.values()))
         for group in self._groups(stage):
             # A group cut short by a crash is finished first: it is open already and takes no new room.
             begun = self.state.members.get(group.prompt_id, 0)
@@ -258,7 +275,8 @@ class PrompterFold(Fold):
                 break
             room -= not begun
             # A group that was sampled before has no version to wait for: the buffer drops it if it is too old.
-            least = 0 if group.given else self._min_version
+            least = 0 if group.given else self._min_version_after(max(0, ahead), plan)
+            ahead += not begun
             found += [Wanted(group, member, least) for member in range(begun, group.size)]
         return found
 

@@ -33,10 +33,9 @@ def test_a_trained_batch_returns_its_credits_and_raises_the_least_version():
     fed.trained(1)
     fed.packed(2, "p000001", "p000003").trained(2)
 
-    wanted = fed.fold.wanted()
+    least = {item.prompt_id: item.min_version for item in fed.fold.wanted()}
 
-    assert sorted({item.prompt_id for item in wanted}) == ["p000004", "p000005", "p000006", "p000007"]
-    assert {item.min_version for item in wanted} == {1}
+    assert least == {"p000004": 1, "p000005": 1, "p000006": 2, "p000007": 2}
 
 
 def test_what_is_issued_while_a_batch_waits_for_the_learner_is_no_older_than_the_batch_behind_it_takes():
@@ -49,6 +48,24 @@ def test_what_is_issued_while_a_batch_waits_for_the_learner_is_no_older_than_the
     fed.publish(GroupDropped("p000004", "lag", 2))
 
     assert {item.min_version for item in fed.fold.wanted()} == {1}
+
+
+def test_a_group_waits_for_the_oldest_version_that_the_batch_it_will_be_in_takes():
+    fed = feed(buffer={"batch_groups": 2, "max_lag": 2}, learner={"steps": 9})
+    assert {item.min_version for item in fed.fold.wanted()} == {0}
+    issue(fed)
+    fed.packed(1, "p000000", "p000001").trained(1)
+
+    # Four groups are ahead of them: they will be in batch 4, which takes no token of a version below 1.
+    assert {(item.prompt_id, item.min_version) for item in fed.fold.wanted()} == {("p000006", 1), ("p000007", 1)}
+
+
+def test_a_group_waits_for_no_version_that_is_not_published():
+    fed = feed(buffer={"batch_groups": 2, "max_lag": 2}, learner={"steps": 9, "publish_every": 2})
+    issue(fed)
+    fed.packed(1, "p000000", "p000001").trained(1)
+
+    assert {item.min_version for item in fed.fold.wanted()} == {0}
 
 
 def test_without_a_learner_a_packed_batch_returns_its_credits_and_every_version_is_the_first():
