@@ -82,6 +82,17 @@ def _of_role(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
     taken = [*ROLE_NAMES, *_LOGINS, *(other.role.name for other in others)]
     if not re.fullmatch(r"[a-z]{1,32}", str(role.name)) or role.name in taken:
         yield f"{role.name!r} is no name for a role: it takes letters a to z, and is not one of {', '.join(taken)}"
+    yield from _of_values(role)
+    named: object = role.subscribes
+    if not isinstance(named, list | tuple):
+        yield f"role {role.name}: subscribes is {named!r}; expected a tuple of topics: ({named!r},)"
+    names = {topic.name for other in (rows, *others) for topic in other.all_topics}
+    for name in (*role.subscribes, *filter(None, [role.queue])):
+        if name not in BY_NAME and name not in names:
+            yield f"{role.name} subscribes to {name}, which is no topic"
+
+
+def _of_values(role: Role) -> Iterator[str]:
     if role.kind not in _KINDS:
         yield f"role {role.name}: its kind is {role.kind!r}; expected one of {', '.join(_KINDS)}"
     if type(role.stops) is not int or not 1 <= role.stops <= 5:
@@ -94,13 +105,6 @@ def _of_role(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
         yield f"role {role.name}: a keeper is one process, with a spare; leave `scalable` out"
     if role.kind == "worker" and not role.queue:
         yield f"role {role.name}: a worker has a queue: the topic that its processes share, queue='trajectory.graded'"
-    named: object = role.subscribes
-    if not isinstance(named, list | tuple):
-        yield f"role {role.name}: subscribes is {named!r}; expected a tuple of topics: ({named!r},)"
-    names = {topic.name for other in (rows, *others) for topic in other.all_topics}
-    for name in (*role.subscribes, *filter(None, [role.queue])):
-        if name not in BY_NAME and name not in names:
-            yield f"{role.name} subscribes to {name}, which is no topic"
 
 
 def _of_streams(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
@@ -116,7 +120,11 @@ def _of_streams(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
             yield f"stream {stream.name} is kept by {stream.keeper!r}, which is not this actor"
         if stream.keeper and role.kind != "keeper":
             yield f"stream {stream.name} has a keeper, and role {role.name} is a {role.kind}: leave `keeper` out"
-    kept = [stream for stream in rows.streams if stream.keeper]
+    yield from _of_log(rows)
+
+
+def _of_log(rows: Rows) -> Iterator[str]:
+    role, kept = rows.role, [stream for stream in rows.streams if stream.keeper]
     if role.kind == "keeper" and (len(kept) != 1 or kept[0].keep is not Retention.LEDGER):
         found = ", ".join(f"{stream.name} ({stream.keep.name})" for stream in kept) or "none"
         expected = f"one Stream with Retention.LEDGER and keeper={role.name!r}, its log"
@@ -135,6 +143,7 @@ def _of_topics(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
             yield f"{topic.name!r} is no new NOUN.PARTICIPLE: give its message such a name, or set `name`"
         if list(topic.publishers) != [role.name] or topic.stream.keeper not in ("", role.name):
             yield f"topic {topic.name} must be published by {role.name}, on a stream that it may write"
+    readers = [*ROLE_NAMES, *_LOGINS, *(one.role.name for one in (rows, *others))]
     for topic in rows.topics:
         kind = topic.message
         if kind in own_types or types[kind] > 1:
@@ -143,14 +152,18 @@ def _of_topics(rows: Rows, others: Sequence[Rows]) -> Iterator[str]:
         if kind.HEADERS in headers:
             remedy = "derive it from asyncrl.Message"
             yield f"topic {topic.name}: {kind.__name__} has the {kind.HEADERS.__name__} of another type; {remedy}"
-        readers = [*ROLE_NAMES, *_LOGINS, *(one.role.name for one in (rows, *others))]
-        if strangers := [name for name in topic.subscribers if name not in readers]:
-            yield f"topic {topic.name}: its subscriber {strangers[0]!r} is no role; there are {', '.join(readers)}"
-        missing = [name for name in (topic.key, *topic.id) if name and not hasattr(kind, name)]
-        if missing:
-            fields = ", ".join(kind.__struct_fields__)
-            yield f"topic {topic.name}: {kind.__name__} has no field {missing[0]!r} for its key or id; it has {fields}"
-        yield from _type_problem(topic)
+        yield from _of_fields(topic, readers)
+
+
+def _of_fields(topic: Topic[Any], readers: Sequence[str]) -> Iterator[str]:
+    kind = topic.message
+    if strangers := [name for name in topic.subscribers if name not in readers]:
+        yield f"topic {topic.name}: its subscriber {strangers[0]!r} is no role; there are {', '.join(readers)}"
+    missing = [name for name in (topic.key, *topic.id) if name and not hasattr(kind, name)]
+    if missing:
+        fields = ", ".join(kind.__struct_fields__)
+        yield f"topic {topic.name}: {kind.__name__} has no field {missing[0]!r} for its key or id; it has {fields}"
+    yield from _type_problem(topic)
 
 
 def _type_problem(topic: Topic[Any]) -> Iterator[str]:

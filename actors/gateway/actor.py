@@ -52,7 +52,7 @@ from asyncrl.live.turn_boundary import open_boundary
 from asyncrl.live.turn_log import Asked, TurnLog, asked
 from asyncrl.ports import Listen
 from asyncrl.state.records import LISTENS
-from topics.keys import KEY_ADDED, KEY_REVOKED
+from topics.keys import KEY_ADDED, KEY_REVOKED, KeyAdded
 from topics.secrets import PURGE_REQUESTED, PurgeRequested
 from topics.topic import ACTORS, TURNS, Topic
 from topics.turns import TURN_CLAIMED, TURN_FINISHED, TURN_STARTED, SessionLeft, TurnClaimed, TurnFinished, TurnStarted
@@ -280,14 +280,18 @@ class Gateway:
                 return reply.response or web.Response()
             finally:
                 self._given(turns, missed=missed)
-                if new:
-                    size = sum(turn.size for turn in new)
-                    unstored = sum(private or (turn.size > 0 and not turn.recorded) for turn in new)
-                    await self._meter.end(key, new[0].id, begun_s, size, unstored=unstored)
+                await self._measured(key, begun_s, new, private=private)
                 if lost.done():  # since then
                     self._given(turns, missed=True)
 
         return answer
+
+    async def _measured(self, key: KeyAdded, begun_s: float, new: Sequence[Turn], *, private: bool) -> None:
+        """Count the tokens of the new turns of a request against the limits of its key."""
+        if new:
+            size = sum(turn.size for turn in new)
+            unstored = sum(private or (turn.size > 0 and not turn.recorded) for turn in new)
+            await self._meter.end(key, new[0].id, begun_s, size, unstored=unstored)
 
     def _given(self, turns: Sequence[Turn], *, missed: bool) -> None:
         """Take note of whether a client has missed its replies."""

@@ -128,6 +128,10 @@ class Prompts:
             raise LiveError("overloaded" if waits else "absent", words, field="previous_response_id")
         if begun.ids.size:
             prompt = prompt._replace(ids=np.concatenate([prompt.ids, begun.ids]), begun=begun.text)
+        self._check(request, prompt)
+        return prompt
+
+    def _check(self, request: Request, prompt: Prompt) -> None:
         if not len(prompt.ids):
             raise LiveError("invalid", "the messages have no text; send some", field="messages")
         if len(prompt.ids) > self._most:
@@ -135,7 +139,6 @@ class Prompts:
         if isinstance(request.raw, list) and max(request.raw) >= self._vocabulary:
             words = f"has the token id {max(request.raw)}; the vocabulary has {self._vocabulary}"
             raise LiveError("invalid", f"prompt {words}", field="prompt")
-        return prompt
 
     def _too_long(self, tokens: str) -> LiveError:
         words = f"prompt is too long: {tokens} tokens; the model takes 1 to {self._most}: send fewer messages"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from actors.sessions.state import OpenTurn, SessionsState
@@ -45,10 +46,7 @@ class Admission:
                 del state.holding[name]
         graded = [name for name in state.graded if state.turns[name].skip is None]  # others are due to end
         refused = {name: why for name in graded if (why := self._refusal(state, state.turns[name])) is not None}
-        groups: dict[str, list[str]] = {}  # the newest first, as members
-        for name in reversed(graded):
-            if name not in refused:
-                groups.setdefault(state.turns[name].siblings or name, []).append(name)
+        groups = _grouped(state, (name for name in reversed(graded) if name not in refused))
         ready = [names for names in groups.values() if not all(name in state.holding for name in names)]
         free = max(0, self._room.under_way - len(state.on_way.groups))
         surplus = [name for names in ready[free + self._room.waiting :] for name in names]
@@ -111,6 +109,14 @@ class Admission:
     def bounded(self, reward: float) -> float:
         """Return a reward within `live.safety.reward`."""
         return min(self._safety.reward, max(-self._safety.reward, reward))
+
+
+def _grouped(state: SessionsState, names: Iterable[str]) -> dict[str, list[str]]:
+    """Return turns by their family, each in the given order."""
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        groups.setdefault(state.turns[name].siblings or name, []).append(name)
+    return groups
 
 
 def _awaits(state: SessionsState, name: str) -> bool:

@@ -55,11 +55,22 @@ class LiveReward(msgspec.Struct):
             if fmean(own) < self.before - settings.margin:
                 cause = next((one.sequence for one in stored if one.key == live[-1]), 0)
                 return _move(live[-2], cause, f"back from {live[-1]}: {words}")
+        known = fmean(own) if len(own) == settings.turns else self.before
+        return self._forward(now, known, stored, settings)
+
+    def _forward(
+        self, now: int, known: float | None, stored: Sequence[StoredVersion], settings: RewardGateSettings
+    ) -> WeightsPromoted | None:
+        """Return the move to a newer version whose turns are not worse.
+
+        Args:
+            now: the live version.
+            known: mean reward of the live version, or of the one before it.
+        """
         ahead = [(version, reward) for version, reward in self._since() if version > now][-settings.turns :]
         if len(ahead) < settings.turns:
             return None
         mean, newest = fmean(reward for _, reward in ahead), max(version for version, _ in ahead)
-        known = fmean(own) if len(own) == settings.turns else self.before
         found = next((one for one in reversed(stored) if one.version == newest), None)
         if found is None or (known is not None and mean < known - settings.margin):
             return None

@@ -9,7 +9,7 @@ import copy
 import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 import torch
@@ -90,13 +90,7 @@ def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
         raise ContractError(f"it returned the loss {total}, expected a finite tensor without dimensions")
     if total.dtype not in (torch.float32, torch.float64):
         raise ContractError(f"its loss is of {total.dtype}, expected torch.float32; sum in it")
-    if unnamed := [name for name in sums if not isinstance(name, str)]:
-        raise ContractError(f"a sum is called {unnamed[0]!r}, expected text")
-    for name, value in sums.items():
-        number = isinstance(value, torch.Tensor) and not (value.ndim or value.requires_grad or value.is_complex())
-        if not number or not torch.isfinite(value):
-            raise ContractError(f'its sum "{name}" is {value}, expected a finite tensor without dimensions or gradient')
-    _check_count(sums, int((tokens.weights > 0).sum()))
+    _check_sums(sums, int((tokens.weights > 0).sum()))
     if not total.requires_grad:
         raise ContractError("its loss has no gradient with respect to the log-probs")
     torch.autograd.backward(total)
@@ -105,7 +99,13 @@ def computed(loss: Loss, logprobs: torch.Tensor, tokens: Tokens) -> Computed:
     return Computed(total.detach(), logprobs.grad, sums)
 
 
-def _check_count(sums: Mapping[str, torch.Tensor], expected: int) -> None:
+def _check_sums(sums: Mapping[Any, Any], expected: int) -> None:
+    if unnamed := [name for name in sums if not isinstance(name, str)]:
+        raise ContractError(f"a sum is called {unnamed[0]!r}, expected text")
+    for name, value in sums.items():
+        number = isinstance(value, torch.Tensor) and not (value.ndim or value.requires_grad or value.is_complex())
+        if not number or not torch.isfinite(value):
+            raise ContractError(f'its sum "{name}" is {value}, expected a finite tensor without dimensions or gradient')
     named = ", ".join(f'"{name}"' for name in sums) or "none"
     found = f'its sum "tokens" is {sums["tokens"].item():g}' if "tokens" in sums else f"its sums are {named}"
     if "tokens" not in sums or sums["tokens"] != expected:
@@ -154,6 +154,11 @@ def loss_problem(loss: Loss) -> None:
         raise ContractError(
             "its loss, gradient or sums depend on tokens of weight 0; multiply by tokens.weights, count where it is > 0"
         )
+    _check_parts(loss, logprobs, tokens, whole)
+
+
+def _check_parts(loss: Loss, logprobs: torch.Tensor, tokens: Tokens, whole: Computed) -> None:
+    """Check that micro-batches add up to the whole batch."""
     parts = [torch.isin(tokens.rows, torch.tensor(rows)) for rows in ([7, 2], [8, 0, 1, 3, 4], [5, 6])]
     found = [computed(loss, logprobs[part], chosen(tokens, part)) for part in parts]
     if not _close(torch.stack([part.loss for part in found]).sum(), whole.loss):
@@ -191,11 +196,9 @@ def advantage_problem(estimator: Estimator) -> None:
     for given in (groups, groups[:1], groups[1:2], groups[4:]):
         before = [group.copy() for group in given]
         found = estimator.of_groups(given)
-        if [np.shape(group) for group in found] != [group.shape for group in given]:
-            shapes = [np.shape(group) for group in found]
-            raise ContractError(
-                f"advantages of shapes {shapes} for groups of {[group.size for group in given]} members"
-            )
+        shapes, sizes = [np.shape(group) for group in found], [group.size for group in given]
+        if shapes != [(size,) for size in sizes]:
+            raise ContractError(f"advantages of shapes {shapes} for groups of {sizes} members")
         if not all(np.isfinite(group).all() for group in found):
             raise ContractError(f"not all advantages are finite: {[group.tolist() for group in found]}")
         if any((group != was).any() for group, was in zip(given, before, strict=True)):

@@ -61,12 +61,7 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
             while earliest.waiting and earliest.next_ns() <= until_ns:
                 record = earliest.pop()
                 try:
-                    body = None if earliest.by_headers(record) else await body_of(bus, record)
-                    if earliest.beside:
-                        await check_beside(bus, record)
-                    topic = bus.tables.topic_of(record.subject)
-                    plain = body if body is None or topic is None else await open_body(bus, topic, record, body)
-                    take(*unpack(record, plain, bus.tables), record if body is None else record._replace(data=body))
+                    await _take(bus, earliest, record, take)
                 except _UNREADABLE as error:
                     refuse(record, error)
             if not await earliest.filled():
@@ -74,6 +69,15 @@ async def read_merged(bus: Bus, parts: Sequence[Part], take: Take, refuse: Refus
     finally:
         for source in sources:
             await source.close()
+
+
+async def _take(bus: Bus, source: _Source, record: Record, take: Take) -> None:
+    body = None if source.by_headers(record) else await body_of(bus, record)
+    if source.beside:
+        await check_beside(bus, record)
+    topic = bus.tables.topic_of(record.subject)
+    plain = body if body is None or topic is None else await open_body(bus, topic, record, body)
+    take(*unpack(record, plain, bus.tables), record if body is None else record._replace(data=body))
 
 
 async def read_log(

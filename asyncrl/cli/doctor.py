@@ -7,8 +7,9 @@ import asyncio
 
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import add_run, any_run, tables_of
-from asyncrl.state.diagnose import diagnose, headline
+from asyncrl.state.diagnose import diagnose
 from asyncrl.state.exit_status import how_it_ended
+from asyncrl.state.headline import headline
 from asyncrl.state.records import counted
 from asyncrl.state.watch import collect_state
 from topics.stalls import StallFound

@@ -38,9 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     found = any_run(arguments)
     logs = found.files.logs
     files: dict[Path, LogFile] = {}
-    if not _open_new(logs, arguments.actor, files):
-        known = ", ".join(sorted(path.name.removesuffix(".log") for path in logs.glob("*.log"))) or "none"
-        raise AsyncRLError(f"run {found.run} has no log of {arguments.actor or 'any actor'}; there are: {known}")
+    _open_new(logs, arguments.actor, files)
+    if not files:
+        raise AsyncRLError(_no_log(found, arguments.actor))
     console = Terminal(soft_wrap=True, highlight=False)
     first = True
     while True:
@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         for line in shown:
             console.print(line_text(line))
         if first and not shown:
-            yet = "" if over or not arguments.follow else " yet"
+            yet = " yet" * (arguments.follow and not over)
             who = arguments.actor or "any actor"
             print(f"run {found.run}: {_nothing(lines, arguments.level)} was logged by {who}{yet}", file=sys.stderr)
         first = False
@@ -58,6 +58,11 @@ def run(arguments: argparse.Namespace) -> int:
             return 0
         threading.Event().wait(_POLL_S)  # no event announces that a file grew
         _open_new(logs, arguments.actor, files)
+
+
+def _no_log(found: FoundRun, actor: str) -> str:
+    known = ", ".join(sorted(path.name.removesuffix(".log") for path in found.files.logs.glob("*.log"))) or "none"
+    return f"run {found.run} has no log of {actor or 'any actor'}; there are: {known}"
 
 
 def _actors_and_roles(found: FoundRun) -> set[str]:
@@ -79,12 +84,11 @@ def line_text(line: Line) -> Text:
     return text.append(f"\n{trace}") if trace else text
 
 
-def _open_new(logs: Path, actor: str, files: dict[Path, LogFile]) -> bool:
+def _open_new(logs: Path, actor: str, files: dict[Path, LogFile]) -> None:
     for path in sorted(logs.glob("*.log")):
         name = path.name.split(".")[0]
         if path not in files and (not actor or actor in (name, pool_of(name), role_of(name))):
             files[path] = LogFile(path)
-    return bool(files)
 
 
 def _is_shown(line: Line, level: str) -> bool:

@@ -70,13 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _request(arguments: argparse.Namespace, action: str, version: int | None) -> PromotionRequested:
     shadow, tenant, user = arguments.shadow is not None, arguments.tenant, arguments.client
-    if shadow and arguments.canary is not None:
-        raise WrongUsage("--canary and --shadow: users get the answers of a canary, not those of a shadow; name one")
-    share, name = (arguments.shadow, "--shadow") if shadow else (arguments.canary, "--canary")
-    if share is not None and (action != "promote" or not 0 < share <= 1):
-        raise WrongUsage(f"{name} {share:g}: promote takes a share of the sessions above 0 and up to 1")
-    if share == 1 and not (tenant or shadow):
-        raise WrongUsage("--canary 1 leaves no other sessions to compare with; name a smaller share, or a --tenant")
+    share = _share(arguments, action)
     if (tenant and share is None) or (user and not tenant):
         words = "--tenant names whose sessions a --canary or --shadow has, and --client one of that tenant's users"
         raise WrongUsage(words)
@@ -125,6 +119,31 @@ async def _move(found: FoundRun, request: PromotionRequested, wait_s: float) -> 
     return f"live: version {decision.version} ({decision.key})"
 
 
+def _mark(published: dict[str, dict[str, Any]], moves: list[WeightsPromoted | WeightsCanaried | CanaryEnded]) -> None:
+    """Mark the versions that were promoted or rolled back, and the live one."""
+    live: dict[str, Any] = {}
+    for move in moves:
+        row = published.get(move.key, {})
+        if isinstance(move, CanaryEnded):
+            row["rolled_back"] = move.reason
+        elif isinstance(move, WeightsPromoted):
+            row["promoted"], live = move.by, row
+    live["live"] = True
+
+
+def _share(arguments: argparse.Namespace, action: str) -> float | None:
+    """Return the share of the sessions of a canary or shadow."""
+    shadow = arguments.shadow is not None
+    if shadow and arguments.canary is not None:
+        raise WrongUsage("--canary and --shadow: users get the answers of a canary, not those of a shadow; name one")
+    share, name = (arguments.shadow, "--shadow") if shadow else (arguments.canary, "--canary")
+    if share is not None and (action != "promote" or not 0 < share <= 1):
+        raise WrongUsage(f"{name} {share:g}: promote takes a share of the sessions above 0 and up to 1")
+    if share == 1 and not (arguments.tenant or shadow):
+        raise WrongUsage("--canary 1 leaves no other sessions to compare with; name a smaller share, or a --tenant")
+    return None if share is None else float(share)
+
+
 async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
     """Return the versions that are in the store or live, in the order in which it was published."""
     published: dict[str, dict[str, Any]] = {}
@@ -150,15 +169,7 @@ async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
     ):
         subjects = [topic.pattern(bus.run) for topic in topics]
         await read_merged(bus, [Part(stream, subjects=subjects)], take, lambda *_: None)
-    promoted = [move for move, _ in moves if isinstance(move, WeightsPromoted)]
-    for move, _ in moves:
-        row = published.get(move.key, {})
-        if isinstance(move, CanaryEnded):
-            row["rolled_back"] = move.reason
-        elif isinstance(move, WeightsPromoted):
-            row["promoted"] = move.by
-    if promoted and promoted[-1].key in published:
-        published[promoted[-1].key]["live"] = True
+    _mark(published, [move for move, _ in moves])
     newest, trial = moves[-1] if moves else (None, 0)
     if isinstance(newest, WeightsCanaried) and newest.key in published:
         compared = await _compared(bus, newest, trial)

@@ -45,8 +45,11 @@ def expand_paths(value: Any, key: str = "", *, base: Path | None = None) -> Any:
     if not (_PATH.fullmatch(key) or (_SPEC.fullmatch(key) and _FILE.fullmatch(value))):
         return value
     expanded = os.path.expanduser(value)
-    if base is None:
-        return expanded
+    return expanded if base is None else _below(base, expanded)
+
+
+def _below(base: Path, expanded: str) -> str:
+    """Return a typed path, relative to `base` if it is inside that folder."""
     typed, folder = Path(os.path.abspath(expanded)), base.absolute()
     return str(typed.relative_to(folder) if typed.is_relative_to(folder) else typed)
 

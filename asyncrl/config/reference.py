@@ -67,17 +67,19 @@ def toml_text(value: Any) -> str:
     return "" if value is None else json.dumps(value, default=str, ensure_ascii=False)
 
 
+_PLAIN_TYPES: dict[type[types.Type], str] = {
+    types.BoolType: "boolean",
+    types.IntType: "integer",
+    types.FloatType: "number",
+    types.StrType: "string",
+}
+
+
 def type_text(kind: types.Type) -> str:
     """Name of a setting's type, without its range."""
+    if name := _PLAIN_TYPES.get(type(kind)):
+        return name
     match kind:
-        case types.BoolType():
-            return "boolean"
-        case types.IntType():
-            return "integer"
-        case types.FloatType():
-            return "number"
-        case types.StrType():
-            return "string"
         case types.LiteralType():
             return "one of " + ", ".join(toml_text(value) for value in kind.values if value != SCRIPTED)
         case types.Metadata(extra={"names": of_names}):

@@ -7,7 +7,7 @@ Two forms: FP8 in blocks, as DeepSeek-V3 and Qwen3 publish it, and INT4 in group
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -133,17 +133,23 @@ def quantised_as(directory: Path, form: str) -> Quantisation | None:
     shapes = tensor_shapes(directory)
     matrices = [name for name, shape in shapes.items() if len(shape) == 2 and ".layers." in name]
     chosen = [name for name in matrices if not _PLAIN.search(name)]
-    if form == "int4-groups":
-        # Kimi K2 keeps attention and shared experts in trained form.
-        chosen = [name for name in chosen if ".mlp.experts." in name] or chosen
-        if uneven := [name for name in chosen if shapes[name][1] % GROUP]:
-            raise ModelError(
-                f"{directory}: {uneven[0]} has {shapes[uneven[0]][1]} columns, which are no groups of {GROUP}; "
-                'set weights.format = "fp8-blocks" or "plain"'
-            )
+    fp8 = form == "fp8-blocks"
+    chosen = chosen if fp8 else _grouped(directory, shapes, chosen)
     rest = ["lm_head", *(name.removesuffix(WEIGHT) for name in matrices if name not in set(chosen))]
-    config = _fp8_config(rest) if form == "fp8-blocks" else _int4_config(rest)
-    return Quantisation("fp8-blocks" if form == "fp8-blocks" else "int4-groups", frozenset(chosen), config)
+    config = _fp8_config(rest) if fp8 else _int4_config(rest)
+    return Quantisation("fp8-blocks" if fp8 else "int4-groups", frozenset(chosen), config)
+
+
+def _grouped(directory: Path, shapes: Mapping[str, Sequence[int]], names: list[str]) -> list[str]:
+    """Return the matrices that are published in INT4 groups."""
+    # Kimi K2 keeps attention and shared experts in trained form.
+    chosen = [name for name in names if ".mlp.experts." in name] or names
+    if uneven := [name for name in chosen if shapes[name][1] % GROUP]:
+        raise ModelError(
+            f"{directory}: {uneven[0]} has {shapes[uneven[0]][1]} columns, which are no groups of {GROUP}; "
+            'set weights.format = "fp8-blocks" or "plain"'
+        )
+    return chosen
 
 
 def _fp8_config(rest: list[str]) -> dict[str, Any]:

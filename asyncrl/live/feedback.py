@@ -43,7 +43,7 @@ def parse_feedback(raw: bytes) -> Opinion:
     if found is None and not session:
         raise refusal("turn", f"is {shown(turn)}; expected the id of a reply, as the API returned it")
     thumb, number, text = fields.get("thumb"), fields.real("number", -1.0, 1.0), fields.get("text")
-    if thumb is not None and (not isinstance(thumb, str) or thumb not in _THUMBS):
+    if thumb not in (None, *_THUMBS):
         raise refusal("thumb", f'is {shown(thumb)}; expected "up" or "down"')
     if (thumb is None) == (number is None):
         raise refusal("thumb", "and number: expected one of the two, which says how good the reply was")

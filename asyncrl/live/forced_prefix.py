@@ -28,6 +28,19 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
     Raises:
         LiveError: the chat template or the engines cannot do it.
     """
+    _check_supported(request, wording, grammars=grammars)
+    if request.raw is not None:
+        return Begun(np.empty(0, np.int32))
+    if not request.schema and request.forced is None:
+        thinks = wording.thinks is not None and not request.reasons
+        return Begun(wording.tokenizer.encode(unthought(wording.tokenizer, request.variables) if thinks else ""))
+    opened = wording.opened(request.variables)
+    text = wording.beginning.of(request.forced) if wording.beginning and request.forced is not None else ""
+    # Opened reasoning is closed: neither a call nor a format belongs inside reasoning.
+    return Begun(wording.tokenizer.encode((CLOSED if opened else "") + text), text)
+
+
+def _check_supported(request: Request, wording: Wording, *, grammars: bool) -> None:
     if request.tools and wording.form is None:
         words = "tools are not supported by the chat template of this model, or it writes calls in no known format"
         raise LiveError("invalid", words, field="tools")
@@ -45,12 +58,3 @@ def begin_reply(request: Request, wording: Wording, *, grammars: bool) -> Begun:
     if request.schema and request.forced is not None:
         words = "tool_choice forces a call, and another field a form of the reply: send one of the two"
         raise LiveError("invalid", words, field="tool_choice")
-    if request.raw is not None:
-        return Begun(np.empty(0, np.int32))
-    if not request.schema and request.forced is None:
-        thinks = wording.thinks is not None and not request.reasons
-        return Begun(wording.tokenizer.encode(unthought(wording.tokenizer, request.variables) if thinks else ""))
-    opened = wording.opened(request.variables)
-    text = wording.beginning.of(request.forced) if wording.beginning and request.forced is not None else ""
-    # Opened reasoning is closed: neither a call nor a format belongs inside reasoning.
-    return Begun(wording.tokenizer.encode((CLOSED if opened else "") + text), text)

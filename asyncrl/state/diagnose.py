@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from asyncrl.config.tasks import group_size_of, tasks_of
-from asyncrl.state.health_checks import GRADERS, blockers, compiling, failing_rewards, faults, finding, hanging_rewards
+from asyncrl.state.findings import finding
+from asyncrl.state.health_checks import GRADERS, blockers, compiling, failing_rewards, faults, hanging_rewards
 from asyncrl.state.live_facts import live_faults
-from asyncrl.state.records import FLAT_STEPS, Actor, counted, taught_nothing
+from asyncrl.state.records import Actor, Engine, counted
 from asyncrl.state.run_state import RunState
 from topics.actors import Activity, HeldWork, Waiting
 from topics.ids import prompt_of
@@ -107,38 +108,12 @@ def _pace_s(state: RunState) -> float | None:
     return statistics.median((after.time_ns - before.time_ns) / 1e9 for before, after in pairwise(steps))
 
 
-def headline(state: RunState) -> str:
-    """Describe the run in one line, without findings."""
-    if state.finished or state.stop_requested:
-        return "stopping"
-    newest = state.steps[-1] if state.steps else None
-    if not state.opened_ns:
-        return "starting: not opened yet"
-    if not state.config.trains:
-        ready = sum(engine.state == "ready" for name, engine in state.engines.items() if role_of(name) == "engine")
-        if "gateway" in state.config.only and state.serves_ns < state.opened_ns:
-            return "starting: no gateway accepts requests yet"
-        if "buffer" in state.config.only:
-            return f"sampling: {state.packed or 0:,} of {state.total:,} batches are graded"
-        return f"serving: {ready} of {len(state.names_of('engine'))} engines take requests"
-    if newest is None or newest.time_ns < state.opened_ns:
-        ever = "yet" if newest is None else "since"
-        return f"starting: opened {state.since_s(state.opened_ns):.0f} s ago, no step {ever}"
-    step, warm = newest.message.step, state.warmup_steps
-    place = f"{step} of {state.total}" if newest.message.stage == "rl" else f"{step + warm} of {warm} of warm-up"
-    recent = [step.message for step in state.steps[-_PACE_STEPS:] if step.message.stage == "rl"]
-    flat = len(recent) >= FLAT_STEPS and all(map(taught_nothing, recent))
-    remark = f"; all rewards of a batch were equal in its last {len(recent)} steps: nothing is learned" if flat else ""
-    return f"healthy: step {place}, {max(0.0, state.since_s(newest.time_ns)):.1f} s ago{remark}"
-
-
 def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
     if state.trained >= state.total or not state.config.trains:
         return []
     if state.packed is not None and state.packed > state.trained:
         return [] if _explains(known, "learner") else list(_learner(state))
-    learner = next(iter(state.of_role("learner")), None)
-    if learner is not None and learner.vitals is not None and learner.vitals.doing.kind in ("loading", "awaiting card"):
+    if any(actor.doing.kind in ("loading", "awaiting card") for actor in state.of_role("learner")[:1]):
         return list(_learner(state))
     if _starts(state) or _explains(known, "buffer", "prompter"):
         return []
@@ -148,12 +123,10 @@ def _stall(state: RunState, known: list[StallFound]) -> list[StallFound]:
         *hanging_rewards(state, ill, held_s=_HELD_S),
         *failing_rewards(state),
         *_rollout(state, ill | {engine.engine_id for engine in compiling(state)}),
+        *(() if _explains(known, "engine") else _version(state, ill)),
     ]
-    if not _explains(known, "engine"):
-        found += _version(state, ill)
-    if not (found or _recovers(state) or any(one.cause not in _BESIDE for one in known)):
-        found += _credit(state)
-    return found
+    explained = found or any(one.cause not in _BESIDE for one in known)
+    return found if explained or _recovers(state) else list(_credit(state))
 
 
 def _starts(state: RunState) -> bool:
@@ -194,30 +167,28 @@ def _learner(state: RunState) -> Iterator[StallFound]:
     """A batch waits for the learner: is it slow?"""
     slowest_s = max((step.message.metrics.get("train_s", 0.0) for step in state.steps), default=0.0)
     for actor in state.of_role("learner")[:1]:
-        doing = actor.vitals.doing if actor.vitals is not None else Activity()
-        busy_s = actor.gauge("doing_s") or 0.0
+        doing, busy_s = actor.doing, actor.gauge("doing_s") or 0.0
+        activity = _ACTIVITIES[doing.kind].format(number=doing.number)
+        if doing.kind == "awaiting card":
+            if busy_s > _GPU_S:
+                engines = ", ".join(work.waiting.name for work in actor.held)
+                evidence = f"for {busy_s:.0f} s the learner {activity}, which {engines} took and did not leave"
+                yield finding("card not left", engines, evidence)
+            continue
         waits = doing.kind in ("loading", "publishing", "saving")
         bound_s = _LOADING_S if waits or not state.steps else max(_LEAST_S, _STEPS * slowest_s)
         if state.packed_ns:
             packed_s = state.since_s(max(state.packed_ns, state.opened_ns))
             busy_s = min(busy_s, packed_s) if doing.kind else packed_s
-        if doing.kind == "awaiting card":
-            bound_s, busy_s = _GPU_S, actor.gauge("doing_s") or 0.0
         if busy_s <= bound_s:
             continue
-        if doing.kind == "awaiting card":
-            held = actor.vitals.held if actor.vitals is not None else []
-            engines = ", ".join(work.waiting.name for work in held)
-            evidence = f"for {busy_s:.0f} s the learner {_activity_text(doing)}, which {engines} took and did not leave"
-            yield finding("card not left", engines, evidence)
-            continue
+        evidence = f"for {busy_s:.0f} s the learner {activity}"
         if doing.kind == "awaiting teacher":
-            evidence = f"for {busy_s:.0f} s the learner {_activity_text(doing)}"
             yield finding("teacher away", state.config.learner.teacher.url, evidence)
             continue
         batch = f"batch {state.trained + 1} is packed" if state.packed_ns else "no batch is packed yet"
-        evidence = f"{batch}; for {busy_s:.0f} s the learner {_activity_text(doing)}"
-        yield finding("learner behind", actor.actor_id, f"{evidence}, its slowest step took {slowest_s:.1f} s")
+        evidence = f"{batch}; {evidence}, its slowest step took {slowest_s:.1f} s"
+        yield finding("learner behind", actor.actor_id, evidence)
 
 
 def _idle(state: RunState) -> Iterator[StallFound]:
@@ -250,43 +221,40 @@ def _version(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     if state.owed is not None and state.owed >= least:
         late_s = state.since_s(state.steps[-1].time_ns)
         evidence = f"{waiting[0].id} waits for version {least}, trained {late_s:.0f} s ago and not published"
-        learners = [actor for actor in state.of_role("learner") if actor.actor_id not in ill]
-        yield from [finding("learner behind", actor.actor_id, evidence) for actor in learners]
+        yield from _behind(state, ill, evidence)
         return
     of_role = state.of_role("engine")
-    started_engines = [(state.engines.get(actor.actor_id), actor.starts) for actor in of_role]
-    ready = [
-        engine
-        for engine, starts in started_engines
-        if engine and engine.state == "ready" and engine.ready_ns > starts[-1]
-    ]
+    ready = _ready_engines(state, of_role)
     evidence = f"{waiting[0].id} has waited {waiting[0].held_s:.0f} s for version {least} or newer"
     if not state.names_of("engine"):
         yield finding("no worker", "engine", f"{evidence}; engine was scaled to 0")
     elif not ready:
-        ages = [state.since_s(actor.starts[-1]) for actor in of_role]
-        started = ", ".join(f"{actor.actor_id} {age:.0f} s ago" for actor, age in zip(of_role, ages, strict=True))
+        started = ", ".join(f"{actor.actor_id} {state.since_s(actor.starts[-1]):.0f} s ago" for actor in of_role)
         yield finding("engine dead", "engine", f"{evidence}; no engine takes requests; started: {started or 'none'}")
-    elif all(engine.version is not None and engine.version < least for engine in ready):
-        newest = max(engine.version or 0 for engine in ready)
+    elif (newest := max(least if engine.version is None else engine.version for engine in ready)) < least:
         evidence += f"; engines have {newest} at most, the newest published is {state.version}"
         yield finding("version not loaded", f"version {least}", evidence)
 
 
+def _behind(state: RunState, ill: set[str], evidence: str) -> Iterator[StallFound]:
+    for actor in state.of_role("learner"):
+        if actor.actor_id not in ill:
+            yield finding("learner behind", actor.actor_id, evidence)
+
+
+def _ready_engines(state: RunState, actors: list[Actor]) -> list[Engine]:
+    known = [(engine, actor.starts[-1]) for actor in actors if (engine := state.engines.get(actor.actor_id))]
+    return [engine for engine, start_ns in known if engine.state == "ready" and engine.ready_ns > start_ns]
+
+
 def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
     """Trajectories that their groups wait for: those that hang, and those that are slow."""
-    held = _held(state, "rollout", ill)
-    works = [
-        (actor, work)
-        for actor, work in held
-        if work.waiting.on not in ("version", "turn")
-        and not (work.waiting.on in ("engine", "retry") and work.waiting.name in ill)
-    ]
+    works = [entry for entry in _held(state, "rollout", ill) if not _waits_elsewhere(entry[1].waiting, ill)]
     # An engine is judged by its own signs first; only then does a request hang there by itself.
     stuck = [entry for entry in works if entry[1].quiet_s >= _patient_s(entry[1])]
     slow = [entry for entry in works if entry[1].held_s >= _HELD_S and entry[1].quiet_s < _MOVES_S and not stuck]
     slow = slow if _too_slow(state) else []
-    hanging: dict[str, list[HeldWork]] = {}
+    hanging: dict[str, list[HeldWork]] = {}  # by actor
     late: dict[str, tuple[Actor, HeldWork]] = {}
     for actor, work in stuck or slow:
         if 0 < _mates(state, work.id) < _group_size(state, work.id):
@@ -295,14 +263,25 @@ def _rollout(state: RunState, ill: set[str]) -> Iterator[StallFound]:
             hanging.setdefault(actor.actor_id, []).append(work)
     if not stuck and (len(late) < len({prompt_of(work.id) for _, work in slow}) or len(late) > _BRIEF):
         return  # many trajectories that advance: credit is missing
+    yield from _late(state, hanging, list(late.values())[:_BRIEF])
+
+
+def _late(
+    state: RunState, hanging: dict[str, list[HeldWork]], stragglers: list[tuple[Actor, HeldWork]]
+) -> Iterator[StallFound]:
     for actor_id, pieces in hanging.items():
         evidence = f"{_times(pieces[0])} {_waiting_text(pieces[0].waiting)}, and {len(pieces) - 1} more hang"
         yield finding("rollout hanging", actor_id, evidence)
-    for actor, work in list(late.values())[:_BRIEF]:
+    for actor, work in stragglers:
         size, done = _group_size(state, work.id), _mates(state, work.id)
         where = f"on {actor.actor_id}, {_waiting_text(work.waiting)}"
         evidence = f"{done} of the {size} trajectories of its group are done; {_times(work)} {where}"
         yield finding("straggler", work.id, evidence)
+
+
+def _waits_elsewhere(waiting: Waiting, ill: set[str]) -> bool:
+    """Return whether work waits for something that has its own finding."""
+    return waiting.on in ("version", "turn") or (waiting.on in ("engine", "retry") and waiting.name in ill)
 
 
 def _group_size(state: RunState, trajectory_id: str) -> int:
@@ -315,10 +294,8 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     groups = config.warmup.batch_groups if warm else config.buffer.batch_groups
     limit = min(config.buffer.max_lag + 1, _left(state)) * groups
     open_groups = state.gauge("prompter", "open_groups")
-    ready = int(state.gauge("buffer", "ready_groups") or 0)
     dropped, has_rows = sum(state.drops.values()), config.live.fraction < 1
-    activities = (actor.vitals.doing for actor in state.of_role("prompter") if actor.vitals is not None)
-    doing = next(activities, Activity())
+    doing = next((actor.doing for actor in state.of_role("prompter") if actor.vitals is not None), Activity())
     waits_s = state.gauge("prompter", "doing_s") or 0.0
     data = ", ".join(dict.fromkeys(task.source for task in tasks_of(config).values()))
     if doing.kind == "opening data":
@@ -328,7 +305,7 @@ def _credit(state: RunState) -> Iterator[StallFound]:
         evidence = f"it has been making row {doing.number} of {data} for {waits_s:.0f} s"
         evidence += f"; {open_groups or 0:.0f} of at most {limit} groups are open, and a batch takes {groups}"
         yield finding("slow data", "prompter", evidence)
-    elif not has_rows and (not open_groups or (open_groups < groups and dropped < groups)):
+    elif not has_rows and (open_groups or 0) < groups and (not open_groups or dropped < groups):
         return  # turns come when people talk
     elif has_rows and open_groups is not None and open_groups < groups and state.gauge("prompter", "no_more_prompts"):
         times, left = counted(config.task.epochs, "time"), counted(int(open_groups), "group")
@@ -340,18 +317,23 @@ def _credit(state: RunState) -> Iterator[StallFound]:
     elif open_groups == 0:
         evidence = f"no group is open and there is credit for {limit}, but no prompt was issued"
         yield finding("end of data", "prompter", evidence)
-    elif open_groups is not None and open_groups >= limit and _is_long(state) and not _ends(state):
-        works = [work for _, work in state.held("rollout")]
-        held = {role: state.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
-        longest = f"; the longest: {_times(works[0])}" if works else ""
-        evidence = (
-            f"{open_groups:.0f} of at most {limit} groups are open; {ready} are complete, a batch takes "
-            f"{groups}; {held['rollout']:,} trajectories run, {held['reward']:,} are being graded{longest}"
-        )
-        yield finding("no credit", "prompter", evidence)
     elif _is_long(state):
+        yield _long_step(state, open_groups, limit, groups)
+
+
+def _long_step(state: RunState, open_groups: float | None, limit: int, groups: int) -> StallFound:
+    ready = int(state.gauge("buffer", "ready_groups") or 0)
+    if open_groups is None or open_groups < limit or _ends(state):
         evidence = f"nothing was trained for {stalled_s(state):.0f} s; {open_groups} groups open, {ready} complete"
-        yield finding("unexplained", state.run, evidence)
+        return finding("unexplained", state.run, evidence)
+    works = [work for _, work in state.held("rollout")]
+    held = {role: state.queues.get(role, {}).get("under_way", 0) for role in ("rollout", "reward")}
+    longest = f"; the longest: {_times(works[0])}" if works else ""
+    evidence = (
+        f"{open_groups:.0f} of at most {limit} groups are open; {ready} are complete, a batch takes "
+        f"{groups}; {held['rollout']:,} trajectories run, {held['reward']:,} are being graded{longest}"
+    )
+    return finding("no credit", "prompter", evidence)
 
 
 def _is_long(state: RunState) -> bool:
@@ -381,8 +363,7 @@ def _ends(state: RunState) -> bool:
 
 def _mates(state: RunState, name: str) -> int:
     """Members of a trajectory's group that are graded or failed."""
-    prompt_id = prompt_of(name)
-    return sum(prompt_of(ended) == prompt_id for ended in state.ended)
+    return sum(prompt_of(ended) == prompt_of(name) for ended in state.ended)
 
 
 def _times(work: HeldWork) -> str:
@@ -392,7 +373,3 @@ def _times(work: HeldWork) -> str:
 
 def _waiting_text(waiting: Waiting) -> str:
     return _WAITING[waiting.on].format(name=waiting.name, version=waiting.version, fault=waiting.fault)
-
-
-def _activity_text(activity: Activity) -> str:
-    return _ACTIVITIES[activity.kind].format(number=activity.number)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from asyncrl.run.directory import RunFiles
-from asyncrl.state.health_checks import blockers, finding
+from asyncrl.state.findings import finding
+from asyncrl.state.health_checks import blockers
 from asyncrl.state.run_state import RunState
 from asyncrl.state.watch import disk_of
 from topics.stalls import StallFound

@@ -1,4 +1,4 @@
-"""Faults in themselves, whether training advances or not, of machines, processes, streams, engines; and what to do."""
+"""Faults of machines, processes, streams and engines, whether training advances or not."""
 
 from __future__ import annotations
 
@@ -10,66 +10,17 @@ from asyncrl.config.pools import purpose_of
 from asyncrl.config.stream_capacity import MB, RESERVE_MB
 from asyncrl.config.tasks import tasks_of
 from asyncrl.engine.errors import LOGITS_NOT_FINITE
+from asyncrl.state.findings import finding
 from asyncrl.state.records import SILENT_S, Actor, Engine
 from asyncrl.state.run_state import RunState
 from asyncrl.training.anomalies import broken_assertions
 from topics.actors import Waiting
 from topics.batches import BatchTrained
 from topics.roles import SUPERVISOR, pool_of, role_of
-from topics.stalls import Cause, StallFound
-
-ADVICE: dict[Cause, str] = {
-    "server unreachable": "check nats.log of the run and the network; the run continues once the server answers",
-    "permission missing": "give the role its user of this run (nats.credentials), or grant that user the subject",
-    "disk full": "free some space; actors that still run continue, others with `asyncrl up --resume RUN`",
-    "stream full": "stop the run; `asyncrl up --resume RUN --set nats.ledger_max_mb=0` (or stream_max_mb) makes room",
-    "clock off": "set the clock of that machine by NTP; until then deadlines and times are wrong by as much",
-    "dead letters": "read them with `asyncrl dead`, fix the cause, then bring them back with `asyncrl dead --reissue`",
-    "actor silent": "wait: it is killed after supervision.silence_s and started again; check its machine if it repeats",
-    "actor dying": "read its last lines with `asyncrl logs`; after eight quick deaths the run ends by itself",
-    "no writer": "read the log of that keeper with `asyncrl logs`; supervision.standbys = 1 shortens such a gap",
-    "no worker": "start some with `asyncrl scale ROLE=N`; those of placement.lent are given by `asyncrl share`",
-    "engine dead": "read the log of the server; an external server must be started again by its owner",
-    "engine paused": "send POST /continue_generation to the server, with its key, and find out who paused it",
-    "version not loaded": "read the log of the engine with `asyncrl logs`; it must be able to read the weights' folder",
-    "mislabelled": "find the client that loads other weights there or restarts the server; it may serve one run only",
-    "weights not direct": 'fix the named reason, raise weights.transport_deadline_s, or set weights.transport="never"',
-    "weights unchanged": "check rewards and learner.lr: a step below the last bit of learner.dtype changes nothing",
-    "weights not finite": "lower learner.lr or learner.max_grad_norm, and resume from the last checkpoint",
-    "assertion broken": "compare sampler and trainer in that step with `asyncrl replay`; see docs/guides/replay.md",
-    "step anomalous": "see the trajectories by `asyncrl explain`, the batch with `asyncrl dump`; is the reward sound?",
-    "learner behind": "read its log with `asyncrl logs`; give it more cores, or make the batches smaller",
-    "cards missing": "replace the GPUs: the learner looks for them, and takes them from its next checkpoint on",
-    "cluster away": "start Ray again there, on all nodes; where the run has ended by then, `asyncrl up --resume RUN`",
-    "teacher away": "check the server at learner.teacher.url, and `asyncrl logs`; the step waits until it answers",
-    "card not left": "read the log of that engine; the learner continues without it after its deadline",
-    "reward hanging": "check the reward function; reward.time_limit_s ends a call, reward.children runs more at once",
-    "reward failing": "read the failure with `asyncrl explain`; fix the reward function, or the service it calls",
-    "rollout hanging": "check the rollout function and its tools; after workers.stall_s another worker gets the work",
-    "straggler": "wait, or lower buffer.group_deadline_s: the group is then packed without it",
-    "groups dropped": "change what drops them: reward, learner.filters, buffer.max_lag, buffer.group_deadline_s",
-    "channel behind": "promote a newer version with `asyncrl weights promote`, or fork with a higher buffer.max_lag",
-    "live alarm": "look at turns with `asyncrl tap`; live.safety has the bounds, `asyncrl weights rollback` goes back",
-    "turns unrecorded": "make room on the disk, or by gateway.spool_mb or turns_mb; see `asyncrl logs gateway-1`",
-    "metrics unwritten": "free space on the disk of the run's directory; the logs then restore the missing files",
-    "no credit": "raise buffer.max_lag or buffer.batch_groups, or lower buffer.group_deadline_s",
-    "end of data": "add epochs with `asyncrl up --resume RUN --set task.epochs=0`; check `asyncrl logs prompter-1`",
-    "slow data": "wait, or make task.options easier; task.row_limit_s and task.open_limit_s end the run",
-    "unexplained": "run `asyncrl status --json` and `asyncrl logs`, and report their output in an issue",
-    "run failed": "fix the named fault (`asyncrl logs` has more), then continue with `asyncrl up --resume RUN`",
-    "run killed": "continue with `asyncrl up --resume RUN`; `dmesg` names processes that ran out of memory",
-}
-
+from topics.stalls import StallFound
 
 AWAY = "hosts_away_s"  # vital sign of the supervisor: see `Placement.away_s`
 UNWRITTEN = "unwritten_errno"  # vital sign of the recorder: why its files take nothing; not there while they do
-
-
-def finding(cause: Cause, object: str, evidence: str) -> StallFound:
-    """A reason why a run does not advance, or soon will not: of what, and its evidence with numbers."""
-    return StallFound(cause, object, evidence, ADVICE[cause])
-
-
 _START_S = 90.0  # for a process to publish its first message
 _GONE_S = 2.0  # a process that ended is started again sooner
 _OFTEN = 3  # starts within a minute
@@ -180,25 +131,16 @@ def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
     if denied or (words and actor.denied):
         yield finding("permission missing", actor.actor_id, denied or words)
         return
-    quick, silent_s = actor.quick_starts(state.now_ns, state.opened_ns), state.since_s(actor.since_ns)
-    down_s = 0.0 if actor.live else state.since_s(actor.stopped_ns)
-    left = words and down_s > state.config.supervision.restart_pause_s + _RESTART_S
-    failed = _failed_version(state, actor) if words and not actor.live else ""
-    diverged = LOGITS_NOT_FINITE in words
-    if quick >= _OFTEN or left or failed or diverged:
-        text = f"last error: {words}" if words else "it left no error message: it was killed"
-        ended = f"it ended {down_s:.0f} s ago{' and was not started again' if left else ''}"
-        evidence = f"{f'started {quick} times in the last minute' if quick >= _OFTEN else ended}; {text}"
-        failed = failed or _failed_version(state, actor)
-        if diverged:
-            yield finding("weights not finite", actor.actor_id, evidence)
-        elif failed:
-            yield finding("version not loaded", actor.actor_id, f"{failed}; {evidence}")
-        else:
-            yield finding("engine dead" if actor.role == "engine" else "actor dying", actor.actor_id, evidence)
+    dead = _dead(state, actor, words)
+    if dead is not None:
+        yield dead
         return
-    if not actor.live:
-        return
+    if actor.live:
+        yield from _alive(state, actor)
+
+
+def _alive(state: RunState, actor: Actor) -> Iterator[StallFound]:
+    silent_s = state.since_s(actor.since_ns)
     frozen = actor.process == "stopped" or (actor.process == "gone" and silent_s > _GONE_S)
     if frozen or silent_s > SILENT_S:
         process = f"process {actor.pid} on {actor.host} is {actor.process or 'silent: it is frozen, or its machine is'}"
@@ -214,6 +156,29 @@ def _actor(state: RunState, actor: Actor) -> Iterator[StallFound]:
             f"the clock of {actor.host} is {abs(skew_s):.1f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
         )
         yield finding("clock off", actor.actor_id, evidence)
+
+
+def _dead(state: RunState, actor: Actor, words: str) -> StallFound | None:
+    """Return the finding for an actor that starts again and again, or was not started again.
+
+    Args:
+        words: its last error, if that is recent.
+    """
+    quick = actor.quick_starts(state.now_ns, state.opened_ns)
+    down_s = 0.0 if actor.live else state.since_s(actor.stopped_ns)
+    left = words and down_s > state.config.supervision.restart_pause_s + _RESTART_S
+    failed = _failed_version(state, actor) if words and not actor.live else ""
+    diverged = LOGITS_NOT_FINITE in words
+    if not (quick >= _OFTEN or left or failed or diverged):
+        return None
+    ended = f"it ended {down_s:.0f} s ago{' and was not started again' if left else ''}"
+    what = f"started {quick} times in the last minute" if quick >= _OFTEN else ended
+    evidence = f"{what}; {f'last error: {words}' if words else 'it left no error message: it was killed'}"
+    if diverged:
+        return finding("weights not finite", actor.actor_id, evidence)
+    if failed := failed or _failed_version(state, actor):
+        return finding("version not loaded", actor.actor_id, f"{failed}; {evidence}")
+    return finding("engine dead" if actor.role == "engine" else "actor dying", actor.actor_id, evidence)
 
 
 def _asked_of_learner(state: RunState) -> str:
@@ -261,9 +226,14 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
         )
         yield finding("engine paused", engine_id, evidence)
         return
+    yield from _outdated(state, actor, engine)
+
+
+def _outdated(state: RunState, actor: Actor, engine: Engine) -> Iterator[StallFound]:
+    """Return the finding for an engine that should have had a version for some time."""
     if state.config.placement.colocate == "time_slice" and engine.state == "updating":
         return  # the learner has the GPU, or the update has its own deadline
-    if purpose_of(state.config, engine_id) != "training":
+    if purpose_of(state.config, engine.engine_id) != "training":
         return  # it holds the versions of evaluations, which end by their deadline and say why, or of a channel
     began_ns = actor.starts[-1]
     if max(engine.ready_ns, engine.updating_ns) < began_ns:
@@ -274,7 +244,7 @@ def _engine(state: RunState, engine_id: str) -> Iterator[StallFound]:
     if state.version is not None and loaded != state.version and late_s > patient_s:
         has = "none" if loaded is None else f"version {loaded}"
         evidence = f"it should have had version {state.version} {late_s:.0f} s ago; it has {has} ({engine.state})"
-        yield finding("version not loaded", engine_id, evidence)
+        yield finding("version not loaded", engine.engine_id, evidence)
 
 
 def _mislabelled(state: RunState) -> Iterator[StallFound]:

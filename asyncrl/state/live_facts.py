@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from asyncrl.config.pools import purpose_of
-from asyncrl.state.health_checks import finding
+from asyncrl.state.findings import finding
 from asyncrl.state.run_state import RunState
 from topics.roles import SUPERVISOR
 from topics.stalls import StallFound

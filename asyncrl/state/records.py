@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, TypeAlias
 
-from topics.actors import ActorStarted, ActorStopped, ScaledBy, Vitals
+from topics.actors import Activity, ActorStarted, ActorStopped, HeldWork, ScaledBy, Vitals
 from topics.batches import BatchTrained
 from topics.evals import EvalScored
 
@@ -53,6 +53,16 @@ class Actor:
     def error(self) -> str:
         """Return the reason of its absence; empty if it is present, or was asked to leave."""
         return "" if self.live or self.asked else self.last_error
+
+    @property
+    def doing(self) -> Activity:
+        """Return its newest reported activity."""
+        return self.vitals.doing if self.vitals is not None else Activity()
+
+    @property
+    def held(self) -> list[HeldWork]:
+        """Return the work that it has held for seconds."""
+        return self.vitals.held if self.vitals is not None else []
 
     def gauge(self, name: str) -> float | None:
         """One of its vital signs."""

@@ -65,7 +65,7 @@ class Roster(Fold):
 
     def held(self, role: str) -> list[tuple[Actor, HeldWork]]:
         """Work that actors of a role have had for seconds, the oldest first."""
-        found = [(actor, work) for actor in self.of_role(role) if actor.vitals for work in actor.vitals.held]
+        found = [(actor, work) for actor in self.of_role(role) for work in actor.held]
         return sorted(found, key=lambda entry: -entry[1].held_s)
 
     def gauge(self, role: str, name: str) -> float | None:

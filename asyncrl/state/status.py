@@ -19,7 +19,6 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
     """Return the state at a time of the server's clock, with at most this many actors and engines."""
     newest, mean_lag = state.newest, state.mean_lag
     engines = [engine for _, engine in sorted(state.engines.items()) if engine.state != "gone"]
-    evals = state.evals if len(state.evals) <= _EVALS else [state.evals[0], *state.evals[1 - _EVALS :]]
     return RunStatus(
         run=state.run,
         at_s=now_ns / 1e9,
@@ -39,7 +38,7 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
         mean_lag_versions=round(mean_lag, 4) if mean_lag is not None else None,
         recent_tokens_by_lag=state.lags,
         per_s={name: round(rate, 3) for name, rate in state.rates().items()},
-        evals=[EvalStatus(scored.version, scored.accuracy) for scored in evals],
+        evals=_evals(state),
         queues=state.queues,
         streams={
             name: StreamStatus(fill.bytes, fill.max_bytes, round(fill.share, 4))
@@ -65,6 +64,11 @@ def run_status(state: RunState, now_ns: int, *, most: int | None = None) -> RunS
         messages_unreadable=state.dead.count,
         last_unreadable=state.dead.last,
     )
+
+
+def _evals(state: RunState) -> list[EvalStatus]:
+    evals = state.evals if len(state.evals) <= _EVALS else [state.evals[0], *state.evals[1 - _EVALS :]]
+    return [EvalStatus(scored.version, scored.accuracy) for scored in evals]
 
 
 def _scalings(state: RunState, now_ns: int) -> list[ScalingStatus]:

@@ -3,7 +3,7 @@
 import msgspec
 
 from asyncrl.bus.log import Record
-from asyncrl.state.diagnose import headline
+from asyncrl.state.headline import headline
 from asyncrl.state.run_state import RunState
 from harness.configs import from_settings
 from topics.actors import ActorStarted, RunOpened, Vitals

@@ -7,8 +7,9 @@ from typing import get_args
 from rich.console import Console
 
 from asyncrl.config.settings import Config
-from asyncrl.state.diagnose import diagnose, headline
-from asyncrl.state.health_checks import ADVICE
+from asyncrl.state.diagnose import diagnose
+from asyncrl.state.findings import ADVICE
+from asyncrl.state.headline import headline
 from asyncrl.state.records import Disk, Letter
 from asyncrl.state.run_state import RunState
 from asyncrl.state.screen import render

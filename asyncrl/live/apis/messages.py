@@ -202,16 +202,21 @@ def _tools(fields: Body) -> Choice:
     return chosen(fields, declared(fields, keys="", parts="input_schema"), words=("any", "tool"))
 
 
+def _with_thoughts(fields: Body, entry: Message, where: str, thought: list[Message]) -> Message:
+    """Read a message of the assistant that has blocks of reasoning."""
+    rest = [one for one in entry["content"] if not (isinstance(one, dict) and one.get("type") == "thinking")]
+    (message,) = _messages(fields, entry | {"content": rest}, where)
+    texts = ["".join(text for one in thought if isinstance(text := one.get(name), str)) for name in _THINKING]
+    return message | {"reasoning_content": texts[0], "turn": texts[1]}
+
+
 def _messages(fields: Body, entry: Message, where: str) -> list[Message]:
     """Read a message: calls of tools join the text of the assistant, results come before that of the user."""
     content, role = entry.get("content"), entry.get("role")
     blocks = [one for one in content if isinstance(one, dict)] if isinstance(content, list) else []
     thought = [one for one in blocks if role == "assistant" and one.get("type") == "thinking"]
-    if thought and isinstance(content, list):
-        rest = [one for one in content if not (isinstance(one, dict) and one.get("type") == "thinking")]
-        (message,) = _messages(fields, entry | {"content": rest}, where)
-        texts = ["".join(text for one in thought if isinstance(text := one.get(name), str)) for name in _THINKING]
-        return [message | {"reasoning_content": texts[0], "turn": texts[1]}]
+    if thought:
+        return [_with_thoughts(fields, entry, where, thought)]
     kind = {"assistant": "tool_use", "user": "tool_result"}.get(role) if isinstance(role, str) else None
     tools = [one for one in blocks if kind is not None and one.get("type") == kind]
     if not tools:

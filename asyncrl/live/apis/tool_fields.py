@@ -43,16 +43,19 @@ def declared(fields: Body, *, keys: str, parts: str = "parameters", hosted: Coll
             continue
         if kind not in ("function", "custom") or (kind == "custom") != (parts == "input_schema"):
             raise refusal(f"tools[{number}].type", f"is {shown(kind)}; this gateway knows functions with a schema")
-        body = tool.get(keys) if keys else tool
-        name = body.get("name") if isinstance(body, dict) else None
-        if not isinstance(body, dict) or not isinstance(name, str) or not name:
-            raise refusal(f"tools[{number}]", "has no name")
-        schema = body.get(parts) or {"type": "object", "properties": {}}
-        if not isinstance(schema, dict):
-            raise refusal(f"tools[{number}].{parts}", f"is {shown(schema)}; expected a JSON schema")
-        function = {"name": name, "description": body.get("description") or "", "parameters": schema}
+        function = _function(tool.get(keys) if keys else tool, f"tools[{number}]", parts)
         found.append({"type": "function", "function": function})
     return found
+
+
+def _function(body: Any, where: str, parts: str) -> Message:
+    name = body.get("name") if isinstance(body, dict) else None
+    if not isinstance(name, str) or not name:
+        raise refusal(where, "has no name")
+    schema = body.get(parts) or {"type": "object", "properties": {}}
+    if not isinstance(schema, dict):
+        raise refusal(f"{where}.{parts}", f"is {shown(schema)}; expected a JSON schema")
+    return {"name": name, "description": body.get("description") or "", "parameters": schema}
 
 
 def chosen(fields: Body, tools: list[Message], *, words: tuple[str, str], keys: str = "") -> Choice:

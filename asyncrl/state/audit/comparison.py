@@ -50,13 +50,7 @@ def group_violations(
         yield from _score(group, group.end)
         if config is not None and config.eval.engines:
             yield from _exact(group.end)
-    for key, claims in group.claims.items():
-        for grade in [claim.grade for claim in claims if claim.grade is not None and key in group.issues]:
-            yield from _reference(group, key, grade, stored)
-            least = group.issues[key].min_version
-            if one_lineage and (old := [count for count in grade.versions if 0 <= count.version < least]):
-                found = f"{old[0].tokens} tokens of version {old[0].version}"
-                yield Violation("below min_version", str(key), found, f"{least} or newer, as it was issued")
+    yield from _claims(group, stored, one_lineage=one_lineage)
     for sequence in group.results:
         result = stored[sequence]
         if result.fault and result.key in group.issues:
@@ -66,6 +60,16 @@ def group_violations(
     yield from _rows(group, stored)
     if config is not None:
         yield from _drops(group, config)
+
+
+def _claims(group: Group, stored: Mapping[int, Stored], *, one_lineage: bool) -> Iterator[Violation]:
+    for key, claims in group.claims.items():
+        for grade in [claim.grade for claim in claims if claim.grade is not None and key in group.issues]:
+            yield from _reference(group, key, grade, stored)
+            least = group.issues[key].min_version
+            if one_lineage and (old := [count for count in grade.versions if 0 <= count.version < least]):
+                found = f"{old[0].tokens} tokens of version {old[0].version}"
+                yield Violation("below min_version", str(key), found, f"{least} or newer, as it was issued")
 
 
 def _ends(group: Group) -> Iterator[Violation]:
