@@ -32,9 +32,9 @@ def assert_password_unsaid(run: Run, password: str) -> None:
     assert all(file.stat().st_mode & 0o077 == 0 for file in private)
 
 
-async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
-    task = ["task.options.letters=6", "rollout.max_new_tokens=9", "eval.prompts=128"]
-    length = ["seed=3", "warmup.steps=48", "learner.steps=80", "learner.lr=1e-3"]  # from a sampled reward of 0.15
+async def test_the_demo_learns_to_write_four_letters_backwards(tmp_path: Path):
+    task = ["task.options.letters=4", "rollout.max_new_tokens=7", "eval.prompts=64", "buffer.batch_groups=32"]
+    length = ["seed=3", "warmup.steps=48", "learner.steps=60", "learner.lr=2e-3"]  # from a sampled reward of 0.4
     async with up(tmp_path, *task, *length, config="demo") as run:
         await run.reaches(lambda: len(run.steps()) >= 2, "the second step")
         password = address_of(run).password
@@ -44,21 +44,21 @@ async def test_the_demo_learns_to_write_six_letters_backwards(tmp_path: Path):
         assert await run.ended() == 0, run.story
 
     summary = run.summary
-    assert_consistent(run, steps=80, warmup_steps=48)
+    assert_consistent(run, steps=60, warmup_steps=48)
     assert_within_lag(run, max_lag=1)
     assert summary["sampled_reward_first_step"] < 0.5
     assert summary["sampled_reward_best_5_steps"] >= 0.8
     assert 0 <= summary["greedy_accuracy_before"] < summary["greedy_accuracy_after"] <= 1
-    assert [(row["version"], row["prompts"]) for row in run.rows("eval")] == [(0, 128), (80, 128)]
-    assert summary["evaluated_versions_after"].keys() == {"80"}
+    assert [(row["version"], row["prompts"]) for row in run.rows("eval")] == [(0, 64), (60, 64)]
+    assert summary["evaluated_versions_after"].keys() == {"60"}
     assert (run.root / "reward.png").read_bytes().startswith(b"\x89PNG")
     assert f"{summary['sampled_reward_last_5_steps']:.3f}" in run.out
     assert run.error == ""
     assert " died" not in run.out
     assert_password_unsaid(run, password)
     assert password not in run.out
-    answer = exported_answer(Path(summary["exported_model"]), "^abcdef=")
-    assert sorted(answer) == sorted("fedcba")  # a model of accuracy 0.98 may still get this one's order wrong
+    answer = exported_answer(Path(summary["exported_model"]), "^abcd=")
+    assert sorted(answer) == sorted("dcba")  # a model of accuracy 0.98 may still get this one's order wrong
 
 
 def exported_answer(directory: Path, prompt: str) -> str:
@@ -68,7 +68,7 @@ def exported_answer(directory: Path, prompt: str) -> str:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = AutoModelForCausalLM.from_pretrained(directory)
     ids = tokenizer(prompt, return_tensors="pt").input_ids
-    new = model.generate(ids, max_new_tokens=9, do_sample=False)[0][ids.shape[1] :]
+    new = model.generate(ids, max_new_tokens=7, do_sample=False)[0][ids.shape[1] :]
     return str(tokenizer.decode(new, skip_special_tokens=True)).replace(" ", "")
 
 
