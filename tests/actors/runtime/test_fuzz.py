@@ -57,7 +57,7 @@ from topics.topic import (
 from topics.trajectories import TRAJECTORY_FAILED, TRAJECTORY_GRADED, TrajectoryFailed
 from topics.wire import WireError, decode, headers_of
 
-MESSAGES = 20_000
+MESSAGES = 8_000
 LATE = 500
 AT_ONCE = 250
 MORE_STEPS = 10
