@@ -6,6 +6,8 @@ import gc
 import os
 import secrets
 import shutil
+import sys
+import tempfile
 import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -24,6 +26,7 @@ from harness.stage import LEASE_S, Connect, Stage, Unretrieved, provision_leased
 from topics.table import BUILT_IN, Tables
 
 _ENDING_S = 5.0  # for processes that were told to end
+_COMPILING_S = 90.0  # the other workers wait no longer
 _ports = take_own_ports()  # held for as long as this process runs
 
 gc.disable()  # until all tests are imported: passes of the collector over what that makes are a third of its time
@@ -35,6 +38,24 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if hasattr(session.config, "workerinput"):
         server.start()
     forks.install(server)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[object]:
+    """In a new checkout the first worker compiles all tests; the others wait, and read its files."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or sys.dont_write_bytecode or [*Path(__file__).parent.glob("__pycache__/test_layout.*.pyc")]:
+        return (yield)
+    compiled = Path(tempfile.gettempdir(), f"asyncrl-compiled-{worker['testrunuid']}")
+    until_s = time.monotonic() + _COMPILING_S
+    while worker["workerid"] != "gw0" and not compiled.exists() and time.monotonic() < until_s:
+        time.sleep(0.1)
+    try:
+        return (yield)
+    finally:
+        if worker["workerid"] == "gw0":
+            compiled.touch()
+            session.config.add_cleanup(compiled.unlink)
 
 
 @pytest.hookimpl(wrapper=True)
