@@ -54,6 +54,7 @@ def test_the_recovery_takes_how_long_the_logs_are_and_how_often_to_kill():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_killed_keepers_of_a_real_run_decide_again(tmp_path: Path):
     times = await of_long_logs(tmp_path, 600, 1)
 
@@ -62,6 +63,7 @@ async def test_killed_keepers_of_a_real_run_decide_again(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snapshots(tmp_path: Path):
     figures = await bench_history(trajectories=600, directory=str(tmp_path), snapshots=True)
 
@@ -78,6 +80,7 @@ async def test_the_logs_of_a_long_run_are_clean_and_its_keepers_start_from_snaps
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_progress_is_stored_in_one_of_the_two_runs_that_its_cost_is_measured_with(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -92,6 +95,7 @@ async def test_progress_is_stored_in_one_of_the_two_runs_that_its_cost_is_measur
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_engines_that_join_and_leave_lose_and_double_nothing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(fleet_bench, "_MEAN_S", 0.1)
 
@@ -103,6 +107,7 @@ async def test_engines_that_join_and_leave_lose_and_double_nothing(monkeypatch: 
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_rollouts_are_compared_with_a_bare_client_of_the_same_server():
     server = {"kind": "embedded", "shape": "tiny-moe", "layers": 1, "arguments": "", "pythonpath": ""}
     windows = {"seconds": 1.0, "rounds": 2, "routing": True}
@@ -115,6 +120,7 @@ async def test_rollouts_are_compared_with_a_bare_client_of_the_same_server():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_answers_that_crossed_updates_are_rescored_under_the_versions_that_their_tokens_name():
     server = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": "", "gpus": []}
 
@@ -125,6 +131,7 @@ async def test_answers_that_crossed_updates_are_rescored_under_the_versions_that
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_a_turn_of_a_shared_card_is_told_by_its_parts():
     server = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": ""}
 
@@ -183,6 +190,7 @@ def test_mixed_lengths_fill_a_step():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_trainer_is_compared_with_a_bare_loop_and_a_failure_costs_its_own_figures(
     capfd: pytest.CaptureFixture[str],
 ):
@@ -202,6 +210,7 @@ def test_the_trainer_is_compared_with_a_bare_loop_and_a_failure_costs_its_own_fi
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_megatron_trainer_is_compared_with_a_bare_loop_of_its_modules_and_with_experts_on_two_ranks(
     capfd: pytest.CaptureFixture[str],
 ):
@@ -225,6 +234,7 @@ async def test_short_trajectories_of_the_embedded_engine_go_through_all_actors()
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_weights_reach_an_engine_and_publication_and_load_are_apart():
     figures = await bench_weights(store="stream", mib=8, engines=1, rounds=1)
 
@@ -236,6 +246,7 @@ async def test_weights_reach_an_engine_and_publication_and_load_are_apart():
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_versions_as_differences_are_measured_with_their_encoding_and_their_share_of_the_bytes():
     figures = await bench_weights(store="files", mib=8, engines=1, rounds=1, changed=0.01)
 

@@ -15,6 +15,7 @@ AHEAD = "model.layers.4.eh_proj.weight"  # of the layer that predicts ahead
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_layer_ahead_is_trained_with_a_weight_and_stays_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     for name, size in SMALL.items():
         monkeypatch.setitem(drafts._SHAPE, name, size)

@@ -22,6 +22,7 @@ async def test_a_turn_is_compared_with_its_ids_at_the_engine():
     assert figures["gateway_cpu_us_per_turn_of_128_tokens"] > 0
 
 
+@pytest.mark.nightly
 async def test_clients_of_all_apis_are_served_while_the_model_learns(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(live_bench, "_WARM_S", 1.0)
     monkeypatch.setattr(live_bench, "_BATCH", 4)
@@ -33,6 +34,7 @@ async def test_clients_of_all_apis_are_served_while_the_model_learns(monkeypatch
     assert figures["trained_first_token_p99_ms"] <= figures["trained_whole_p99_ms"] < float("inf")
 
 
+@pytest.mark.nightly
 async def test_sessions_go_on_through_the_gateway_and_straight_while_versions_come():
     served = {"kind": "embedded", "shape": "tiny", "arguments": "", "pythonpath": "", "device": "cpu", "gpus": []}
     traffic = {"sessions": 4, "gateways": 1, "clients": 2, "tokens": 16, "versions": 2, "every_s": 1.0}

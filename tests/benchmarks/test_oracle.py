@@ -100,6 +100,7 @@ def test_settings_of_a_run_with_lag_are_accepted(lag: int):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 async def test_without_lag_the_system_follows_the_synchronous_loop_step_by_step(tmp_path: Path):
     (tmp_path / "oracle.toml").write_text(CONFIG)
 

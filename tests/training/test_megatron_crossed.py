@@ -19,7 +19,7 @@ from harness.mixtures import MIXTURE, write_transformers_model
 from harness.ranks import run_group
 from harness.training import copies, of_all_ranks
 
-pytestmark = pytest.mark.slow  # four processes with torch
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # every layout; test_megatron.py has one of each kind
 RANKS = 4
 
 
