@@ -187,11 +187,12 @@ def megatron_contradictions(config: Config) -> Iterator[Finding]:
         there = f'learner.trainer = "{learner.trainer}" and learner.device = "{learner.device}"'
         message = f'found "fp8" with {there}, expected "megatron" and a "cuda" device; set "bfloat16", or change them'
         yield Finding(("learner.dtype", "learner.trainer", "learner.device"), message)
-    if learner.share_prefixes:
-        for key, expected in (("trainer", "torch"), ("device", "cpu"), ("routing", "own")):
-            if (found := getattr(learner, key)) != expected:
-                message = f'needs learner.{key} = "{expected}", found "{found}"; set share_prefixes = false'
-                yield Finding(("learner.share_prefixes", f"learner.{key}"), message)
+    if learner.share_prefixes and learner.trainer != "torch":
+        message = (
+            f'needs learner.trainer = "torch", found "{learner.trainer}", which divides each row over '
+            "learner.layout.context ranks alone; set share_prefixes = false"
+        )
+        yield Finding(("learner.share_prefixes", "learner.trainer"), message)
     if learner.trainer != "megatron":
         why = f'it is of learner.trainer = "megatron", found "{learner.trainer}"'
         yield from unused(config, "learner.layout", "learner.trainer", why)

@@ -196,8 +196,8 @@ class LearnerSettings(Settings):
     # Tokens of one forward and backward pass, of each of the ranks that share a row by `layout.context`; a longer row
     # has a separate pass.
     micro_batch_tokens: Positive = 16384
-    # Compute the tokens at which rows of a pass begin alike once, such as the prompt of a group; needs
-    # `trainer = "torch"`, `device = "cpu"` and `routing = "own"`.
+    # Compute the tokens at which rows of a pass begin alike once, such as the prompt of a group or the history of a
+    # session; needs `trainer = "torch"`. Models with recurrent state compute each row.
     share_prefixes: bool = False
     # Experts of a token: `own`, of the trainer's router; `replay`, those of the sampler; or `trainer`, those of the
     # trainer's pass before the update, reused in the pass with the gradient.

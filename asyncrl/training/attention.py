@@ -33,7 +33,24 @@ class Documents(NamedTuple):
     groups: tuple[tuple[int, int], ...]  # number and length of documents of one length that follow one another
     alike: int = 0  # D where all are of one length, and are best attended to at once; else 0
     seen: tuple[tuple[int, ...], ...] = ()  # of each group: groups that it sees before its own tokens; see `PrefixTree`
+    visible: VisibleKeys | None = None  # the same for kernels that take runs; None if documents see themselves alone
     routing: torch.Tensor | None = None  # [T, B] bytes: see `asyncrl.training.routing`; zeros if unknown
+
+
+class Runs(NamedTuple):
+    """Runs of tokens that follow one another."""
+
+    ends: torch.Tensor  # [R + 1] int32: 0, and the end of each
+    longest: int  # at least the length of the longest one
+
+
+class VisibleKeys(NamedTuple):
+    """The keys that documents see, document after document: K, of a sequence of T tokens."""
+
+    places: torch.Tensor  # [K] index into T of each
+    order: torch.Tensor  # [K] numbers of the K by rising place
+    uses: torch.Tensor  # [T] number of the K at each place
+    runs: Runs  # the K of each document; the last are its own tokens
 
 
 def document_attention(
@@ -68,8 +85,12 @@ def document_attention(
         return _attended((query, key, value), documents.alike, None, scale).unsqueeze(0).to(dtype), None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
         query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value))
-        runs = Runs(documents.bounds, documents.longest)
-        return run_attention((query, key, value), runs, runs, scale=scale, window=window).unsqueeze(0), None
+        runs = seen = Runs(documents.bounds, documents.longest)
+        if (visible := documents.visible) is not None:
+            sizes, seen = [key.shape[-1], value.shape[-1]], visible.runs
+            both = torch.cat((key, value), -1)
+            key, value = gathered(both, visible.places, visible.order, visible.uses).split(sizes, -1)
+        return run_attention((query, key, value), runs, seen, scale=scale, window=window).unsqueeze(0), None
     sizes = [count * length for count, length in documents.groups]
     parts = []
     # One split, whose gradient is one copy: that of each slice would be as long as the whole sequence.
@@ -104,13 +125,6 @@ def _attended(tensors: Sequence[torch.Tensor], count: int, mask: torch.Tensor | 
     return found.transpose(1, 2).flatten(0, 1)
 
 
-class Runs(NamedTuple):
-    """Runs of tokens that follow one another."""
-
-    ends: torch.Tensor  # [R + 1] int32: 0, and the end of each
-    longest: int  # at least the length of the longest one
-
-
 def run_attention(
     heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     queries: Runs,
@@ -143,6 +157,42 @@ def _band(length: int, window: int, device: torch.device, before: int = 0) -> to
     """Mask [length, before + length] of the tokens that each one sees."""
     whole = torch.ones(length, before + length, dtype=torch.bool, device=device)
     return whole.tril(before) & whole.triu(before + 1 - window) if window else whole.tril(before)
+
+
+@torch.library.custom_op("asyncrl::gathered", mutates_args=())
+def gathered(own: torch.Tensor, places: torch.Tensor, order: torch.Tensor, uses: torch.Tensor) -> torch.Tensor:
+    """Return rows of [T, ...] at places, [K, ...]; see `VisibleKeys`."""
+    return own.index_select(0, places)
+
+
+@torch.library.custom_op("asyncrl::gathered_gradient", mutates_args=())
+def _gathered_gradient(grad: torch.Tensor, order: torch.Tensor, uses: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the gradients at each place, in float32 and in one order: atomic additions would round each."""
+    sorted_by_place = grad.index_select(0, order).flatten(1)
+    exact = sorted_by_place.float() if grad.itemsize < 4 else sorted_by_place
+    found = torch.segment_reduce(exact, "sum", lengths=uses, axis=0, unsafe=True)
+    return found.to(grad.dtype).view(len(uses), *grad.shape[1:])
+
+
+@gathered.register_fake
+def _gathered_shape(own: torch.Tensor, places: torch.Tensor, order: torch.Tensor, uses: torch.Tensor) -> torch.Tensor:
+    return own.new_empty(len(places), *own.shape[1:])
+
+
+@_gathered_gradient.register_fake
+def _gathered_gradient_shape(grad: torch.Tensor, order: torch.Tensor, uses: torch.Tensor) -> torch.Tensor:
+    return grad.new_empty(len(uses), *grad.shape[1:])
+
+
+def _keep_order(ctx: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+    ctx.save_for_backward(*inputs[2:])
+
+
+def _backward_of_gathered(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    return _gathered_gradient(grad, *ctx.saved_tensors), None, None, None
+
+
+gathered.register_autograd(_backward_of_gathered, setup_context=_keep_order)
 
 
 ALL_ATTENTION_FUNCTIONS.register(DOCUMENTS, document_attention)

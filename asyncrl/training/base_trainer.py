@@ -209,6 +209,7 @@ class BaseTrainer:
             "loss": total,
             "grad_norm": norm,
             "learning_rate": objective.learning_rate,
+            **self._passes.work(batches),
             **metrics(sums | self._passes.sums([self._row_sums(used, objective)])),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,8 @@ from asyncrl.algorithms.lag import split_lags
 from asyncrl.algorithms.packing import MULTIPLE
 from asyncrl.algorithms.rows import TrainRow
 from asyncrl.algorithms.token_loss import Tokens
-from asyncrl.training.attention import Documents
-from asyncrl.training.prefix_tree import prefix_tree
+from asyncrl.training.attention import Documents, Runs, VisibleKeys
+from asyncrl.training.prefix_tree import PrefixTree, prefix_tree
 
 _LONG = 2048  # tokens of several rows of one length from which on a kernel for them pays for its compilation
 
@@ -35,6 +35,7 @@ class MicroBatch(NamedTuple):
 
     inputs: Inputs
     tokens: Tokens  # [N] each
+    places: npt.NDArray[np.int64]  # indices into [T] of the tokens that the rows feed, row after row
 
 
 def micro_batch(
@@ -55,8 +56,9 @@ def micro_batch(
     def of_tokens(values: Sequence[npt.NDArray[np.float32]]) -> torch.Tensor:
         return put(np.concatenate(values)[flat], device)
 
+    places, documents = laid_out(rows, device, shared=shared)
     return MicroBatch(
-        packed(rows, device, shared=shared),
+        _inputs(rows, places, documents),
         Tokens(
             behaviour=of_tokens([row.logprobs for row in rows]),
             advantages=of_tokens([row.advantages for row in rows]),
@@ -66,6 +68,7 @@ def micro_batch(
             in_flight=put(in_flight[flat], device),
             columns={name: of_tokens([row.columns[name] for row in rows]) for name in columns},
         ),
+        places,
     )
 
 
@@ -85,25 +88,59 @@ def by_row(values: torch.Tensor, rows: Sequence[TrainRow]) -> list[npt.NDArray[n
 
 
 def packed(rows: Sequence[TrainRow], device: torch.device, *, shared: bool = False) -> Inputs:
-    """One sequence of all rows, each without its last token; on GPUs padding is a separate document.
+    """One sequence of all rows, each without its last token; see `laid_out`."""
+    return _inputs(rows, *laid_out(rows, device, shared=shared))
 
-    Rows of equal length are padded one by one, each as one document: no token sees later tokens. Shared prefixes are in
-    the sequence once: several scored tokens may follow one place.
-    """
+
+def _inputs(rows: Sequence[TrainRow], places: npt.NDArray[np.int64], documents: Documents) -> Inputs:
     flat, given = trained_places(rows), np.concatenate([row.tokens for row in rows])
     kept = np.ones(len(flat), np.bool_)
     kept[np.cumsum([len(row.tokens) for row in rows]) - 1] = False  # the last token of each row
-    at, documents = (_as_tree if shared else _end_to_end)(rows, device)
-    tokens = np.zeros(documents.positions.shape[1], np.int64)
-    tokens[at] = given[kept]
+    device, size = documents.positions.device, documents.positions.shape[1]
+    tokens = np.zeros(size, np.int64)
+    tokens[places] = given[kept]
     temperatures = np.repeat([row.temperature for row in rows], [len(row.tokens) for row in rows])[flat]
     return Inputs(
         put(tokens[None], device),
-        put(at[np.append(flat[1:], False)[kept]], device),
+        put(places[np.append(flat[1:], False)[kept]], device),
         put(given[flat].astype(np.int64), device),
         put(temperatures.astype(np.float32), device),
-        documents,
+        documents._replace(routing=_routing(rows, places, size, device)),
     )
+
+
+def laid_out(
+    rows: Sequence[TrainRow], device: torch.device, *, shared: bool = False
+) -> tuple[npt.NDArray[np.int64], Documents]:
+    """The place of each token that rows feed, and the documents of the sequence; on GPUs padding is a separate one.
+
+    Rows of equal length are padded one by one, each as one document: no token sees later tokens.
+
+    Args:
+        shared: have prefixes that rows share in the sequence once: several scored tokens may follow one place.
+    """
+    tree = prefix_tree(fed(rows)) if shared and len(rows) > 1 else None
+    if tree is None or not any(tree.joined):
+        return _end_to_end(rows, device)
+    return _as_tree(tree, device)
+
+
+def fed(rows: Sequence[TrainRow]) -> list[npt.NDArray[Any]]:
+    """What rows feed: all tokens but the last, [T - 1] each; [T - 1, 4 + B] bytes where experts are recorded."""
+    width = routing_width(rows)
+    if not width:
+        return [row.tokens[:-1] for row in rows]
+    found = []
+    for row in rows:
+        routing = np.zeros((len(row.tokens), width), np.uint8) if row.routing is None else row.routing
+        tokens = np.ascontiguousarray(row.tokens, np.int32)[:, None].view(np.uint8)
+        found.append(np.concatenate((tokens, routing), axis=1)[:-1])
+    return found
+
+
+def routing_width(rows: Sequence[TrainRow]) -> int:
+    """Number of bytes that name the experts of a token; 0 if no row has recorded ones."""
+    return next((row.routing.shape[1] for row in rows if row.routing is not None), 0)
 
 
 def _end_to_end(rows: Sequence[TrainRow], device: torch.device) -> tuple[npt.NDArray[np.int64], Documents]:
@@ -120,37 +157,68 @@ def _end_to_end(rows: Sequence[TrainRow], device: torch.device) -> tuple[npt.NDA
     laid = Documents(
         positions=put(positions[None], device),
         bounds=put(bounds, device),
-        longest=1 << (max(documents) - 1).bit_length(),  # a power of two: kernels are compiled for few of them
+        longest=_power_of_two(max(documents)),
         groups=tuple((len(list(same)), length) for length, same in groupby(documents) if length),
         alike=alike,
-        routing=_routing(rows, bounds, device),
     )
     return np.arange(sum(lengths)) + np.repeat(bounds[: len(rows)] - np.cumsum([0, *lengths[:-1]]), lengths), laid
 
 
-def _as_tree(rows: Sequence[TrainRow], device: torch.device) -> tuple[npt.NDArray[np.int64], Documents]:
+def _as_tree(tree: PrefixTree, device: torch.device) -> tuple[npt.NDArray[np.int64], Documents]:
     """As `_end_to_end`, with shared prefixes once."""
-    tree = prefix_tree([row.tokens[:-1] for row in rows])
     at, depths = np.concatenate(tree.places), np.zeros(tree.size, np.int64)
     depths[at] = np.concatenate([np.arange(len(places)) for places in tree.places])
+    groups, seen = tree.groups, tree.seen
+    if device.type == "cuda" and (filling := -tree.size % MULTIPLE):
+        depths, groups, seen = np.append(depths, np.arange(filling)), (*groups, (1, filling)), (*seen, ())
+    lengths = [length for count, length in groups for _ in range(count)]
     laid = Documents(
         positions=put(depths[None], device),
-        bounds=put(np.array([0, tree.size], np.int32), device),
-        longest=max(map(len, tree.places)),
-        groups=tree.groups,
-        seen=tree.seen,
+        bounds=put(np.cumsum([0, *lengths], dtype=np.int32), device),
+        longest=_power_of_two(max(lengths)),
+        groups=groups,
+        seen=seen,
+        visible=visible_keys(groups, seen, device) if device.type == "cuda" else None,
     )
     return at, laid
 
 
-def _routing(rows: Sequence[TrainRow], bounds: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor | None:
-    width = next((row.routing.shape[1] for row in rows if row.routing is not None), 0)
+def visible_keys(groups: Sequence[tuple[int, int]], seen: Sequence[Sequence[int]], device: torch.device) -> VisibleKeys:
+    """The keys of each document: those of the groups that it sees, and its own; see `Documents`."""
+    starts = np.cumsum([0, *(count * length for count, length in groups)])
+    runs = []
+    for number, ((count, length), before) in enumerate(zip(groups, seen, strict=True)):
+        earlier = [np.arange(starts[one], starts[one + 1]) for one in before]
+        for first in starts[number] + length * np.arange(count):
+            runs.append(np.concatenate([*earlier, np.arange(first, first + length)]))
+    places = np.concatenate(runs)
+    lengths = [len(run) for run in runs]
+    return VisibleKeys(
+        put(places, device),
+        put(np.argsort(places, kind="stable"), device),
+        put(np.bincount(places, minlength=starts[-1]), device),
+        Runs(put(np.cumsum([0, *lengths], dtype=np.int32), device), _power_of_two(max(lengths))),
+    )
+
+
+def _power_of_two(length: int) -> int:
+    """The least one that is not below a length: kernels are compiled for few of them."""
+    return 1 << (length - 1).bit_length()
+
+
+def _routing(
+    rows: Sequence[TrainRow], places: npt.NDArray[np.int64], size: int, device: torch.device
+) -> torch.Tensor | None:
+    width = routing_width(rows)
     if not width:
         return None
-    found = np.zeros((bounds[-1], width), np.uint8)
-    for row, start in zip(rows, bounds, strict=False):
+    found = np.zeros((size, width), np.uint8)
+    start = 0
+    for row in rows:
+        end = start + len(row.tokens) - 1
         if row.routing is not None:
-            found[start : start + len(row.tokens) - 1] = row.routing[:-1]
+            found[places[start:end]] = row.routing[:-1]
+        start = end
     return put(found, device)
 
 

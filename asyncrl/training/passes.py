@@ -13,13 +13,15 @@ import torch.distributed as dist
 from asyncrl.algorithms.packing import first_fit
 from asyncrl.algorithms.rows import TOP, TrainRow, weightless
 from asyncrl.algorithms.sums import Sums, merge_sums
-from asyncrl.training.packing import MicroBatch, by_row, micro_batch
-from asyncrl.training.prefix_tree import prefix_tree, sharing
+from asyncrl.training.packing import MicroBatch, by_row, fed, micro_batch
+from asyncrl.training.prefix_tree import prefix_tree, subtrees
 
 T = TypeVar("T")
 
 Scorer: TypeAlias = Callable[..., tuple[torch.Tensor, ...]]
 """Values of N tokens, [N, ...], from the arguments of `Policy.forward` and unused ones."""
+AfterPass: TypeAlias = Callable[[list[TrainRow], npt.NDArray[np.int64]], None]
+"""Takes the rows of a micro-batch and `MicroBatch.places`."""
 
 
 class Passes:
@@ -45,25 +47,22 @@ class Passes:
         self.rank = dist.get_rank(group) if dist.is_initialized() else 0
 
     def cut(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
-        """Micro-batches."""
-        units = self._units(rows)
-        sizes = [len(unit[0].tokens) if len(unit) == 1 else tree_size(unit) for unit in units]
-        return [[row for index in batch for row in units[index]] for batch in first_fit(sizes, self._budget)]
+        """Micro-batches; rows that share a prefix stay together, as many as the budget holds."""
+        if self._shared and rows:
+            units = subtrees(prefix_tree(fed(rows)), self._budget)
+        else:
+            units = [([number], len(row.tokens)) for number, row in enumerate(rows)]
+        batches = first_fit([size for _, size in units], self._budget)
+        return [[rows[number] for unit in batch for number in units[unit][0]] for batch in batches]
 
-    def _units(self, rows: Sequence[TrainRow]) -> list[list[TrainRow]]:
-        """Rows that stay together: those that share a prefix, as many as the budget holds."""
-        if not self._shared:
-            return [[row] for row in rows]
-        found: list[list[TrainRow]] = []
-        for numbers in sharing([row.tokens[:-1] for row in rows]):
-            unit: list[TrainRow] = []
-            for number in numbers:
-                if unit and tree_size([*unit, rows[number]]) > self._budget:
-                    found.append(unit)
-                    unit = []
-                unit.append(rows[number])
-            found.append(unit)
-        return found
+    def work(self, batches: list[list[TrainRow]]) -> dict[str, float]:
+        """Figures of the tokens that pass the model on all ranks: their number, and its share of those of the rows."""
+        separate = sum(len(row.tokens) - 1 for rows in batches for row in rows)
+        computed = sum(prefix_tree(fed(rows)).size for rows in batches) if self._shared else separate
+        counts = {"computed": computed, "separate": separate}
+        found = self.sums([{name: torch.tensor(float(count), device=self._device) for name, count in counts.items()}])
+        total = float(found["computed"])
+        return {"tokens_computed": total, "tree_ratio": total / max(float(found["separate"]), 1.0)}
 
     def even(self, batches: list[list[TrainRow]], columns: Sequence[str] = ()) -> list[list[TrainRow]]:
         """As many on every rank, for FSDP2 gathers parameters in step; the surplus ones weigh nothing."""
@@ -78,19 +77,20 @@ class Passes:
         return micro_batch(rows, self._device, columns, shared=self._shared)
 
     def column(
-        self, scorer: Scorer, rows: Sequence[TrainRow], after: Callable[[list[TrainRow]], None] | None = None
+        self, scorer: Scorer, rows: Sequence[TrainRow], after: AfterPass | None = None
     ) -> dict[int, npt.NDArray[np.float32]]:
         """A scorer's values of trained tokens, [T, ...] each, by the `id` of the row. Every rank takes part.
 
         Args:
-            after: called with the rows of each micro-batch after its pass.
+            after: called with each micro-batch after its pass.
         """
         found: dict[int, npt.NDArray[np.float32]] = {}
         for batch in self.even(self.cut(rows)):
+            laid = self.lay(batch)
             with torch.no_grad():
-                values, *_ = scorer(*self.lay(batch).inputs)
+                values, *_ = scorer(*laid.inputs)
             if after is not None:
-                after(batch)
+                after(batch, laid.places)
             found |= zip(map(id, batch), by_row(values, batch), strict=True)
         return found
 
@@ -125,8 +125,3 @@ class Passes:
         gathered = [torch.zeros(len(sums), device=self._device) for _ in range(self.ranks)]
         dist.all_gather(gathered, torch.stack(list(sums.values())), group=self._group)
         return merge_sums([dict(zip(sums, values, strict=True)) for values in gathered])
-
-
-def tree_size(rows: Sequence[TrainRow]) -> int:
-    """Number of tokens that rows feed where shared prefixes count once."""
-    return prefix_tree([row.tokens[:-1] for row in rows]).size

@@ -50,6 +50,12 @@ class Policy(nn.Module):
         return iter(batches) if self.sharded is None else self.sharded.passes(batches)
 
     @property
+    def shares_prefixes(self) -> bool:
+        """Return whether a token may follow several rows: every layer has attention, none a recurrent state."""
+        kinds = getattr(self.model.config, "layer_types", None) or ()
+        return all(kind.endswith("attention") and kind != "linear_attention" for kind in kinds)
+
+    @property
     def mixture(self) -> Mixture | None:
         """Return the experts of the model; None without experts."""
         config = self.model.config

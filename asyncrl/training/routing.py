@@ -50,12 +50,16 @@ class Recorded:
         self._taken = taken  # gives those of all tokens of the newest micro-batch, packed; see `as_bytes`
         self._found: dict[int, UInt8Array] = {}  # by the `id` of the row
 
-    def keep(self, rows: Sequence[TrainRow]) -> None:
-        """Take those of a micro-batch that just passed; the last token of a row was not fed."""
+    def keep(self, rows: Sequence[TrainRow], places: npt.NDArray[np.int64]) -> None:
+        """Take those of a micro-batch that just passed; the last token of a row was not fed.
+
+        Args:
+            places: see `MicroBatch`.
+        """
         routing, start = self._taken(), 0
         for row in rows:
             end = start + len(row.tokens) - 1
-            self._found[id(row)] = np.pad(routing[start:end], ((0, 1), (0, 0)))
+            self._found[id(row)] = np.pad(routing[places[start:end]], ((0, 1), (0, 0)))
             start = end
 
     def of(self, row: TrainRow) -> UInt8Array | None:

@@ -43,7 +43,7 @@ class TorchSettings(TrainerSettings):
     moments: Literal["float32", "bfloat16"] = "float32"  # type of AdamW's between updates
     lora: Lora | None = None  # adapters that are trained instead of all weights
     exchange: Exchange = "auto"  # between ranks
-    share_prefixes: bool = False  # compute tokens that rows have in common once; on a CPU, without replayed experts
+    share_prefixes: bool = False  # compute first tokens that rows have in common once
 
 
 class TorchTrainer(BaseTrainer):
@@ -78,7 +78,7 @@ class TorchTrainer(BaseTrainer):
         self.replays, self.records = self.settings.replays, self.settings.records
         if self.replays or self.records:
             self._policy.replay()
-        budget, shared = self.settings.micro_batch_tokens, self.settings.share_prefixes
+        budget, shared = self.settings.micro_batch_tokens, self.settings.share_prefixes and self._policy.shares_prefixes
         self._passes = Passes(self.device, micro_batch_tokens=budget, shared=shared)
         kept: dict[str, Any] = {"eps": self.settings.eps, "moments": getattr(torch, self.settings.moments)}
         self._own = ModelOptimizer(self._policy, directory, stems=Stems(WEIGHTS, STATE, ADAPTER), **kept)

@@ -146,9 +146,9 @@ def test_an_option_without_effect_is_refused():
         (["learner.trainer=megatron", "learner.lora.rank=4"], "learner.lora.rank", "has no adapters"),
         (["learner.trainer=megatron", "learner.exchange=step"], "learner.exchange", "a separate exchange"),
         (
-            ["learner.share_prefixes=true", "learner.routing=trainer"],
+            ["learner.share_prefixes=true", "learner.trainer=megatron"],
             "learner.share_prefixes",
-            'needs learner.routing = "own", found "trainer"',
+            'needs learner.trainer = "torch", found "megatron", which divides each row',
         ),
         (["learner.mtp_weight=0.1"], "learner.mtp_weight", 'the trainer "torch" does not change it'),
         (["learner.dtype=fp8", "learner.device=cuda"], "learner.dtype", 'found "fp8" with learner.trainer = "torch"'),
