@@ -79,7 +79,7 @@ def group_rows(given: argparse.Namespace, vocabulary: int) -> list[TrainRow]:
 def measure(model: Path, rows: list[TrainRow], given: argparse.Namespace, *, shared: bool) -> dict[str, Any]:
     """Figures of one trainer, and a part of its first gradient."""
     cuda = given.device.startswith("cuda")
-    dtype = given.dtype or ("bfloat16" if cuda else "float32")
+    dtype: Any = given.dtype or ("bfloat16" if cuda else "float32")
     settings = TorchSettings(
         device=given.device,
         dtype=dtype,

@@ -126,7 +126,8 @@ class Rank:
 
     async def _fetch(self, sequence: int) -> tuple[BatchPacked, list[GradedGroup]]:
         packed = await read_batch(self._bus, sequence)
-        owners = shares(packed, self._work, self._replicas) if self._work else None
+        whole = self._config.learner.share_prefixes
+        owners = shares(packed, self._work, self._replicas, whole_groups=whole) if self._work else None
         groups = await fetch_trajectories(self._bus, packed, self._replica, owners, self._part)
         return packed, groups if self._teacher is None else await self._teacher.fill(packed.objective, groups)
 

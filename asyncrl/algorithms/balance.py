@@ -64,4 +64,11 @@ class Work(NamedTuple):
 
     def of(self, tokens: int) -> float:
         """Operations of a row."""
-        return 6.0 * self.parameters * tokens + 6.0 * self.attention * tokens**2
+        return self.of_rows([tokens])
+
+    def of_rows(self, lengths: Sequence[int], shared: int = 0) -> float:
+        """Operations of rows, whose first `shared` tokens are computed once."""
+        repeated = len(lengths) - 1
+        tokens = sum(lengths) - repeated * shared
+        pairs = sum(length**2 for length in lengths) - repeated * shared**2
+        return 6.0 * self.parameters * tokens + 6.0 * self.attention * pairs

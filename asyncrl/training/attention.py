@@ -84,13 +84,7 @@ def document_attention(
     if documents.alike and not window:
         return _attended((query, key, value), documents.alike, None, scale).unsqueeze(0).to(dtype), None
     if query.is_cuda and query.dtype in (torch.bfloat16, torch.float16):
-        query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in (query, key, value))
-        runs = seen = Runs(documents.bounds, documents.longest)
-        if (visible := documents.visible) is not None:
-            sizes, seen = [key.shape[-1], value.shape[-1]], visible.runs
-            both = torch.cat((key, value), -1)
-            key, value = gathered(both, visible.places, visible.order, visible.uses).split(sizes, -1)
-        return run_attention((query, key, value), runs, seen, scale=scale, window=window).unsqueeze(0), None
+        return _by_runs((query, key, value), documents, scale=scale, window=window).unsqueeze(0), None
     sizes = [count * length for count, length in documents.groups]
     parts = []
     # One split, whose gradient is one copy: that of each slice would be as long as the whole sequence.
@@ -102,6 +96,17 @@ def document_attention(
         own = (queries[number], *(_in_order(one, seen, number, count) for one in (keys, values)))
         parts.append(_attended(own, count, mask, scale))
     return (torch.cat(parts) if len(parts) > 1 else parts[0]).unsqueeze(0).to(dtype), None
+
+
+def _by_runs(heads: Sequence[torch.Tensor], documents: Documents, *, scale: float | None, window: int) -> torch.Tensor:
+    """Attention, [T, heads, D], by one kernel for all documents, which sees copies of the keys that they share."""
+    query, key, value = (tensor.transpose(1, 2).squeeze(0) for tensor in heads)
+    queries = keys = Runs(documents.bounds, documents.longest)
+    if (visible := documents.visible) is not None:
+        sizes, keys = [key.shape[-1], value.shape[-1]], visible.runs
+        both = torch.cat((key, value), -1)
+        key, value = gathered(both, visible.places, visible.order, visible.uses).split(sizes, -1)
+    return run_attention((query, key, value), queries, keys, scale=scale, window=window)
 
 
 def _in_order(parts: Sequence[torch.Tensor], seen: Sequence[int], number: int, count: int) -> torch.Tensor:

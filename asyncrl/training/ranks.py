@@ -11,7 +11,7 @@ from pathlib import Path
 from asyncrl.algorithms.balance import Work, balanced
 from asyncrl.data.model_dir import expert_count, read_json, tensor_shapes
 from asyncrl.errors import AsyncRLError
-from topics.batches import BatchPacked
+from topics.batches import BatchGroup, BatchMember, BatchPacked
 
 _BYTES_PER_TOKEN = 13  # of the arrays of a `Segment`, by which members without lengths are measured
 
@@ -116,11 +116,25 @@ def work_of(model: Path) -> Work:
     return Work(sum(sizes.values()) - (0 if tied else embedding), attention)
 
 
-def shares(packed: BatchPacked, work: Work, ranks: int) -> list[int]:
-    """Return the rank of each trajectory, in the order in which the batch names them: balanced by their work."""
-    lengths = [
-        member.lengths or [member.payload.size // _BYTES_PER_TOKEN]
-        for group in packed.groups
-        for member in group.members
-    ]
+def shares(packed: BatchPacked, work: Work, ranks: int, *, whole_groups: bool = False) -> list[int]:
+    """Return the rank of each trajectory, in the order in which the batch names them: balanced by their work.
+
+    Args:
+        whole_groups: one rank takes all of a group, and computes its prompt once.
+    """
+    if whole_groups:
+        owners = balanced([_work_of_group(group, work) for group in packed.groups], ranks)
+        return [owner for group, owner in zip(packed.groups, owners, strict=True) for _ in group.members]
+    lengths = [_lengths(member) for group in packed.groups for member in group.members]
     return balanced([sum(map(work.of, of_member)) for of_member in lengths], ranks)
+
+
+def _lengths(member: BatchMember) -> list[int]:
+    return member.lengths or [member.payload.size // _BYTES_PER_TOKEN]
+
+
+def _work_of_group(group: BatchGroup, work: Work) -> float:
+    """Operations of a group: its rows share at least what comes before the first sampled token."""
+    lengths = [length for member in group.members for length in _lengths(member)]
+    prompt = min((max(_lengths(member)[0] - member.tokens, 0) for member in group.members), default=0)
+    return work.of_rows(lengths, prompt) if lengths else 0.0

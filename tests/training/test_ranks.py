@@ -83,3 +83,21 @@ def test_a_batch_names_the_rank_of_each_trajectory():
     assert shares(packed, Work(0, 1), 2) == estimated
     owners = shares(packed, Work(0, 1), 2)  # attention alone: 8,100 against 100 + 3,600 + 1,600
     assert owners[1] == owners[2] == owners[3] != owners[0]
+
+
+def test_a_group_whose_prompt_is_shared_goes_to_one_rank():
+    def group(number, prompt, answers):
+        members = [
+            BatchMember(
+                f"p{number:06d}-{place}", 0, Reference(1, "0" * 16, 999), 1.0, answer, lengths=[prompt + answer]
+            )
+            for place, answer in enumerate(answers)
+        ]
+        return BatchGroup(f"p{number:06d}", members)
+
+    packed = BatchPacked(1, "rl", [group(0, 900, [100] * 4), group(1, 10, [350] * 4), group(2, 10, [80])], 0)
+
+    owners = shares(packed, Work(1, 0), 2, whole_groups=True)  # 900 + 400, 10 + 1,400, 90
+
+    assert owners in ([0] * 4 + [1] * 4 + [0], [1] * 4 + [0] * 4 + [1])
+    assert Work(1, 1).of_rows([10, 12], 8) == 6 * (2 + 4 + 8) + 6 * (100 + 144 - 64)
