@@ -126,7 +126,7 @@ def laid_out(
 
 
 def fed(rows: Sequence[TrainRow]) -> list[npt.NDArray[Any]]:
-    """What rows feed: all tokens but the last, [T - 1] each; [T - 1, 4 + B] bytes where experts are recorded."""
+    """Input of rows: all tokens but the last, [T - 1] each; [T - 1, 4 + B] bytes where experts are recorded."""
     width = routing_width(rows)
     if not width:
         return [row.tokens[:-1] for row in rows]
