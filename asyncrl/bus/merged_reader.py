@@ -98,6 +98,19 @@ async def read_log(
     await read_merged(bus, [part], fold.apply, fold.refuse)
 
 
+async def read_fold(bus: Bus, fold: Fold) -> None:
+    """Fold in all logs that a fold reads, up to their current ends, the oldest message of all first.
+
+    Raises:
+        BusGone: the server sends nothing more.
+    """
+    parts = [
+        Part(stream, subjects=[topic.pattern(bus.run) for topic in wanted.topics], headers_only=wanted.headers_only)
+        for stream, wanted in fold.inputs(bus.tables).items()
+    ]
+    await read_merged(bus, parts, fold.apply, fold.refuse)
+
+
 async def read_each(bus: Bus, topic: Topic[M], take: Callable[[M, Record], None]) -> None:
     """Hand every message of a topic to `take`, up to the current end of its log; unreadable ones are skipped.
 
