@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from actors.runtime.worker import WorkerLoop as WorkerLoop
     from asyncrl.algorithms.token_loss import Loss as Loss
     from asyncrl.algorithms.token_loss import Tokens as Tokens
+    from asyncrl.api.check import check as check
+    from asyncrl.api.run import Run as Run
+    from asyncrl.api.run import attach as attach
+    from asyncrl.api.start import up as up
     from asyncrl.bus.fold import Fold as Fold
     from asyncrl.bus.log import Record as Record
     from asyncrl.bus.publish import publish as publish
@@ -54,6 +58,9 @@ _NAMES = {  # by the module that has them
     "actors.runtime.keeper": "Keeper",
     "actors.runtime.worker": "WorkerLoop",
     "asyncrl.algorithms.token_loss": "Loss Tokens",
+    "asyncrl.api.check": "check",
+    "asyncrl.api.run": "Run attach",
+    "asyncrl.api.start": "up",
     "asyncrl.bus.fold": "Fold",
     "asyncrl.bus.log": "Record",
     "asyncrl.bus.publish": "publish",

@@ -11,11 +11,12 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from asyncrl.api.requests import watched
 from asyncrl.bus.log import read_newest
 from asyncrl.bus.publish import Fenced, publish, publish_if_latest
 from asyncrl.cli.options import add_option
 from asyncrl.cli.output import add_json, show
-from asyncrl.cli.target import action_of, add_action, add_wait, live_run, watched
+from asyncrl.cli.target import action_of, add_action, add_wait, live_run
 from asyncrl.config.engine_settings import Capability
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.files import fault_of_secret, write_private

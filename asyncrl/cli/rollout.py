@@ -9,7 +9,7 @@ from pathlib import Path
 
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_option
-from asyncrl.cli.target import add_config, add_settings
+from asyncrl.cli.target import add_config, add_settings, given_config
 from asyncrl.cli.up import bring_up
 from asyncrl.config.load import load_config
 from asyncrl.errors import WrongUsage
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     if output.exists():
         raise WrongUsage(f"--output {output}: the file is there; remove it, or give another name")
     overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else []), *mode_of(prompts)]
-    launch = Launch(load_config(arguments.config or "demo", overrides=overrides, further=check_surroundings))
+    launch = Launch(load_config(given_config(arguments), overrides=overrides, further=check_surroundings))
     launch.prepare()
     print(f"run {launch.config.run} in {launch.files.root}", flush=True)
 

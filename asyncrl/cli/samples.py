@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 from typing import Any
 
 import msgspec
 from rich.text import Text
 
-from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_option
 from asyncrl.cli.output import Terminal, add_json
-from asyncrl.cli.target import add_run, any_run, read_topics
+from asyncrl.cli.target import add_run, any_run
 from asyncrl.errors import WrongUsage
 from asyncrl.state.records import reward_text
-from asyncrl.state.samples import Sample, Turn, packed_batch, samples_of, scored_evaluation
+from asyncrl.state.samples import Sample, Turn, WantedSamples, read_samples
 from asyncrl.telemetry.printable import printable
 from topics.ids import stage_of
 from topics.prompts import ONLY_TASK
@@ -34,16 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print them."""
     if arguments.count < 0:
         raise WrongUsage(f"--count {arguments.count}: expected 0 (all) or more")
-    found, version = any_run(arguments), arguments.version
-
-    async def read(bus: Bus) -> tuple[str, list[Sample]]:
-        if version is None:
-            chosen = await packed_batch(bus, arguments.step)
-        else:
-            chosen = await scored_evaluation(bus, version, arguments.dataset)
-        return await samples_of(bus, chosen, found, arguments.count)
-
-    title, samples = read_topics(found, "samples", read)
+    wanted = WantedSamples(arguments.step, arguments.version, arguments.dataset, arguments.count)
+    title, samples = asyncio.run(read_samples(any_run(arguments), wanted))
     if arguments.json:
         for sample in samples:
             print(msgspec.json.encode(sample).decode())

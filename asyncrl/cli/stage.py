@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 
+from asyncrl.api.requests import watched
 from asyncrl.bus.publish import publish
-from asyncrl.cli.target import add_run, add_wait, any_run, live_run, read_topics, tell_apart, watched
+from asyncrl.cli.target import add_run, add_wait, any_run, live_run, read_topics, tell_apart
 from asyncrl.config.reference import toml_text
 from asyncrl.config.staged import of_learner
 from asyncrl.config.task_settings import StageSettings

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import time
+import asyncio
 
+from asyncrl.api.status import read_status
 from asyncrl.cli.output import add_json, show
-from asyncrl.cli.target import add_run, any_run, read_topics
+from asyncrl.cli.target import add_run, any_run
 from asyncrl.state.screen import render
-from asyncrl.state.status import run_status
-from asyncrl.state.watch import read_state
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,13 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the logs, print the picture."""
-    found = any_run(arguments)
-    held = found.is_held  # asked before and after: an ending run stores its end after the messages that were read
-    state = read_topics(found, "status", read_state)
-    if not (held or found.is_held):
-        state.on_gone()
-    now_ns = state.last_ns if state.over else time.time_ns()
-    status = run_status(state, now_ns)
+    """Print the state of the run."""
+    status = asyncio.run(read_status(any_run(arguments)))
     show(arguments, status, lambda: render(status))
     return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+import sys
+import tomllib
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -16,14 +17,11 @@ from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_option
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.own_code import use_copies
-from asyncrl.run.connect import FoundRun, RunNotFound, connected, find_run, named_directory, opened
+from asyncrl.run.connect import FoundRun, RunNotFound, find_run, named_directory, opened
 from asyncrl.run.user_actors import load_actors
-from asyncrl.state.run_state import RunState
-from asyncrl.state.watch import Watch
 from topics.table import BUILT_IN, Tables
 
 T = TypeVar("T")
-Until: TypeAlias = Callable[[Callable[[], bool], float], Awaitable[bool]]
 
 
 def add_settings(parser: argparse.ArgumentParser, about: str = "override a setting; repeatable") -> None:
@@ -33,7 +31,22 @@ def add_settings(parser: argparse.ArgumentParser, about: str = "override a setti
 
 def add_config(parser: argparse.ArgumentParser, default: str = "") -> None:
     """Declare the config that a command is about."""
-    parser.add_argument("config", nargs="?", default=default, help="TOML file, or a shipped config (default: demo)")
+    about = "TOML file, a shipped config, or `-` for TOML on standard input (default: demo)"
+    parser.add_argument("config", nargs="?", default=default, help=about)
+
+
+def given_config(arguments: argparse.Namespace) -> str | dict[str, Any]:
+    """Return the name of the config that a command is about, or the settings on standard input.
+
+    Raises:
+        WrongUsage: standard input holds no valid TOML.
+    """
+    if arguments.config != "-":
+        return arguments.config or "demo"
+    try:
+        return tomllib.loads(sys.stdin.read())
+    except tomllib.TOMLDecodeError as error:
+        raise WrongUsage(f"standard input: found no valid TOML: {error}") from error
 
 
 def add_directory(parser: argparse.ArgumentParser) -> None:
@@ -204,34 +217,3 @@ def read_topics(found: FoundRun, name: str, work: Callable[[Bus], Awaitable[T]])
 
     result: T = uvloop.run(connected())
     return result
-
-
-@contextlib.asynccontextmanager
-async def watched(found: FoundRun, name: str) -> AsyncIterator[tuple[Bus, RunState, Until]]:
-    """A connection to a run, its state, and a wait for a condition on it; False after this many seconds.
-
-    Args:
-        name: of the connection.
-
-    Raises:
-        AsyncRLError, from the wait: the run takes no more requests.
-    """
-    state = RunState(found.run)
-    async with connected(found, name) as bus:
-        watch = Watch(bus, state)
-        await watch.start()
-
-        async def until(condition: Callable[[], bool], wait_s: float) -> bool:
-            try:
-                async with asyncio.timeout(wait_s):
-                    await watch.until(lambda: not state.takes_requests or condition())
-            except TimeoutError:
-                return False
-            if not condition():
-                raise AsyncRLError(f"run {found.run} is {state.phase}; it takes no more requests")
-            return True
-
-        try:
-            yield bus, state, until
-        finally:
-            await watch.close()

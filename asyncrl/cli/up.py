@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import signal
 import sys
 import time
@@ -14,8 +15,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from asyncrl.bus.connection import Bus
 from asyncrl.cli.options import add_flag, add_option
-from asyncrl.cli.output import Terminal
-from asyncrl.cli.target import add_config, add_settings
+from asyncrl.cli.output import Terminal, add_json
+from asyncrl.cli.target import add_config, add_settings, given_config
 from asyncrl.config.hints import hints
 from asyncrl.config.load import ConfigError, load_config
 from asyncrl.config.settings import Config
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flag(parser, "--accept-data", "with --resume: continue although data files differ from those it began with")
     add_flag(parser, "--refresh-code", "with --resume: take your current code files, not the run's copies")
     add_flag(parser, "--detach", "return once the run has started; it continues in the background")
+    add_json(parser, "with --detach: at the end the id and directory of the run as one line of JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -70,17 +72,20 @@ def run(arguments: argparse.Namespace) -> int:
     if not ready:
         print(words or f"run {name} did not start; see {output}", file=sys.stderr)
         return 1
-    print(f"it continues in the background: asyncrl status {name}, asyncrl down {name}; its output is in {output}")
+    if arguments.json:
+        print(json.dumps({"run": name, "directory": str(launch.files.root)}))
+    else:
+        print(f"it continues in the background: asyncrl status {name}, asyncrl down {name}; its output is in {output}")
     return 0
 
 
 def _new(arguments: argparse.Namespace) -> Launch:
     overrides = [*arguments.set, *([f"run={arguments.run_id}"] if arguments.run_id else [])]
     overrides += [f"only={arguments.only.split(',')}"] if arguments.only else []
-    name = arguments.config or "demo"
+    config = given_config(arguments)
     with contextlib.suppress(ConfigError):  # every problem of the config is reported at once below
-        _fetch_known_models(load_config(name, overrides=overrides).config)
-    loaded = load_config(name, overrides=overrides, further=check_surroundings)
+        _fetch_known_models(load_config(config, overrides=overrides).config)
+    loaded = load_config(config, overrides=overrides, further=check_surroundings)
     launch = Launch(loaded)
     for hint in (*loaded.warnings, *hints(launch.config), *plan(launch.config, launch.base).hints()):
         print(f"hint: {hint}")

@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -98,22 +98,44 @@ def _within(key: str, tables: Iterable[str]) -> bool:
 
 
 def load_config(
-    path_or_name: str, *, overrides: Sequence[str] = (), further: FurtherCheck | None = None
+    config: str | Mapping[str, Any], *, overrides: Sequence[str] = (), further: FurtherCheck | None = None
 ) -> LoadedConfig:
     """Read and check a config.
 
     Args:
-        path_or_name: a TOML file, or the name of a shipped config (`demo`).
+        config: a TOML file, the name of a shipped config (`demo`), or the settings; then paths are relative to the
+            current folder.
         overrides: `a.b.c=value`; the value is read as TOML and else taken as a plain string.
         further: finds what else is wrong; `asyncrl.run.preflight` looks at what the config names outside itself.
 
     Raises:
         ConfigError: with the first syntax error, or every problem of the settings and of the overrides.
     """
-    source, label, base = _find(path_or_name)
+    if isinstance(config, Mapping):
+        source, label, base = Path(), "the settings", Path.cwd()
+        text, raw = "", msgspec.to_builtins(config)
+    else:
+        source, label, base = _find(config)
+        text, raw = _read(source, label)
+    raw, renamed = current_names(raw)
+    lines = key_lines(text)
+    lines |= {new: lines[old] for old, new in renamed.items() if old in lines}
+    settings, problems = _resolved(raw, overrides, lines, base, further)
+    if problems:
+        raise ConfigError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
+    renamed |= {key: new for key in map(_key_of, overrides) if (new := current_key(key)) != key}
+    return LoadedConfig(settings, base, source, tuple(f"{old} is now called {new}" for old, new in renamed.items()))
+
+
+def _read(source: Path, label: str) -> tuple[str, dict[str, Any]]:
+    """The text of a TOML file and its values.
+
+    Raises:
+        ConfigError: it cannot be read, or is no valid TOML.
+    """
     try:
         text = source.read_text(encoding="utf-8-sig")
-        raw = tomllib.loads(text)
+        return text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         at = re.search(r"\(at line (\d+)", str(error))
         number = int(at[1]) if at else len(text.rstrip().split("\n"))
@@ -122,14 +144,6 @@ def load_config(
     except (OSError, UnicodeDecodeError) as error:
         message = f"cannot be read ({error}); expected a TOML file in UTF-8"
         raise ConfigError(label, [Problem(None, "", message)]) from error
-    raw, renamed = current_names(raw)
-    lines = key_lines(text)
-    lines |= {new: lines[old] for old, new in renamed.items() if old in lines}
-    config, problems = _resolved(raw, overrides, lines, base, further)
-    if problems:
-        raise ConfigError(label, sorted(problems, key=lambda problem: problem.line or math.inf))
-    renamed |= {key: new for key in map(_key_of, overrides) if (new := current_key(key)) != key}
-    return LoadedConfig(config, base, source, tuple(f"{old} is now called {new}" for old, new in renamed.items()))
 
 
 def with_overrides(

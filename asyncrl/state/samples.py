@@ -21,7 +21,7 @@ from asyncrl.bus.sealing import open_under, seal_under
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.errors import AsyncRLError
 from asyncrl.files import open_private, write_private
-from asyncrl.run.connect import FoundRun
+from asyncrl.run.connect import FoundRun, opened
 from asyncrl.state.records import evaluation_text, spans_text
 from topics.batches import BATCH_PACKED, BatchMember, BatchPacked
 from topics.evals import EVAL_SCORED, EvalScored
@@ -337,3 +337,27 @@ async def samples_of(bus: Bus, chosen: Chosen, found: FoundRun, count: int) -> t
             "(nats.keep = run keeps all tokens)"
         )
     return f"run {bus.run}, {chosen.title}: {len(samples)} of {len(members)} trajectories, {source}", samples
+
+
+class WantedSamples(NamedTuple):
+    """Which samples of a run are wanted."""
+
+    step: int | None = None  # of the batch; None: of the newest one
+    version: int | None = None  # of the weights, for its evaluation instead
+    dataset: str | None = None  # held-out set of the evaluation; None: the newest on any
+    most: int = 8  # samples; 0 for all
+
+
+async def read_samples(found: FoundRun, wanted: WantedSamples) -> tuple[str, list[Sample]]:
+    """Read samples of a run, live or over, with a title for them.
+
+    Raises:
+        AsyncRLError: there are none.
+        RunNotFound: the run cannot be reached.
+    """
+    async with opened(found, "samples") as bus:
+        if wanted.version is None:
+            chosen = await packed_batch(bus, wanted.step)
+        else:
+            chosen = await scored_evaluation(bus, wanted.version, wanted.dataset)
+        return await samples_of(bus, chosen, found, wanted.most)
