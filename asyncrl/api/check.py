@@ -22,7 +22,7 @@ _FACTS = (row_lines, stop_token_lines, reward_lines, memory_lines, torch_memory_
 
 
 class Findings(NamedTuple):
-    """What a check of a config found."""
+    """The findings of a check of a config."""
 
     problems: Sequence[Problem]  # a run starts only without any
     hints: Sequence[str] = ()
