@@ -4,6 +4,7 @@ import gc
 from contextlib import contextmanager
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 
@@ -17,6 +18,7 @@ def megatron_ranks(store, rank, ranks, *, deadline_s):
     found = dist.FileStore(str(store), ranks)
     deadline = timedelta(seconds=deadline_s)
     dist.init_process_group("gloo", store=found, rank=rank, world_size=ranks, timeout=deadline)
+    torch.compiler.set_stance("force_eager")  # each rank would compile small functions of the library in each group
     yield
     dist.barrier()
     parallel_state.destroy_model_parallel()
