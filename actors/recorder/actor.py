@@ -25,6 +25,8 @@ from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import read
 from asyncrl.errors import UNREADABLE, AsyncRLError
 from asyncrl.files import write_json
+from asyncrl.sinks.file.sink import FileSink
+from asyncrl.sinks.sink import Position
 from asyncrl.state.health_checks import UNWRITTEN
 from asyncrl.state.samples import Event, Sample, SampleReader, SampleRow, SamplesFile, seal_sample
 from asyncrl.telemetry.plot import draw_reward
@@ -134,55 +136,40 @@ class Recorded(msgspec.Struct):
     state: RecorderState
 
 
-class MetricsFile:
-    """`metrics.jsonl` of a run, and next to it the positions up to which it covers the logs: a later start continues
-    from there.
+class StoredFold:
+    """`recorder.json` of a run: the positions in the logs up to which the rows of `metrics.jsonl` go.
 
     Rows are appended first, then the position is replaced atomically. If the process is killed between the two, the
-    next start truncates the file to the recorded size and makes the later rows again.
+    next start truncates the metrics to the recorded size and makes the later rows again.
     """
 
     def __init__(self, root: Path) -> None:
-        self.path = root / "metrics.jsonl"
-        self._recorded = root / "recorder.json"
+        self._path = root / "recorder.json"
 
-    def read(self) -> Recorded | None:
+    def read(self, metrics: Path) -> Recorded | None:
         """Return the record stored last; None if there is none, or it cannot be continued."""
         try:
-            found = msgspec.json.decode(self._recorded.read_bytes(), type=Recorded)
-            whole = found.format == format_of(RecorderState) and self.path.stat().st_size >= found.rows_bytes
+            found = msgspec.json.decode(self._path.read_bytes(), type=Recorded)
+            whole = found.format == format_of(RecorderState) and metrics.stat().st_size >= found.rows_bytes
         except (OSError, *UNREADABLE):
             return None
         return found if whole else None
 
-    def begin(self, recorded: Recorded | None) -> None:
-        """Continue after the recorded rows, or start again: all later rows in the file are made again."""
-        with self.path.open("ab") as file:
-            file.truncate(recorded.rows_bytes if recorded is not None else 0)
-
-    def append(self, rows: list[dict[str, object]]) -> None:
-        """Write rows at the end."""
-        with self.path.open("ab") as file:
-            file.write(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-
-    def store(self, positions: dict[str, int], state: RecorderState) -> None:
-        """Store how far the rows in the file go."""
-        with self.path.open("ab") as file:
-            os.fsync(file.fileno())
-            recorded = Recorded(format_of(RecorderState), positions, file.tell(), state)
-        new = self._recorded.with_suffix(".new")
+    def store(self, recorded: Recorded) -> None:
+        """Replace the record."""
+        new = self._path.with_suffix(".new")
         with new.open("wb") as file:
             file.write(msgspec.json.encode(recorded))
             file.flush()
             os.fsync(file.fileno())
-        new.replace(self._recorded)
+        new.replace(self._path)
 
-    def steps(self) -> list[StepRow]:
-        """The rows of RL steps."""
-        decoder = msgspec.json.Decoder(StepRow)
-        with self.path.open("rb") as file:
-            rows = map(decoder.decode, file)
-            return [row for row in rows if row.event == "step" and row.stage == "rl"]
+
+def _rl_steps(metrics: Path) -> list[StepRow]:
+    """The rows of RL steps."""
+    decoder = msgspec.json.Decoder(StepRow)
+    with metrics.open("rb") as file:
+        return [row for row in map(decoder.decode, file) if row.event == "step" and row.stage == "rl"]
 
 
 # In this order: the first message of the run gives its beginning, and a batch is packed before it is trained.
@@ -234,7 +221,8 @@ class Recorder:
         self.context = context
         self.fold = RecorderFold()
         self._news = asyncio.Event()
-        self._file = MetricsFile(context.files.root)
+        self._sink = FileSink(context.files.metrics)
+        self._stored = StoredFold(context.files.root)
         self._samples = Sampler(context)
         self._positions = {stream.name: 0 for stream in _LOGS}
         self._since = 0  # messages since the positions were stored, large ones more than once
@@ -264,8 +252,7 @@ class Recorder:
         ]
         await read_merged(bus, rest, self._take, self.context.refuse)
         self._write_rows()
-        with _writing():
-            self._file.store(self._positions, self.fold.state)
+        self._store()
         self.fold.issued = await self._count_issued()
         with _writing():
             await self._summarise()
@@ -283,7 +270,7 @@ class Recorder:
 
     async def _go_on(self) -> None:
         """Continue from the positions in the files; start again if there are none, or they belong to other logs."""
-        bus, recorded = self.context.bus, self._file.read()
+        bus, recorded = self.context.bus, self._stored.read(self._sink.path)
         if recorded is not None:
             try:
                 check_positions(recorded.positions, {log.name: await last_sequence(bus, log) for log in _LOGS})
@@ -292,12 +279,12 @@ class Recorder:
             except WireError:
                 recorded = None
         with _writing():
-            self._file.begin(recorded)
+            self._sink.open(Position(bytes=recorded.rows_bytes if recorded is not None else 0))
 
     async def _summarise(self) -> None:
-        root, steps = self.context.files.root, self._file.steps()
+        root, steps = self.context.files.root, _rl_steps(self._sink.path)
         summary = self.fold.summary(self.context.bus.run, steps)
-        summary |= {"trains": self.context.config.trains, "metrics": str(self._file.path)}
+        summary |= {"trains": self.context.config.trains, "metrics": str(self._sink.path)}
         summary["reports"] = _reports(self.context.files.reports)
         if self.context.config.recorder.plot and steps:
             summary["plot"] = str(root / "reward.png")
@@ -341,9 +328,7 @@ class Recorder:
     def _write_some(self) -> None:
         if self._since >= self.context.config.supervision.snapshot_every:
             self._write_rows()
-            self._since = 0
-            with _writing():
-                self._file.store(self._positions, self.fold.state)
+            self._store()
         elif len(self.fold.rows) >= _ROWS:
             self._write_rows()
         elif self.fold.rows:
@@ -355,7 +340,14 @@ class Recorder:
         rows, self.fold.rows = self.fold.rows, []
         if rows:
             with _writing():
-                self._file.append(rows)
+                self._sink.append(rows)
+
+    def _store(self) -> None:
+        """Store how far the rows in the file go."""
+        self._since = 0
+        with _writing():
+            size = self._sink.sync()
+            self._stored.store(Recorded(format_of(RecorderState), self._positions, size, self.fold.state))
 
 
 def _reports(folder: Path) -> dict[str, str]:

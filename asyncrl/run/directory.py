@@ -41,6 +41,7 @@ class RunFiles:
     address = _Inside("nats.json")  # the owner's login; private
     credentials = _Inside("credentials")  # one file per role: how it reaches the run's topics; private
     logs = _Inside("logs")  # one file per actor
+    metrics = _Inside("metrics.jsonl")  # one row for each step and evaluation
     location = _Inside("location")  # holds the absolute path at which it was made: the logs name files by it
     model = _Inside("model")  # the untrained model, where the run made it
     weights = _Inside("weights")  # the weight store
@@ -111,7 +112,7 @@ class RunFiles:
         """Read the newest rows of steps from the metrics, the newest last; empty before the first step."""
         rows: list[dict[str, Any]] = []
         try:
-            with (self.root / "metrics.jsonl").open("rb") as file:
+            with self.metrics.open("rb") as file:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
                 lines = file.read().splitlines()
         except OSError:

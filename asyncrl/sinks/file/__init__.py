@@ -1,0 +1,1 @@
+"""Rows of metrics as lines of JSON in a file."""
