@@ -23,7 +23,7 @@ PROCESSES = ("actors.main", "actors.learner.rank_process", "asyncrl.engine.embed
 OLD_WORDS = re.compile("say|says|hear|hears|heard|heed|bury|buried|warden|strike|strikes|struck|watchman|pulse|told")
 OF_ONE_KIND = {
     "actors.prompter.sources.__init__",
-    *(f"asyncrl.run.preflight.{name}" for name in ("_actors", "_directory", "_start")),
+    *(f"asyncrl.run.preflight.{name}" for name in ("_actors", "_directory", "_sinks", "_start")),
 }
 QUESTIONS = ("It ", "Who ", "What ", "Whether ", "How ", "Somebody ", "Nobody ", "Whoever ")
 

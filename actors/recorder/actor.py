@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from actors.recorder.fold import RecorderFold, RecorderState, StepRow
+from actors.recorder.sinks import Sinks
 from actors.runtime.actor import Context
 from actors.runtime.snapshots import check_positions, format_of
 from asyncrl.background import first_of
@@ -23,7 +24,7 @@ from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record, last_sequence, read_last_of_each, read_next, stream_info
 from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.bus.publish import read
-from asyncrl.errors import UNREADABLE, AsyncRLError
+from asyncrl.errors import UNREADABLE, AsyncRLError, DamagedFile
 from asyncrl.files import write_json
 from asyncrl.sinks.file.sink import FileSink
 from asyncrl.sinks.sink import Position
@@ -165,6 +166,27 @@ class StoredFold:
         new.replace(self._path)
 
 
+def began_s(root: Path) -> float:
+    """Return when a run began by its newest record, as Unix time.
+
+    Raises:
+        DamagedFile: its recorder has stored none.
+    """
+    path = root / "recorder.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Began).state.first_ns / 1e9
+    except (OSError, *UNREADABLE) as error:
+        raise DamagedFile(f"{path} does not tell when the run began: {error}; it is written during a run") from error
+
+
+class _FirstTime(msgspec.Struct):
+    first_ns: int
+
+
+class _Began(msgspec.Struct):
+    state: _FirstTime
+
+
 def _rl_steps(metrics: Path) -> list[StepRow]:
     """The rows of RL steps."""
     decoder = msgspec.json.Decoder(StepRow)
@@ -184,18 +206,25 @@ async def main(context: Context) -> None:
     A failure to write these files ends no run and blocks no actor. The recorder reports the failure, and continues from
     the contents of the files once there is room. All that is missing in them it reads from the logs then.
     """
-    while True:
-        try:
-            await Recorder(context).run()
-        except NotWritten as error:
-            context.log.error("files are not written", reason=str(error))
-            context.vitals[UNWRITTEN] = error.errno
-            if context.stop.is_set():
-                return
+    sinks = Sinks(context)
+    try:
+        while not await _recorded(context, sinks):
             await _room(context)
             context.vitals.pop(UNWRITTEN)
-        else:
-            return
+    finally:
+        sinks.cancel()
+
+
+async def _recorded(context: Context, sinks: Sinks) -> bool:
+    """Run a recorder to its end; returns False if it must continue once there is room for its files."""
+    try:
+        await Recorder(context, sinks).run()
+    except NotWritten as error:
+        context.log.error("files are not written", reason=str(error))
+        context.vitals[UNWRITTEN] = error.errno
+        return context.stop.is_set()
+    await sinks.finish()
+    return True
 
 
 async def _room(context: Context) -> None:
@@ -217,7 +246,7 @@ async def _room(context: Context) -> None:
 class Recorder:
     """Folds every log, from the positions that its files give."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, sinks: Sinks) -> None:
         self.context = context
         self.fold = RecorderFold()
         self._news = asyncio.Event()
@@ -225,6 +254,7 @@ class Recorder:
         self._stored = StoredFold(context.files.root)
         self._samples = Sampler(context)
         self._positions = {stream.name: 0 for stream in _LOGS}
+        self._sinks = sinks
         self._since = 0  # messages since the positions were stored, large ones more than once
         self._unwritten: NotWritten | None = None  # from then on nothing is folded
 
@@ -262,6 +292,9 @@ class Recorder:
         for stream, listener in listeners.items():
             await listener.start(self._positions[stream.name])
             await listener.caught_up()
+        if self._sinks.any:
+            self._sinks.begin(self.fold.state.first_ns / 1e9)
+            self._store()
         while not self.context.stop.is_set():
             self._news.clear()
             self._write_rows()
@@ -341,6 +374,8 @@ class Recorder:
         if rows:
             with _writing():
                 self._sink.append(rows)
+            if self._sinks.any:
+                self._store()
 
     def _store(self) -> None:
         """Store how far the rows in the file go."""
@@ -348,6 +383,7 @@ class Recorder:
         with _writing():
             size = self._sink.sync()
             self._stored.store(Recorded(format_of(RecorderState), self._positions, size, self.fold.state))
+        self._sinks.offer(size)
 
 
 def _reports(folder: Path) -> dict[str, str]:

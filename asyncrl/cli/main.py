@@ -37,6 +37,7 @@ COMMANDS = {
     "dead": "list dead letters (unreadable messages and poison), and issue them again",
     "replay": "train again from the batch log, and compare the results",
     "dump": "write one batch as plain files, to use in a notebook",
+    "export": "write the metrics of a finished run to TensorBoard, W&B or another tool",
     "select": "write the rows that the policy solves sometimes, as data for another run",
     "fork": "start a new run from a step of another, and watch it",
     "keys": "add, list and revoke API keys of the gateway",

@@ -25,6 +25,7 @@ from asyncrl.config.reference import (
     general_key,
     is_table,
     join_key,
+    kinds_of,
     known_settings,
     named_tables,
     text_settings,
@@ -251,6 +252,7 @@ def key_lines(text: str) -> dict[str, int]:
     """Line of every table and key in a valid TOML text, from 1, by dotted key."""
     found: dict[str, int] = {}
     table, statement, start = "", "", 1
+    arrays: dict[str, int] = {}  # tables of each array so far
     for number, line in enumerate(text.split("\n"), 1):
         start = start if statement else number
         statement += line + "\n"
@@ -264,6 +266,10 @@ def key_lines(text: str) -> dict[str, int]:
             found.setdefault(join_key(table, path), start)
         if statement.lstrip().startswith("["):
             table = paths[-1]
+            if statement.lstrip().startswith("[["):
+                arrays[table] = arrays.get(table, -1) + 1
+                table = join_key(table, str(arrays[table]))
+                found[table] = start
         statement = ""
     return found
 
@@ -316,6 +322,8 @@ def _convert(table: type[Table], raw: dict[str, Any], prefix: str, findings: lis
             _unknown(key, value, list(fields), findings)
         elif (named := named_tables(fields[name])) is not None:
             values[name] = _convert_named(named, fields[name], value, key, findings)
+        elif kinds := kinds_of(fields[name]):
+            values[name] = _convert_kinds(kinds, value, key, findings)
         elif not is_table(fields[name]):
             try:
                 if isinstance(value, float) and not math.isfinite(value):
@@ -350,6 +358,26 @@ def _convert_named(
             values[name] = _convert(table, value, key, findings)
         else:
             findings.append(_wrong(key, value, f"table of settings, [{key}]"))
+    return values
+
+
+def _convert_kinds(
+    kinds: dict[str, type[msgspec.Struct]], raw: Any, prefix: str, findings: list[Finding]
+) -> list[msgspec.Struct]:
+    """Tables of an array, each of the kind that it names."""
+    if not isinstance(raw, list):
+        findings.append(_wrong(prefix, raw, f"tables of settings, [[{prefix}]]"))
+        return []
+    found, values = list[Finding](), []
+    for number, value in enumerate(raw):
+        key = join_key(prefix, str(number))
+        given = dict(value) if isinstance(value, dict) else {}
+        kind = kinds.get(str(given.pop("kind", "")))
+        if kind is None:
+            found.append(_wrong(key, value, f"a table with kind = one of {', '.join(map(toml_text, kinds))}"))
+        else:
+            values.append(_convert(kind, given, key, found))
+    findings += [Finding((*finding.keys, prefix), finding.message) for finding in found]
     return values
 
 

@@ -17,6 +17,7 @@ from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import settings
 from asyncrl.config.fields import about, fields_of, markdown_table
 from asyncrl.config.setting_types import BENCHMARKS, SCRIPTED, Settings
+from asyncrl.sinks.sink import SinkSettings
 
 UNITS = {
     "_s": "s",
@@ -60,6 +61,12 @@ class TableDoc(msgspec.Struct, frozen=True):
     key: str
     doc: str
     settings: list[SettingDoc]
+    several: bool = False  # whether a config may have it several times, as `[[KEY]]`
+
+    @property
+    def header(self) -> str:
+        """The table as a config has it; empty for the topmost."""
+        return self.key and (f"[[{self.key}]]" if self.several else f"[{self.key}]")
 
 
 def toml_text(value: Any) -> str:
@@ -149,6 +156,13 @@ def named_tables(annotation: Any) -> type[Settings] | None:
     return next((kind for kind in kinds if is_table(kind)), None)
 
 
+def kinds_of(annotation: Any) -> dict[str, type[msgspec.Struct]]:
+    """Types of the tables that a field holds in an array, by their `kind`; empty for any other field."""
+    kinds = get_args(get_args(annotation)[0]) if get_origin(annotation) is list else ()
+    of_sinks = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, SinkSettings)]
+    return {str(kind.__struct_config__.tag): kind for kind in of_sinks}
+
+
 def general_key(key: str) -> str:
     """A dotted key as the reference has it: `tasks.NAME.source`."""
     return re.sub(r"^(tasks|stages|engine\.groups)\.[^.]+", r"\1.NAME", key)
@@ -163,7 +177,8 @@ def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = 
     """Every table of the tree, from the top; after its name, the options of each loss."""
     leaves = []
     for field in fields_of(table):
-        if not (is_table(field.type) or named_tables(field.type) or for_benchmarks(field.type)):
+        tables = is_table(field.type) or named_tables(field.type) or kinds_of(field.type)
+        if not (tables or for_benchmarks(field.type)):
             kind = types.type_info(field.type)
             unit = next((unit for suffix, unit in UNITS.items() if field.name.endswith(suffix)), "")
             name = join_key(key, field.name)
@@ -174,11 +189,23 @@ def documented_tables(table: type[msgspec.Struct] = settings.Config, key: str = 
             yield from documented_tables(field.type, join_key(key, field.name))
         elif (named := named_tables(field.type)) is not None:
             yield from documented_tables(named, join_key(key, field.name, "NAME"))
+        elif kinds := kinds_of(field.type):
+            yield from _documented_kinds(kinds, join_key(key, field.name), field.about)
         elif join_key(key, field.name) == "learner.loss_options":
             for name, loss in LOSSES.items():
                 for options in documented_tables(loss, join_key(key, field.name)):
                     if options.settings:
                         yield msgspec.structs.replace(options, doc=f'With `learner.loss = "{name}"`: {options.doc}')
+
+
+def _documented_kinds(kinds: dict[str, type[msgspec.Struct]], key: str, doc: str) -> Iterator[TableDoc]:
+    """The tables of an array: their `kind`, then the settings of each kind."""
+    kind = SettingDoc(join_key(key, "kind"), type_text(types.LiteralType(tuple(kinds))), "", None, "", "Required.")
+    yield TableDoc(key, doc, [kind], several=True)
+    for name, table in kinds.items():
+        for options in documented_tables(table, key):
+            if options.settings:
+                yield msgspec.structs.replace(options, doc=f'With `kind = "{name}"`: {options.doc}', several=True)
 
 
 def known_settings() -> list[str]:
@@ -207,7 +234,7 @@ def settings_text(prefix: str = "", columns: int = 100) -> str:
         keys = [(setting, setting.key) for setting in table.settings]
         chosen = [setting for setting, key in keys if (key.startswith(prefix) if begins else prefix in key)]
         if chosen:
-            lines += [*textwrap.wrap(f"[{table.key}]  {table.doc}" if table.key else table.doc, columns), ""]
+            lines += [*textwrap.wrap(f"{table.header}  {table.doc}" if table.key else table.doc, columns), ""]
         for setting in chosen:
             unit = f" {setting.unit}" if setting.unit else ""
             head = f"{setting.key} = {toml_text(setting.default)}{unit}  ({setting.expected})"
@@ -229,6 +256,6 @@ def settings_markdown() -> str:
             for one in table.settings
             for default in [toml_text(one.default)]
         ]
-        lines += [f"## `[{table.key}]`" if table.key else "## Top of the file", "", table.doc, ""]
+        lines += [f"## `{table.header}`" if table.key else "## Top of the file", "", table.doc, ""]
         lines += [*markdown_table(("setting", "type and range", "default", "unit", "meaning"), rows), ""]
     return "\n".join(lines)

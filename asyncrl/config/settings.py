@@ -42,6 +42,7 @@ from asyncrl.config.setting_types import (
     TaskName,
 )
 from asyncrl.config.task_settings import EvalSettings, MixedTaskSettings, RewardSettings, StageSettings, TaskSettings
+from asyncrl.sinks.kinds import AnySink
 
 
 class CreateModelSettings(Settings):
@@ -330,6 +331,8 @@ class Config(Settings):
     autoscale: AutoscaleSettings = msgspec.field(default_factory=AutoscaleSettings)
     placement: PlacementSettings = msgspec.field(default_factory=PlacementSettings)
     recorder: RecorderSettings = msgspec.field(default_factory=RecorderSettings)
+    # Tools to which the recorder also writes its rows, each from its stored position.
+    metrics: list[AnySink] = msgspec.field(default_factory=list)
     start: StartSettings = msgspec.field(default_factory=StartSettings)
 
     @property

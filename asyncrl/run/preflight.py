@@ -79,6 +79,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
         _functions,
         _functions_beside,
         _data,
+        _sinks,
     )
     return [*(finding for check in checks for finding in check(config, base)), *check_machine(config)]
 
@@ -149,6 +150,12 @@ def next_name(config: Config) -> str:
     """Return the name of the next run of a config: one that is over keeps its name while its directory exists."""
     folder = Path(config.directory)
     return next(name for name in numbered(config.run) if not (folder / name).exists())
+
+
+def _sinks(config: Config, _base: Path) -> Iterator[Finding]:
+    for number, sink in enumerate(config.metrics):
+        if problem := sink.problem():
+            yield Finding((f"metrics.{number}", "metrics"), problem)
 
 
 def _ports(config: Config, _base: Path) -> Iterator[Finding]:

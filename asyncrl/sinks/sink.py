@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 
+from asyncrl.errors import AsyncRLError
+
 Row: TypeAlias = dict[str, Any]
 """One row of `metrics.jsonl`. Its `event` is `step`, `eval` or `weights`; rows of one event always have one order."""
+
+
+class SinkError(AsyncRLError):
+    """A sink that takes no rows now; it continues from its position later."""
 
 
 class Position(msgspec.Struct):
@@ -16,6 +24,11 @@ class Position(msgspec.Struct):
 
     rows: dict[str, int] = {}  # rows that it has stored, by their event
     bytes: int = 0  # size of its file; 0 for sinks that write no file
+
+    @property
+    def total(self) -> int:
+        """All rows that it has stored."""
+        return sum(self.rows.values())
 
 
 class MetricsSink(Protocol):
@@ -25,11 +38,11 @@ class MetricsSink(Protocol):
     position after `sync`. At the next start `open` removes rows after that position, or counts them.
     """
 
-    def open(self, position: Position) -> int:
-        """Continue after a position.
+    def open(self, position: Position | None) -> int:
+        """Continue after a position; without one, begin.
 
         Returns:
-            Number of rows after the position that the sink has stored already and does not remove.
+            Number of rows that the sink has stored: the first ones of the run.
         """
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -40,3 +53,35 @@ class MetricsSink(Protocol):
 
     def close(self) -> None:
         """Release what the sink has opened; also a sink that failed is closed."""
+
+
+class SinkRun(NamedTuple):
+    """The run whose rows a sink stores."""
+
+    run: str
+    root: Path  # its directory
+    base: Path  # folder that relative paths of its config start from
+    began_s: float  # when it began, as Unix time; `time_s` of a row counts from there
+    settings: dict[str, Any]  # its config
+
+
+class SinkSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
+    """The settings of one kind of sinks, with which they are made. `kind` names the class."""
+
+    package: ClassVar[str] = ""  # that it needs; asyncrl has an extra of the name of the kind with the package
+
+    @property
+    def kind(self) -> str:
+        """The name of the kind."""
+        return str(self.__struct_config__.tag)
+
+    def problem(self) -> str:
+        """Return what the sink lacks on this machine; empty if it can be made."""
+        if not self.package or importlib.util.find_spec(self.package) is not None:
+            return ""
+        wanted = f"pip install 'asyncrl[{self.kind}]'"
+        return f'kind = "{self.kind}" needs the Python package {self.package}, which is not installed; run `{wanted}`'
+
+    def sink(self, run: SinkRun) -> MetricsSink:
+        """Make the sink of a run; it opens nothing yet."""
+        raise NotImplementedError

@@ -11,16 +11,20 @@ from asyncrl.config.stream_capacity import MB, RESERVE_MB
 from asyncrl.config.tasks import tasks_of
 from asyncrl.engine.errors import LOGITS_NOT_FINITE
 from asyncrl.state.findings import finding
-from asyncrl.state.records import SILENT_S, Actor, Engine
+from asyncrl.state.records import SILENT_S, Actor, Engine, anomaly_text
 from asyncrl.state.run_state import RunState
 from asyncrl.training.anomalies import broken_assertions
 from topics.actors import Waiting
-from topics.batches import BatchTrained
 from topics.roles import SUPERVISOR, pool_of, role_of
 from topics.stalls import StallFound
 
 AWAY = "hosts_away_s"  # vital sign of the supervisor: see `Placement.away_s`
+SINK_FAILURES = "failing_sink_"  # begins vital signs of the recorder: failures of a sink since it last took rows
 UNWRITTEN = "unwritten_errno"  # vital sign of the recorder: why its files take nothing; not there while they do
+
+_SINK_ADVICE = (
+    "see `asyncrl logs recorder-1`; the sink continues by itself, `asyncrl export` writes what is missing then"
+)
 _START_S = 90.0  # for a process to publish its first message
 _GONE_S = 2.0  # a process that ended is started again sooner
 _OFTEN = 3  # starts within a minute
@@ -303,6 +307,11 @@ def _unwritten(state: RunState) -> Iterator[StallFound]:
         if actor.live and (number := actor.gauge(UNWRITTEN)):
             evidence = f"metrics.jsonl, samples.jsonl and summary.json take nothing: {os.strerror(int(number))}"
             yield finding("metrics unwritten", actor.actor_id, f"{evidence}; the run continues without them")
+        values = actor.vitals.values if actor.live and actor.vitals else {}
+        for name in [name for name in values if name.startswith(SINK_FAILURES)]:
+            sink = name.removeprefix(SINK_FAILURES)
+            evidence = f"sink {sink} failed {values[name]:.0f} times in a row; the run continues without it"
+            yield StallFound("metrics unwritten", actor.actor_id, evidence, _SINK_ADVICE)
 
 
 def _failed_version(state: RunState, actor: Actor) -> str:
@@ -313,15 +322,6 @@ def _failed_version(state: RunState, actor: Actor) -> str:
     wanted = engine.refused if engine.refused_ns > engine.updating_ns else engine.updating
     has = "none before" if engine.version is None else f"version {engine.version} before"
     return f"it does not take version {wanted}, it had {has}"
-
-
-def anomaly_text(step: BatchTrained) -> str:
-    """Return the unusual figures of a step, and the trajectories that carry them."""
-    assert step.anomaly is not None
-    carriers = ", ".join(
-        f"{one.trajectory_id} (gradient norm {one.grad_norm:.4g}, loss {one.loss:.4g})" for one in step.anomaly.carriers
-    )
-    return f"step {step.step}: {step.anomaly.found}; carried by {carriers}"
 
 
 GRADERS = ("reward", "groupreward")  # roles that grade: single trajectories, and whole groups

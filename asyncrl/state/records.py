@@ -284,3 +284,12 @@ def reward_text(reward: float, turn_rewards: Sequence[float]) -> str:
     """Return a reward with the rewards of its turns, if any."""
     turns = ", ".join(f"{value:g}" for value in turn_rewards)
     return f"reward {reward:g}" + (f" (turns {turns})" if turns else "")
+
+
+def anomaly_text(step: BatchTrained) -> str:
+    """Return the unusual figures of a step, and the trajectories that carry them."""
+    assert step.anomaly is not None
+    carriers = ", ".join(
+        f"{one.trajectory_id} (gradient norm {one.grad_norm:.4g}, loss {one.loss:.4g})" for one in step.anomaly.carriers
+    )
+    return f"step {step.step}: {step.anomaly.found}; carried by {carriers}"

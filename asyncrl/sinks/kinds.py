@@ -1,0 +1,16 @@
+"""The kinds of sinks. Each has one class, in `kind.py` of its folder."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from asyncrl.sinks.file.kind import FileSettings
+from asyncrl.sinks.sink import SinkSettings
+from asyncrl.sinks.tensorboard.kind import TensorboardSettings
+from asyncrl.sinks.wandb.kind import WandbSettings
+
+AnySink: TypeAlias = FileSettings | TensorboardSettings | WandbSettings
+KINDS: dict[str, type[SinkSettings]] = {
+    str(kind.__struct_config__.tag): kind for kind in (FileSettings, TensorboardSettings, WandbSettings)
+}
+"""By the names in configs."""

@@ -1,0 +1,1 @@
+"""Rows of metrics as events of TensorBoard."""

@@ -1,0 +1,94 @@
+"""The file of an offline run of Weights & Biases, which `wandb sync` uploads.
+
+The package `wandb` writes such files too, in a process that keeps rows in memory and loses them when it is killed, and
+begins another file at each start. This file has each row once the position is stored.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import wandb
+from wandb.proto.wandb_internal_pb2 import Record
+
+from asyncrl.sinks.figures import point_of
+from asyncrl.sinks.file.sink import FileSink
+from asyncrl.sinks.sink import Row, SinkRun
+from asyncrl.sinks.wandb.kind import run_id
+
+# The log format of LevelDB, without its mask of checksums: blocks with fragments, each after a header.
+_BLOCK = 32768
+_FILE_HEADER = b":W&B\xe1\xbe\x00"
+_HEADER = 7  # bytes: 4 of the checksum, 2 of the length, 1 of the kind
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+_MIN_CONSUMER = "0.70.0"  # as the package writes it
+
+
+class OfflineSink(FileSink):
+    """`MetricsSink` of the file `wandb/offline-run-TIME-ID/run-ID.wandb` in the directory of a run."""
+
+    def __init__(self, run: SinkRun, project: str, entity: str) -> None:
+        began = time.strftime("%Y%m%d_%H%M%S", time.gmtime(run.began_s))
+        self._id, self._run, self._project, self._entity = run_id(run), run, project, entity
+        super().__init__(run.root / "wandb" / f"offline-run-{began}-{self._id}" / f"run-{self._id}.wandb")
+
+    def encoded(self, rows: Sequence[Row], offset: int) -> bytes:
+        begin = [] if offset else self._begin()
+        written = [record for number, row in enumerate(rows, self.total) for record in self._records(number, row)]
+        content = b"" if offset else _FILE_HEADER
+        for record in (*begin, *written):
+            content += b"".join(_fragments(record.SerializeToString(deterministic=True), offset + len(content)))
+        return content
+
+    def close(self) -> None:
+        """Write that the run has ended; `open` removes this again, as it comes after the position."""
+        with self.path.open("ab") as file:
+            ended = Record(exit={"exit_code": 0})
+            file.write(b"".join(_fragments(ended.SerializeToString(), file.tell())))
+
+    def _begin(self) -> list[Record]:
+        settings = [
+            {"key": name, "value_json": msgspec.json.encode(value).decode()}
+            for name, value in self._run.settings.items()
+        ]
+        began: dict[str, Any] = {"seconds": int(self._run.began_s)}
+        names = {"run_id": self._id, "display_name": self._run.run, "project": self._project, "entity": self._entity}
+        return [
+            Record(header={"version_info": {"producer": wandb.__version__, "min_consumer": _MIN_CONSUMER}}),
+            Record(run={**names, "start_time": began, "config": {"update": settings}}),
+            Record(metric={"name": "step", "options": {"defined": True}}),
+            Record(metric={"glob_name": "*", "step_metric": "step", "options": {"step_sync": True, "defined": True}}),
+        ]
+
+    def _records(self, number: int, row: Row) -> Iterator[Record]:
+        point = point_of(row)
+        own = {"_step": number, "_runtime": point.time_s, "_timestamp": self._run.began_s + point.time_s}
+        values = point.figures | own | {"step": point.step}
+        items = [
+            {"nested_key": [name], "value_json": msgspec.json.encode(value).decode()} for name, value in values.items()
+        ]
+        yield Record(summary={"update": items})
+        yield Record(history={"item": items, "step": {"num": number}})
+
+
+def _fragments(record: bytes, offset: int) -> Iterator[bytes]:
+    """Return a record as it is written from a byte of the file on."""
+    first = True
+    while True:
+        room = _BLOCK - offset % _BLOCK
+        if room < _HEADER:  # too little for a header: the rest of the block is zero
+            yield bytes(room)
+            offset += room
+            continue
+        part, record = record[: room - _HEADER], record[room - _HEADER :]
+        kind = (_FIRST if record else _FULL) if first else (_MIDDLE if record else _LAST)
+        checksum = zlib.crc32(bytes([kind]) + part)
+        yield checksum.to_bytes(4, "little") + len(part).to_bytes(2, "little") + bytes([kind]) + part
+        offset += _HEADER + len(part)
+        first = False
+        if not record:
+            return

@@ -1,0 +1,50 @@
+"""A run on a server of Weights & Biases, by its package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import wandb
+
+from asyncrl.sinks.figures import point_of
+from asyncrl.sinks.sink import Position, Row, SinkError, SinkRun
+from asyncrl.sinks.wandb.kind import run_id
+
+
+class OnlineSink:
+    """`MetricsSink` of a server. The number of a row is the step of Weights & Biases, which a server takes once."""
+
+    def __init__(self, run: SinkRun, project: str, entity: str) -> None:
+        self._run, self._project, self._entity = run, project, entity
+        self._client: wandb.Run | None = None
+
+    def open(self, _position: Position | None) -> int:
+        self._client = wandb.init(
+            project=self._project,
+            entity=self._entity or None,
+            id=run_id(self._run),
+            name=self._run.run,
+            resume="allow",
+            dir=str(self._run.root),
+            config=self._run.settings,
+            settings=wandb.Settings(silent=True, console="off", x_disable_stats=True, disable_git=True),
+        )
+        self._client.define_metric("step")
+        self._client.define_metric("*", step_metric="step")
+        return self._client.step
+
+    def append(self, rows: Sequence[Row]) -> None:
+        if self._client is None:
+            raise SinkError("it is not open")
+        for row in rows:
+            point = point_of(row)
+            self._client.log({**point.figures, "step": point.step}, step=self._client.step, commit=True)
+
+    def sync(self) -> int:
+        """The package sends rows in the background: after a kill, the server tells `open` which ones it has."""
+        return 0
+
+    def close(self) -> None:
+        if self._client is not None:
+            client, self._client = self._client, None
+            client.finish()
