@@ -40,7 +40,8 @@ def point_of(row: Row) -> Point:
         for part, number in parts.items():
             if isinstance(number, int | float) and math.isfinite(number):
                 figures[_name(prefix, "/".join(filter(None, (field, str(part)))), event)] = float(number)
-    return Point(event, int(row.get("step", row.get("version", 0))), float(row.get("time_s", 0.0)), figures)
+    step = row["step"] if event == "step" else row.get("version", 0)
+    return Point(event, int(step), float(row.get("time_s", 0.0)), figures)
 
 
 def _name(prefix: str, field: str, event: str) -> str:
