@@ -17,6 +17,7 @@ class OnlineSink:
     def __init__(self, run: SinkRun, project: str, entity: str) -> None:
         self._run, self._project, self._entity = run, project, entity
         self._client: wandb.Run | None = None
+        self._next = 0  # number of the next row
 
     def open(self, _position: Position | None) -> int:
         self._client = wandb.init(
@@ -31,14 +32,16 @@ class OnlineSink:
         )
         self._client.define_metric("step")
         self._client.define_metric("*", step_metric="step")
-        return self._client.step
+        self._next = self._client.starting_step  # `step` is 0 until a row is logged
+        return self._next
 
     def append(self, rows: Sequence[Row]) -> None:
         if self._client is None:
             raise SinkError("it is not open")
         for row in rows:
             point = point_of(row)
-            self._client.log({**point.figures, "step": point.step}, step=self._client.step, commit=True)
+            self._client.log({**point.figures, "step": point.step}, step=self._next, commit=True)
+            self._next += 1
 
     def sync(self) -> int:
         """The package sends rows in the background: after a kill, the server tells `open` which ones it has."""
