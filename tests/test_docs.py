@@ -103,7 +103,7 @@ def test_every_topic_setting_and_stream_named_exists(page: str) -> None:
         if (
             DOTTED.fullmatch(name)
             and name.split(".")[0] in nouns
-            and not name.endswith((".py", ".md", ".png", ".json"))
+            and not name.endswith((".py", ".md", ".png", ".json", ".jsonl"))
         ):
             assert name in known, f"{page} names {name}"
         if re.fullmatch(r"[A-Z]{4,}", span) and span not in ("TOML", "JSON", "ROLE", "TOPICS"):
