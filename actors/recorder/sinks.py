@@ -30,7 +30,7 @@ class Sinks:
 
     @property
     def any(self) -> bool:
-        """Whether the run has any."""
+        """Return whether the run has any."""
         return bool(self._context.config.metrics)
 
     def begin(self, began_s: float) -> None:

@@ -20,7 +20,7 @@ class SinkError(AsyncRLError):
 
 
 class Position(msgspec.Struct):
-    """How far a sink has got in the rows of a run."""
+    """The rows of a run that a sink has stored."""
 
     rows: dict[str, int] = {}  # rows that it has stored, by their event
     bytes: int = 0  # size of its file; 0 for sinks that write no file
@@ -63,6 +63,11 @@ class SinkRun(NamedTuple):
     base: Path  # folder that relative paths of its config start from
     began_s: float  # when it began, as Unix time; `time_s` of a row counts from there
     settings: dict[str, Any]  # its config
+
+    @property
+    def id(self) -> str:
+        """An id for tools that keep the runs of many directories. Two runs of one name began at different times."""
+        return f"{self.run}-{int(self.began_s)}"
 
 
 class SinkSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):

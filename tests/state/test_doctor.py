@@ -385,15 +385,6 @@ def test_a_recorder_that_cannot_write_is_told_and_explains_no_stall():
     assert "No space left on device; the run continues" in case.evidence()
 
 
-def test_a_sink_that_fails_is_reported_and_explains_no_stall():
-    case = MadeState(last_step_s=NOW_S - 1)
-    case.publish(ActorStarted("recorder", "recorder-1", "elsewhere", 1), at_s=1.0)
-    case.state.wanted["recorder"] = 1
-    case.vitals("recorder-1", failing_sink_wandb=3)
-    assert case.found() == [("metrics unwritten", "recorder-1")]
-    assert case.evidence() == "sink wandb failed 3 times in a row; the run continues without it"
-
-
 def test_a_cluster_whose_head_is_away_is_told_while_training_goes_on():
     case = MadeState(last_step_s=NOW_S - 1)
     case.state.config.placement.address = "10.0.0.1:6379"

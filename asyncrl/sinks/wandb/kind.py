@@ -26,8 +26,3 @@ class WandbSettings(SinkSettings, tag="wandb"):
         from asyncrl.sinks.wandb.offline import OfflineSink
 
         return OfflineSink(run, self.project, self.entity)
-
-
-def run_id(run: SinkRun) -> str:
-    """Id of a run of Weights & Biases. Two runs of one name began at different times."""
-    return f"{run.run}-{int(run.began_s)}"

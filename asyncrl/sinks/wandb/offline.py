@@ -18,7 +18,6 @@ from wandb.proto.wandb_internal_pb2 import Record
 from asyncrl.sinks.figures import point_of
 from asyncrl.sinks.file.sink import FileSink
 from asyncrl.sinks.sink import Row, SinkRun
-from asyncrl.sinks.wandb.kind import run_id
 
 # The log format of LevelDB, without its mask of checksums: blocks with fragments, each after a header.
 _BLOCK = 32768
@@ -33,7 +32,7 @@ class OfflineSink(FileSink):
 
     def __init__(self, run: SinkRun, project: str, entity: str) -> None:
         began = time.strftime("%Y%m%d_%H%M%S", time.gmtime(run.began_s))
-        self._id, self._run, self._project, self._entity = run_id(run), run, project, entity
+        self._id, self._run, self._project, self._entity = run.id, run, project, entity
         super().__init__(run.root / "wandb" / f"offline-run-{began}-{self._id}" / f"run-{self._id}.wandb")
 
     def encoded(self, rows: Sequence[Row], offset: int) -> bytes:

@@ -8,7 +8,6 @@ import wandb
 
 from asyncrl.sinks.figures import point_of
 from asyncrl.sinks.sink import Position, Row, SinkError, SinkRun
-from asyncrl.sinks.wandb.kind import run_id
 
 
 class OnlineSink:
@@ -23,7 +22,7 @@ class OnlineSink:
         self._client = wandb.init(
             project=self._project,
             entity=self._entity or None,
-            id=run_id(self._run),
+            id=self._run.id,
             name=self._run.run,
             resume="allow",
             dir=str(self._run.root),
