@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar, get_args
 
@@ -17,6 +17,7 @@ from asyncrl.algorithms.losses import LOSSES
 from asyncrl.config import check_data, check_engines, check_learner, check_live
 from asyncrl.config.check import contradictions
 from asyncrl.config.finding import Finding
+from asyncrl.config.key_lines import key_lines
 from asyncrl.config.meant import meant_by, option_meant_by
 from asyncrl.config.own_algorithms import load_own_algorithms
 from asyncrl.config.paths import expand_paths
@@ -246,39 +247,6 @@ def _find(path_or_name: str) -> tuple[Path, str, Path]:
     found = "a directory" if path.is_dir() else "no such file"
     message = f"{found}, and the shipped configs are {', '.join(SHIPPED)}{meant}"
     raise ConfigError(path_or_name, [Problem(None, "", message)])
-
-
-def key_lines(text: str) -> dict[str, int]:
-    """Line of every table and key in a valid TOML text, from 1, by dotted key."""
-    found: dict[str, int] = {}
-    table, statement, start = "", "", 1
-    arrays: dict[str, int] = {}  # tables of each array so far
-    for number, line in enumerate(text.split("\n"), 1):
-        start = start if statement else number
-        statement += line + "\n"
-        try:
-            paths = list(_paths(tomllib.loads(statement)))
-        except tomllib.TOMLDecodeError:
-            continue  # the statement continues
-        if statement.lstrip().startswith("["):
-            table = ""
-        for path in paths:
-            found.setdefault(join_key(table, path), start)
-        if statement.lstrip().startswith("["):
-            table = paths[-1]
-            if statement.lstrip().startswith("[["):
-                arrays[table] = arrays.get(table, -1) + 1
-                table = join_key(table, str(arrays[table]))
-                found[table] = start
-        statement = ""
-    return found
-
-
-def _paths(value: dict[str, Any]) -> Iterator[str]:
-    for key, inner in value.items():
-        yield key
-        if isinstance(inner, dict):
-            yield from (join_key(key, path) for path in _paths(inner))
 
 
 def _override(raw: dict[str, Any], override: str, wanted: list[str], base: Path) -> Problem | None:

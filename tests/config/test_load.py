@@ -11,7 +11,8 @@ from asyncrl.algorithms.losses import LOSSES
 from asyncrl.cli.main import run
 from asyncrl.cli.main import run as run_command
 from asyncrl.config.hints import hints
-from asyncrl.config.load import SHIPPED, ConfigError, key_lines, load_config
+from asyncrl.config.key_lines import key_lines
+from asyncrl.config.load import SHIPPED, ConfigError, load_config
 from asyncrl.config.paths import expand_paths
 from asyncrl.config.reference import documented_tables, known_settings, settings_markdown, settings_text
 from asyncrl.run.preflight import check_surroundings
