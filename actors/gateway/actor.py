@@ -21,7 +21,7 @@ from actors.gateway.handover import Handover
 from actors.gateway.http_server import OpenPort, listening
 from actors.gateway.meter import Meter
 from actors.gateway.operations import Operations
-from actors.gateway.prompts import Bounds, Prompts
+from actors.gateway.prompts import Prompts
 from actors.gateway.reply import Answered, Reply, shape_errors
 from actors.gateway.request_body import read_body
 from actors.gateway.responses import Responses
@@ -45,6 +45,7 @@ from asyncrl.live.feedback import FEEDBACK_PATH, parse_feedback
 from asyncrl.live.forced_prefix import begin_reply
 from asyncrl.live.keys import PRIVATE_HEADER, Keys, is_private
 from asyncrl.live.redaction import Redactor
+from asyncrl.live.reply import Bounds
 from asyncrl.live.sessions import SESSION_HEADER, Session, session_of
 from asyncrl.live.side_requests import is_side_request
 from asyncrl.live.tools import Wording

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
-import numpy as np
 from aiohttp import web
 
 from actors.gateway.clients import lost_of
@@ -15,11 +14,10 @@ from actors.gateway.fair_queue import FairQueue
 from actors.gateway.request_body import read_body, room_of
 from actors.gateway.turn_store import TurnStore
 from asyncrl.config.live_settings import GatewaySettings
-from asyncrl.data.tokenizer import TokenizerError, TooLong
 from asyncrl.live.apis.models import check_model
 from asyncrl.live.apis.schema import LiveError, Request
 from asyncrl.live.conversation import Draft, Prompt
-from asyncrl.live.forced_prefix import Begun
+from asyncrl.live.reply import Bounds, completed_prompt, refusing_prompts
 from asyncrl.live.tenant_keys import owner_of, user_of
 from asyncrl.live.turn_log import TurnLog
 
@@ -37,14 +35,6 @@ class Taken(NamedTuple):
     user: str  # by `asyncrl.live.tenant_keys`
     owner: str  # whose histories it may continue
     prompt: Prompt
-
-
-class Bounds(NamedTuple):
-    """Bounds of a prompt by the model."""
-
-    begin: Callable[[Request], Begun]  # returns what the reply to a request begins with
-    most: int  # tokens
-    vocabulary: int  # token ids
 
 
 class Prompts:
@@ -66,7 +56,7 @@ class Prompts:
             shared: returns whether there are several tenants.
         """
         self._settings, self._log, self._facts = settings, log, facts
-        self._caught_up, (self._begin, self._most, self._vocabulary) = caught_up, bounds
+        self._caught_up, self._bounds = caught_up, bounds
         self._large = FairQueue(_LARGE_AT_ONCE, settings.queue_timeout_s, shared=shared)  # of large bodies
         # Long encodings: one runs at a time, so that it leaves cores to streams, and in addition one of those that take
         # seconds.
@@ -112,37 +102,15 @@ class Prompts:
         if request.model:
             check_model(request.model, self._settings.models)
         waits = bool(request.previous) and self._facts.waits_elsewhere
-        try:
-            begun = self._begin(request)
+        with refusing_prompts(self._bounds.most):
+            begun = self._bounds.begin(request)
             prompt = await self._following(request, owner, drafted)
             if (prompt is None or prompt.rewritten) and self._settings.count > 1 and await self._caught_up():
                 prompt = await self._following(request, owner, drafted)
-        except TooLong as error:
-            raise self._too_long(f"at least {error.least}") from error
-        except TokenizerError as error:
-            raise LiveError("invalid", str(error), field="messages") from error
-        except RecursionError as error:
-            raise LiveError("invalid", "the body is nested too deeply; send one that is flatter") from error
         if prompt is None:
             words = f"no response {request.previous!r} of yours is known here{' yet' * waits}; send all messages"
             raise LiveError("overloaded" if waits else "absent", words, field="previous_response_id")
-        if begun.ids.size:
-            prompt = prompt._replace(ids=np.concatenate([prompt.ids, begun.ids]), begun=begun.text)
-        self._check(request, prompt)
-        return prompt
-
-    def _check(self, request: Request, prompt: Prompt) -> None:
-        if not len(prompt.ids):
-            raise LiveError("invalid", "the messages have no text; send some", field="messages")
-        if len(prompt.ids) > self._most:
-            raise self._too_long(f"{len(prompt.ids)}")
-        if isinstance(request.raw, list) and max(request.raw) >= self._vocabulary:
-            words = f"has the token id {max(request.raw)}; the vocabulary has {self._vocabulary}"
-            raise LiveError("invalid", f"prompt {words}", field="prompt")
-
-    def _too_long(self, tokens: str) -> LiveError:
-        words = f"prompt is too long: {tokens} tokens; the model takes 1 to {self._most}: send fewer messages"
-        return LiveError("invalid", words, field="messages", code="context_length_exceeded")
+        return completed_prompt(request, prompt, begun, self._bounds)
 
     async def _following(
         self, request: Request, owner: str, drafted: Callable[[Draft], Awaitable[Prompt]]

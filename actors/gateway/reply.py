@@ -14,7 +14,8 @@ from actors.gateway.turn import Turn
 from actors.runtime.actor import Context
 from asyncrl.errors import places
 from asyncrl.live.apis.registry import APIS, MESSAGES
-from asyncrl.live.apis.schema import Api, Call, Ending, Events, LiveError, Piece, Thought
+from asyncrl.live.apis.schema import Api, Ending, LiveError, Piece
+from asyncrl.live.reply import event_of
 from asyncrl.live.sessions import SESSION_HEADER, TURN_HEADER, Session
 
 Keep = Callable[[bytes], Awaitable[None]]
@@ -108,15 +109,7 @@ class Reply:
         if self.missed:
             raise ConnectionResetError("the client is gone")
         if self._events and piece is not None:
-            await self._write(lambda: self._event(self._events[choice], piece))
-
-    @staticmethod
-    def _event(events: Events, piece: Piece) -> bytes:
-        if isinstance(piece, Call):
-            return events.call(piece)
-        if isinstance(piece, Thought):
-            return events.thought(piece.text)
-        return events.text(piece) if piece else events.alive()
+            await self._write(lambda: event_of(self._events[choice], piece))
 
     async def end(self, endings: list[Ending]) -> web.StreamResponse:
         """Send the last events, or the whole body."""

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
 
 import msgspec
 
@@ -22,8 +21,9 @@ from asyncrl.engine.answer import Likeliest, stop_string
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator, Watch
-from asyncrl.live.apis.schema import Ending, LiveError, Opening, Piece, Request, Sampled, assistant_message
+from asyncrl.live.apis.schema import Ending, LiveError, Opening, Piece, Request, assistant_message
 from asyncrl.live.conversation import Prompt, history_key
+from asyncrl.live.reply import ending_of, finish_of
 from asyncrl.live.reply_flags import dedup_digest, reply_flags, siblings_of
 from asyncrl.live.reply_parser import ReplyParts
 from asyncrl.live.sampling import sampling_of
@@ -191,7 +191,7 @@ class Turn(Watch):
                 await to_its_end(self._store_begin(facts))
                 await self._stream(task, facts, send)
                 await task
-                finish = self._whole
+                finish = finish_of(self._answer)
                 for piece in self._parts.end():
                     await send(piece)
         except (ConnectionError, asyncio.CancelledError):
@@ -206,23 +206,11 @@ class Turn(Watch):
             if self._left is not None and finish not in ("stop", "length"):
                 finish = "gone"  # an equal request continues with its tokens
             await to_its_end(self._end(task, facts, finish, safety))  # also if another choice fails at the same time
-        parts, tokens = self._parts, self._answer.tokens
-        sampled = await asyncio.to_thread(self._sampled_tokens) if self.request.logprobs else None
-        versions = (int(min(self._answer.versions)), int(max(self._answer.versions))) if len(tokens) else None
-        thinks = bool(self.request.thoughts)
-        return Ending(
-            parts.text,
-            len(tokens),
-            self._whole,
-            parts.stop,
-            parts.calls,
-            sampled,
-            thoughts=parts.thoughts if thinks else "",
-            thought_tokens=parts.thought_tokens(tokens) if thinks else 0,
-            cached=max(0, self._cached),
-            versions=versions,
-            ids=tokens.tolist() if self.request.token_ids else None,
-        )
+        return await asyncio.to_thread(self._ending) if self.request.logprobs else self._ending()
+
+    def _ending(self) -> Ending:
+        request, answer, known, cached = self.request, self._answer, self._likeliest, self._cached
+        return ending_of(request, answer, self._parts, self._tokenizer, likeliest=known, cached=cached)
 
     async def _store_begin(self, facts: TurnStore) -> None:
         if self._started is not None and self._secret:
@@ -234,21 +222,6 @@ class Turn(Watch):
         """End with the tokens that there are: the client is gone, or the gateway stops."""
         self._left = self._left or why
         self._came.set()
-
-    def _sampled_tokens(self) -> list[Sampled]:
-        """The tokens of the reply without its end, with their log-probs, and the likeliest tokens if known."""
-        answer, ends, text = self._answer, self._tokenizer.eos_ids, self._tokenizer.decode_all
-        likeliest = [*self._likeliest, *[[]] * (len(answer.tokens) - len(self._likeliest))]
-        known = zip(answer.tokens.tolist(), answer.logprobs.tolist(), likeliest, strict=True)
-        return [
-            Sampled(text([token]), value, [(text([one]), other) for one, other in top])
-            for token, value, top in known
-            if token not in ends
-        ]
-
-    @property
-    def _whole(self) -> Literal["stop", "length"]:
-        return "length" if self._answer.finish == "length" else "stop"
 
     async def _stream(self, task: asyncio.Task[None], facts: TurnStore, send: Send) -> None:
         """Send text as it becomes final, or a keep-alive if no text is sent for a time, until the task is done."""
