@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import numpy as np
@@ -19,12 +19,16 @@ import xxhash
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.errors import AsyncRLError
 from asyncrl.rewards.score import check_name, finite, read_metrics
-from asyncrl.rollout.experts import inherited, rows_in
+from asyncrl.rollout.experts import inherited
 from asyncrl.rollout.journal import Journal, call_order, digest_of, outside
+from asyncrl.rollout.row import Row
 from topics.actors import Waiting
 from topics.prompts import PromptRow
 from topics.trajectories import ARTEFACT_BYTES, ARTEFACTS, TURNS, Answer, Outcome, Segment
 from topics.wire import Int32Array, UInt8Array
+
+if TYPE_CHECKING:
+    from asyncrl.rollout.endpoint import Endpoint
 
 Replay: TypeAlias = Literal["journal", "rerun"]
 RolloutFunction: TypeAlias = Callable[[PromptRow, "RolloutContext"], Awaitable[None]]
@@ -127,13 +131,44 @@ class RolloutContext:
             max_new_tokens or self._limits.max_new_tokens, list(self._limits.stop if stop is None else stop)
         )
         path, answer = self._journal.ask("generate", digest_of(ids, limits))
+        call = _Call(ids, answer, Generated(answer, self.tokenizer))
+        await self._sample(path, call, limits)
+        return call.generated
+
+    async def _sample(self, path: str, call: _Call, limits: Limits) -> None:
+        ids, answer = call.ids, call.answer
         if not (answer.done or answer.routing or len(answer.tokens)):
             answer.routing = inherited(ids, ((path, call.ids, call.answer) for path, call in self._calls.items()))
-        call = self._calls[path] = _Call(ids, answer, Generated(answer, self.tokenizer))
+        self._calls[path] = call
         if not answer.done:
             with outside():
                 await self._host.sample(ids, answer, limits._replace(seed=seed_of_call(self._seed, path)))
-        return call.generated
+
+    def endpoint(self) -> Endpoint:
+        """Serve the policy at an HTTP address: `async with context.endpoint() as endpoint`.
+
+        A program speaks one of the gateway's APIs at `endpoint.base_url`, with `endpoint.api_key`. Its calls become
+        rows of the trajectory. They sample as the run does: other temperatures and top-p values are ignored.
+
+        Raises:
+            TokenizerError: the model has no chat template.
+        """
+        from asyncrl.rollout.endpoint import Endpoint
+
+        most, calls = self._limits.max_new_tokens, self._journal.by_content()
+
+        async def sample(ids: Int32Array, max_new_tokens: int, stop: Sequence[str]) -> tuple[str, Answer]:
+            limits = Limits(max_new_tokens, list(stop))
+            path, answer = calls.ask("generate", digest_of(ids, limits))
+            try:
+                await self._sample(path, _Call(ids, answer, Generated(answer, self.tokenizer)), limits)
+            finally:
+                if not answer.done:  # the client has left
+                    calls.withdraw(path)
+                    del self._calls[path]
+            return path, answer
+
+        return Endpoint(self.tokenizer, sample, max_new_tokens=most)
 
     async def tool(
         self,
@@ -263,13 +298,13 @@ class RolloutContext:
         width = max((answer.routing.width for answer in answers.values() if answer.routing is not None), default=0)
         return [row.routing(width, answers) for row in self._rows()] if width else []
 
-    def _rows(self) -> list[_Row]:
-        rows: list[_Row] = []
+    def _rows(self) -> list[Row]:
+        rows: list[Row] = []
         for turn, path in enumerate(_ordered(self._calls)):
             call = self._calls[path]
             row = next((row for row in reversed(rows) if row.continues(call.ids)), None)
             if row is None:
-                row = _Row()
+                row = Row()
                 rows.append(row)
             row.observe(call.ids)
             row.sampled(path, call.answer, turn)
@@ -341,47 +376,6 @@ def _as_bytes(name: str, value: str | bytes) -> bytes:
     if not isinstance(value, str):
         raise ValueError(f"the artefact {name!r} is a {type(value).__name__}; expected text or bytes")
     return value.encode(errors="backslashreplace")
-
-
-class _Row:
-    """A segment that grows; pieces are joined once, at the end."""
-
-    def __init__(self) -> None:
-        self._tokens = np.empty(0, np.int32)
-        self._sampled: list[tuple[int, Answer]] = []  # where each generation begins
-        self._turns: list[int] = []  # of those, in the trajectory
-        self._paths: list[str] = []  # of those
-
-    def continues(self, ids: Int32Array) -> bool:
-        length = len(self._tokens)
-        return len(ids) >= length and bool((ids[:length] == self._tokens).all())
-
-    def observe(self, ids: Int32Array) -> None:
-        self._tokens = ids
-
-    def sampled(self, path: str, answer: Answer, turn: int) -> None:
-        self._turns.append(turn)
-        self._paths.append(path)
-        self._sampled.append((len(self._tokens), answer))
-        self._tokens = np.concatenate([self._tokens, answer.tokens])
-
-    def segment(self, *, rewarded: bool) -> Segment:
-        length = len(self._tokens)
-        mask = np.zeros(length, np.uint8)
-        logprobs = np.zeros(length, np.float32)
-        versions = np.full(length, -1, np.int32)
-        for start, answer in self._sampled:
-            end = start + len(answer.tokens)
-            mask[start:end] = 1
-            logprobs[start:end] = answer.logprobs
-            versions[start:end] = answer.versions
-        counts = [len(answer.tokens) for _, answer in self._sampled]
-        turns = list(zip(self._turns, counts, strict=True)) if rewarded else []
-        return Segment(tokens=self._tokens, mask=mask, logprobs=logprobs, versions=versions, turns=turns)
-
-    def routing(self, width: int, answers: Mapping[str, Answer]) -> UInt8Array:
-        starts = [start for start, _ in self._sampled]
-        return rows_in(len(self._tokens), width, list(zip(starts, self._paths, strict=True)), answers)
 
 
 async def single_turn(row: PromptRow, context: RolloutContext) -> None:

@@ -135,6 +135,17 @@ class Journal:
             )
         return path, answer
 
+    def by_content(self) -> ContentCalls:
+        """Calls from here on that no order identifies.
+
+        Raises:
+            Diverged: this is called outside of the rollout function.
+        """
+        branch = _BRANCH.get()
+        if branch is None:
+            raise Diverged("an endpoint was asked for outside of the rollout function; its context ends with it")
+        return ContentCalls(self.answers, branch.child().path)
+
     def news(self) -> dict[str, Answer]:
         """Return the unpublished part of the answers, each from its first unpublished token on."""
         news: dict[str, Answer] = {}
@@ -158,6 +169,30 @@ class Journal:
     def tokens(self) -> int:
         """Tokens sampled so far."""
         return sum(len(answer.tokens) for answer in self.answers.values())
+
+
+class ContentCalls:
+    """Calls of a program that asks in any order: the k-th call with equal inputs gets the k-th recorded answer."""
+
+    def __init__(self, answers: dict[str, Answer], prefix: str) -> None:
+        self._answers = answers
+        self._prefix = prefix  # of their paths, which end with their numbers
+        self._given: set[str] = set()
+
+    def ask(self, call: str, inputs: str) -> tuple[str, Answer]:
+        """Path and recorded answer of a call; a new, open answer if there is none."""
+        mine = sorted((path for path in self._answers if path.startswith(self._prefix)), key=call_order)
+        equal = (path for path in mine if self._answers[path].inputs == inputs and path not in self._given)
+        path = next(equal, "")
+        if not path:
+            path = f"{self._prefix}{call_order(mine[-1])[-1] + 1 if mine else 0}"
+            self._answers[path] = Answer(call, inputs, done=False)
+        self._given.add(path)
+        return path, self._answers[path]
+
+    def withdraw(self, path: str) -> None:
+        """Give the answer to the next equal call: the client of this one has left before its answer was whole."""
+        self._given.discard(path)
 
 
 class _State(NamedTuple):

@@ -7,7 +7,7 @@ from safetensors.numpy import load_file, save_file
 from asyncrl.training.init_model import ModelShape, create_model
 
 
-def make_endless_model(directory, seed=1, shape=None, spread=1.0):
+def make_endless_model(directory, seed=1, shape=None, spread=1.0, template=""):
     """A model whose likeliest token is never the one that ends: its special tokens have logit 0.
 
     The other logits are `spread` times those of an untrained model; with 30, one token in tens of thousands ends.
@@ -17,6 +17,7 @@ def make_endless_model(directory, seed=1, shape=None, spread=1.0):
         alphabet="abcdefghijklmnopqrstuvwxyz0123456789+=^",
         seed=seed,
         shape=shape or ModelShape(context=1024),
+        template=template,
     )
     file = directory / "model.safetensors"
     weights = load_file(file)

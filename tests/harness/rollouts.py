@@ -88,3 +88,17 @@ async def no_text(row, context):
     """A rollout whose completion is what no message can hold."""
     await context.generate(context.tokenizer.encode_prompt(row, max_tokens=None), max_new_tokens=2)
     context.completion = {"number": 5, "half": "\ud800"}[row.metadata["gives"]]
+
+
+async def black_box(row, context):
+    """A program that knows only an address: five turns by OpenAI's client."""
+    import openai
+
+    messages = [{"role": "user", "content": row.prompt}]
+    async with context.endpoint() as endpoint:
+        client = openai.AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key, max_retries=0)
+        for turn in range(1, 6):
+            reply = await client.chat.completions.create(model="any", messages=messages, max_tokens=24)
+            messages.append({"role": "assistant", "content": reply.choices[0].message.content})
+            messages.append({"role": "user", "content": await context.tool("look", look, turn, row.metadata)})
+        await client.close()

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -18,11 +17,12 @@ from asyncrl.engine.client import EngineClient
 from asyncrl.engine.control import ServerSpec
 from asyncrl.engine.embedded.control import EmbeddedControl
 from asyncrl.rollout.journal import Journal, call_order
+from harness.live_runs import TEMPLATE
 from harness.models import make_endless_model
-from harness.stage import LONGEST_S, provision_leased, until
+from harness.resumption import Scene, assert_same, kill_in_the_middle
+from harness.stage import provision_leased, until
 from topics.actors import VITALS_TAKEN
 from topics.engines import EngineReady, EngineUpdating
-from topics.prompts import PromptIssued, PromptRow
 from topics.table import BUILT_IN
 from topics.topic import GRADES, TRAJECTORIES
 from topics.trajectories import PROGRESS_STORED, TRAJECTORY_FAILED, TRAJECTORY_GENERATED, Outcome
@@ -30,34 +30,6 @@ from topics.wire import decode
 
 KEY = "0:0:made"
 HERE = Path(__file__).parents[2] / "harness"
-
-
-@dataclass
-class Scene:
-    """A run with an engine and whatever was said of its trajectories."""
-
-    stage: object
-    bus: object
-    client: EngineClient
-    results: dict
-    progress: dict
-    failures: dict
-    tmp: Path
-    awaited: list = field(default_factory=list)  # progress: of whom, what it is like, and the event that it has come
-
-    async def issue(self, name, **metadata):
-        metadata |= {"calls": str(self.tmp / f"{name}.calls"), "go": str(self.tmp / "go")}
-        prompt_id, member = name.rsplit("-", 1)
-        row = PromptRow("^abcdef=", "fedcba", metadata)
-        message = PromptIssued(prompt_id, int(member), 1, rows=[row], temperature=0.0)
-        await publish(self.bus, message)
-
-    async def result(self, name):
-        await until(lambda: name in self.results, f"result of {name}; failures {self.failures}")
-        return self.results[name]
-
-    def calls(self, name):
-        return (self.tmp / f"{name}.calls").read_text().split()
 
 
 @pytest.fixture
@@ -69,7 +41,7 @@ async def scene(stage, bus, tmp_path):
         task = {"rollout": f"{HERE / 'rollouts.py'}:{function}"}
         await provision_leased(bus, lease_s)
         made = stage(task=task, rollout={**settings, **rollout}, workers={"lease_s": lease_s})
-        make_endless_model(made.files.model)
+        make_endless_model(made.files.model, template=TEMPLATE)
         settings = EngineSettings(max_running=16, arguments=["--weight-version", KEY])
         server = EmbeddedControl(ServerSpec("engine-1", settings, made.files.model, tmp_path / "engine.log", None))
         await server.start()
@@ -109,30 +81,6 @@ async def scene(stage, bus, tmp_path):
         await server.close()
 
 
-def assert_same(found, expected):
-    assert len(found.segments) == len(expected.segments)
-    for mine, theirs in zip(found.segments, expected.segments, strict=True):
-        assert mine.tokens.tolist() == theirs.tokens.tolist()
-        assert mine.mask.tolist() == theirs.mask.tolist()
-        assert mine.versions.tolist() == theirs.versions.tolist()
-        np.testing.assert_allclose(mine.logprobs, theirs.logprobs, atol=1e-4)
-    assert found.completion == expected.completion
-
-
-async def kill_in_the_middle(scene, worker, name, is_middle):
-    """Freeze the engine once the recorded progress is in the middle, then kill the worker."""
-    in_the_middle = asyncio.Event()  # of any message, however many come at once
-    scene.awaited.append((name, is_middle, in_the_middle))
-    async with asyncio.timeout(LONGEST_S):
-        await in_the_middle.wait()
-    await scene.client.pause("in_place")
-    assert name not in scene.results
-    worker.kill()
-    await worker.wait()
-    await scene.client.abort_all()
-    await scene.client.continue_generation()
-
-
 async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
     scene = await scene("five_turns")
     first = await scene.stage.start("rollout", 1)
@@ -152,6 +100,25 @@ async def test_a_worker_killed_in_the_middle_of_turn_three(scene):
     assert found.delivery == 2
     assert offset >= 2 * 120
     assert scene.calls("p000002-0") == ["1", "2", "3", "4", "5"]  # what tools had answered was not asked again
+
+
+async def test_a_worker_killed_while_a_program_samples_at_its_endpoint(scene):
+    pytest.importorskip("openai")
+    scene = await scene("black_box")
+    first = await scene.stage.start("rollout", 1)
+    await scene.issue("p000001-0")
+    expected = await scene.result("p000001-0")
+    assert [int(segment.mask.sum()) for segment in expected.segments] == [5 * 24]
+
+    await scene.issue("p000002-0")
+    third = "0.0/2"  # of the endpoint's calls
+    await kill_in_the_middle(
+        scene, first, "p000002-0", lambda progress: third in progress.journal and not progress.journal[third].done
+    )
+    await scene.stage.start("rollout", 2)
+
+    assert_same(await scene.result("p000002-0"), expected)
+    assert scene.calls("p000002-0") == ["1", "2", "3", "4", "5"]
 
 
 async def to_version_1(scene, weights):

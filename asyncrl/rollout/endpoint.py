@@ -1,0 +1,203 @@
+"""An HTTP address at which a program that knows nothing of rollouts samples from the policy.
+
+A prompt continues the sampled tokens of the conversation before it, as in the gateway. A call is journalled by its
+content, so a program need not ask in a fixed order: an equal call of a resumed trajectory gets the recorded answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache, partial
+from types import TracebackType
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import xxhash
+from aiohttp import web
+
+from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.live.apis.models import MODELS_PATH, models_body
+from asyncrl.live.apis.registry import APIS
+from asyncrl.live.apis.schema import Api, LiveError, Opening, Request, assistant_message
+from asyncrl.live.conversation import Conversations, Prompt, history_key
+from asyncrl.live.difference import History, TurnBoundary
+from asyncrl.live.forced_prefix import begin_reply
+from asyncrl.live.reply import Bounds, completed_prompt, ending_of, event_of, refusing_prompts
+from asyncrl.live.reply_parser import ReplyParts
+from asyncrl.live.sampling import sampling_of
+from asyncrl.live.tools import Wording
+from asyncrl.live.turn_boundary import AUTO, open_boundary
+from asyncrl.ports import LOOPBACK
+from asyncrl.rollout.journal import outside
+from topics.trajectories import Answer
+from topics.wire import Int32Array
+
+Sample: TypeAlias = Callable[[Int32Array, int, Sequence[str]], Awaitable[tuple[str, Answer]]]
+"""Samples a continuation of [P] tokens: at most so many tokens, up to these stops. Returns call path and answer."""
+
+_BODY_BYTES = 2**26
+_KEEPALIVE_S = 10.0
+_HISTORY_TOKENS = 2**24  # of one trajectory
+_MODEL = "policy"
+_EVENTS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+
+
+class _Language(NamedTuple):
+    """A model's way of writing conversations."""
+
+    wording: Wording
+    boundary: TurnBoundary
+
+
+@lru_cache(maxsize=4)
+def _language_of(tokenizer: TaskTokenizer) -> _Language:
+    return _Language(Wording.of(tokenizer), open_boundary(tokenizer, AUTO))
+
+
+class Endpoint:
+    """A server on loopback for one trajectory, with the APIs of the gateway. `async with` starts and ends it."""
+
+    base_url = ""  # such as `http://127.0.0.1:PORT/v1`, as OpenAI's SDK takes it
+    api_key = ""  # for this address alone
+
+    def __init__(self, tokenizer: TaskTokenizer, sample: Sample, *, max_new_tokens: int) -> None:
+        """
+        Raises:
+            TokenizerError: the model cannot hold conversations.
+        """
+        self._language, self._tokenizer = _language_of(tokenizer), tokenizer
+        self._sample, self._most = sample, max_new_tokens
+        self._known = Conversations(self._language.boundary, most_tokens=_HISTORY_TOKENS)
+        self._bounds = Bounds(partial(begin_reply, wording=self._language.wording, grammars=False))
+        self._fault: Exception | None = None
+
+    async def __aenter__(self) -> Endpoint:
+        app = web.Application(client_max_size=_BODY_BYTES)
+        app.router.add_get(MODELS_PATH, self._models)
+        for api in APIS.values():
+            app.router.add_post(api.path, partial(self._serve, api))
+        self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0, access_log=None)
+        with outside():  # handlers are no branches of the rollout function
+            await self._runner.setup()
+            await web.TCPSite(self._runner, LOOPBACK, 0).start()
+        self.base_url = f"http://{LOOPBACK}:{self._runner.addresses[0][1]}/v1"
+        self.api_key = secrets.token_hex(16)
+        return self
+
+    async def __aexit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """
+        Raises:
+            Exception: of a call that could not be sampled; the trajectory fails as if `generate` had raised it.
+        """
+        with outside():
+            await self._runner.cleanup()
+        if self._fault is not None and not isinstance(error, asyncio.CancelledError):
+            raise self._fault from error
+
+    async def _models(self, _http: web.Request) -> web.StreamResponse:
+        return web.json_response(models_body([_MODEL]))
+
+    async def _serve(self, api: Api, http: web.Request) -> web.StreamResponse:
+        try:
+            self._check(http)
+            request = api.parse(await http.read())
+            _check_supported(request)
+            prompt = self._prompt(request)
+        except LiveError as error:
+            status, body = api.error(error, secrets.token_hex(12))
+            return web.json_response(body, status=status)
+        with outside():
+            task = asyncio.ensure_future(self._sampled(request, prompt))
+        try:
+            return await self._reply(api, http, request, prompt, task)
+        finally:
+            task.cancel()  # its client is gone
+            await asyncio.wait({task})
+
+    def _check(self, http: web.Request) -> None:
+        _, _, bearer = http.headers.get("Authorization", "").partition(" ")
+        given = http.headers.get("x-api-key") or bearer.strip()
+        if not secrets.compare_digest(given.encode(), self.api_key.encode()):
+            raise LiveError("key", "the API key is not that of this endpoint; take endpoint.api_key")
+        if self._fault is not None:
+            raise LiveError("internal", f"an earlier call failed: {self._fault}")
+
+    def _prompt(self, request: Request) -> Prompt:
+        known = self._known
+        with refusing_prompts(self._bounds.most):
+            begun = self._bounds.begin(request)
+            if request.raw is not None:
+                prompt = known.raw(request.raw, "", special=request.special)()
+            else:
+                prompt = known.draft(request.messages, "", request.tools, request.variables)()
+        return completed_prompt(request, prompt, begun, self._bounds)
+
+    async def _sampled(self, request: Request, prompt: Prompt) -> tuple[str, Answer]:
+        wording = self._language.wording
+        form = wording.form if request.tools else None
+        sampling = sampling_of(request, form, self._tokenizer.stop_ids, most=self._most, choice=0)
+        return await self._sample(prompt.ids, min(sampling.max_new_tokens, self._most), sampling.stop)
+
+    async def _reply(
+        self, api: Api, http: web.Request, request: Request, prompt: Prompt, task: asyncio.Task[tuple[str, Answer]]
+    ) -> web.StreamResponse:
+        streamed = await self._wait(api, http, request, prompt, task) if request.stream else None
+        try:
+            path, answer = await task
+        except Exception as error:  # noqa: BLE001 - any fault of a call ends the trajectory, where the function leaves
+            self._fault = self._fault or error
+            fault = LiveError("internal", f"the policy cannot be sampled: {error}")
+            if streamed is not None:
+                await streamed.write(api.events(_opening("", request, prompt), request).fail(fault))
+                return streamed
+            status, body = api.error(fault, secrets.token_hex(12))
+            return web.json_response(body, status=status)
+        opening = _opening(path, request, prompt)
+        parts = ReplyParts(request, self._language.wording, opening.turn, begun=prompt.begun)
+        pieces = [*parts.add(answer.tokens), *parts.end()]
+        ending = ending_of(request, answer, parts, self._tokenizer)
+        self._remember(opening.turn, prompt, answer, parts)
+        if streamed is None:
+            return web.json_response(api.whole(opening, request, [ending]))
+        events = api.events(opening, request)
+        content = [events.begin(), *(event_of(events, piece) for piece in pieces), events.end(ending)]
+        await streamed.write(b"".join(content) + events.done([ending]))
+        await streamed.write_eof()
+        return streamed
+
+    async def _wait(
+        self, api: Api, http: web.Request, request: Request, prompt: Prompt, task: asyncio.Task[tuple[str, Answer]]
+    ) -> web.StreamResponse:
+        """Keep a client waiting that reads events until its answer is whole."""
+        response = web.StreamResponse(headers=_EVENTS)
+        await response.prepare(http)
+        while not task.done():
+            await asyncio.wait({task}, timeout=_KEEPALIVE_S)
+            if not task.done():
+                await response.write(b": the answer is being sampled\n\n")  # a comment, which clients pass over
+        return response
+
+    def _remember(self, turn: str, prompt: Prompt, answer: Answer, parts: ReplyParts) -> None:
+        """Let later prompts of the conversation begin with the tokens of this reply."""
+        ids = np.concatenate([prompt.ids, answer.tokens])
+        key = history_key(assistant_message(parts.text, parts.calls), prompt.key)
+        self._known.put(key, History(turn, ids, len(prompt.ids), tools=prompt.tools, before=prompt.key))
+
+
+def _check_supported(request: Request) -> None:
+    """Refuse what would sample otherwise than the run does, or that a trajectory cannot record."""
+    asked = {"n": request.choices > 1, "stop_token_ids": request.stop_ids, "previous_response_id": request.previous}
+    for field in [field for field, is_asked in asked.items() if is_asked]:
+        raise LiveError("invalid", f"{field} is not supported by the endpoint of a rollout: leave it out", field=field)
+
+
+def _opening(path: str, request: Request, prompt: Prompt) -> Opening:
+    """The facts of a reply before its tokens; an equal call of a resumed trajectory has the same id."""
+    turn = xxhash.xxh3_128_hexdigest(path.encode() + prompt.ids.tobytes())[:24]
+    ids = prompt.ids.tolist() if request.token_ids else None
+    return Opening(turn, request.model or _MODEL, int(time.time()), len(prompt.ids), ids)
