@@ -13,7 +13,7 @@ PAGES = {
     if page.name not in GENERATED and page.exists()
 }
 PAGES["benchmarks"] = ROOT / "benchmarks" / "README.md"
-PAGES["sums-cpu"] = ROOT / "recipes" / "sums-cpu" / "README.md"
+PAGES |= {page.parent.name: page for page in sorted((ROOT / "recipes").rglob("README.md"))}
 FENCE = re.compile(r"^```(\w*)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

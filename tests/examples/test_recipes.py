@@ -1,0 +1,61 @@
+"""A small version of each recipe: its config and its program train a made model for two steps."""
+
+import json
+import string
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.training.init_model import ModelShape, create_model
+from harness.pages import ROOT
+from harness.runs import up
+
+RECIPES = ROOT / "recipes"
+TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'assistant' else '>' }}{% endfor %}"
+SMALL = ("learner.steps=2", "learner.dtype=float32", "buffer.batch_groups=4", "rollout.slots=16", "eval.every=0")
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("talker")
+    shape = ModelShape(context=1024)
+    create_model(directory, alphabet=string.printable, seed=1, shape=shape, template=TEMPLATE)
+    return directory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["tools", "reasoning-gym", "lora", "online"])
+async def test_a_small_version_of_a_recipe_trains(recipe: str, talker: Path, tmp_path: Path):
+    own = [f"model.path={talker}", f"run={recipe}"]
+    own += [] if recipe == "online" else ["eval.prompts=4"]
+    async with up(tmp_path, *SMALL, *own, config=str(RECIPES / recipe / "recipe.toml")) as run:
+        assert await run.ended() == 0, run.story
+
+    steps = [row for row in run.rows("step") if row["stage"] == "rl"]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(sum(row["tokens_by_lag"].values()) > 0 for row in steps)
+    if recipe == "reasoning-gym":
+        tasks = {key.split("/")[1] for row in steps for key in row if key.startswith("task/")}
+        assert tasks <= {"chain_sum", "gcd", "letter_counting", "spell_backward", "leg_counting"}
+        assert len(tasks) > 1
+
+
+def test_results_of_a_recipe_become_figures_and_a_curve(tmp_path: Path):
+    results = tmp_path / "results"
+    results.mkdir()
+    for seed in (1, 2):
+        steps = [{"step": step, "reward_mean": step / 10, "time_s": 10.0 * step + seed} for step in range(1, 11)]
+        evaluations = [{"version": 0, "accuracy": 0.1, "time_s": 5.0}, {"version": 10, "accuracy": 0.8, "time_s": 99.0}]
+        row = {"variant": "recipe", "seed": seed, "settings": [], "evaluations": evaluations, "steps": steps}
+        (results / f"recipe-{seed}.json").write_text(json.dumps(row))
+    program = [sys.executable, str(RECIPES / "train.py"), "tools", "--seeds", "1", "2", "--output", str(tmp_path)]
+    subprocess.run(program, check=True)  # both results exist, so nothing is trained
+
+    figures = json.loads((tmp_path / "figures.json").read_text())["recipe"]
+    assert figures["reward_first"] == [0.3, 0.3]
+    assert figures["reward_last_median"] == 0.8
+    assert figures["accuracy_last"] == [0.8, 0.8]
+    assert figures["seconds_a_step"] == [10.0, 10.0]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
