@@ -162,11 +162,12 @@ def test_files_of_tests_have_names_of_their_own():
 
 
 def test_what_tests_share_is_in_the_harness():
+    shared = re.compile(r"^\s*from ((?:test_|conftest|tests\.(?!harness))\S*) import", re.MULTILINE)
     wrong = [
-        f"{path.relative_to(ROOT)} imports {node.module}"
+        f"{path.relative_to(ROOT)} imports {module}"
         for path in (ROOT / "tests").rglob("*.py")
-        for node in nodes(path)
-        if isinstance(node, ast.ImportFrom) and re.match(r"(test_|conftest|tests\.(?!harness))", node.module or "")
+        for module in shared.findall(path.read_text())
+        if not module.endswith(path.stem)  # a script in a string, which another process runs
     ]
 
     assert not wrong, "\n".join(wrong)
@@ -267,7 +268,7 @@ def tables_read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
     """Return the fields of its argument `config: Config` that a function reads, as far as it hands it on to none."""
     given = [arg for arg in [*function.args.args, *function.args.kwonlyargs] if arg.annotation is not None]
     names = {arg.arg for arg in given if ast.unparse(arg.annotation or arg) == "Config"}
-    inside = list(ast.walk(function))
+    inside = list(ast.walk(function)) if names else []
     fields = [node for node in inside if isinstance(node, ast.Attribute) and ast.unparse(node.value) in names]
     used = [node for node in inside if isinstance(node, ast.Name) and node.id in names]
     return {node.attr for node in fields} if len(used) == len(fields) else set()

@@ -56,7 +56,7 @@ async def test_answers_of_an_engine_that_leaves_go_on_at_the_other_with_all_thei
     make_endless_model(tmp_path / "model", spread=30)
     settings = [*UNTRAINED, f"model.path={tmp_path / 'model'}", "rollout.max_new_tokens=1000"]
     settings += ["task.rollout=rollouts.py:rollout", "eval.prompts=0"]
-    async with up(tmp_path, *settings, "engine.count=2", "learner.steps=3") as run, aiohttp.ClientSession() as http:
+    async with up(tmp_path, *settings, "engine.count=2", "learner.steps=1") as run, aiohttp.ClientSession() as http:
         await run.reaches(lambda: run.actor("rollout-1"), "the first rollout worker")
         http.headers["Authorization"] = f"Bearer {(run.root / 'engine.key').read_text()}"
         addresses = await two_engines(run)
@@ -72,7 +72,7 @@ async def test_answers_of_an_engine_that_leaves_go_on_at_the_other_with_all_thei
         (tmp_path / "held").unlink()
         assert await run.ended() == 0, run.story
 
-    assert_consistent(run, steps=3, warmup_steps=0)
+    assert_consistent(run, steps=1, warmup_steps=0)
     assert run.summary["trajectories_failed"] == 0
     assert "it is gone: " not in run.out, "an engine that leaves as it was asked, also at the end, is no finding"
     code, output = await command(tmp_path, "audit", "short", "--deep")

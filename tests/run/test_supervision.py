@@ -89,7 +89,7 @@ async def test_a_server_killed_twice_and_a_supervisor_killed_once_cost_no_batch(
 
 @SLOW
 async def test_a_server_that_cannot_come_back_ends_the_run_with_its_reason(tmp_path: Path):
-    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=5000") as run:
+    async with up(tmp_path, *WITHOUT_MODEL, "learner.steps=5000", "supervision.deaths=3") as run:
         await two_steps_more(run, "two steps")
         with socket.socket() as taken:
             taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -100,7 +100,7 @@ async def test_a_server_that_cannot_come_back_ends_the_run_with_its_reason(tmp_p
             run.process.send_signal(signal.SIGCONT)
             assert await run.ended() == 1, run.story
 
-    assert "run short failed: the NATS server died 8 times in a row, at last with nats-server on port" in run.error
+    assert "run short failed: the NATS server died 3 times in a row, at last with nats-server on port" in run.error
     assert "address already in use" in run.error
 
 

@@ -104,7 +104,7 @@ async def test_a_users_actor_whose_main_returns_is_started_again_and_ends_the_ru
     (tmp_path / "idle.py").write_text(
         f"{ROW}('idle', 'service', 5)\nTOPICS = []\nasync def main(context): context.log.info('done')\n"
     )
-    async with up(tmp_path, *QUICK, f'actors=["{tmp_path / "idle.py"}"]') as run:
+    async with up(tmp_path, *QUICK, "supervision.deaths=3", f'actors=["{tmp_path / "idle.py"}"]') as run:
         assert await run.ended() == 1
 
     assert "idle-1 started again" in run.story
