@@ -9,7 +9,7 @@ from operator import attrgetter, itemgetter
 from urllib.parse import urlsplit
 
 from asyncrl.algorithms.advantages import ADVANTAGES
-from asyncrl.config.engine_settings import Capability, EngineGroup, EngineSettings, kinds_with
+from asyncrl.config.engine_settings import Capability, EngineGroup, EngineKind, EngineSettings, kinds_with
 from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks, held_out_sets
 from asyncrl.config.process_settings import NatsSettings, SupervisionSettings
@@ -315,8 +315,8 @@ def _engine(engine: EngineSettings) -> Iterator[Finding]:
 
 
 def _router(engine: EngineSettings) -> Iterator[Finding]:
-    if engine.router.count and not engine.have(Capability.MODEL):
-        message = "a router needs servers, and scripted engines are not servers; set 0"
+    if engine.router.count and any(group.of_kind.client != EngineKind.client for group in engine.pools.values()):
+        message = "a router needs servers with SGLang's API, which scripted engines and vLLM do not have; set 0"
         yield Finding(("engine.router.count",), message)
     if any(argument.split("=")[0] == "--api-key" for argument in engine.router.arguments):
         message = "holds --api-key, which the run itself gives a router; remove it"

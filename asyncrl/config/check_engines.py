@@ -72,6 +72,10 @@ def server_contradictions(config: Config) -> Iterator[Finding]:
     for table, group in config.engine.tables.items():
         if group.can(Capability.PROCESSES, Capability.GPU):
             yield from _gpus(table, group)
+        rollout = config.rollout
+        if not group.of_kind.whole and (rollout.top_p < 1 or rollout.top_k > 0 or rollout.min_p > 0):
+            message = f"{group.of_kind.title} returns log-probs after these cuts; expected 1, -1 and 0"
+            yield Finding((f"{table}.kind", "rollout.top_p", "rollout.top_k", "rollout.min_p"), message)
 
 
 def _addresses(engine: EngineSettings) -> Iterator[Finding]:

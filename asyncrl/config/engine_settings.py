@@ -22,7 +22,7 @@ from topics.actors import MOST_PROCESSES
 from topics.engines import ANNOUNCED
 from topics.roles import pool_of
 
-KINDS = ("embedded", "sglang", "external", "scripted")
+KINDS = ("embedded", "sglang", "vllm", "external", "scripted")
 """The kinds of inference servers: the module `asyncrl.engine.NAME.kind` describes each, and has it as `KIND`."""
 
 if TYPE_CHECKING:
@@ -65,11 +65,20 @@ class EngineKind:
 
     title: ClassVar[str] = ""  # of the servers, in messages
     capabilities: ClassVar[frozenset[Capability]] = frozenset()
+    whole: ClassVar[bool] = True  # log-probs are those before top_p, top_k and min_p
     switches: ClassVar[Mapping[Capability, str]] = {}  # arguments without which servers here lack a capability
     memory_option: ClassVar[str] = ""  # argument with the part of a GPU's memory that a server takes
     size_options: ClassVar[str] = ""  # arguments with the number of GPUs of a server, as messages name them
     control: ClassVar[str] = ""  # module:name of its `asyncrl.engine.control.EngineControl`
     client: ClassVar[str] = "asyncrl.engine.clients:over_http"  # module:name of its `asyncrl.engine.clients.OpenClient`
+
+    def capabilities_of(self, _group: EngineGroup) -> frozenset[Capability]:
+        """Return what servers of a group can do: a kind may have both started servers and those of other owners."""
+        return self.capabilities
+
+    def control_of(self, _group: EngineGroup) -> str:
+        """Return the module:name of the control of a group's servers."""
+        return self.control
 
     def on_gpus(self, _group: EngineGroup) -> bool:
         """Return whether servers of a group are processes here that compute on GPUs."""
@@ -138,10 +147,11 @@ def kinds_with(*capabilities: Capability) -> list[str]:
 class EngineGroup(Settings):
     """A group of inference servers with equal arguments, or with one owner."""
 
-    # `embedded` (CPU, started here), `sglang` (started here, GPU), `external` (addresses of running servers).
+    # `embedded` (CPU, started here), `sglang` (started here, GPU), `vllm` (started here, or with addresses), `external`
+    # (addresses of running servers with SGLang's API).
     kind: KindName = "embedded"
-    count: Positive = 1  # Servers at start (embedded, sglang).
-    # Addresses of external servers, `http://host:port`; more can be announced during the run.
+    count: Positive = 1  # Servers at start (embedded, sglang, vllm).
+    # Addresses of servers of kind `external` or `vllm`, `http://host:port`; more can be announced during the run.
     addresses: list[str] = msgspec.field(default_factory=list)
     # File with the API key of the servers; empty: started servers get their own key, external ones none.
     api_key_file: str = ""
@@ -168,7 +178,7 @@ class EngineGroup(Settings):
 
     def can(self, *capabilities: Capability) -> bool:
         """Return whether servers of its kind have all of some capabilities."""
-        return self.of_kind.capabilities.issuperset(capabilities)
+        return self.of_kind.capabilities_of(self).issuperset(capabilities)
 
     def missing_switch(self, capability: Capability) -> str:
         """Return the argument without which its servers lack a capability of their kind; empty if they have it."""

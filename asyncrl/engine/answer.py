@@ -67,14 +67,18 @@ OnTokens: TypeAlias = Callable[[Chunk], bool | None]
 _Triple: TypeAlias = tuple[float | None, int, str | None]  # log-prob, token, its text
 
 
-class _Finish(msgspec.Struct, frozen=True):
+class Finish(msgspec.Struct, frozen=True):
+    """How a generation ended."""
+
     type: str = "abort"
     message: str | None = None
     status_code: int | None = None
 
 
-class _Meta(msgspec.Struct, frozen=True):
-    finish_reason: _Finish | None = None
+class Meta(msgspec.Struct, frozen=True):
+    """Facts about an answer, or about its part in an event."""
+
+    finish_reason: Finish | None = None
     completion_tokens: int | None = None
     weight_version: str = ""
     weight_versions: list[VersionSpan] = []  # of all output tokens, in order; SGLang 0.5.17 sends none
@@ -98,7 +102,7 @@ class Answer(msgspec.Struct, frozen=True):
     """An answer of /generate, or one event of its stream."""
 
     output_ids: list[int] = []
-    meta_info: _Meta = _Meta()
+    meta_info: Meta = Meta()
     index: int = 0
     error: _Fault | None = None
 
@@ -135,6 +139,10 @@ class Member:
     def streaming(self) -> bool:
         """Return whether its caller wants its tokens as they come."""
         return self.on_tokens is not None
+
+    def touch(self) -> None:
+        """Take note that the engine advances."""
+        self.seen_at = time.monotonic()
 
     @property
     def begun(self) -> bool:
@@ -229,7 +237,7 @@ class Member:
         return self.on_tokens(Chunk(tokens, values, span.version, reported, likeliest)) is not False
 
 
-def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
+def _reported(meta: Meta, start: int, end: int) -> list[VersionSpan]:
     """The versions of the tokens [start, end) as the engine reports them; none unless it reports all of them.
 
     A chunk may straddle an update: newer engines say which of its tokens came before.
@@ -241,7 +249,7 @@ def _reported(meta: _Meta, start: int, end: int) -> list[VersionSpan]:
     return known if whole else []
 
 
-def _likeliest(meta: _Meta, fresh: int) -> list[Likeliest]:
+def _likeliest(meta: Meta, fresh: int) -> list[Likeliest]:
     """The likeliest tokens in the places of the newest ones; none in a place of which the engine returned none."""
     places = (meta.output_top_logprobs or [])[-fresh:]
     known = [[(token, value) for value, token, _ in place or () if value is not None] for place in places]

@@ -169,7 +169,7 @@ class Batcher:
                     member.end("abort")
                 return
             left = False
-            async for event in _events(response, streamed=streamed):
+            async for event in events_of(response, streamed=streamed):
                 answer = decode_answer(event)
                 if answer.error is not None:
                     raise answer.error.error()
@@ -193,7 +193,7 @@ def _recording(members: list[Member]) -> dict[str, Any]:
     return {"return_routed_experts": True, "routed_experts_start_len": min(wanted)}
 
 
-async def _events(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncIterator[bytes]:
+async def events_of(response: aiohttp.ClientResponse, *, streamed: bool) -> AsyncIterator[bytes]:
     """The JSON of each server-sent event, up to `[DONE]`, or of the whole answer."""
     if not streamed:
         yield await read_body(response, _MOST)

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import aiohttp
 import msgspec
@@ -113,6 +113,7 @@ class EngineClient:
 
     exact = True
     apart = False
+    batcher: ClassVar[type[Batcher]] = Batcher  # sends its requests
     leaves = False  # a request is cancelled by closing its own connection, because it passes a router
 
     def __init__(
@@ -133,7 +134,7 @@ class EngineClient:
         self._control_timeout_s = control_timeout_s  # seconds that any other call may take
         self._session: aiohttp.ClientSession | None = None
         abort = None if self.leaves else self.abort
-        self._batcher = Batcher(self._open, abort, self.address, generate_timeout_s)
+        self._batcher = self.batcher(self._open, abort, self.address, generate_timeout_s)
 
     async def generate(
         self,

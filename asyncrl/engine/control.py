@@ -121,5 +121,5 @@ class EngineControl(Protocol):
 
 def open_control(home: ServerSpec) -> EngineControl:
     """The control of a server, by the kind of its group."""
-    opened: Callable[[ServerSpec], EngineControl] = resolve_name(home.group.of_kind.control)
+    opened: Callable[[ServerSpec], EngineControl] = resolve_name(home.group.of_kind.control_of(home.group))
     return opened(home)

@@ -2,10 +2,15 @@
 
 import asyncio
 import contextlib
+import shutil
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from asyncrl.engine.client import EngineClient
+from asyncrl.weights.transfer_manifest import Described
 from benchmarks.engine import save_random_model
 from harness.contract import VOCAB, Served, widen
 from harness.sglang_real import ABSENT, EXACT, FOUND, engine
@@ -40,3 +45,14 @@ async def client(served):
         await client.empty()
         await client.update_weights(served.model, "none", flush_cache=True)
     await client.close()
+
+
+@pytest.fixture
+def changed(served: Served, tmp_path: Path) -> tuple[Path, list[Described], dict[str, torch.Tensor]]:
+    """The served model with other weights: its directory, and its tensors as calls describe them."""
+    shutil.copytree(served.model, tmp_path / "changed")
+    file = tmp_path / "changed" / "model.safetensors"
+    tensors = {name: tensor * 1.5 for name, tensor in load_file(file).items()}
+    save_file(tensors, file, metadata={"format": "pt"})
+    described = [Described(name, "float32", list(one.shape), one.nbytes) for name, one in tensors.items()]
+    return tmp_path / "changed", described, tensors

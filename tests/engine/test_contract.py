@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 
 from asyncrl.engine.client import EngineRefused, SamplingParams
+from harness.client_contract import (  # noqa: F401 - pytest runs the imported cases
+    begin,
+    test_a_pause_that_aborts_returns_partials_and_holds_later_requests,
+    test_an_aborted_request_returns_what_it_has,
+    test_chunks_add_up_to_the_generation,
+    test_continue_without_a_pause_is_no_fault,
+    test_generations_asked_for_together_end_apart,
+    test_greedy_answers_of_both_kinds_agree,
+    test_more_requests_than_slots_wait_and_all_are_answered,
+    test_the_likeliest_tokens_in_the_places_of_sampled_ones,
+)
 from harness.contract import CONTEXT, LONG_TOKENS, WHOLE_TOKENS
 from harness.sglang_real import EXACT, ask, events_in, get, post, scores
 
 pytestmark = pytest.mark.slow
-
-
-async def begin(client, tokens=LONG_TOKENS):
-    """A generation that has its first tokens."""
-    begun, sampling = asyncio.Event(), SamplingParams(tokens, ignore_eos=True)
-    call = asyncio.create_task(client.generate([1], sampling, on_tokens=lambda _: begun.set(), stream_interval=1))
-    async with asyncio.timeout(300):
-        await begun.wait()
-    return call
 
 
 # -- answers -----------------------------------------------------------------------------------------------------
@@ -145,15 +147,6 @@ async def test_prefixes_are_shared_within_an_extra_key_only(served, client):
     assert min([await cached(key) for key in ("v1", "v2")]) >= 32
 
 
-async def test_greedy_answers_of_both_kinds_agree(served, client):
-    asked = [list(range(1 + start, 9 + start)) for start in range(6)]
-    generations = await asyncio.gather(*(client.generate(ids, SamplingParams(8, temperature=0.0)) for ids in asked))
-
-    for ids, generation in zip(asked, generations, strict=True):
-        expected = scores(served.model, ids, generation.token_ids.tolist())
-        assert np.abs(expected - generation.logprobs).max() < (1e-3 if EXACT or served.kind == "embedded" else 0.1)
-
-
 @pytest.mark.parametrize("new", [0, 1])
 async def test_log_probs_of_a_prompt_and_its_likeliest_tokens(served, new):
     prompt = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -177,20 +170,6 @@ async def test_log_probs_of_a_prompt_and_its_likeliest_tokens(served, new):
         assert all(abs(value - logprob) < close for value, other, _ in place if other == token)
     likeliest = scores(served.model, prompt[:5], [places[2][0][1]])
     assert abs(likeliest[0] - places[2][0][0]) < close
-
-
-async def test_the_likeliest_tokens_in_the_places_of_sampled_ones(client):
-    chunks = []
-    asked = {"on_tokens": chunks.append, "stream_interval": 2}
-    for options in ({}, asked):
-        generation = await client.generate([3, 1, 4], SamplingParams(5, top=3), **options)
-        places = generation.likeliest
-        assert len(places) == len(generation.token_ids) and all(len(place) == 3 for place in places)
-        for place, token, logprob in zip(places, generation.token_ids.tolist(), generation.logprobs, strict=True):
-            values = [value for _, value in place]
-            assert values == sorted(values, reverse=True) and logprob <= values[0] + 1e-3
-            assert all(abs(value - logprob) < 1e-3 for other, value in place if other == token)
-    assert [place for chunk in chunks for place in chunk.likeliest] == places
 
 
 # -- differences listed in docs/internals/fidelity.md --
@@ -260,17 +239,6 @@ async def test_the_key_guards_everything_but_health(served):
 # -- aborts ------------------------------------------------------------------------------------------------------
 
 
-async def test_an_aborted_request_returns_what_it_has(served, client):
-    call = await begin(client)
-    await client.abort_all()
-    generation = await call
-
-    assert generation.finish_reason == "abort"
-    assert 0 < len(generation.token_ids) == len(generation.logprobs) < LONG_TOKENS
-    assert {span.version for span in generation.weight_versions} == {"none"}
-    await client.wait_idle(60)
-
-
 async def test_an_abort_of_one_leaves_the_others_and_an_unknown_id_is_no_fault(served, client):
     def body(rid, tokens):
         return ask(rid=rid, sampling_params={"max_new_tokens": tokens, "ignore_eos": True})
@@ -299,19 +267,6 @@ async def test_a_request_whose_client_left_is_aborted(served, client):
 
 
 # -- pauses and updates ------------------------------------------------------------------------------------------
-
-
-async def test_a_pause_that_aborts_returns_partials_and_holds_later_requests(served, client):
-    call = await begin(client)
-    await client.pause("abort")
-    first = await call
-    later = asyncio.create_task(client.generate([2], SamplingParams(3)))
-    await client.update_weights(served.model, "1", flush_cache=True)
-    assert not later.done()
-    await client.continue_generation()
-
-    assert (first.finish_reason, {span.version for span in first.weight_versions}) == ("abort", {"none"})
-    assert {span.version for span in (await later).weight_versions} == {"1"}
 
 
 @pytest.mark.parametrize("mode", ["in_place", "retract"])
@@ -348,10 +303,6 @@ async def test_a_load_that_gives_no_name_keeps_the_label_and_moves_the_path(serv
     assert (info["weight_version"], info["model_path"]) == ("none", str(other))
 
 
-async def test_continue_without_a_pause_is_no_fault(served, client):
-    await client.continue_generation()
-
-
 async def test_the_cache_is_flushed_when_idle_and_not_while_requests_are_frozen(served, client):
     assert (await post(served, "/flush_cache", {}))[0] == 200
     call = await begin(client)
@@ -363,34 +314,3 @@ async def test_the_cache_is_flushed_when_idle_and_not_while_requests_are_frozen(
 
 
 # -- the client --------------------------------------------------------------------------------------------------
-
-
-async def test_chunks_add_up_to_the_generation(served, client):
-    chunks = []
-
-    generation = await client.generate([1, 2], SamplingParams(11), on_tokens=chunks.append, stream_interval=4)
-
-    assert np.concatenate([chunk.token_ids for chunk in chunks]).tolist() == generation.token_ids.tolist()
-    assert np.concatenate([chunk.logprobs for chunk in chunks]).tolist() == generation.logprobs.tolist()
-    assert len(chunks) >= 2 and {chunk.weight_version for chunk in chunks} == {"none"}
-
-
-async def test_generations_asked_for_together_end_apart(served, client):
-    ended = []
-
-    async def one(length):
-        await client.generate([length], SamplingParams(length, ignore_eos=True))
-        ended.append(length)
-
-    lengths = [60, 3, 30, 9, 15]
-    await asyncio.gather(*map(one, lengths))
-
-    assert ended == sorted(lengths)
-
-
-async def test_more_requests_than_slots_wait_and_all_are_answered(served, client):
-    answers = await asyncio.gather(
-        *(client.generate([i % 60], SamplingParams(1 + i % 5), extra_key=str(i % 2)) for i in range(60))
-    )
-
-    assert [len(answer.token_ids) for answer in answers] == [1 + i % 5 for i in range(60)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from asyncrl.data.model_dir import ModelInfo
-from asyncrl.engine.batching import _events
+from asyncrl.engine.batching import events_of
 from asyncrl.engine.client import EngineClient, SamplingParams, message_of
 from asyncrl.engine.errors import RequestFailed
 from asyncrl.engine.fleet import Fleet
@@ -181,4 +181,4 @@ async def test_the_events_of_a_stream_are_the_same_however_it_is_cut(size: int):
     content = SimpleNamespace(iter_any=pieces)
     response: Any = SimpleNamespace(content=content, read=rest)
 
-    assert [event async for event in _events(response, streamed=True)] == [b'{"a": 1}', b'{"b":"\\n"}']
+    assert [event async for event in events_of(response, streamed=True)] == [b'{"a": 1}', b'{"b":"\\n"}']

@@ -1,0 +1,1 @@
+"""vLLM servers, started by the run or by their owner."""
