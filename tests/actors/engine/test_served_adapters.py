@@ -20,6 +20,9 @@ from harness.sglang_like import like_sglang
 from harness.sglang_real import ABSENT, EXACT, FOUND, arguments, environment
 from harness.stage import DEADLINE_S, Stage, until
 from harness.versions import Answers
+from harness.vllm_real import ABSENT as NO_VLLM
+from harness.vllm_real import ARGUMENTS, ENVIRONMENT
+from harness.vllm_real import FOUND as VLLM_FOUND
 from topics.engines import EngineReady
 
 TARGETS = ["q_proj", "v_proj", "gate_proj", "up_proj", "down_proj"]
@@ -137,8 +140,22 @@ async def test_log_probs_of_sglang_are_those_of_the_trainer_at_each_adapter(
     """SGLang is started by the product; it adds the adapter at each token, or loads a model with the adapter in it."""
     words = [*arguments(), "--skip-tokenizer-init", *(["--lora-backend", "torch_native"] if EXACT else [])]
     engine = {"kind": "sglang", "arguments": words, "environment": environment(), "adapters": form}
-    context = served(stage, model={"create": SHAPE}, **engine).context("engine", bus)
-    learner, actor = Adapting(bus, context, *([] if EXACT else ["bfloat16", "cuda"])), EngineActor(context)
+    await log_probs_are_those_of_the_trainer(bus, served(stage, model={"create": SHAPE}, **engine), form, exact=EXACT)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not VLLM_FOUND, reason=NO_VLLM)
+@pytest.mark.parametrize("form", ["served", "merged"])
+async def test_log_probs_of_vllm_are_those_of_the_trainer_at_each_adapter(
+    bus: Bus, stage: Callable[..., Stage], form: str
+):
+    engine = {"kind": "vllm", "arguments": [*ARGUMENTS], "environment": ENVIRONMENT, "adapters": form}
+    await log_probs_are_those_of_the_trainer(bus, served(stage, **engine), form, exact=True)
+
+
+async def log_probs_are_those_of_the_trainer(bus: Bus, made: Stage, form: str, *, exact: bool) -> None:
+    context = made.context("engine", bus)
+    learner, actor = Adapting(bus, context, *([] if exact else ["bfloat16", "cuda"])), EngineActor(context)
     server, gaps = actor._server, list[float]()
     assert isinstance(server, EngineClient)
     async with Answers(bus) as answers, playing(actor):
@@ -151,6 +168,6 @@ async def test_log_probs_of_sglang_are_those_of_the_trainer_at_each_adapter(
         far = await learner.gap(server) if form == "served" else 1.0
     print(f"{form}: largest gap {max(gaps)}, without the adapter {far}, {message.bytes} bytes a version")
     print("pause, load, fetch in s:", [(one.pause_s, one.load_s, one.fetch_s) for one in ready])
-    assert max(gaps) < (1e-4 if EXACT else 0.1)
+    assert max(gaps) < (1e-4 if exact else 0.1)
     assert far > 2 * max(gaps)
     assert [one.version for one in ready] == [0, 1, 2, 3]
