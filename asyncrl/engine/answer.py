@@ -68,7 +68,7 @@ _Triple: TypeAlias = tuple[float | None, int, str | None]  # log-prob, token, it
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """How a generation ended."""
+    """The end of a generation."""
 
     type: str = "abort"
     message: str | None = None

@@ -70,6 +70,7 @@ class VLLMControl(VLLMServer, OwnControl):
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "75",  # longer than a client keeps a connection: else both may end it at once
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",  # vLLM takes the name of an absent directory for a repository
     }

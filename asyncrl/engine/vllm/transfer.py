@@ -57,6 +57,7 @@ class Transfer(WeightTransferEngine[GroupChange, Tensors]):  # type: ignore[misc
         self._came: list[tuple[str, torch.Tensor]] = []
 
     def init_transfer_engine(self, init_info: GroupChange) -> None:
+        """Join a group, or leave one."""
         if init_info.join:
             place = GroupPlace(*init_info.join)
             rank = 1 + self.parallel_config.rank
@@ -64,12 +65,15 @@ class Transfer(WeightTransferEngine[GroupChange, Tensors]):  # type: ignore[misc
         self._groups.pop(init_info.leave, None)
 
     def start_weight_update(self) -> None:
+        """Forget tensors of a version that was not completed."""
         self._came = []
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive some tensors; vLLM's own method asks a CPU for an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Tensors) -> None:
+        """Receive some tensors of a version, and keep them."""
         if update_info.packed:
             # The memory is the sender's: it may write something else into it after the answer.
             shared = unpack_tensors(base64.b64decode(update_info.packed))
@@ -85,12 +89,14 @@ class Transfer(WeightTransferEngine[GroupChange, Tensors]):  # type: ignore[misc
             torch.cuda.synchronize(self.device)
 
     def finish_weight_update(self) -> None:
+        """Load all tensors that came into the model."""
         came, self._came = self._came, []
         initialize_layerwise_reload(self.model)
         self.model.load_weights(came)
         finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
+        """Leave all groups."""
         self._groups.clear()
 
 
