@@ -62,7 +62,7 @@ def served(started: tuple[Served, VLLMControl]) -> Served:
 @pytest.fixture
 async def client(served: Served) -> AsyncIterator[VLLMClient]:
     client = VLLMClient(served.address, api_key="secret")
-    client.tracked = True
+    client.tracked = client.extended = True
     yield client
     await client.continue_generation()
     await client.empty()

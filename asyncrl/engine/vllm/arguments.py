@@ -11,6 +11,7 @@ SLEEP = "--enable-sleep-mode"
 CPU_MEMORY = "VLLM_CPU_KVCACHE_SPACE"
 """GiB for keys and values; names a group whose vLLM is a build for the CPU."""
 KEY_FILE = "ASYNCRL_VLLM_KEY_FILE"
+WORKER = "asyncrl.engine.vllm.transfer.Worker"
 SCALED = "processed_logprobs"
 """Log-probs at the temperature of a request, which is what a trainer compares with."""
 

@@ -30,6 +30,7 @@ class VLLMClient(EngineClient):
 
     batcher = StreamBatcher
     _batcher: StreamBatcher
+    extended = False  # the server's workers have the extension of `asyncrl.engine.vllm.transfer`
     tracked = False  # the server counts its requests at its front
     _updates = False  # the server is between the first and the last tensors of a version
 
@@ -74,7 +75,8 @@ class VLLMClient(EngineClient):
 
     async def update_weights(self, path: str | Path, version: str, flush_cache: bool) -> None:
         """Load weights from a directory, and call them `version`; a pause before has dropped the cached prefixes."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(path)}}
+        name = "path" if self.extended else "weights_path"
+        body = {"method": "load_version" if self.extended else "reload_weights", "kwargs": {name: str(path)}}
         await self._call("POST", "/collective_rpc", body)
         if flush_cache:
             await self._call("POST", "/reset_prefix_cache")

@@ -10,7 +10,7 @@ from asyncrl.engine.errors import RequestFailed
 from asyncrl.engine.http_control import HTTPControl, OwnControl
 from asyncrl.engine.starting import EngineFailed
 from asyncrl.engine.vllm.api import ADAPTERS, ALWAYS, DIRECT, SLEEP, lacking
-from asyncrl.engine.vllm.arguments import FRONTS, KEY_FILE, LOGPROBS, SCALED, adapter_room
+from asyncrl.engine.vllm.arguments import FRONTS, KEY_FILE, LOGPROBS, SCALED, WORKER, adapter_room
 from asyncrl.engine.vllm.arguments import SLEEP as SLEEP_MODE
 from asyncrl.engine.vllm.client import VLLMClient
 from asyncrl.guard import guarded_python
@@ -37,7 +37,12 @@ class VLLMServer(VLLMClient, HTTPControl):
             needed |= {**DIRECT, **(SLEEP if SLEEP_MODE in self._home.group.arguments else {})}
         if missing := lacking(await self.paths(), needed):
             raise EngineFailed(f"this vLLM lacks {missing}; expected vLLM 0.32 with these calls")
-        mode = (await self.server_info()).get("model_config", {}).get("logprobs_mode")
+        info = await self.server_info()
+        self.extended = info.get("parallel_config", {}).get("worker_extension_cls") == WORKER
+        if not self.extended and info.get("device_config", {}).get("device") == "cpu":
+            message = "a vLLM for the CPU does not load tied output layers again; start it with "
+            raise EngineFailed(f"{message}--worker-extension-cls {WORKER}")
+        mode = info.get("model_config", {}).get("logprobs_mode")
         if mode != SCALED:
             message = f"found {LOGPROBS} {mode}, expected {SCALED}: log-probs at the temperature of a request; start"
             raise EngineFailed(f"{message} it with that")
@@ -95,7 +100,7 @@ class VLLMControl(VLLMServer, OwnControl):
         arguments += ["--max-num-seqs", str(group.max_running), "--stream-interval", _INTERVAL]
         arguments += ["--enable-prompt-tokens-details", "--enable-server-load-tracking"]
         arguments += ["--disable-uvicorn-access-log"]
-        arguments += ["--worker-extension-cls", "asyncrl.engine.vllm.transfer.Worker"]
+        arguments += ["--worker-extension-cls", WORKER]
         arguments += ["--weight-transfer-config", json.dumps(_TRANSFER)]
         arguments += ["--max-model-len", str(home.settings.context)] if home.settings.context else ()
         arguments += ["--scheduling-policy", "priority"] if home.priorities else ()

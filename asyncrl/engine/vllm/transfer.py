@@ -18,6 +18,7 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from asyncrl.weights.shared import unpack_tensors
@@ -94,6 +95,7 @@ class Transfer(WeightTransferEngine[GroupChange, Tensors]):  # type: ignore[misc
         initialize_layerwise_reload(self.model)
         self.model.load_weights(came)
         finalize_layerwise_reload(self.model, self.model_config)
+        pack_heads(self.model)
 
     def shutdown(self) -> None:
         """Leave all groups."""
@@ -102,6 +104,18 @@ class Transfer(WeightTransferEngine[GroupChange, Tensors]):  # type: ignore[misc
 
 class Worker:
     """The extension of a worker; importing its module has registered the backend."""
+
+    def load_version(self: Any, path: str) -> None:
+        """Load the weights of a directory."""
+        self.reload_weights(weights_path=path)
+        pack_heads(self.model_runner.get_model())
+
+
+def pack_heads(model: torch.nn.Module) -> None:
+    """Pack output layers for a CPU once more: vLLM leaves one that is tied to the embeddings as it was at the start."""
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+            layer.quant_method.process_weights_after_loading(layer)
 
 
 with contextlib.suppress(ValueError):  # it is registered: a process has several workers
