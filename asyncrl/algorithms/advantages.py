@@ -36,6 +36,8 @@ class Estimator(NamedTuple):
     # A row with `needs` and those advantages, and the objective of its step, to advantages [T].
     of_row: Callable[[TrainRow, Objective], Float32Array] | None = None
     needs: tuple[str, ...] = ()  # columns that `of_row` reads
+    # Rewards and trainable tokens [G] of each group to advantages; without it these are `of_groups`.
+    of_lengths: Callable[[Sequence[Values], Sequence[Values]], list[Values]] | None = None
     # Rewards of the turns of each member of a group, and `Objective.turn_discount`, to advantages of these turns.
     of_turns: Callable[[Sequence[Sequence[float]], float], list[Values]] | None = None
 
@@ -103,6 +105,28 @@ def reinforce_pp_baseline(groups: Sequence[Values]) -> list[Values]:
     return [group / (values.std(ddof=1) + _STD_FLOOR) for group in centered] if values.any() else centered
 
 
+def max_rl(groups: Sequence[Values]) -> list[Values]:
+    """Center on the group mean and divide by it; no advantage where it is not positive.
+
+    Source: MaxRL, arXiv 2602.02710, whose numbers of equations were not verified; for rewards from 0 on.
+    """
+    return [
+        values / group.mean() if values.any() and group.mean() > 0.0 else np.zeros_like(values)
+        for group, values in zip(groups, center(groups), strict=True)
+    ]
+
+
+def optimal_baseline(groups: Sequence[Values], lengths: Sequence[Values]) -> list[Values]:
+    """Subtract the mean reward of the group, in which each trajectory counts by its trainable tokens.
+
+    Source: OPO, arXiv 2505.23585, as in verl; of groups of equal rewards see `center`.
+    """
+    return [
+        group - (group * counts).sum() / counts.sum() if values.any() and counts.sum() else values
+        for group, counts, values in zip(groups, lengths, center(groups), strict=True)
+    ]
+
+
 def less_others(groups: Sequence[Values]) -> list[Values]:
     """Subtract the mean reward of the other groups, each of which counts once; without another subtract nothing.
 
@@ -148,6 +172,8 @@ _BUILT_IN = {
     "rloo": Estimator(leave_one_out),
     "reinforce_pp": Estimator(reinforce_pp, compares=False),
     "reinforce_pp_baseline": Estimator(reinforce_pp_baseline),
+    "max_rl": Estimator(max_rl),
+    "opo": Estimator(center, of_lengths=optimal_baseline),
     "turns": Estimator(grpo, of_turns=turn_advantages),
     "none": Estimator(list, compares=False),
     "less_others": Estimator(less_others, compares=False),
@@ -163,12 +189,15 @@ ADVANTAGES = Table(_BUILT_IN, _of_user)
 """Estimators by their name in `learner.advantage`."""
 
 
-def group_advantages(groups: Sequence[npt.ArrayLike], estimators: Sequence[str]) -> list[Values]:
+def group_advantages(
+    groups: Sequence[npt.ArrayLike], estimators: Sequence[str], lengths: Sequence[Sequence[int]] = ()
+) -> list[Values]:
     """Advantages of the trajectories of a batch.
 
     Args:
         groups: per prompt, the rewards [G] of its graded trajectories.
         estimators: per prompt, a name in `ADVANTAGES`.
+        lengths: per prompt, [G] trainable tokens of each; left out, all have as many.
 
     Returns:
         Per prompt, [G].
@@ -184,6 +213,10 @@ def group_advantages(groups: Sequence[npt.ArrayLike], estimators: Sequence[str])
     found: dict[int, Values] = {}
     for name in dict.fromkeys(estimators):
         places = [place for place, estimator in enumerate(estimators) if estimator == name]
-        advantages = named(ADVANTAGES, name, "advantage").of_groups([rewards[place] for place in places])
+        estimator, chosen = named(ADVANTAGES, name, "advantage"), [rewards[place] for place in places]
+        if estimator.of_lengths is not None and lengths:
+            advantages = estimator.of_lengths(chosen, [np.asarray(lengths[place], np.float64) for place in places])
+        else:
+            advantages = estimator.of_groups(chosen)
         found.update(zip(places, advantages, strict=True))
     return [found[place] for place in range(len(rewards))]

@@ -85,8 +85,8 @@ def build_rows(
     mask, versions = _joined(segments, ends)
     counts = np.bincount(owner, weights=_segment_sums(mask, ends), minlength=len(trajectories)).astype(int)
     fresh = fresh_mask(versions, mask, min_version=min_version)
-    advantages = _advantages(groups, objective)
     counts += np.array([trajectory.elsewhere for trajectory in trajectories], dtype=counts.dtype)
+    advantages = _advantages(groups, counts.tolist(), objective)
     weights = _weights(groups, counts.tolist(), objective)
     rows = [
         TrainRow(
@@ -115,10 +115,10 @@ def build_rows(
     return rows, _stats([trajectory.reward for trajectory in trajectories], (mask, fresh, versions), step=step)
 
 
-def _advantages(groups: Sequence[GradedGroup], objective: Objective) -> list[Values]:
+def _advantages(groups: Sequence[GradedGroup], counts: list[int], objective: Objective) -> list[Values]:
     """Of each trajectory one advantage, [], or one for each of its turns, [K]."""
     rewards = [[member.reward for member in group.members] for group in groups]
-    found = group_advantages(rewards, [group.estimator for group in groups])
+    found = group_advantages(rewards, [group.estimator for group in groups], _by_group(groups, counts))
     advantages: list[Values] = []
     for group, of_members in zip(groups, found, strict=True):
         of_turns = named(ADVANTAGES, group.estimator, "advantage").of_turns
@@ -153,10 +153,14 @@ def _segment_sums(values: UInt8Array, ends: npt.NDArray[np.int64]) -> npt.NDArra
 
 
 def _weights(groups: Sequence[GradedGroup], counts: list[int], objective: Objective) -> list[float]:
-    rest = iter(counts)
-    by_group = [[next(rest) for _ in group.members] for group in groups]
+    by_group = _by_group(groups, counts)
     weights = token_weights(by_group, kind=objective.aggregation, constant_tokens=objective.constant_tokens)
     return list(chain.from_iterable(weights))
+
+
+def _by_group(groups: Sequence[GradedGroup], counts: list[int]) -> list[list[int]]:
+    rest = iter(counts)
+    return [[next(rest) for _ in group.members] for group in groups]
 
 
 def _stats(given: Sequence[float], tokens: tuple[UInt8Array, UInt8Array, Int32Array], *, step: int) -> BatchStats:

@@ -15,7 +15,7 @@ from asyncrl.algorithms.sequences import bounded_exp
 if TYPE_CHECKING:
     import torch
 
-    from asyncrl.algorithms.token_loss import Tokens
+    from asyncrl.algorithms.token_loss import Sums, Tokens
 
     DivergenceName: TypeAlias = str
     Divergence: TypeAlias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # log p, log q [N] to [N]
@@ -80,16 +80,35 @@ class Dppo(PolicyLoss, frozen=True):
     With ratio r of trainer and sampler the gain is r A, and 0 where the divergence is above its cap while r > 1 and
     A > 0, or r < 1 and A < 0.
 
-    Source: DPPO, arXiv 2602.04879: the mask is eq. 12; its binary divergences, whose number was not verified.
+    Source: DPPO, arXiv 2602.04879: the mask is eq. 12; its binary divergences, whose number was not verified. Two caps
+        and the distance from the sampler as in prime-rl's default loss.
     """
 
     divergence: DivergenceName = "tv"  # `tv`: |p - q|; `kl`: relative entropy of token or not, in nats.
     divergence_cap: Annotated[float, Meta(gt=0)] = 0.2  # Largest divergence of a token that moves further away.
+    # The same where A < 0; left out, it is `divergence_cap`.
+    divergence_cap_negative: Annotated[float, Meta(gt=0)] | None = None
+    # Coefficient of (log r)^2, the distance from the sampler, which is added to the loss of every token.
+    sampler_kl: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def uses_advantages(self) -> bool:
+        return super().uses_advantages and not self.sampler_kl
+
+    def __call__(self, logprobs: torch.Tensor, tokens: Tokens) -> tuple[torch.Tensor, Sums]:
+        loss, sums = super().__call__(logprobs, tokens)
+        if self.sampler_kl:
+            distance = (logprobs.float() - tokens.behaviour.float()).square()
+            loss = loss + self.sampler_kl * (tokens.weights.float() * distance).sum()
+        return loss, sums
 
     def gain(self, logprobs: torch.Tensor, tokens: Tokens) -> Gain:
         behaviour, advantages = tokens.behaviour.float(), tokens.advantages.float()
         log_ratio = logprobs - behaviour
         away = (log_ratio.detach() * advantages) > 0
         divergence = named(DIVERGENCES, self.divergence, "divergence")(logprobs.detach(), behaviour)
-        clipped = away & (divergence > self.divergence_cap)
+        cap = advantages.new_full(advantages.shape, self.divergence_cap)
+        if self.divergence_cap_negative is not None:
+            cap = cap.masked_fill(advantages < 0, self.divergence_cap_negative)
+        clipped = away & (divergence > cap)
         return uncorrected((bounded_exp(log_ratio) * advantages).masked_fill(clipped, 0.0), clipped)

@@ -11,6 +11,7 @@ from asyncrl.algorithms.distillation import distilled
 from asyncrl.algorithms.held_losses import Cispo, Dppo, Reinforce
 from asyncrl.algorithms.hindsight import guided
 from asyncrl.algorithms.named import AlgorithmError, Table, guarded, named, with_call
+from asyncrl.algorithms.sapo import Sapo
 from asyncrl.algorithms.token_loss import Loss, Tokens
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _BUILT_IN: dict[str, type[Loss]] = {
     "cispo": Cispo,
     "reinforce": Reinforce,
     "dppo": Dppo,
+    "sapo": Sapo,
     "sft": Sft,
 }
 LOSSES = Table(_BUILT_IN, _of_user)

@@ -25,11 +25,26 @@ def test_centered_only_subtracts_the_mean():
     assert one_group([1.0, 2.0, 6.0], kind="centered") == pytest.approx([-2.0, -1.0, 3.0])
 
 
+def test_max_rl_divides_by_the_mean():
+    assert one_group([0.0, 0.0, 0.0, 1.0], kind="max_rl") == pytest.approx([-1.0, -1.0, -1.0, 3.0])
+    assert one_group([-1.0, 0.0], kind="max_rl").tolist() == [0.0, 0.0]
+
+
+def test_opo_subtracts_the_mean_over_tokens():
+    # (1 x 30 + 0 x 10) / 40 = 0.75
+    found = group_advantages(
+        [[1.0, 0.0], [2.0, 2.0], [1.0, 3.0]], ["opo", "opo", "centered"], [[30, 10], [1, 2], [5, 9]]
+    )
+
+    assert [values.tolist() for values in found] == [[0.25, -0.75], [0.0, 0.0], [-1.0, 1.0]]
+    assert one_group([1.0, 0.0], kind="opo").tolist() == [0.5, -0.5]
+
+
 def test_none_takes_rewards_as_they_are():
     assert one_group([1.0, -2.0], kind="none").tolist() == [1.0, -2.0]
 
 
-@pytest.mark.parametrize("kind", ["grpo", "centered", "rloo"])
+@pytest.mark.parametrize("kind", ["grpo", "centered", "rloo", "max_rl", "opo"])
 @pytest.mark.parametrize("rewards", [[], [1.0], [0.1] * 3, [0.7] * 7])
 def test_a_group_of_equal_rewards_has_no_advantage(kind, rewards):
     assert one_group(rewards, kind=kind).tolist() == [0.0] * len(rewards)

@@ -43,11 +43,11 @@ TABLES = {
 
 def example() -> type[Loss]:
     """The loss that CONTRIBUTING.md adds, from the file that it shows."""
-    (text,) = re.findall(r"```python\n(.*?class Sapo.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
-    spec = importlib.util.spec_from_loader("sapo", loader=None)
+    (text,) = re.findall(r"```python\n(.*?class Gpg.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), flags=re.DOTALL)
+    spec = importlib.util.spec_from_loader("gpg", loader=None)
     module = importlib.util.module_from_spec(spec)
     exec(text, module.__dict__)
-    return module.Sapo
+    return module.Gpg
 
 
 class SequenceRatio(Loss, frozen=True):
@@ -77,6 +77,7 @@ LOSS_CASES = {
     },
     "ppo, dual clip": LOSSES["ppo"](dual_clip=3.0),
     "dppo, kl": LOSSES["dppo"](divergence="kl"),
+    "dppo, to the sampler": LOSSES["dppo"](divergence_cap_negative=0.3, sampler_kl=0.1),
     **{f"ppo, {name}": LOSSES["ppo"](masks=[name], **WIDE) for name in MASKS},
     **{
         f"reinforce, {name}": LOSSES["reinforce"](kl=0.1, kl_estimator=name, kl_unbiased=True) for name in KL_ESTIMATORS

@@ -10,6 +10,7 @@ from asyncrl.algorithms.clipped_losses import Decoupled, Gspo, Ppo, interpolated
 from asyncrl.algorithms.held_losses import Cispo, Dppo, Reinforce
 from asyncrl.algorithms.losses import Sft
 from asyncrl.algorithms.masks import MASKS
+from asyncrl.algorithms.sapo import Sapo
 from asyncrl.algorithms.sums import metrics
 from harness.losses import ROWS, random_case, tokens_of
 
@@ -56,13 +57,24 @@ def reinforce(s, lp, held, i):
     return min(math.exp(held[i] - s.mu[i]), 1.1) * s.advantage[i] * lp[i]
 
 
-def dppo(divergence, cap):
+def sapo(s, lp, held, i):
+    r, a = math.exp(lp[i] - s.mu[i]), s.advantage[i]
+    t = 2.0 if a > 0 else 3.0
+    return 4.0 / t / (1.0 + math.exp(-t * (r - 1.0))) * a
+
+
+def dppo(divergence, cap, cap_negative=None):
     def gain(s, lp, held, i):
         p, q, a = math.exp(held[i]), math.exp(s.mu[i]), s.advantage[i]
         away = (p > q and a > 0) or (p < q and a < 0)
-        return 0.0 if away and divergence(p, q) > cap else math.exp(lp[i] - s.mu[i]) * a
+        bound = cap if a > 0 or cap_negative is None else cap_negative
+        return 0.0 if away and divergence(p, q) > bound else math.exp(lp[i] - s.mu[i]) * a
 
     return gain
+
+
+def to_the_sampler(s, lp, held, i):
+    return dppo(lambda p, q: abs(p - q), 0.02, 0.1)(s, lp, held, i) - 0.3 * (lp[i] - s.mu[i]) ** 2
 
 
 def binary_kl(p, q):
@@ -124,6 +136,11 @@ CASES = {
     "cispo": (Cispo(clip_low=0.1, clip_high=0.2), cispo),
     "reinforce": (Reinforce(ratio_cap=1.1), reinforce),
     "dppo, tv": (Dppo(divergence_cap=0.05), dppo(lambda p, q: abs(p - q), 0.05)),
+    "dppo, two caps": (
+        Dppo(divergence_cap=0.02, divergence_cap_negative=0.1, sampler_kl=0.3),
+        to_the_sampler,
+    ),
+    "sapo": (Sapo(temperature_positive=2.0, temperature_negative=3.0), sapo),
     "dppo, kl": (Dppo(divergence="kl", divergence_cap=0.01), dppo(binary_kl, 0.01)),
     "tis": (Decoupled(**BOUNDS), decoupled(current, clamped)),
     "tis, default": (Decoupled(), decoupled(current, lambda s, log_weights, i: min(math.exp(log_weights[i]), 2.0))),
@@ -164,7 +181,7 @@ def test_loss_and_gradient_follow_the_formula(case, seed):
     logprobs, tokens = random_case(seed)
     sums = assert_loss(loss, logprobs, tokens, lambda s, lp, held, i: -gain(s, lp, held, i))
 
-    if case not in ("tis, default", "no correction", "tis"):
+    if case not in ("tis, default", "no correction", "tis", "sapo"):
         treated = metrics(sums)["clip_fraction"] + metrics(sums)["off_policy_fraction"]
         assert 0 < treated < 2, "a case where nothing is clipped proves nothing"
 

@@ -163,7 +163,7 @@ def test_what_a_config_cannot_find_is_one_problem_at_its_line(mine: Path):
         ("learner.loss=mine.py:Path", "has no function 'Path'"),
         ("learner.advantage=mine.py:Gated", "it is a class, expected a function of the rewards of groups"),
         ("learner.loss=mine.py:Bare", "its option strength has no default; give it one"),
-        ("learner.loss=mine.py", '"ppo", "reinforce", "sft", "path/to/file.py:name"'),
+        ("learner.loss=mine.py", '"ppo", "reinforce", "sapo", "sft", "path/to/file.py:name"'),
         ("learner.loss_options.cap=3", 'has no option "cap", its options are steepness'),
         ("learner.loss_options.steepness=high", 'found "high" (string), expected number'),
         ("learner.filters=['mine.py:too_good', 'mine.py:too_good']", None),
