@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from asyncrl.config.load import load_config as load_config
     from asyncrl.config.settings import Config as Config
     from asyncrl.errors import AsyncRLError as AsyncRLError
+    from asyncrl.rewards.rubrics import Rubric as Rubric
     from asyncrl.rewards.score import GradeRequest as GradeRequest
     from asyncrl.rewards.tournaments import TournamentReward as TournamentReward
     from asyncrl.rollout.context import Generated as Generated
@@ -67,6 +68,7 @@ _NAMES = {  # by the module that has them
     "asyncrl.config.load": "load_config",
     "asyncrl.config.settings": "Config",
     "asyncrl.errors": "AsyncRLError",
+    "asyncrl.rewards.rubrics": "Rubric",
     "asyncrl.rewards.score": "GradeRequest",
     "asyncrl.rewards.tournaments": "TournamentReward",
     "asyncrl.rollout.context": "Generated RolloutContext ToolFailed",

@@ -27,7 +27,7 @@ class Endpoint:
     async def _handle(self, http: web.Request) -> web.StreamResponse:
         self.bodies.append(msgspec.json.decode(await http.read()))
         self.headers.append(dict(http.headers))
-        mark = re.findall(r"VOTE ([0-9a-f]{16}): \+1", self.bodies[-1]["messages"][0]["content"])[0]
+        mark = re.findall(r"(?:VOTE|CRITERION|BETTER) ([0-9a-f]{16})", self.bodies[-1]["messages"][0]["content"])[0]
         answer = self._answers[min(len(self.bodies), len(self._answers)) - 1](http, mark)
         return await answer if asyncio.iscoroutine(answer) else answer
 

@@ -92,7 +92,7 @@ async def test_a_vote_that_takes_too_long_is_given_up(answer: Answer, last: str)
     words = ""
     for deadline_s in (0.4, 4.0, 40.0):  # a loaded machine may have had no answer by then
         async with judging(Endpoint(answer), deadline_s=deadline_s) as judge:
-            with pytest.raises(VoteFailed, match=f"no vote from .* within {deadline_s:g} s; last: ") as failed:
+            with pytest.raises(VoteFailed, match=f"no answer from .* within {deadline_s:g} s; last: ") as failed:
                 await judge.vote(CASE)
         if (words := str(failed.value)).endswith(last):
             break
