@@ -19,10 +19,17 @@ from typing import Any
 
 import xxhash
 
+from asyncrl.environments.kinds import KINDS
 from asyncrl.errors import FunctionError, last_lines
 from asyncrl.own_code import copy_of, spec_of
 
 IMPORT_LIMIT_S = 60.0  # of a user's file, which may load PyTorch
+
+
+def is_function(spec: str) -> bool:
+    """Return whether a source or reward names a user's function, and neither a server nor an environment."""
+    where, _, name = spec.rpartition(":")
+    return bool(where) and name.isidentifier() and where.partition(":")[0] not in ("http", "https", *KINDS)
 
 
 def load_function(spec: str, *, base: Path) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ FILES = {
     for path in sorted((ROOT / package).rglob("*.py"))
 }
 FILE_LINES, FUNCTION_LINES = 400, 60
-WITHOUT_BUS = ("algorithms", "data", "engine", "rewards", "child_pool", "sinks", "training", "weights")
+WITHOUT_BUS = ("algorithms", "data", "engine", "environments", "rewards", "child_pool", "sinks", "training", "weights")
 ALL_FILES = [*FILES.values(), *sorted((ROOT / "tests").rglob("*.py"))]
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 UNSAFE_CALLS = {"eval", "exec", "yaml.load", "torch.load", "np.load", "numpy.load"}
@@ -376,5 +376,19 @@ def test_the_name_of_a_kind_of_engines_is_only_in_its_folder():
             if not compared or "trainer" in ast.unparse(node):
                 names -= {"scripted"}
             wrong += [f"{module}:{getattr(node, 'lineno', 0)} has {name}" for name in names & kinds - mine]
+
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_name_of_a_kind_of_environments_is_only_in_its_folder():
+    kinds = {path.parent.name for path in (ROOT / "asyncrl" / "environments").glob("*/kind.py")}
+    wrong = [
+        f"{module} has {node.value}"
+        for module, path in FILES.items()
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and module != "asyncrl.environments.kinds"
+        for kind in kinds
+        if re.match(kind.replace("_", "[-_]"), node.value) and not module.startswith(f"asyncrl.environments.{kind}.")
+    ]
 
     assert not wrong, "\n".join(wrong)

@@ -14,8 +14,8 @@ from actors.prompter.sources import TASK_ROWS, WARMUP_ROWS, data_of
 from actors.runtime.actor import ActorFault, Context
 from actors.runtime.keeper import Keeper
 from asyncrl.config.held_out import held_out_sets
-from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
+from asyncrl.environments.protocol import DataError
 from asyncrl.own_code import read_inputs
 from asyncrl.run.inputs import changed_data
 from topics.actors import Activity

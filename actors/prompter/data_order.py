@@ -16,9 +16,9 @@ from asyncrl.config.held_out import held_out_sets, set_of
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import Mixture, Task
 from asyncrl.data.curriculum import at_level, level_of
-from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker, RowMakerDown
 from asyncrl.data.sources import RowSetup
+from asyncrl.environments.protocol import DataError
 from asyncrl.run.inputs import changed_data, is_data
 from asyncrl.state.audit.groups import digest_of
 from asyncrl.state.audit.ledger import Ledger

@@ -24,6 +24,8 @@ from asyncrl.config.settings import (
 )
 from asyncrl.config.staged import as_in, key_of_learner
 from asyncrl.config.tasks import Task, every_task
+from asyncrl.data.procedural import RULES
+from asyncrl.environments.kinds import KINDS
 from asyncrl.ports import is_ip
 from topics.roles import ROLE_NAMES
 
@@ -370,8 +372,8 @@ def _tasks(config: Config) -> Iterator[Finding]:
 
 def _task(task: Task) -> Iterator[Finding]:
     rewards, sources, rollouts = (task.keys(field) for field in ("reward", "source", "rollout"))
-    if task.reward == "reasoning-gym" and task.source in {"reverse", "sum"}:
-        message = f'{rewards[0]} = "reasoning-gym" cannot grade {sources[0]} = "{task.source}"; set "exact"'
+    if task.reward in KINDS and task.source in RULES:
+        message = f'{rewards[0]} = "{task.reward}" cannot grade {sources[0]} = "{task.source}"; set "exact"'
         yield Finding((*rewards, *sources), message)
     if not task.reward and task.rollout == "single_turn":
         message = f'{rewards[0]} = "" names no reward and {rollouts[0]} = "single_turn" gives none; set one of them'

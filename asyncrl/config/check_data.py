@@ -12,6 +12,7 @@ from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters, as_in, key_of_learner
 from asyncrl.config.tasks import Task, every_task, stage_tasks, tasks_of
+from asyncrl.functions import is_function
 from topics.prompts import ONLY_TASK
 
 
@@ -117,7 +118,7 @@ def _scope(config: Config) -> Iterator[Finding]:
         if task.reward_scope != "group":
             continue
         scopes, rewards = task.keys("reward_scope"), task.keys("reward")
-        if ":" not in task.reward or task.reward.startswith(("http:", "https:", "reasoning-gym:")):
+        if not is_function(task.reward):
             message = (
                 f'{rewards[0]} = "{task.reward}" grades one trajectory; name a function of yours, or {scopes[0]} = '
                 '"trajectory"'

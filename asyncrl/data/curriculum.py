@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import xxhash
 
-from asyncrl.data.protocol import DataError, DataSource
+from asyncrl.environments.protocol import DataError, DataSource
 from topics.prompts import PromptRow
 
 _PLACES = 1 << 40  # of one level; the level is in the higher bits of a row's place

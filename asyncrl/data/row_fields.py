@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.data.messages import has_answer, message_problem, plain_type
-from asyncrl.data.protocol import DataError
+from asyncrl.environments.protocol import DataError
 from topics.prompts import PromptRow
 
 WARMUP = "the warm-up"

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from asyncrl.data.protocol import DataError
 from asyncrl.data.row_fields import MESSAGES, Keys, encode_row, field_names
+from asyncrl.environments.protocol import DataError
 from asyncrl.errors import last_lines
 from topics.prompts import PromptRow
 

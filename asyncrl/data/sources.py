@@ -15,11 +15,13 @@ import numpy.typing as npt
 
 from asyncrl.data import procedural
 from asyncrl.data.curriculum import Ladder, LadderSource, at_level, level_of
-from asyncrl.data.protocol import DataError, DataSource, check_options
 from asyncrl.data.row_fields import WARMUP, Keys, encode_row
 from asyncrl.data.row_files import read_rows
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
-from asyncrl.data.user_source import UserSource, call_source, is_function, load_data_function, source_in_time
+from asyncrl.data.user_source import UserSource, call_source, load_data_function, source_in_time
+from asyncrl.environments.kinds import FORMS, environment_of, make
+from asyncrl.environments.protocol import DataError, DataSource, check_options
+from asyncrl.functions import is_function
 from topics.prompts import PromptRow
 
 _MOST_ROWS = 4_000_000  # of an iterator of the user's, which might have no end
@@ -42,7 +44,7 @@ def open_source(
 
     Args:
         spec: `file.jsonl` or `file.parquet`, each with an optional slice such as `@[0:100]` or `@[-50:]`; `reverse`;
-            `sum`; `reasoning-gym:NAME`; or a user's `path/to/file.py:function` or `package.module:function`.
+            `sum`; an environment as `KIND:NAME`; or a user's `path/to/file.py:function` or `package.module:function`.
         options: for files `prompt_key`, `label_key`, `metadata_key`, `tools_key` and `convert`, a user's function of a
             row; for rules and functions their own.
         seed: of the order, and of made rows. For held-out data give a file another slice, and a rule another seed:
@@ -69,11 +71,10 @@ def open_source(
             return _user_source(spec, found, row_came, seed=seed, labels_for=labels_for)
     if spec in procedural.RULES:
         return procedural.RULES[spec](options, seed)
-    kind, _, name = spec.partition(":")
-    if kind == "reasoning-gym":
-        return procedural.ReasoningGymSource(name, options, seed)
+    if (named := environment_of(spec)) is not None:
+        return make(*named, options, seed)
     functions = ("FILE.py:FUNCTION", "MODULE:FUNCTION")
-    known = ", ".join(["FILE.jsonl", "FILE.parquet", *procedural.RULES, "reasoning-gym:NAME", *functions])
+    known = ", ".join(["FILE.jsonl", "FILE.parquet", *procedural.RULES, *FORMS, *functions])
     folder = path.rpartition("/")[2]
     get = f"hf download {path} --repo-type dataset --local-dir {folder}, then name a file such as {folder}/rows.parquet"
     hub = f"; fetch a data set of a hub first: {get}" if path.count("/") == 1 else ""

@@ -14,18 +14,12 @@ from typing import Any
 import msgspec
 
 from asyncrl.data.messages import plain_type
-from asyncrl.data.protocol import DataError
+from asyncrl.environments.protocol import DataError
 from asyncrl.errors import FunctionError, last_lines
 from asyncrl.functions import Hangs, deadline, load_function
 from topics.prompts import PromptRow
 
 _REPORT_S = 10.0  # between two lines about a source that lists its rows
-
-
-def is_function(spec: str) -> bool:
-    """Return whether data is named as a user's function: `path/to/file.py:function` or `package.module:function`."""
-    where, _, name = spec.rpartition(":")
-    return bool(where) and name.isidentifier() and where != "reasoning-gym"
 
 
 def load_data_function(spec: str, base: Path) -> Callable[..., Any]:

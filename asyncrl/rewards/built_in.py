@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from asyncrl.environments.kinds import KINDS, environment_of
 from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
+
+_OF_ENVIRONMENT = "asyncrl.environments.reward:make_reward"
 
 
 class BuiltIn(NamedTuple):
@@ -30,7 +33,7 @@ BUILT_IN: dict[str, BuiltIn] = {
         name: BuiltIn("asyncrl.rewards.instructions:make_instructions", {"benchmark": name}, reads_label=False)
         for name in INSTRUCTION_REWARDS
     },
-    "reasoning-gym": BuiltIn("asyncrl.rewards.scorers:make_reasoning_gym", {"dataset": None}),
+    **{kind: BuiltIn(_OF_ENVIRONMENT, {"kind": kind, "name": ""}) for kind in KINDS},
     "random": BuiltIn("asyncrl.rewards.answers:by_chance", reads_label=False),
 }
 
@@ -38,7 +41,15 @@ NAMED_REWARDS = ("exact", *BUILT_IN)
 """All rewards with a name; `exact` runs in the calling process."""
 
 
+def built_in(reward: str) -> BuiltIn | None:
+    """The row of a reward with a name, or of the environment in `KIND:NAME`."""
+    if (named := environment_of(reward)) is not None:
+        kind, name = named
+        return BuiltIn(_OF_ENVIRONMENT, {"kind": kind, "name": name})
+    return BUILT_IN.get(reward)
+
+
 def reads_label(reward: str) -> bool:
     """Return whether a reward is known to read the label of each row; of a user's own it is not known."""
-    row = BUILT_IN.get("reasoning-gym" if reward.startswith("reasoning-gym:") else reward)
+    row = built_in(reward)
     return reward == "exact" or (row is not None and row.reads_label)

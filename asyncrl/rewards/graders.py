@@ -12,6 +12,7 @@ import msgspec
 from asyncrl.background import BackgroundTasks
 from asyncrl.child_pool.frames import CallFailed
 from asyncrl.child_pool.pool import ChildPool
+from asyncrl.environments.kinds import FORMS
 from asyncrl.errors import AsyncRLError
 from asyncrl.http_calls import NoAnswer, Refused, answered, beginning, open_session, post
 from asyncrl.rewards.built_in import NAMED_REWARDS
@@ -58,9 +59,9 @@ async def open_grader(
 
     Args:
         spec: `exact` (completion equals label, both stripped), `math` (by math-verify), `dapo`, `deepscaler`, `f1` and
-            `gpqa`, `ifbench` and `ifeval` (docs/guides/write-a-reward.md), `reasoning-gym` (the scorer of the
-            prompt's dataset) or `reasoning-gym:NAME`, `http://...` or `https://...`, or a
-            user's function as `path/to/file.py:function` or `package.module:function`.
+            `gpqa`, `ifbench` and `ifeval` (docs/guides/write-a-reward.md), `KIND:NAME` or `KIND` (an environment,
+            that of the row without a name), `http://...` or `https://...`, or a user's function as
+            `path/to/file.py:function` or `package.module:function`.
         workers: child processes that run functions.
         time_limit_s: seconds that one request may take from the beginning of its turn, retries included.
         memory_mb: MB that each process of a function may take; 0 for no limit.
@@ -76,7 +77,7 @@ async def open_grader(
         return HttpGrader(spec, time_limit_s)
     setup = reward_setup(spec, base=base, time_limit_s=time_limit_s, memory_mb=memory_mb, batch=batch)
     if setup is None:
-        forms = ("reasoning-gym:NAME", "http://ADDRESS", "FILE.py:FUNCTION", "MODULE:FUNCTION")
+        forms = (*FORMS, "http://ADDRESS", "FILE.py:FUNCTION", "MODULE:FUNCTION")
         known = ", ".join([*NAMED_REWARDS, *forms])
         raise GraderError(f"unknown reward {spec!r}; known are {known}")
     pool = await ChildPool.open(setup, workers=workers)

@@ -1,4 +1,4 @@
-"""Rewards that come with the library and run in child processes: `math` and `reasoning-gym`."""
+"""The reward `math`, which runs in a child process."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import re
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
-
-import msgspec
-
-from asyncrl.data.procedural import make_dataset, no_syntax_warnings
 
 _DOLLAR = re.compile(r"(?<!\\)\$")  # no price
 _BASE = re.compile(r"(?<=\d)_\{?(\d+)\}?")
@@ -79,43 +75,3 @@ def _agree(wanted: list[Any], found: list[Any]) -> bool:
         getattr(number, "is_Float", False) or getattr(number, "is_Integer", False) for number in (one, other)
     )
     return not decimals or bool(abs(one - other) <= _ROUNDING * max(abs(one), abs(other)))
-
-
-def make_reasoning_gym(dataset: str | None) -> Callable[..., float]:
-    """Make the reward in [0, 1] that is the score of a reasoning-gym dataset's own scorer.
-
-    The answer is the text between the last `<answer>` and `</answer>`, or else the whole completion, stripped.
-
-    Args:
-        dataset: its name; without one it is each row's `metadata["source_dataset"]`, as `ReasoningGymSource` wrote it.
-
-    Raises:
-        DataError: when there is no such dataset.
-    """
-    with no_syntax_warnings():
-        from reasoning_gym.utils import extract_answer
-
-    @lru_cache(maxsize=64)
-    def scorer(name: str, options: bytes) -> Any:
-        return make_dataset(name, msgspec.json.decode(options), seed=0)
-
-    def reasoning_gym(completion: str, prompt: Any, label: Any = None, metadata: Any = None) -> float:
-        name = dataset or metadata.get("source_dataset")
-        if not name:
-            raise ValueError("the row's metadata has no 'source_dataset'; name the reward reasoning-gym:NAME")
-        options = msgspec.json.encode(metadata.get("source_options") or {})
-        if name in ("arc_agi", "rearc"):  # compare boards of tuples, which travel as lists
-            metadata = _as_tuples(metadata)
-        answer = extract_answer(completion)
-        entry = {"question": prompt, "answer": label, "metadata": metadata}
-        return float(scorer(name, options).score_answer(completion.strip() if answer is None else answer, entry))
-
-    if dataset:
-        scorer(dataset, b"{}")
-    return reasoning_gym
-
-
-def _as_tuples(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _as_tuples(item) for key, item in value.items()}
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

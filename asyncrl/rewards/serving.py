@@ -14,8 +14,8 @@ import msgspec
 
 from asyncrl.child_pool.frames import Service, Setup
 from asyncrl.errors import FunctionError
-from asyncrl.functions import is_async, load_function, load_rollout
-from asyncrl.rewards.built_in import BUILT_IN, BuiltIn
+from asyncrl.functions import is_async, is_function, load_function, load_rollout
+from asyncrl.rewards.built_in import BuiltIn, built_in
 from asyncrl.rewards.score import GradeRequest, read_score, read_scores
 from asyncrl.rewards.tournaments import TournamentReward
 
@@ -31,17 +31,12 @@ def reward_setup(
         batch: requests that one call of a user's function takes at most; above 1 the function is given lists.
         tournament: among them, by a name in `TOURNAMENTS`: the function compares two.
     """
-    kind, colon, name = spec.partition(":")
-    if kind == "reasoning-gym":
-        row = BUILT_IN[kind]._replace(arguments={"dataset": name or None})
-    elif spec in BUILT_IN:
-        row = BUILT_IN[spec]
-    elif not colon or kind in ("http", "https"):
+    own = is_function(spec)
+    row = BuiltIn(spec) if own else built_in(spec)
+    if row is None:
         return None
-    else:
-        row = BuiltIn(spec)
     spec, arguments, _ = row
-    lists = batch > 1 and bool(colon) and arguments is None  # not those that are named by a word
+    lists = batch > 1 and own
     found = {"spec": spec, "base": str(base), "arguments": arguments, "lists": lists, "tournament": tournament}
     reply_bytes = _REPLY_BYTES * (batch if lists else 1)
     service, key = f"{__name__}:serve_reward", "reward.memory_mb"

@@ -19,7 +19,7 @@ from asyncrl.child_pool.pool import load_problems
 from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.settings import Config
-from asyncrl.data.protocol import DataError
+from asyncrl.environments.protocol import DataError
 from asyncrl.files import secret_fault
 from asyncrl.judges.rule import judge_setup
 from asyncrl.live.redaction import redaction_setup

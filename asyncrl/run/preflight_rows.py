@@ -15,10 +15,10 @@ from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.settings import Config, WarmupSettings
 from asyncrl.config.tasks import Task, rows_of, tasks_of, turns_of, warmup_rows
 from asyncrl.data.model_dir import ModelError, check_model_directory
-from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import Opened, RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError, shown
+from asyncrl.environments.protocol import DataError
 from asyncrl.training.init_model import write_tokenizer
 from topics.prompts import PromptRow
 

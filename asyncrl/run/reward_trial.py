@@ -16,6 +16,7 @@ from asyncrl.config.tasks import Task, rows_of, tasks_of
 from asyncrl.data.row_maker import sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.data.tokenizer import TaskTokenizer
+from asyncrl.functions import is_function
 from asyncrl.rewards.built_in import BUILT_IN, reads_label
 from asyncrl.rewards.graders import GradeResult, GroupGrader, GroupReward, open_grader
 from asyncrl.rewards.score import GradeRequest
@@ -32,8 +33,8 @@ def reward_lines(config: Config, base: Path) -> Iterator[str]:
     """
     sets, tried = tasks_of_sets(config), set[tuple[str, str]]()
     for name, task in graded_tasks(config).items():
-        is_function = ":" in task.reward and task.reward.partition(":")[0] not in ("http", "https", "reasoning-gym")
-        if is_function and not task.tournament and (task.reward, task.reward_scope) not in tried:
+        once = (task.reward, task.reward_scope) not in tried
+        if once and is_function(task.reward) and not task.tournament:
             tried.add((task.reward, task.reward_scope))
             yield asyncio.run(_line(config.reward, base, task, rows_of(config, base, task, held_out=name in sets)))
 

@@ -37,9 +37,9 @@ from asyncrl.config.stream_capacity import (
 )
 from asyncrl.config.tasks import largest_group, rows_of, warmup_rows
 from asyncrl.data.model_dir import ModelError, count_parameters, model_info
-from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup
+from asyncrl.environments.protocol import DataError
 from asyncrl.errors import LaunchError
 from asyncrl.files import disk_usage
 from asyncrl.run.user_actors import load_actors

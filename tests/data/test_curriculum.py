@@ -10,9 +10,9 @@ import pytest
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import rows_of
 from asyncrl.data.curriculum import Climb, Curriculum, Ladder, at_level, level_of
-from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker
 from asyncrl.data.sources import RowSetup, RowsPart, open_rows
+from asyncrl.environments.protocol import DataError
 
 RULE = Curriculum(window=4, top=9, answers=16, accuracy=0.9, passing=1.0, seed=7)
 LETTERS = Ladder("letters", first=2, step=3, last=9)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.data.protocol import DataError
 from asyncrl.data.row_maker import RowMaker, RowMakerDown, sample_rows
 from asyncrl.data.sources import RowSetup, RowsPart, open_source
+from asyncrl.environments.protocol import DataError
 from harness import gyms
 from harness.stage import until
 

@@ -10,8 +10,8 @@ import pytest
 from asyncrl import functions
 from asyncrl.config.load import load_config
 from asyncrl.data import user_source
-from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import open_source
+from asyncrl.environments.protocol import DataError
 from asyncrl.run.preflight import check_surroundings
 from harness.configs import the_problem
 

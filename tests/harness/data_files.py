@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from asyncrl.data.protocol import DataError, DataSource
 from asyncrl.data.sources import open_source
+from asyncrl.environments.protocol import DataError, DataSource
 
 
 def write_rows(folder: Path, rows: list[Any], name: str = "rows.jsonl") -> Path:

@@ -7,8 +7,8 @@ import pytest
 
 from asyncrl.config.load import LoadedConfig, load_config
 from asyncrl.config.tasks import rows_of
-from asyncrl.data.protocol import DataError
 from asyncrl.data.sources import open_rows
+from asyncrl.environments.protocol import DataError
 from asyncrl.run.preflight_rows import row_lines
 from asyncrl.training.init_model import create_model
 from harness.configs import the_problem

@@ -1,4 +1,4 @@
-"""The protocol of task data: prompts by number."""
+"""The protocols of task data and of environments: prompts by number, and the score of an answer."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ class DataSource(Protocol):
 
     def describe(self) -> str:
         """Describe the rows in one line."""
+
+
+class Environment(DataSource, Protocol):
+    """A task that scores answers to its rows, also to rows of another seed.
+
+    The metadata of each row has its name as `source_dataset`, and its parameters as `source_options` if there are any.
+    """
+
+    def score(self, completion: str, row: PromptRow) -> float:
+        """Return the reward in [0, 1] of an answer to a row."""
 
 
 def check_options(spec: str, options: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""Environments: named tasks, each of which makes rows and scores answers to them."""

@@ -1,0 +1,31 @@
+"""The kinds of environments, and the form by which `task.source` and `reward.function` name an environment."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from asyncrl.environments.protocol import Environment
+
+KINDS = ("reasoning-gym",)
+"""The kinds: the module `asyncrl.environments.NAME.kind`, with `_` for `-`, makes those of each by its `make`."""
+
+FORMS = tuple(f"{kind}:NAME" for kind in KINDS)
+"""How messages name an environment of each kind."""
+
+
+def environment_of(spec: str) -> tuple[str, str] | None:
+    """Return the kind and the name in `KIND:NAME`, or in `KIND` with an empty name; None if `spec` has another form."""
+    kind, _, name = spec.partition(":")
+    return (kind, name) if kind in KINDS else None
+
+
+def make(kind: str, name: str, parameters: dict[str, Any], seed: int) -> Environment:
+    """Make an environment; `seed` is that of its rows.
+
+    Raises:
+        DataError: unknown name, unknown parameter, or a value that the environment refuses.
+    """
+    module = import_module(f"asyncrl.environments.{kind.replace('-', '_')}.kind")
+    environment: Environment = module.make(name, parameters, seed)
+    return environment
