@@ -392,3 +392,16 @@ def test_the_name_of_a_kind_of_environments_is_only_in_its_folder():
     ]
 
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_code_compares_with_the_name_of_a_kind_of_judges():
+    kinds = {path.parent.name for path in (ROOT / "asyncrl" / "judges").glob("*/kind.py")}
+    wrong = [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module, path in FILES.items()
+        for node in nodes(path)
+        if isinstance(node, ast.Compare) and "judge" in ast.unparse(node)
+        if kinds & {one.value for one in ast.walk(node) if isinstance(one, ast.Constant)}
+    ]
+
+    assert not wrong, "\n".join(wrong)

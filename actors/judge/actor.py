@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from functools import partial
+from pkgutil import resolve_name
 
-from actors.judge.kinds import JUDGES
+from actors.judge.engines import open_generator
 from actors.runtime.actor import Context
 from actors.runtime.delivery import Delivery
 from actors.runtime.worker import WorkerLoop
@@ -13,8 +15,9 @@ from asyncrl.bus.errors import WrongSequence
 from asyncrl.bus.key_cache import SecretGone
 from asyncrl.bus.log import read_last
 from asyncrl.bus.publish import EXPECT_SUBJECT, publish
+from asyncrl.config.live_settings import judge_kind
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.judges.protocol import Case, Judge, Vote, VoteFailed, verdict_of
+from asyncrl.judges.protocol import Case, Judge, JudgeParts, Vote, VoteFailed, verdict_of
 from asyncrl.judges.reading import CaseReader
 from topics.actors import Waiting
 from topics.turns import TURN_JUDGED, TurnJudged, TurnReady
@@ -27,7 +30,9 @@ async def main(context: Context) -> None:
     skip = config.rollout.skip_special_tokens
     tokenizer = TaskTokenizer.load(context.files.model_path(config.model), skip_special=skip)
     async with AsyncExitStack() as stack:
-        judge = await JUDGES[settings.kind](context, tokenizer, stack)
+        engines = partial(open_generator, context, tokenizer, stack)
+        parts = JudgeParts(settings, context.files.base, tokenizer, engines, config.start.step)
+        judge: Judge = await resolve_name(judge_kind(settings.kind).opener)(parts)
         stack.push_async_callback(judge.close)
         reader = CaseReader(context.bus, tokenizer, most_tokens=settings.history_tokens)
         await WorkerLoop(context, JudgeWorker(context, judge, reader).handle, settings.in_flight).run()

@@ -7,17 +7,12 @@ from collections.abc import Iterator
 
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.hindsight import HINDSIGHT
-from asyncrl.config.check import is_address, not_a_function, unused
+from asyncrl.config.check import not_a_function, unused
 from asyncrl.config.finding import Finding
+from asyncrl.config.live_settings import JUDGES, judge_kind
 from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.tasks import every_task
-
-_OWN = {  # settings of each kind of judge, which no other has
-    "rule": ("function", "children"),
-    "endpoint": ("url", "model", "api_key_file", "temperature", "max_new_tokens"),
-    "engine": ("engines", "temperature", "max_new_tokens"),
-}
 
 
 def live_contradictions(config: Config) -> Iterator[Finding]:
@@ -56,8 +51,8 @@ def _of_hints(config: Config) -> Iterator[Finding]:
         if keys:
             yield Finding(tuple(keys), f"has no effect: {why}; leave it out")
         return
-    if live.judge.kind == "rule" and not live.judge.function:
-        message = f'"{live.method}" learns from hints, and words give none; set live.judge.function, or another judge'
+    if problem := judge_kind(live.judge.kind).hint_problem(live.judge):
+        message = f'"{live.method}" learns from hints, and {problem}'
         yield Finding(("live.method", "live.judge.function"), message)
     if live.method == "distillation" and "w_rl" in changed:
         message = 'has no effect: live.method = "distillation" has no rewards; leave it out, or take "combine"'
@@ -92,15 +87,10 @@ def _of_judges(config: Config) -> Iterator[Finding]:
         why = "there is no gateway (gateway.count)" if judge.kind else "live.judge.kind names no judge"
         yield from unused(config, "live.judge", "gateway.count" if judge.kind else "live.judge.kind", why)
         return
-    others = {key for keys in _OWN.values() for key in keys} - set(_OWN.get(judge.kind, ()))
-    for key in [key for key in changed_keys(judge) if key in others]:
-        of = " or ".join(kind for kind, keys in _OWN.items() if key in keys)
-        message = f'is of live.judge.kind = "{of}", found "{judge.kind}"; leave it out'
-        yield Finding((f"live.judge.{key}", "live.judge.kind"), message)
-    if judge.kind == "endpoint":
-        if not is_address(judge.url, "http", "https"):
-            yield Finding(("live.judge.url",), f'found "{judge.url}", expected http://host:port/v1')
-        if not judge.model:
-            yield Finding(("live.judge.model",), "is empty; name the model that the endpoint shall judge with")
-    if judge.function:
-        yield from not_a_function("live.judge.function", judge.function)
+    keys_of = {name: judge_kind(name).keys for name in JUDGES}
+    for key in changed_keys(judge):
+        owners = [name for name, keys in keys_of.items() if key in keys]
+        if owners and judge.kind not in owners:
+            message = f'is of live.judge.kind = "{" or ".join(owners)}", found "{judge.kind}"; leave it out'
+            yield Finding((f"live.judge.{key}", "live.judge.kind"), message)
+    yield from judge_kind(judge.kind).checks(judge)

@@ -5,12 +5,27 @@ The comment of a field documents it: `asyncrl settings` and docs/reference/setti
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
+from asyncrl.config.finding import Finding
 from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share
+
+JUDGES = ("rule", "endpoint", "engine")
+"""The kinds of judges: the module `asyncrl.judges.NAME.kind` describes each, and has it as `KIND`."""
+
+if TYPE_CHECKING:
+    from asyncrl.child_pool.frames import Setup
+
+    JudgeName: TypeAlias = str
+else:
+    JudgeName = Literal[("", *JUDGES)]
 
 
 class GatewaySettings(Settings):
@@ -123,7 +138,7 @@ class JudgeSettings(Settings):
     """Judges: what followed a reply says how good it was (docs/guides/judges.md)."""
 
     # `rule`: a function; `endpoint`: an OpenAI-compatible chat endpoint; `engine`: the run's own model; empty: none.
-    kind: Literal["", "rule", "endpoint", "engine"] = ""
+    kind: JudgeName = ""
     workers: Positive = 1  # Judge processes at start.
     in_flight: Positive = 32  # Turns that one process holds at once.
     votes: Positive = 1  # Votes on each turn; their majority is its reward.
@@ -142,6 +157,32 @@ class JudgeSettings(Settings):
     engines: str = ""
     temperature: NonNegative = 0.6  # With `endpoint` and `engine`: temperature of a vote.
     max_new_tokens: Positive = 1024  # With `endpoint` and `engine`: tokens of a vote, its reasoning included.
+
+
+class JudgeKind:
+    """A kind of judges. Configs load these descriptions: a method imports what takes long to load itself."""
+
+    keys: ClassVar[tuple[str, ...]] = ()  # settings that only some kinds have
+    opener: ClassVar[str] = ""  # module:name of what opens an `asyncrl.judges.protocol.Judge` from its `JudgeParts`
+
+    def checks(self, _judge: JudgeSettings) -> Iterator[Finding]:
+        """Find invalid settings."""
+        yield from ()
+
+    def hint_problem(self, _judge: JudgeSettings) -> str:
+        """Return why its votes have no hints; empty if they may have some."""
+        return ""
+
+    def setup(self, _judge: JudgeSettings, _base: Path) -> Setup | None:
+        """Return the setup by which a child process loads a function of the user, if the settings name one."""
+        return None
+
+
+@cache
+def judge_kind(name: str) -> JudgeKind:
+    """The kind of a name."""
+    kind: JudgeKind = import_module(f"asyncrl.judges.{name}.kind").KIND
+    return kind
 
 
 class RewardGateSettings(Settings):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
 from asyncrl.errors import AsyncRLError
+
+if TYPE_CHECKING:
+    from asyncrl.config.live_settings import JudgeSettings
+    from asyncrl.data.tokenizer import TaskTokenizer
+    from asyncrl.engine.generator import Generator
 
 SCORES = (-1, 0, 1)
 HINTS = 3  # candidates of a turn: its teacher scores the reply after each
@@ -48,6 +54,16 @@ class Verdict(msgspec.Struct, frozen=True):
 
     reward: float | None  # None: there is no valid vote
     hints: tuple[str, ...] = ()  # different ones, the longest first
+
+
+class JudgeParts(NamedTuple):
+    """Parts of a run from which a judge is opened."""
+
+    settings: JudgeSettings
+    base: Path  # that paths of the settings start from
+    tokenizer: TaskTokenizer
+    open_generator: Callable[[], Awaitable[Generator]]  # over the engines that vote
+    first_version: int  # of the run's weights
 
 
 class Judge(Protocol):

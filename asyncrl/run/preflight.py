@@ -18,10 +18,10 @@ from asyncrl.child_pool.frames import Setup
 from asyncrl.child_pool.pool import load_problems
 from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks
+from asyncrl.config.live_settings import judge_kind
 from asyncrl.config.settings import Config
 from asyncrl.environments.protocol import DataError
 from asyncrl.files import secret_fault
-from asyncrl.judges.rule import judge_setup
 from asyncrl.live.redaction import redaction_setup
 from asyncrl.ports import is_ip, listen_problem
 from asyncrl.rewards.built_in import NAMED_REWARDS
@@ -256,8 +256,8 @@ def _functions_beside(config: Config, base: Path) -> Iterator[Finding]:
     live, judge, autoscale, asked = config.live, config.live.judge, config.autoscale, dict[tuple[str, ...], Setup]()
     if config.gateway.count and ":" in live.redact:
         asked["live.redact",] = redaction_setup(live.redact, base=base, limit_s=live.redact_s)
-    if ":" in judge.function:
-        asked["live.judge.function",] = judge_setup(judge.function, base=base, time_limit_s=judge.deadline_s)
+    if judge.kind and (setup := judge_kind(judge.kind).setup(judge, base)) is not None:
+        asked["live.judge.function",] = setup
     if ":" in autoscale.function:
         asked["autoscale.function",] = autoscale_setup(autoscale.function, base=base, limit_s=autoscale.limit_s)
     yield from _not_loaded(asked)

@@ -11,7 +11,7 @@ from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineError
 from asyncrl.engine.fleet import Wanted
 from asyncrl.engine.generator import Generator
-from asyncrl.judges.protocol import Case, Vote, VoteFailed
+from asyncrl.judges.protocol import Case, JudgeParts, Vote, VoteFailed
 from asyncrl.judges.quoting import question_of, read_vote
 
 
@@ -52,3 +52,16 @@ class EngineJudge:
 
     async def close(self) -> None:
         """The engines belong to the run."""
+
+
+async def open_judge(parts: JudgeParts) -> EngineJudge:
+    """Open the engines that vote; those of `live.judge.engines` have the first version of the run."""
+    settings = parts.settings
+    return EngineJudge(
+        await parts.open_generator(),
+        parts.tokenizer,
+        deadline_s=settings.deadline_s,
+        temperature=settings.temperature,
+        most_tokens=settings.max_new_tokens,
+        version=parts.first_version if settings.engines else None,
+    )

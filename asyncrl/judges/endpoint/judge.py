@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.chat_endpoint import AskFailed, ChatEndpoint
-from asyncrl.judges.protocol import Case, Vote, VoteFailed
+from asyncrl.judges.protocol import Case, JudgeParts, Vote, VoteFailed
 from asyncrl.judges.quoting import question_of, read_vote
 
 
@@ -29,3 +29,16 @@ class EndpointJudge:
     async def close(self) -> None:
         """Close the connections."""
         await self._endpoint.close()
+
+
+async def open_judge(parts: JudgeParts) -> EndpointJudge:
+    """Open the endpoint of the settings."""
+    settings, file = parts.settings, parts.base / parts.settings.api_key_file
+    return EndpointJudge(
+        settings.url,
+        settings.model,
+        key=file.read_text(encoding="utf-8").strip() if settings.api_key_file else "",
+        deadline_s=settings.deadline_s,
+        temperature=settings.temperature,
+        most_tokens=settings.max_new_tokens,
+    )

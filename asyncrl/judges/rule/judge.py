@@ -15,7 +15,7 @@ from asyncrl.child_pool.frames import CallFailed, Service, Setup
 from asyncrl.child_pool.pool import ChildPool
 from asyncrl.errors import FunctionError
 from asyncrl.functions import is_async, load_function
-from asyncrl.judges.protocol import SCORES, Case, Vote, VoteFailed
+from asyncrl.judges.protocol import SCORES, Case, JudgeParts, Vote, VoteFailed
 from asyncrl.judges.quoting import cut_hint
 
 _GOOD = frozenset({"good", "great", "perfect", "nice", "thanks", "thank", "correct", "right", "works", "exactly"})
@@ -61,6 +61,15 @@ class FunctionJudge:
     async def close(self) -> None:
         """Kill the children."""
         await self._pool.close()
+
+
+async def open_judge(parts: JudgeParts) -> WordsJudge | FunctionJudge:
+    """Open the function of the settings, or the rule over words if they name none."""
+    settings = parts.settings
+    if not settings.function:
+        return WordsJudge()
+    setup = judge_setup(settings.function, base=parts.base, time_limit_s=settings.deadline_s)
+    return FunctionJudge(settings.function, await ChildPool.open(setup, workers=settings.children))
 
 
 def judge_setup(spec: str, *, base: Path, time_limit_s: float) -> Setup:

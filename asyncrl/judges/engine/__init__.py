@@ -1,0 +1,1 @@
+"""The run's own model, which votes."""

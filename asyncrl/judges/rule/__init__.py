@@ -1,0 +1,1 @@
+"""A rule over words, or a function of the user."""
