@@ -29,7 +29,7 @@ from asyncrl.config.settings import Config
 from asyncrl.data.sources import open_source
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.opening import run_opened
-from asyncrl.run.placement import LocalProcesses, actor_job
+from asyncrl.run.placement import actor_job, open_placement
 from asyncrl.training.checkpoint import Checkpoint, write_checkpoint
 from asyncrl.training.objective import objective_of
 from benchmarks.stage import BenchError, bench_config, report
@@ -377,7 +377,8 @@ async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> A
         BenchError: the keeper publishes no such message.
     """
     before = await read_last(bus, topic)
-    process = await LocalProcesses(files.logs).start(actor_job(files.credentials, bus.run, role, f"{role}-1"))
+    job = actor_job(files.credentials, bus.run, role, f"{role}-1")
+    process = await open_placement(files.read_config(), files).start(job)
     try:
         async with asyncio.timeout(_SNAPSHOT_S):
             while await read_last(bus, topic) == before:
@@ -388,8 +389,7 @@ async def _playing(files: RunFiles, bus: Bus, role: str, topic: Topic[Any]) -> A
     except TimeoutError:
         raise BenchError(f"run {bus.run}: no {topic.name} within {_SNAPSHOT_S:.0f} s") from None
     finally:
-        if process.returncode is None:
-            process.terminate()
+        process.terminate()
         await process.wait()
 
 

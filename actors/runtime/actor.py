@@ -36,8 +36,7 @@ from asyncrl.own_code import use_copies
 from asyncrl.ports import LOOPBACK
 from asyncrl.process import FATAL, living_descendants, name_of, process_cpu_s
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.placement import Placement
-from asyncrl.run.placements import PLACEMENTS
+from asyncrl.run.placement import Placement, open_placement
 from asyncrl.run.user_actors import load_actors, user_module
 from topics.actors import RUN_OPENED, Activity, ActorStarted, ActorStopped, DeadLetter, HeldWork, RunOpened, Vitals
 from topics.roles import OWN, ROLES, SUPERVISOR, Role
@@ -91,7 +90,7 @@ class Context:
     @cached_property
     def placement(self) -> Placement:
         """The placement in which it starts processes of the run."""
-        return PLACEMENTS[self.config.placement.kind](self.config, self.files)
+        return open_placement(self.config, self.files)
 
     def count(self, name: str, by: float = 1) -> None:
         """Add to one of the actor's counters."""

@@ -27,7 +27,6 @@ from asyncrl.run.connect import FoundRun, RunNotFound, opened
 from asyncrl.run.directory import RunFiles, is_locked
 from asyncrl.run.fault_injection import (
     NODE,
-    NodeKiller,
     Part,
     Rests,
     Target,
@@ -35,6 +34,7 @@ from asyncrl.run.fault_injection import (
     drawn,
     inject,
     node_targets,
+    open_node_killer,
     parse_targets,
     parts,
     resume,
@@ -124,14 +124,14 @@ async def inject_until_end(files: RunFiles, plan: Plan, report: Callable[[str], 
     """
     dice, order = random.Random(f"{plan.seed} target"), drawn(plan.targets, plan.seed)
     rests = Rests(files.root)
-    nodes = NodeKiller(files, dice)
+    nodes = open_node_killer(files, dice) if any(target.role == NODE for target in plan.targets) else None
     wake_s = files.read_config().workers.lease_s + 1.0  # another worker may have its work by then
     began_s = found_s = time.monotonic()
     counts: Counter[Target] = Counter()
     waking: list[asyncio.Task[None]] = []
     while (now_s := time.monotonic()) - began_s < plan.seconds and counts.total() < plan.most and is_locked(files.root):
         target = next(order)
-        if target.role == NODE and (killed := await nodes.kill()):
+        if nodes and target.role == NODE and (killed := await nodes.kill()):
             found_s = now_s
             counts[target] += 1
             report(f"{now_s - began_s:>8.1f} s  kill {killed}")

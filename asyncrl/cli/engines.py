@@ -117,7 +117,7 @@ async def _announce(found: FoundRun, server: EngineAnnounced, key: bytes | None,
         await asyncio.to_thread(_refuse_known, known_servers(state), name, address)
         if not state.config.engine.have(Capability.MODEL):
             raise AsyncRLError(f"run {found.run} has scripted engines, which cannot be mixed with servers of a model")
-        if found.root is not None and state.config.placement.kind == "local":
+        if found.root is not None and state.config.placement.one_machine:
             await _check_reachable(address)
         if key is not None and found.root is not None:
             write_private(found.files.key_of(name), key)

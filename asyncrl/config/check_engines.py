@@ -174,7 +174,7 @@ def share_contradictions(config: Config) -> Iterator[Finding]:
     if placement.colocate != "none" and not config.trains:
         message = 'no learner runs here (only), with which engines could share a GPU; set placement.colocate = "none"'
         yield Finding(("placement.colocate", "only"), message)
-    elif placement.colocate != "none" and placement.kind != "local":
+    elif placement.colocate != "none" and not placement.one_machine:
         message = f'learner and engines have separate GPUs by placement.kind = "{placement.kind}"; leave share out'
         yield Finding(("placement.colocate", "placement.kind"), message)
     elif placement.colocate == "time_slice":

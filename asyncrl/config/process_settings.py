@@ -5,13 +5,23 @@ The comment of a field documents it: `asyncrl settings` and docs/reference/setti
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from asyncrl.config.setting_types import Count, Positive, Seconds, Settings, Share
 from topics.actors import MOST_PROCESSES
+
+PLACEMENTS = ("local", "ray")
+"""The kinds of placements: the module `asyncrl.run.placements.NAME.kind` describes each, and has it as `KIND`."""
+
+if TYPE_CHECKING:
+    PlacementName: TypeAlias = str
+else:
+    PlacementName = Literal[PLACEMENTS]
 
 
 class NatsSettings(Settings):
@@ -60,10 +70,26 @@ PlacedRole: TypeAlias = Literal["engine", "rollout", "reward", "groupreward", "l
 LentRole: TypeAlias = Literal["engine", "rollout", "reward", "groupreward"]
 
 
+class PlacementKind(NamedTuple):
+    """A kind of placements. Configs load these descriptions: each text is `module:name` of what they do not load."""
+
+    opener: str  # makes an `asyncrl.run.placement.Placement` from the config and the files of a run
+    check: str = ""  # finds what processes on other hosts would lack, by a config and the folder of its paths
+    node_killer: str = ""  # an `asyncrl.run.fault_injection.NodeKiller`; empty: no node can be killed
+    one_machine: bool = False  # all processes are on the machine of `asyncrl up`
+
+
+@cache
+def placement_kind(name: str) -> PlacementKind:
+    """The kind of a name."""
+    kind: PlacementKind = import_module(f"asyncrl.run.placements.{name}.kind").KIND
+    return kind
+
+
 class PlacementSettings(Settings):
     """The hosts on which the actors of the run are started, and the GPUs that they share."""
 
-    kind: str = "local"  # `local`: as processes of this machine; `ray`: on the hosts of a Ray cluster.
+    kind: PlacementName = "local"  # `local`: as processes of this machine; `ray`: on the hosts of a Ray cluster.
     # Ray cluster, `host:port` of its head; empty takes `RAY_ADDRESS`, or the cluster that this machine is a node of.
     address: str = ""
     # Roles that Ray places; all others run on the machine of `asyncrl up`. `learner` needs `shared`.
@@ -84,6 +110,16 @@ class PlacementSettings(Settings):
     colocate: Literal["none", "memory", "time_slice"] = "none"
     # With `colocate = "memory"`: part of the memory of a GPU that a rank of the learner may take.
     learner_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.5
+
+    @property
+    def one_machine(self) -> bool:
+        """Return whether all processes of the run are on the machine of `asyncrl up`."""
+        return placement_kind(self.kind).one_machine
+
+    @property
+    def elsewhere(self) -> list[PlacedRole]:
+        """The roles whose processes may be on other hosts."""
+        return [] if self.one_machine else self.roles
 
 
 class SupervisionSettings(Settings):

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from pkgutil import resolve_name
+from typing import NamedTuple, Protocol
 
 import psutil
 
-from asyncrl.config.process_settings import PlacementSettings
+from asyncrl.config.process_settings import PlacementSettings, placement_kind
 from asyncrl.crash import POINTS
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.ray_cluster import HostFailed, HostLost, RayCluster
-from asyncrl.run.ray_placement import run_key
 from topics.table import BUILT_IN, Tables
 
 SERVER = "engine-server"  # the inference server that an engine started
@@ -211,44 +209,21 @@ def resume(part: Part) -> None:
 
 
 NODE = "node"
-_LOST_S = 30.0  # for the head to find that a node is gone
 
 
 def node_targets(placement: PlacementSettings) -> list[Target]:
     """Return the faults of nodes, where the run has any."""
-    return [Target(NODE, "kill")] if placement.kind == "ray" else []
+    return [Target(NODE, "kill")] if placement_kind(placement.kind).node_killer else []
 
 
-class NodeKiller:
+class NodeKiller(Protocol):
     """Kills nodes that run actors of a run; never the head, and never the last one."""
 
-    def __init__(self, files: RunFiles, dice: random.Random) -> None:
-        self._files = files
-        self._dice = dice
-        self._cluster: RayCluster | None = None
-
     async def kill(self) -> str:
-        """Kill a node; returns its name, or "" if no node may be killed now.
+        """Kill a node; returns its name, or "" if no node may be killed now."""
 
-        Raises:
-            NoCluster: the cluster does not answer.
-        """
-        config = self._files.read_config()
-        if self._cluster is None:
-            self._cluster = await asyncio.to_thread(RayCluster, config.placement.address)
-        nodes = {node.id for node in await asyncio.to_thread(self._cluster.nodes) if not node.head}
-        hosts = await self._cluster.hosts(run_key(config.run, self._files))
-        chosen = sorted(node for node in hosts if node in nodes)
-        if len(nodes) < 2 or not chosen:
-            return ""
-        victim = self._dice.choice(chosen)
-        try:
-            await hosts[victim].call("end_node")
-        except (HostLost, HostFailed):
-            pass  # it is dead before it can answer
-        until = asyncio.get_running_loop().time() + _LOST_S
-        while asyncio.get_running_loop().time() < until:
-            if victim not in {node.id for node in await asyncio.to_thread(self._cluster.nodes)}:
-                break
-            await asyncio.sleep(0.2)  # no event announces it
-        return f"node {victim[:12]}"
+
+def open_node_killer(files: RunFiles, dice: random.Random) -> NodeKiller:
+    """Open what kills nodes of a run that has some."""
+    killer: NodeKiller = resolve_name(placement_kind(files.read_config().placement.kind).node_killer)(files, dice)
+    return killer

@@ -37,7 +37,7 @@ async def held_gateway(config: Config, wait_s: float = 0.0) -> tuple[Config, soc
         LaunchError: another program has it.
     """
     gateway, ends = config.gateway, time.monotonic() + wait_s
-    if not gateway.count or config.placement.kind != "local":
+    if not gateway.count or not config.placement.one_machine:
         return config, None
     while True:
         try:

@@ -36,8 +36,7 @@ from asyncrl.run.first_keys import add_first_keys
 from asyncrl.run.gateway_port import held_gateway, with_gateway_socket
 from asyncrl.run.inputs import NOTHING, take_inputs
 from asyncrl.run.opening import open_run
-from asyncrl.run.placement import Placed, actor_job
-from asyncrl.run.placements import PLACEMENTS
+from asyncrl.run.placement import Placed, actor_job, open_placement
 from asyncrl.run.previous_session import PartBefore
 from asyncrl.run.resume import longer, request_skip
 from asyncrl.run.sizing import provision_sized
@@ -384,7 +383,7 @@ class Launch:
     async def _start_supervisor(self) -> None:
         job = actor_job(self.files.credentials, self.config.run, "supervisor", SUPERVISOR, apart=True)
         job = with_gateway_socket(job, self._gateway)
-        self._supervisor = await PLACEMENTS[self.config.placement.kind](self.config, self.files).start(job)
+        self._supervisor = await open_placement(self.config, self.files).start(job)
 
 
 async def make_model(directory: Path, config: Config) -> None:

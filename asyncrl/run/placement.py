@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple, Protocol
 
+from asyncrl.config.process_settings import placement_kind
+from asyncrl.config.settings import Config
 from asyncrl.errors import AsyncRLError
-from asyncrl.process import ChildProcess, python
+from asyncrl.run.directory import RunFiles
 
 
 class Job(NamedTuple):
@@ -77,32 +80,10 @@ class Placement(Protocol):
         """Seconds without an answer from the service that reaches other hosts; 0 if it answers."""
 
 
-class LocalProcesses:
-    """Child processes of this one, on this machine."""
-
-    away_s = 0.0  # it needs no other host
-
-    def __init__(self, logs: Path) -> None:
-        self._logs = logs  # folder with one file per name
-
-    async def start(self, job: Job) -> ChildProcess:
-        """Start a child process, with one thread for numerics unless its environment sets another number."""
-        words = (*job.words, "--credentials", str(job.credentials)) if job.credentials is not None else job.words
-        return await ChildProcess.start(
-            python("-m", job.module, *words),
-            log=self.log(job.name),
-            environment={"OMP_NUM_THREADS": "1", **job.environment},
-            apart=job.apart,
-            inherits=job.inherits,
-        )
-
-    def here(self, _job: Job) -> bool:
-        """See `Placement`: all do."""
-        return True
-
-    def log(self, name: str) -> Path:
-        """The file that holds what the processes of this name printed."""
-        return self._logs / f"{name}.log"
+def open_placement(config: Config, files: RunFiles) -> Placement:
+    """Open the placement that the settings name."""
+    placement: Placement = resolve_name(placement_kind(config.placement.kind).opener)(config, files)
+    return placement
 
 
 def actor_job(credentials: Path, run: str, role: str, actor_id: str, *, apart: bool = False) -> Job:

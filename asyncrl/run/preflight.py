@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from pkgutil import resolve_name
 from urllib.parse import urlsplit
 
 import msgspec
@@ -19,6 +20,7 @@ from asyncrl.child_pool.pool import load_problems
 from asyncrl.config.finding import Finding
 from asyncrl.config.held_out import graded_tasks
 from asyncrl.config.live_settings import judge_kind
+from asyncrl.config.process_settings import placement_kind
 from asyncrl.config.settings import Config
 from asyncrl.environments.protocol import DataError
 from asyncrl.files import secret_fault
@@ -38,7 +40,6 @@ from asyncrl.run.preflight_model import (
     check_model,
     check_routing_replay,
 )
-from asyncrl.run.preflight_placement import check_placement
 from asyncrl.run.preflight_quantised import check_quantised
 from asyncrl.run.preflight_rows import check_data
 from asyncrl.run.reward_trial import label_faults
@@ -49,6 +50,7 @@ from topics.roles import OPERATOR
 
 ROLLOUTS = ("single_turn",)
 
+_JOB_FOLDERS = "working_dir_files"  # where Ray keeps what `ray job submit --working-dir` sends
 _LEAST_MEMORY_MB = 128
 
 
@@ -62,7 +64,7 @@ def check_surroundings(config: Config, base: Path) -> list[Finding]:
     """
     checks = (
         _actors,
-        check_placement,
+        _placement,
         _directory,
         _secrets,
         _logins,
@@ -91,8 +93,16 @@ def _actors(config: Config, base: Path) -> Iterator[Finding]:
         yield Finding(("actors",), str(error).removeprefix("actors: "))
 
 
+def _placement(config: Config, base: Path) -> Iterator[Finding]:
+    if check := placement_kind(config.placement.kind).check:
+        yield from resolve_name(check)(config, base)
+
+
 def _directory(config: Config, base: Path) -> Iterator[Finding]:
     wanted = Path(config.directory).resolve()
+    if _JOB_FOLDERS in wanted.parts:
+        message = f"{wanted} is in the working folder of a submitted job, which Ray replaces at the next submission"
+        yield Finding(("directory",), f"{message}; name a folder that stays")
     if any(0xD800 <= ord(letter) < 0xE000 for letter in f"{wanted}{base}"):  # how Python writes other bytes
         yield Finding(("directory",), f"{wanted} and {base}: these paths must be UTF-8; messages carry them")
         return
@@ -163,7 +173,7 @@ def _ports(config: Config, _base: Path) -> Iterator[Finding]:
     if not nats.url and is_ip(nats.host) and nats.port + nats.servers <= 65536:
         ports = [nats.port + number if nats.port else 0 for number in range(nats.servers)]
         yield from _taken("nats", nats.host, ports)
-    if gateway.count and config.placement.kind == "local":
+    if gateway.count and config.placement.one_machine:
         yield from _taken("gateway", gateway.host, [gateway.port])
     elif gateway.count and not gateway.port:
         message = "is 0: which port is free on the host of the gateway is not known; name one"

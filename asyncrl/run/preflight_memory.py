@@ -93,7 +93,7 @@ def _activations(shape: ModelConfig, learning: Learning) -> int:
 
 def engine_memory_lines(config: Config, base: Path) -> Iterator[str]:
     """Tell what memory the embedded servers of this host have for keys and values, and how many requests fit."""
-    if not config.model.path or (config.placement.kind != "local" and "engine" in config.placement.roles):
+    if not config.model.path or "engine" in config.placement.elsewhere:
         return
     for table, group in config.engine.tables.items():
         with contextlib.suppress(EngineError):  # reported where the model itself is checked

@@ -224,7 +224,7 @@ def check_machine(config: Config) -> Iterator[Finding]:
     What other hosts have for the roles that are placed there, they say as they start.
     """
     device = config.learner.device
-    elsewhere = () if config.placement.kind == "local" else config.placement.roles
+    elsewhere = config.placement.elsewhere
     cuda = re.fullmatch(r"cuda(?::(\d+))?", device) if "learner" not in elsewhere else None
     if cuda and config.learner.trainer != SCRIPTED:
         count, version = gpus_of_torch({})

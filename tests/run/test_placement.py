@@ -7,6 +7,8 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
+from typing import get_args, get_type_hints
 
 import pytest
 
@@ -15,11 +17,13 @@ from actors.supervisor.starts import Starts
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import read_last_of_each
 from asyncrl.bus.publish import publish
+from asyncrl.config.process_settings import PLACEMENTS, PlacementKind, PlacementSettings, placement_kind
 from asyncrl.config.settings import Config
 from asyncrl.process import ChildProcess, log_tail
 from asyncrl.run.directory import RunFiles
-from asyncrl.run.placement import Job, LocalProcesses, Placement
-from asyncrl.run.placements import PLACEMENTS
+from asyncrl.run.placement import Job, Placement, open_placement
+from asyncrl.run.placements.local import kind as local
+from asyncrl.run.placements.local.processes import LocalProcesses
 from harness.configs import the_problem
 from harness.launches import prepared
 from harness.stage import Stage, until
@@ -48,8 +52,17 @@ class ShellProcesses:
         return self._logs / f"{name}.out"
 
 
-def _shell(_config: Config, files: RunFiles) -> Placement:
+def open_shell(_config: Config, files: RunFiles) -> Placement:
     return ShellProcesses(files.logs)
+
+
+@pytest.fixture(params=["local", "shell"])
+def opened_by_settings(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings open child processes of this machine, or the other placement."""
+    if request.param == "shell":
+        placement_kind.cache_clear()
+        monkeypatch.setattr(local, "KIND", local.KIND._replace(opener=f"{__name__}:open_shell"))
+        request.addfinalizer(placement_kind.cache_clear)
 
 
 @pytest.fixture(params=[LocalProcesses, ShellProcesses])
@@ -105,12 +118,9 @@ async def test_a_process_is_ended_also_where_it_is_stopped_and_once_more_is_no_e
     process.kill()
 
 
-@pytest.mark.parametrize("kind", ["local", "shell"])
-async def test_up_starts_the_supervisor_in_the_placement_that_the_settings_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-):
-    monkeypatch.setitem(PLACEMENTS, "shell", _shell)
-    launch = prepared(tmp_path, placement={"kind": kind})
+@pytest.mark.usefixtures("opened_by_settings")
+async def test_up_starts_the_supervisor_in_the_placement_that_the_settings_name(tmp_path: Path):
+    launch = prepared(tmp_path)
     launch.files.credentials.mkdir()
 
     await launch._start_supervisor()
@@ -119,22 +129,48 @@ async def test_up_starts_the_supervisor_in_the_placement_that_the_settings_name(
     await launch.stop()
 
     (log,) = launch.files.logs.iterdir()
-    assert log == PLACEMENTS[kind](launch.config, launch.files).log("supervisor-1")
+    assert log == open_placement(launch.config, launch.files).log("supervisor-1")
     assert "supervisor.json" in log.read_text()
 
 
+def test_the_kinds_that_settings_take_are_the_folders_with_a_description():
+    folders = {path.parent.name for path in Path(local.__file__).parents[1].glob("*/kind.py")}
+
+    assert get_args(get_type_hints(PlacementSettings)["kind"]) == PLACEMENTS
+    assert folders == set(PLACEMENTS)
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_what_a_kind_names_is_there_and_makes_a_placement(name: str, tmp_path: Path):
+    kind, settings = placement_kind(name), PlacementSettings(kind=name)
+
+    assert isinstance(kind, PlacementKind)
+    assert all(callable(resolve_name(text)) for text in (kind.check, kind.node_killer) if text)
+    assert settings.elsewhere == ([] if kind.one_machine else settings.roles)
+    launch = prepared(tmp_path, placement={"kind": name})
+    placement = open_placement(launch.config, launch.files)
+    assert placement.away_s == 0.0
+    assert placement.here(Job("supervisor-1", "actors.main"))
+    assert placement.here(Job("rollout-1", "actors.main")) == kind.one_machine
+    assert placement.log("rollout-1").parent == launch.files.logs
+
+
 def test_a_placement_that_is_not_there_is_refused():
-    assert (
-        the_problem("demo", "placement.kind=slurm", files=True).message == 'found "slurm", expected one of local, ray'
-    )
+    message = the_problem("demo", "placement.kind=slurm").message
+
+    assert message == 'found "slurm" (string), expected one of "local", "ray"'
 
 
-@pytest.mark.parametrize("kind", ["local", "shell"])
-async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(
-    bus: Bus, stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch, kind: str
-):
-    monkeypatch.setitem(PLACEMENTS, "shell", _shell)
-    play = stage(reward={"function": "exact"}, placement={"kind": kind})
+def test_a_directory_that_ray_replaces_is_refused(tmp_path: Path):
+    directory = tmp_path / "runtime_resources" / "working_dir_files" / "pkg" / "runs"
+    message = the_problem("demo", f"directory={directory}", files=True).message
+
+    assert f"{directory} is in the working folder of a submitted job, which Ray replaces at the next" in message
+
+
+@pytest.mark.usefixtures("opened_by_settings")
+async def test_the_supervisor_keeps_an_actor_alive_wherever_it_is_placed(bus: Bus, stage: Callable[..., Stage]):
+    play = stage(reward={"function": "exact"})
     await play.open()
     supervisor = Supervisor(play.context("supervisor", bus))
     subject = ACTOR_STARTED.subject(bus.run, "reward-1")

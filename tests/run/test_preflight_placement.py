@@ -10,18 +10,18 @@ import pytest
 
 from asyncrl.config.settings import Config
 from asyncrl.process import python
-from asyncrl.run.preflight_model import check_machine
-from asyncrl.run.preflight_placement import (
+from asyncrl.run.placements.ray.cluster import Node
+from asyncrl.run.placements.ray.host import Installed, installed
+from asyncrl.run.placements.ray.placement import bundle_of
+from asyncrl.run.placements.ray.preflight import (
     address_problems,
-    check_placement,
+    check_cluster,
     install_problems,
     placed_actors,
     room_problems,
     unfilled,
 )
-from asyncrl.run.ray_cluster import Node
-from asyncrl.run.ray_host import Installed, installed
-from asyncrl.run.ray_placement import bundle_of
+from asyncrl.run.preflight_model import check_machine
 from benchmarks.ray_nodes import ray_nodes
 from harness.configs import from_settings, problems
 
@@ -45,21 +45,17 @@ RAY = ("placement.kind=ray", 'weights.store="stream"')
         (("placement.address=local",), 'found "local", expected HOST:PORT of the head'),  # Ray would start one
         (("placement.bundles.rolout.CPU=2",), "expected one of engine, rollout, reward, groupreward"),
         (("placement.bundles.learner.GPU=2",), "nothing of this name is placed on hosts; expected one of engine"),
-        (
-            ("placement.kind=local", "directory=/ray/runtime_resources/working_dir_files/pkg/runs"),
-            "pkg/runs is in the working folder of a submitted job, which Ray replaces at the next submission",
-        ),
     ],
 )
 def test_settings_that_need_one_machine_are_refused(settings: tuple[str, ...], message: str):
-    found = check_placement(from_settings(*RAY, *settings).config, Path())
+    found = check_cluster(from_settings(*RAY, *settings).config, Path())
 
     assert any(message in finding.message for finding in found)
 
 
 def test_a_cluster_that_does_not_answer_is_named_with_what_to_do(tmp_path: Path):
     placed = {"kind": "ray", "address": NO_CLUSTER}
-    (found,) = check_placement(config(placement=placed, weights={"store": "stream"}), tmp_path)
+    (found,) = check_cluster(config(placement=placed, weights={"store": "stream"}), tmp_path)
 
     assert found.keys == ("placement.address",)
     assert f"no Ray cluster at {NO_CLUSTER} answers: [Errno 111] Connection refused; start it with" in found.message
@@ -71,13 +67,13 @@ def test_what_listens_at_the_address_of_a_cluster_and_does_not_speak_as_ray_does
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         placed = {"kind": "ray", "address": address}
-        (found,) = check_placement(config(placement=placed, weights={"store": "stream"}), tmp_path)
+        (found,) = check_cluster(config(placement=placed, weights={"store": "stream"}), tmp_path)
 
     assert f"no Ray cluster at {address} answers: what listens there does not answer; start it with" in found.message
 
 
 def test_ray_that_is_not_installed_is_named_with_what_to_install():
-    code = "import sys; sys.modules['ray'] = None; from asyncrl.run.ray_cluster import main; main()"
+    code = "import sys; sys.modules['ray'] = None; from asyncrl.run.placements.ray.cluster import main; main()"
     done = subprocess.run([*python(), "-c", code], capture_output=True, text=True, check=False)
 
     assert done.returncode == 1
@@ -155,12 +151,14 @@ class Absent:
             raise ModuleNotFoundError("No module named 'asyncrl'", name=name)
 sys.meta_path.insert(0, Absent())
 """
-OTHER_RAY = (
-    "import ray, runpy; ray.__version__ = '2.0'; runpy.run_module('asyncrl.run.ray_cluster', run_name='__main__')"
-)
+OTHER_RAY = """
+import ray, runpy
+ray.__version__ = '2.0'
+runpy.run_module('asyncrl.run.placements.ray.cluster', run_name='__main__')
+"""
 HOSTS = """
 import asyncio, sys
-from asyncrl.run.ray_cluster import HostFailed, RayCluster
+from asyncrl.run.placements.ray.cluster import HostFailed, RayCluster
 async def main():
     cluster = RayCluster(sys.argv[1])
     for name in ("one", "two"):
@@ -185,7 +183,7 @@ def test_nodes_and_clusters_of_other_versions_are_one_clear_error_each(tmp_path:
         nodes.wait()
         placed = {"kind": "ray", "address": nodes.address, "folder": str(tmp_path / "hosts")}
         settings = config(placement=placed, weights={"store": "stream"})
-        found = [one.message for one in check_placement(settings, tmp_path)]
+        found = [one.message for one in check_cluster(settings, tmp_path)]
         other = subprocess.run([*python(), "-c", OTHER_RAY, nodes.address], capture_output=True, text=True, check=False)
         words = [*python(), "-c", HOSTS, nodes.address, str(tmp_path / "hosts")]
         hosts = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -16,9 +16,9 @@ from asyncrl.process import living_processes
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.host_files import Parcel, send_model
 from asyncrl.run.placement import LOST, actor_job
-from asyncrl.run.ray_cluster import HostLost
-from asyncrl.run.ray_host import Host
-from asyncrl.run.ray_placement import RayPlacement, RayProcess
+from asyncrl.run.placements.ray.cluster import HostLost
+from asyncrl.run.placements.ray.host import Host
+from asyncrl.run.placements.ray.placement import RayPlacement, RayProcess
 from harness.disks import small_disk
 from harness.stage import until
 
@@ -101,7 +101,7 @@ async def test_a_host_that_is_away_counts_as_lost_though_its_process_lives(tmp_p
 async def test_a_host_that_does_not_answer_a_kill_in_time_counts_as_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("asyncrl.run.ray_placement._KILL_S", 0.05)
+    monkeypatch.setattr("asyncrl.run.placements.ray.placement._KILL_S", 0.05)
     process, seat, _ = await placed(tmp_path, *SERVER)
     monkeypatch.setattr(seat, "send", lambda *_: None)
 
@@ -133,8 +133,8 @@ async def test_the_bundle_of_a_process_that_died_is_taken_again_or_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cluster = ClusterHere(tmp_path / "hosts")
-    monkeypatch.setattr("asyncrl.run.ray_placement.RayCluster", lambda _address: cluster)
-    monkeypatch.setattr("asyncrl.run.ray_placement._KEPT_S", 0.0)
+    monkeypatch.setattr("asyncrl.run.placements.ray.placement.RayCluster", lambda _address: cluster)
+    monkeypatch.setattr("asyncrl.run.placements.ray.placement._KEPT_S", 0.0)
     files, login = RunFiles(tmp_path / "run", tmp_path), tmp_path / "reward.json"
     files.logs.mkdir(parents=True)
     BusAddress("nats://127.0.0.1:9").save(login)

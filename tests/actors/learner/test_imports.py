@@ -8,7 +8,7 @@ import pytest
 COMPUTING = ("torch", "transformers")
 HTTP = ("aiohttp",)
 TEXTS = ("jinja2", "tokenizers")
-RAY = ("asyncrl.run.ray_placement",)
+RAY = ("asyncrl.run.placements.ray.placement",)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,10 @@ from asyncrl.files import append_private
 from asyncrl.process import log_tail
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.host_files import USES_MODEL, Parcel, send_model
-from asyncrl.run.placement import LOST, Job, LocalProcesses, NoRoom, Placed
-from asyncrl.run.ray_cluster import HostFailed, HostLost, RayCluster, Seat
-from asyncrl.run.ray_host import News, installed
+from asyncrl.run.placement import LOST, Job, NoRoom, Placed
+from asyncrl.run.placements.local.processes import LocalProcesses
+from asyncrl.run.placements.ray.cluster import HostFailed, HostLost, RayCluster, Seat
+from asyncrl.run.placements.ray.host import News, installed
 from topics.roles import pool_of, role_of
 
 _ROOM_S = 5.0  # for a node to have room, before the process is reported as one that waits

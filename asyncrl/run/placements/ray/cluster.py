@@ -1,6 +1,6 @@
 """A Ray cluster: its nodes, and hosts in bundles of placement groups. This file alone imports ray.
 
-`python -m asyncrl.run.ray_cluster ADDRESS` prints the nodes as JSON.
+`python -m asyncrl.run.placements.ray.cluster ADDRESS` prints the nodes as JSON.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import AsyncRLError
-from asyncrl.run.ray_host import Host, Installed
+from asyncrl.run.placements.ray.host import Host, Installed
 
 _OPEN_S = 5.0  # for the head to take a connection
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # the first frame of both sides of HTTP/2, which gRPC is

@@ -1,4 +1,4 @@
-"""Pre-flight checks of the placement: what the settings ask of other hosts, and whether a Ray cluster has it."""
+"""Checks before a start: what the settings ask of other hosts, and whether a Ray cluster has it."""
 
 from __future__ import annotations
 
@@ -16,32 +16,18 @@ from asyncrl.config.settings import Config
 from asyncrl.ports import is_ip, is_loopback
 from asyncrl.process import python
 from asyncrl.run.host_files import is_here, user_files
-from asyncrl.run.placements import PLACEMENTS
-from asyncrl.run.ray_cluster import Node
-from asyncrl.run.ray_host import installed
-from asyncrl.run.ray_placement import bundle_of, bundle_text, is_placed
+from asyncrl.run.placements.ray.cluster import Node
+from asyncrl.run.placements.ray.host import installed
+from asyncrl.run.placements.ray.placement import bundle_of, bundle_text, is_placed
 from topics.roles import role_of
 
-_JOB_FOLDERS = "working_dir_files"  # where Ray keeps what `ray job submit --working-dir` sends
 _JOIN_S = 120.0  # to join a cluster, or to find none
 
 
-def check_placement(config: Config, base: Path) -> Iterator[Finding]:
+def check_cluster(config: Config, base: Path) -> Iterator[Finding]:
     """Find what processes on other hosts would lack."""
-    yield from _job_folder(config.directory)
-    kind = config.placement.kind
-    if kind not in PLACEMENTS:
-        yield Finding(("placement.kind",), f'found "{kind}", expected one of {", ".join(PLACEMENTS)}')
-    elif kind == "ray":
-        found = [*_settings(config), *_files(config.placement, base)]
-        yield from found or _cluster(config)
-
-
-def _job_folder(directory: str) -> Iterator[Finding]:
-    wanted = Path(directory).resolve()
-    if _JOB_FOLDERS in wanted.parts:
-        message = f"{wanted} is in the working folder of a submitted job, which Ray replaces at the next submission"
-        yield Finding(("directory",), f"{message}; name a folder that stays")
+    found = [*_settings(config), *_files(config.placement, base)]
+    yield from found or _cluster(config)
 
 
 def placed_actors(config: Config) -> list[str]:
@@ -134,7 +120,7 @@ def _files(placement: PlacementSettings, base: Path) -> Iterator[Finding]:
 
 def _cluster(config: Config) -> Iterator[Finding]:
     """Ask in a separate process: Ray ends processes that lose their cluster."""
-    command = python("-m", "asyncrl.run.ray_cluster", config.placement.address)
+    command = python("-m", "asyncrl.run.placements.ray.cluster", config.placement.address)
     try:
         done = subprocess.run(command, capture_output=True, timeout=_JOIN_S, check=False)
     except subprocess.TimeoutExpired:

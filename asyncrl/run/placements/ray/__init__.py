@@ -1,0 +1,1 @@
+"""Placement on the hosts of a Ray cluster."""
