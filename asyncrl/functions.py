@@ -26,6 +26,10 @@ from asyncrl.own_code import copy_of, spec_of
 IMPORT_LIMIT_S = 60.0  # of a user's file, which may load PyTorch
 
 
+FORMS = ("FILE.py:FUNCTION", "MODULE:FUNCTION")
+"""How messages name a function of the user."""
+
+
 def is_function(spec: str) -> bool:
     """Return whether a source or reward names a user's function, and neither a server nor an environment."""
     where, _, name = spec.rpartition(":")

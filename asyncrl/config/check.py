@@ -6,8 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from operator import attrgetter, itemgetter
-from urllib.parse import urlsplit
 
+from asyncrl.addresses import is_address
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.config.engine_settings import Capability, EngineGroup, EngineKind, EngineSettings, kinds_with
 from asyncrl.config.finding import Finding
@@ -27,6 +27,7 @@ from asyncrl.config.tasks import Task, every_task
 from asyncrl.data.procedural import RULES
 from asyncrl.environments.kinds import KINDS
 from asyncrl.ports import is_ip
+from asyncrl.rewards.kinds import reward_of
 from topics.roles import ROLE_NAMES
 
 _ROUNDED = 0.99  # decay whose change of a moment, 1 %, is above half a unit of bfloat16's last place
@@ -221,7 +222,7 @@ def _leases(workers: WorkerSettings, supervision: SupervisionSettings) -> Iterat
 def _limits(config: Config) -> Iterator[Finding]:
     limits = []
     tasks = graded_tasks(config).values()
-    if any(task.reward not in ("", "exact") for task in tasks):  # these take no time
+    if any((reward := reward_of(task.reward)) and not reward.compares for task in tasks):
         limits.append(("reward.time_limit_s", config.reward.time_limit_s, "reward"))
     if any(task.tournament for task in tasks):
         limits.append(("reward.tournament_limit_s", config.reward.tournament_limit_s, "tournament"))
@@ -382,12 +383,3 @@ def _task(task: Task) -> Iterator[Finding]:
 
 def _quoted(texts: list[str]) -> str:
     return ", ".join(f'"{text}"' for text in texts)
-
-
-def is_address(text: str, *schemes: str) -> bool:
-    """Return whether a text is a URL of one of these schemes."""
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is no number, a bracket left open
-        return False

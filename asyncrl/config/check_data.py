@@ -12,7 +12,7 @@ from asyncrl.config.setting_types import changed_keys
 from asyncrl.config.settings import Config
 from asyncrl.config.staged import all_filters, as_in, key_of_learner
 from asyncrl.config.tasks import Task, every_task, stage_tasks, tasks_of
-from asyncrl.functions import is_function
+from asyncrl.rewards.kinds import reward_of
 from topics.prompts import ONLY_TASK
 
 
@@ -118,7 +118,7 @@ def _scope(config: Config) -> Iterator[Finding]:
         if task.reward_scope != "group":
             continue
         scopes, rewards = task.keys("reward_scope"), task.keys("reward")
-        if not is_function(task.reward):
+        if (reward := reward_of(task.reward)) is None or not reward.lists:
             message = (
                 f'{rewards[0]} = "{task.reward}" grades one trajectory; name a function of yours, or {scopes[0]} = '
                 '"trajectory"'
@@ -149,7 +149,7 @@ def _timeout_reward(config: Config) -> Iterator[Finding]:
         return
     for task in graded_tasks(config).values():
         keys = ("reward.timeout_reward", *task.keys("reward"), *task.keys("reward_scope"))
-        if task.reward.startswith(("http:", "https:")):
+        if (reward := reward_of(task.reward)) is not None and reward.remote:
             message = "the reward is a server: while it is down, every trajectory would get this reward; leave it out"
             yield Finding(keys, message)
         elif task.reward_scope == "group":

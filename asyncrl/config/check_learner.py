@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from asyncrl.addresses import is_address
 from asyncrl.algorithms.advantages import ADVANTAGES
 from asyncrl.algorithms.losses import LOSSES
 from asyncrl.algorithms.own_columns import RESERVED
-from asyncrl.config.check import is_address, unused
+from asyncrl.config.check import unused
 from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.finding import Finding
 from asyncrl.config.pools import purpose_of

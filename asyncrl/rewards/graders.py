@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -12,15 +12,12 @@ import msgspec
 from asyncrl.background import BackgroundTasks
 from asyncrl.child_pool.frames import CallFailed
 from asyncrl.child_pool.pool import ChildPool
-from asyncrl.environments.kinds import FORMS
 from asyncrl.errors import AsyncRLError
-from asyncrl.http_calls import NoAnswer, Refused, answered, beginning, open_session, post
-from asyncrl.rewards.built_in import NAMED_REWARDS
-from asyncrl.rewards.score import GradeRequest, read_score
+from asyncrl.rewards.kinds import FORMS, reward_of
+from asyncrl.rewards.score import GradeRequest
 from asyncrl.rewards.serving import reward_setup
 
 _GATHER_S = 0.05  # that a call waits for more completions
-_ANSWER_BYTES = 1 << 20
 
 
 class GraderError(AsyncRLError):
@@ -52,6 +49,16 @@ class Grader(Protocol):
         """End the processes that grade."""
 
 
+class RewardLimits(NamedTuple):
+    """Arguments of `open_grader` for the grader of a reward."""
+
+    base: Path
+    workers: int
+    time_limit_s: float
+    memory_mb: int
+    batch: int
+
+
 async def open_grader(
     spec: str, *, base: Path, workers: int = 1, time_limit_s: float = 30.0, memory_mb: int = 0, batch: int = 1
 ) -> Grader:
@@ -71,17 +78,12 @@ async def open_grader(
         GraderError: unknown reward.
         FunctionError: the user's function cannot be found or loaded.
     """
-    if spec == "exact":
-        return ExactGrader()
-    if spec.startswith(("http:", "https:")):
-        return HttpGrader(spec, time_limit_s)
-    setup = reward_setup(spec, base=base, time_limit_s=time_limit_s, memory_mb=memory_mb, batch=batch)
-    if setup is None:
-        forms = (*FORMS, "http://ADDRESS", "FILE.py:FUNCTION", "MODULE:FUNCTION")
-        known = ", ".join([*NAMED_REWARDS, *forms])
-        raise GraderError(f"unknown reward {spec!r}; known are {known}")
-    pool = await ChildPool.open(setup, workers=workers)
-    return BatchGrader(pool, batch) if setup.arguments["lists"] else ChildGrader(pool)
+    reward = reward_of(spec)
+    if reward is None:
+        raise GraderError(f"unknown reward {spec!r}; known are {', '.join(FORMS)}")
+    limits = RewardLimits(base, workers, time_limit_s, memory_mb, batch)
+    grader: Grader = await resolve_name(reward.grader)(spec, limits)
+    return grader
 
 
 class ExactGrader:
@@ -95,6 +97,11 @@ class ExactGrader:
 
     async def close(self) -> None:
         """Nothing was started."""
+
+
+async def open_exact(_spec: str, _limits: RewardLimits) -> ExactGrader:
+    """Compare here."""
+    return ExactGrader()
 
 
 class ChildGrader:
@@ -111,6 +118,19 @@ class ChildGrader:
     async def close(self) -> None:
         """Kill the children."""
         await self._pool.close()
+
+
+async def open_child(spec: str, limits: RewardLimits) -> ChildGrader | BatchGrader:
+    """Start the children of a function.
+
+    Raises:
+        FunctionError: it cannot be found or loaded.
+    """
+    base, workers, time_limit_s, memory_mb, batch = limits
+    setup = reward_setup(spec, base=base, time_limit_s=time_limit_s, memory_mb=memory_mb, batch=batch)
+    assert setup is not None
+    pool = await ChildPool.open(setup, workers=workers)
+    return BatchGrader(pool, batch) if setup.arguments["lists"] else ChildGrader(pool)
 
 
 class BatchGrader:
@@ -231,45 +251,3 @@ class GroupGrader:
     async def close(self) -> None:
         """Kill the children."""
         await self._pool.close()
-
-
-class HttpGrader:
-    """The number that a server answers.
-
-    It gets `{"prompt", "completion", "label", "metadata"}` as JSON by POST and answers a number, or an object with
-    "reward" and further numbers. Transient faults (no connection, status 429 or 5xx) are retried, after 0.1 s and then
-    twice as long each time up to 5 s, until the time limit.
-    """
-
-    at_once = 1 << 20  # the worker bounds the number of calls
-
-    def __init__(self, url: str, time_limit_s: float) -> None:
-        self._url = url
-        self._time_limit_s = time_limit_s
-        self._session = open_session()
-
-    async def grade(self, request: GradeRequest) -> GradeResult:
-        """Ask the server, again if that may help."""
-        fields = ("prompt", "completion", "label", "metadata")
-        body = msgspec.json.encode({name: getattr(request, name) for name in fields})
-        try:
-            return await answered(partial(self._ask, body), self._time_limit_s)
-        except NoAnswer as error:
-            detail = f"no reward from {self._url} within {self._time_limit_s:g} s; last: {error}"
-            raise CallFailed("time_limit", detail) from None
-
-    async def _ask(self, body: bytes) -> GradeResult:
-        try:
-            text = await post(self._session, self._url, body, _ANSWER_BYTES)
-        except Refused as error:
-            raise CallFailed("http", str(error)) from None
-        if len(text) > _ANSWER_BYTES:
-            raise CallFailed("value", f"{self._url} answered more than {_ANSWER_BYTES} bytes: {beginning(text)}")
-        try:
-            return GradeResult(*read_score(msgspec.json.decode(text)))
-        except (ValueError, RecursionError) as error:
-            raise CallFailed("value", f"{self._url} answered no JSON ({error}): {beginning(text)}") from error
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._session.close()

@@ -14,8 +14,8 @@ import msgspec
 
 from asyncrl.child_pool.frames import Service, Setup
 from asyncrl.errors import FunctionError
-from asyncrl.functions import is_async, is_function, load_function, load_rollout
-from asyncrl.rewards.built_in import BuiltIn, built_in
+from asyncrl.functions import is_async, load_function, load_rollout
+from asyncrl.rewards.kinds import reward_of
 from asyncrl.rewards.score import GradeRequest, read_score, read_scores
 from asyncrl.rewards.tournaments import TournamentReward
 
@@ -31,12 +31,10 @@ def reward_setup(
         batch: requests that one call of a user's function takes at most; above 1 the function is given lists.
         tournament: among them, by a name in `TOURNAMENTS`: the function compares two.
     """
-    own = is_function(spec)
-    row = BuiltIn(spec) if own else built_in(spec)
-    if row is None:
+    reward = reward_of(spec)
+    if reward is None or not reward.spec:
         return None
-    spec, arguments, _ = row
-    lists = batch > 1 and own
+    spec, arguments, lists = reward.spec, reward.arguments, batch > 1 and reward.lists
     found = {"spec": spec, "base": str(base), "arguments": arguments, "lists": lists, "tournament": tournament}
     reply_bytes = _REPLY_BYTES * (batch if lists else 1)
     service, key = f"{__name__}:serve_reward", "reward.memory_mb"

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -26,8 +25,7 @@ from asyncrl.environments.protocol import DataError
 from asyncrl.files import secret_fault
 from asyncrl.live.redaction import redaction_setup
 from asyncrl.ports import is_ip, listen_problem
-from asyncrl.rewards.built_in import NAMED_REWARDS
-from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
+from asyncrl.rewards.kinds import BUILT_IN, reward_of
 from asyncrl.rewards.serving import reward_setup, rollout_setup
 from asyncrl.run.autoscale_function import autoscale_setup
 from asyncrl.run.preflight_megatron import check_megatron
@@ -215,27 +213,24 @@ def _functions(config: Config, base: Path) -> Iterator[Finding]:
         message = f"found {reward.memory_mb} MB, Python alone takes {_LEAST_MEMORY_MB}; raise it, or 0 for no limit"
         yield Finding(("reward.memory_mb",), message)
     asked: dict[tuple[str, ...], Setup] = {}
-    named = [
-        (task.keys(field), getattr(task, field), known, task)
-        for task in graded_tasks(config).values()
-        for field, known in (("reward", NAMED_REWARDS), ("rollout", ROLLOUTS))
-    ]
-    for keys, spec, known, task in named:
-        if known is NAMED_REWARDS:
+    for task in graded_tasks(config).values():
+        keys, known = task.keys("reward"), reward_of(task.reward)
+        if known is None and task.reward:
+            yield Finding(keys, _unknown_function(task.reward, [*BUILT_IN, "http://host:port/path"]))
+        elif known is not None and known.loaded:
             how = reward_setup(
-                spec,
+                task.reward,
                 base=base,
                 time_limit_s=reward.time_limit_s,
                 memory_mb=reward.memory_mb,
                 batch=2 if task.reward_scope == "group" else reward.batch,
                 tournament=task.tournament,
             )
-        else:
-            how = rollout_setup(spec, base=base, time_limit_s=reward.time_limit_s)
-        if how is not None and (":" in spec or spec in INSTRUCTION_REWARDS):  # these need packages of the user's
-            asked[keys] = how
-        elif spec not in known and (spec or known is not NAMED_REWARDS) and not _has_host(spec):
-            yield Finding(keys, _unknown_function(spec, known))
+            asked |= {keys: how} if how is not None else {}
+        if ":" in task.rollout:
+            asked[task.keys("rollout")] = rollout_setup(task.rollout, base=base, time_limit_s=reward.time_limit_s)
+        elif task.rollout not in ROLLOUTS:
+            yield Finding(task.keys("rollout"), _unknown_function(task.rollout, ROLLOUTS))
     if reward.batch > 1 and not any(how.arguments.get("lists") for how in asked.values()):
         yield Finding(("reward.batch",), "has no effect: no reward is a function of yours; leave it out")
     if reward.batch > reward.in_flight:
@@ -254,10 +249,9 @@ def _unknown_function(spec: str, known: Sequence[str]) -> str:
     """The message about what names neither something built in, nor a function, nor a server."""
     if spec.startswith(("http:", "https:")):
         return f'found "{spec}", expected http://host:port/path'
-    address = "http://host:port/path, " if known is NAMED_REWARDS else ""
     near = difflib.get_close_matches(spec, known, n=1)
     meant = f"; did you mean {near[0]}?" if near else ""
-    forms = f"{address}path/to/file.py:function or package.module:function"
+    forms = "path/to/file.py:function or package.module:function"
     return f'found "{spec}", expected {", ".join(known)}, {forms}{meant}'
 
 
@@ -271,10 +265,3 @@ def _functions_beside(config: Config, base: Path) -> Iterator[Finding]:
     if ":" in autoscale.function:
         asked["autoscale.function",] = autoscale_setup(autoscale.function, base=base, limit_s=autoscale.limit_s)
     yield from _not_loaded(asked)
-
-
-def _has_host(url: str) -> bool:
-    try:
-        return bool(urlsplit(url).hostname)
-    except ValueError:  # a bracket left open
-        return False

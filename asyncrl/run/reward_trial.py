@@ -16,9 +16,8 @@ from asyncrl.config.tasks import Task, rows_of, tasks_of
 from asyncrl.data.row_maker import sample_rows
 from asyncrl.data.sources import RowSetup
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.functions import is_function
-from asyncrl.rewards.built_in import BUILT_IN, reads_label
 from asyncrl.rewards.graders import GradeResult, GroupGrader, GroupReward, open_grader
+from asyncrl.rewards.kinds import BUILT_IN, reward_of
 from asyncrl.rewards.score import GradeRequest
 
 _ROWS, _READ_S = 1000, 3.0  # of each task
@@ -34,7 +33,7 @@ def reward_lines(config: Config, base: Path) -> Iterator[str]:
     sets, tried = tasks_of_sets(config), set[tuple[str, str]]()
     for name, task in graded_tasks(config).items():
         once = (task.reward, task.reward_scope) not in tried
-        if once and is_function(task.reward) and not task.tournament:
+        if once and (reward := reward_of(task.reward)) and reward.lists and not task.tournament:
             tried.add((task.reward, task.reward_scope))
             yield asyncio.run(_line(config.reward, base, task, rows_of(config, base, task, held_out=name in sets)))
 
@@ -43,7 +42,8 @@ def label_hints(config: Config, base: Path) -> Iterator[str]:
     """Yield for each task the longest label that no answer can equal, where the reward compares text exactly."""
     limit = config.rollout.max_new_tokens
     for task in tasks_of(config).values() if config.rolls_out else ():
-        if (task.reward, task.rollout) != ("exact", "single_turn"):
+        reward = reward_of(task.reward)
+        if reward is None or not reward.compares or task.rollout != "single_turn":
             continue
         _, rows = asyncio.run(sample_rows(rows_of(config, base, task), _ROWS, _READ_S))
         tokens_of = TaskTokenizer.load(base / config.model.path).encode if config.model.path else list
@@ -61,7 +61,8 @@ def label_faults(config: Config, base: Path) -> Iterator[Finding]:
     """Find labels that a built-in reward refuses: each of the first rows is graded once, with an empty answer."""
     sets = tasks_of_sets(config)
     for name, task in graded_tasks(config).items():
-        if task.reward in BUILT_IN and reads_label(task.reward):
+        reward = BUILT_IN.get(task.reward)
+        if reward is not None and reward.reads_label and not reward.compares:
             fault = asyncio.run(
                 _label_fault(config.reward, base, task, rows_of(config, base, task, held_out=name in sets))
             )

@@ -9,7 +9,6 @@ from asyncrl.data.sources import open_source
 from asyncrl.environments.kinds import KINDS, environment_of, make
 from asyncrl.environments.protocol import DataError
 from asyncrl.functions import is_function
-from asyncrl.rewards.built_in import reads_label
 from asyncrl.rewards.graders import open_grader
 from asyncrl.rewards.score import GradeRequest
 
@@ -71,7 +70,6 @@ async def test_a_task_takes_its_rows_and_its_reward_from_an_environment(kind: st
     assert environment_of(kind) == (kind, "")
     assert environment_of(f"{kind}.py:{name}") is None
     assert not is_function(spec)
-    assert reads_label(spec)
     row = open_source(spec, options=parameters, seed=1, base=tmp_path).row(3)
 
     for reward in (kind, spec):

@@ -11,8 +11,8 @@ from aiohttp import web
 from asyncrl.child_pool.frames import CallFailed
 from asyncrl.data.sources import open_source
 from asyncrl.errors import FunctionError
-from asyncrl.rewards.built_in import BUILT_IN, BuiltIn, reads_label
 from asyncrl.rewards.graders import Grader, GraderError, GradeResult, open_grader
+from asyncrl.rewards.kinds import BUILT_IN, Reward
 from asyncrl.rewards.score import GradeRequest
 from harness.child_graders import asked, failing
 
@@ -36,13 +36,10 @@ async def test_an_unknown_reward_is_refused_with_those_there_are(tmp_path):
 
 async def test_a_reward_of_a_new_row_is_opened_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text("def made(by):\n    return lambda completion: len(completion) / by\n")
-    monkeypatch.setitem(BUILT_IN, "length", BuiltIn(f"{tmp_path}/mine.py:made", {"by": 2}, reads_label=False))
+    monkeypatch.setitem(BUILT_IN, "length", Reward(f"{tmp_path}/mine.py:made", {"by": 2}, reads_label=False))
 
     async with opened(tmp_path, "length") as grader:
         assert await grader.grade(asked("abc", None)) == GradeResult(1.5)
-    assert not reads_label("length")
-    assert all(map(reads_label, ("exact", "math", "reasoning-gym", "reasoning-gym:leg_counting")))
-    assert not any(map(reads_label, ("math:sqrt", "ifeval", "mine.py:reward", "")))
 
 
 async def test_an_unknown_reasoning_gym_dataset_stops_the_start(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.config.check import is_address
+from asyncrl.addresses import is_address
 from asyncrl.config.finding import Finding
 from asyncrl.config.live_settings import JudgeKind, JudgeSettings
 
