@@ -16,7 +16,8 @@ import msgspec
 from asyncrl.child_pool.frames import CallFailed, Service, Setup
 from asyncrl.child_pool.pool import ChildPool, LoadEnded, LoadLate
 from asyncrl.data.curriculum import LadderSource
-from asyncrl.data.sources import FileSource, RowSetup, open_rows
+from asyncrl.data.file_source import FileSource
+from asyncrl.data.sources import RowSetup, open_rows
 from asyncrl.environments.protocol import DataError
 from asyncrl.errors import AsyncRLError, FunctionError, last_lines
 from topics.prompts import PromptRow

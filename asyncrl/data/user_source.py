@@ -1,4 +1,4 @@
-"""Data of the user's own: a function that makes rows, and one that converts those of a file."""
+"""Data of the user: a function that makes rows."""
 
 from __future__ import annotations
 
@@ -8,30 +8,21 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from asyncrl.data.file_source import FileSource
 from asyncrl.data.messages import plain_type
-from asyncrl.environments.protocol import DataError
-from asyncrl.errors import FunctionError, last_lines
-from asyncrl.functions import Hangs, deadline, load_function
+from asyncrl.data.opening import Wanted, load_data_function
+from asyncrl.data.row_fields import Keys, encode_row
+from asyncrl.environments.protocol import DataError, DataSource
+from asyncrl.errors import last_lines
+from asyncrl.functions import Hangs, deadline
 from topics.prompts import PromptRow
 
+_MOST_ROWS = 4_000_000  # of an iterator of the user's, which might have no end
 _REPORT_S = 10.0  # between two lines about a source that lists its rows
-
-
-def load_data_function(spec: str, base: Path) -> Callable[..., Any]:
-    """Import a user's function of data.
-
-    Raises:
-        DataError: it cannot be found or loaded.
-    """
-    try:
-        return load_function(spec, base=base)
-    except FunctionError as error:
-        raise DataError(f"data {spec!r}: {error}") from error
 
 
 @contextmanager
@@ -103,3 +94,38 @@ class UserSource:
     def describe(self) -> str:
         """The function."""
         return f"{self._name}: rows without end"
+
+
+def open_function(wanted: Wanted) -> DataSource:
+    """Call a function of the user, which gives rows, or an object that makes them by number."""
+    spec, function = wanted.spec, load_data_function(wanted.spec, wanted.base)
+
+    def encode(value: Any) -> bytes:
+        value = msgspec.structs.asdict(value) if isinstance(value, PromptRow) else value
+        return encode_row(value, Keys(), wanted.labels_for)
+
+    with source_in_time(spec, function, wanted.row_limit_s) as row_came:
+        found = call_source(spec, function, options=wanted.options, seed=wanted.seed)
+        if callable(getattr(found, "row", None)):
+            return UserSource(found, encode, name=spec)
+        return FileSource(_rows_of(spec, found, encode, row_came), seed=wanted.seed, name=spec)
+
+
+def _rows_of(
+    spec: str, found: Iterable[Any], encode: Callable[[Any], bytes], row_came: Callable[[], None]
+) -> list[bytes]:
+    rows = []
+    for number, value in enumerate(found):
+        row_came()
+        if number >= _MOST_ROWS and not hasattr(found, "__len__"):
+            message = f"its iterator gave {_MOST_ROWS:,} rows and more, which are all held in memory"
+            raise DataError(
+                f"data {spec!r}: {message}; return a list, or for rows without end an object with row(index)"
+            )
+        try:
+            rows.append(encode(value))
+        except (DataError, ValueError, OverflowError, TypeError) as error:
+            raise DataError(f"data {spec!r}: row {number}: {error}") from error
+    if not rows:
+        raise DataError(f"data {spec!r} has no row")
+    return rows

@@ -14,10 +14,9 @@ FORMS = tuple(f"{kind}:NAME" for kind in KINDS)
 """How messages name an environment of each kind."""
 
 
-def environment_of(spec: str) -> tuple[str, str] | None:
-    """Return the kind and the name in `KIND:NAME`, or in `KIND` with an empty name; None if `spec` has another form."""
-    kind, _, name = spec.partition(":")
-    return (kind, name) if kind in KINDS else None
+def is_environment(spec: str) -> bool:
+    """Return whether `spec` is `KIND:NAME`, or a `KIND` without a name."""
+    return spec.partition(":")[0] in KINDS
 
 
 def make(kind: str, name: str, parameters: dict[str, Any], seed: int) -> Environment:

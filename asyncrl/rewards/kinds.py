@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from asyncrl.addresses import is_address
 from asyncrl.environments.kinds import FORMS as ENVIRONMENTS
-from asyncrl.environments.kinds import KINDS, environment_of
+from asyncrl.environments.kinds import KINDS, is_environment
 from asyncrl.functions import FORMS as FUNCTIONS
 from asyncrl.functions import is_function
 from asyncrl.rewards.instructions import INSTRUCTION_REWARDS
@@ -60,7 +60,7 @@ def reward_of(spec: str) -> Reward | None:
         return Reward(spec, reads_label=False, lists=True, loaded=True)
     if is_address(spec, "http", "https"):
         return Reward(reads_label=False, grader="asyncrl.rewards.server:open_server", remote=True)
-    if spec not in BUILT_IN and (named := environment_of(spec)) is not None:
-        kind, name = named
+    if spec not in BUILT_IN and is_environment(spec):
+        kind, _, name = spec.partition(":")
         return Reward(_OF_ENVIRONMENT, {"kind": kind, "name": name}, loaded=True)
     return BUILT_IN.get(spec)

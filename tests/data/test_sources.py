@@ -9,7 +9,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from asyncrl.data.sources import MixedSource, epoch_order, label_reader
+from asyncrl.data.file_source import epoch_order
+from asyncrl.data.sources import MixedSource, label_reader
 from asyncrl.environments.protocol import DataError, DataSource
 from harness.data_files import opened, refused, write_rows
 from topics.prompts import PromptRow

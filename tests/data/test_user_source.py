@@ -119,7 +119,7 @@ def test_an_object_makes_rows_without_end(folder):
     ],
 )
 def test_a_function_that_cannot_serve_is_refused(folder, monkeypatch, spec, options, message):
-    monkeypatch.setattr("asyncrl.data.sources._MOST_ROWS", 100)
+    monkeypatch.setattr("asyncrl.data.user_source._MOST_ROWS", 100)
     with pytest.raises(DataError, match=message):
         opened(folder, spec, **options)
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from asyncrl.data.sources import open_source
-from asyncrl.environments.kinds import KINDS, environment_of, make
+from asyncrl.environments.kinds import KINDS, is_environment, make
 from asyncrl.environments.protocol import DataError
 from asyncrl.functions import is_function
 from asyncrl.rewards.graders import open_grader
@@ -66,9 +66,9 @@ def test_an_unknown_name_and_an_unknown_parameter_are_refused(kind: str):
 async def test_a_task_takes_its_rows_and_its_reward_from_an_environment(kind: str, tmp_path: Path):
     name, parameters = SAMPLES[kind]
     spec = f"{kind}:{name}"
-    assert environment_of(spec) == (kind, name)
-    assert environment_of(kind) == (kind, "")
-    assert environment_of(f"{kind}.py:{name}") is None
+    assert is_environment(spec)
+    assert is_environment(kind)
+    assert not is_environment(f"{kind}.py:{name}")
     assert not is_function(spec)
     row = open_source(spec, options=parameters, seed=1, base=tmp_path).row(3)
 
