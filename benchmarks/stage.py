@@ -29,7 +29,7 @@ from asyncrl.process import ChildProcess, python, with_parent
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.opening import run_opened
 from asyncrl.run.placement import actor_job
-from asyncrl.run.placements.local.processes import LocalProcesses
+from asyncrl.run.placements.local import LocalProcesses
 from topics.engines import ENGINE_READY
 from topics.roles import role_of
 from topics.topic import BATCHES, ENGINES, TRAINING, Stream, Topic

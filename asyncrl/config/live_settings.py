@@ -18,7 +18,7 @@ from asyncrl.config.finding import Finding
 from asyncrl.config.setting_types import Count, NonNegative, Positive, Rate, Seconds, Settings, Share
 
 JUDGES = ("rule", "endpoint", "engine")
-"""The kinds of judges: the module `asyncrl.judges.NAME.kind` describes each, and has it as `KIND`."""
+"""The kinds of judges: the `KIND` of `asyncrl.judges.NAME` describes each."""
 
 if TYPE_CHECKING:
     from asyncrl.child_pool.frames import Setup
@@ -160,7 +160,7 @@ class JudgeSettings(Settings):
 
 
 class JudgeKind:
-    """A kind of judges. Configs load these descriptions: a method imports what takes long to load itself."""
+    """A kind of judges."""
 
     keys: ClassVar[tuple[str, ...]] = ()  # settings that only some kinds have
     opener: ClassVar[str] = ""  # module:name of what opens an `asyncrl.judges.protocol.Judge` from its `JudgeParts`
@@ -181,7 +181,7 @@ class JudgeKind:
 @cache
 def judge_kind(name: str) -> JudgeKind:
     """The kind of a name."""
-    kind: JudgeKind = import_module(f"asyncrl.judges.{name}.kind").KIND
+    kind: JudgeKind = import_module(f"asyncrl.judges.{name}").KIND
     return kind
 
 

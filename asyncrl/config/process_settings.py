@@ -16,7 +16,7 @@ from asyncrl.config.setting_types import Count, Positive, Seconds, Settings, Sha
 from topics.actors import MOST_PROCESSES
 
 PLACEMENTS = ("local", "ray")
-"""The kinds of placements: the module `asyncrl.run.placements.NAME.kind` describes each, and has it as `KIND`."""
+"""The kinds of placements: the `KIND` of `asyncrl.run.placements.NAME` describes each."""
 
 if TYPE_CHECKING:
     PlacementName: TypeAlias = str
@@ -82,7 +82,7 @@ class PlacementKind(NamedTuple):
 @cache
 def placement_kind(name: str) -> PlacementKind:
     """The kind of a name."""
-    kind: PlacementKind = import_module(f"asyncrl.run.placements.{name}.kind").KIND
+    kind: PlacementKind = import_module(f"asyncrl.run.placements.{name}").KIND
     return kind
 
 

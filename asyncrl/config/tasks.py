@@ -204,7 +204,9 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
         RowsPart(
             task.eval_source or task.source if held_out else task.source,
             task.options,
-            label_reader(graded=_reads_label(task.reward), warmup_steps=warmup_steps),
+            label_reader(
+                graded=bool((reward := reward_of(task.reward)) and reward.reads_label), warmup_steps=warmup_steps
+            ),
             _hardest(task) if held_out else task.ladder,
             config.task.max_prompt_tokens,
         )
@@ -213,12 +215,6 @@ def rows_of(config: Config, base: Path, *tasks: Task, held_out: bool = False) ->
     seed = config.seed + (_HELD_OUT if held_out else 0)
     model, shares = str(base / config.model.path), [task.share for task in tasks]
     return RowSetup(parts, turns(shares), seed, str(base), *_limits(config.task), model=model)
-
-
-def _reads_label(spec: str) -> bool:
-    """Return whether a reward is known to read the label of each row; of a user's own it is not known."""
-    reward = reward_of(spec)
-    return reward is not None and reward.reads_label
 
 
 def turns_of(warmup: WarmupSettings) -> Turns:

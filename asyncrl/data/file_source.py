@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from asyncrl.data.opening import Wanted, load_data_function
 from asyncrl.data.row_fields import Keys
 from asyncrl.data.row_files import read_rows
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.environments.protocol import DataError, check_options
+from asyncrl.errors import FunctionError
+from asyncrl.functions import load_function
 from topics.prompts import PromptRow
 
 _SLICE = re.compile(r"(?P<path>.*)@\[(?P<bounds>[^\]]*)\]")
 _ENDINGS = (".jsonl", ".parquet")
 FORMS = tuple(f"FILE{ending}" for ending in _ENDINGS)
 """How messages name a file."""
+
+
+class Wanted(NamedTuple):
+    """Data to be opened: the arguments of `asyncrl.data.sources.open_source`."""
+
+    spec: str
+    options: dict[str, Any]
+    seed: int
+    base: Path
+    labels_for: str
+    row_limit_s: float
+
+
+def load_data_function(spec: str, base: Path) -> Callable[..., Any]:
+    """Import a user's function of data.
+
+    Raises:
+        DataError: it cannot be found or loaded.
+    """
+    try:
+        return load_function(spec, base=base)
+    except FunctionError as error:
+        raise DataError(f"data {spec!r}: {error}") from error
 
 
 def _path_of(spec: str) -> tuple[str, str]:

@@ -8,8 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
-from asyncrl.environments.protocol import DataError, DataSource, check_options
-from asyncrl.environments.seeds import draw
+from asyncrl.environments.protocol import DataError, DataSource, check_options, draw
 from topics.prompts import PromptRow
 
 _SUM_DIGITS = 128  # of all terms: a draw has 448 bits

@@ -10,8 +10,7 @@ import msgspec
 
 from asyncrl.data import file_source
 from asyncrl.data.curriculum import Ladder, LadderSource, at_level, level_of
-from asyncrl.data.file_source import FileSource
-from asyncrl.data.opening import Wanted
+from asyncrl.data.file_source import FileSource, Wanted
 from asyncrl.data.procedural import RULES
 from asyncrl.data.row_fields import WARMUP
 from asyncrl.data.tokenizer import TaskTokenizer

@@ -12,9 +12,8 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.data.file_source import FileSource
+from asyncrl.data.file_source import FileSource, Wanted, load_data_function
 from asyncrl.data.messages import plain_type
-from asyncrl.data.opening import Wanted, load_data_function
 from asyncrl.data.row_fields import Keys, encode_row
 from asyncrl.environments.protocol import DataError, DataSource
 from asyncrl.errors import last_lines

@@ -8,7 +8,7 @@ from typing import Any
 from asyncrl.environments.protocol import Environment
 
 KINDS = ("reasoning-gym",)
-"""The kinds: the module `asyncrl.environments.NAME.kind`, with `_` for `-`, makes those of each by its `make`."""
+"""The kinds: `make` of the module `asyncrl.environments.NAME`, with `_` for `-`, makes those of each."""
 
 FORMS = tuple(f"{kind}:NAME" for kind in KINDS)
 """How messages name an environment of each kind."""
@@ -25,6 +25,6 @@ def make(kind: str, name: str, parameters: dict[str, Any], seed: int) -> Environ
     Raises:
         DataError: unknown name, unknown parameter, or a value that the environment refuses.
     """
-    module = import_module(f"asyncrl.environments.{kind.replace('-', '_')}.kind")
+    module = import_module(f"asyncrl.environments.{kind.replace('-', '_')}")
     environment: Environment = module.make(name, parameters, seed)
     return environment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
 from typing import Any, Protocol
 
@@ -51,3 +52,9 @@ def check_options(spec: str, options: dict[str, Any], known: Iterable[str]) -> d
             "has the options of [task] unless it has its own, such as options = {}"
         )
     return options
+
+
+def draw(what: str, seed: int, index: int, below: int) -> int:
+    """A whole number in [0, below) that depends on nothing but the arguments; below may be up to 2**448."""
+    digest = hashlib.blake2b(f"{what}:{seed}:{index}".encode()).digest()
+    return int.from_bytes(digest, "little") % below

@@ -49,16 +49,6 @@ class Grader(Protocol):
         """End the processes that grade."""
 
 
-class RewardLimits(NamedTuple):
-    """Arguments of `open_grader` for the grader of a reward."""
-
-    base: Path
-    workers: int
-    time_limit_s: float
-    memory_mb: int
-    batch: int
-
-
 async def open_grader(
     spec: str, *, base: Path, workers: int = 1, time_limit_s: float = 30.0, memory_mb: int = 0, batch: int = 1
 ) -> Grader:
@@ -81,8 +71,8 @@ async def open_grader(
     reward = reward_of(spec)
     if reward is None:
         raise GraderError(f"unknown reward {spec!r}; known are {', '.join(FORMS)}")
-    limits = RewardLimits(base, workers, time_limit_s, memory_mb, batch)
-    grader: Grader = await resolve_name(reward.grader)(spec, limits)
+    limits = {"base": base, "workers": workers, "time_limit_s": time_limit_s, "memory_mb": memory_mb, "batch": batch}
+    grader: Grader = await resolve_name(reward.grader)(spec, **limits)
     return grader
 
 
@@ -99,7 +89,7 @@ class ExactGrader:
         """Nothing was started."""
 
 
-async def open_exact(_spec: str, _limits: RewardLimits) -> ExactGrader:
+async def open_exact(_spec: str, **_limits: object) -> ExactGrader:
     """Compare here."""
     return ExactGrader()
 
@@ -120,13 +110,14 @@ class ChildGrader:
         await self._pool.close()
 
 
-async def open_child(spec: str, limits: RewardLimits) -> ChildGrader | BatchGrader:
+async def open_child(
+    spec: str, *, base: Path, workers: int, time_limit_s: float, memory_mb: int, batch: int
+) -> ChildGrader | BatchGrader:
     """Start the children of a function.
 
     Raises:
         FunctionError: it cannot be found or loaded.
     """
-    base, workers, time_limit_s, memory_mb, batch = limits
     setup = reward_setup(spec, base=base, time_limit_s=time_limit_s, memory_mb=memory_mb, batch=batch)
     assert setup is not None
     pool = await ChildPool.open(setup, workers=workers)

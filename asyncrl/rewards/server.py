@@ -8,15 +8,15 @@ import msgspec
 
 from asyncrl.child_pool.frames import CallFailed
 from asyncrl.http_calls import NoAnswer, Refused, answered, beginning, open_session, post
-from asyncrl.rewards.graders import GradeResult, RewardLimits
+from asyncrl.rewards.graders import GradeResult
 from asyncrl.rewards.score import GradeRequest, read_score
 
 _ANSWER_BYTES = 1 << 20
 
 
-async def open_server(url: str, limits: RewardLimits) -> HttpGrader:
+async def open_server(url: str, *, time_limit_s: float, **_limits: object) -> HttpGrader:
     """Open the connections to a server."""
-    return HttpGrader(url, limits.time_limit_s)
+    return HttpGrader(url, time_limit_s)
 
 
 class HttpGrader:

@@ -20,7 +20,7 @@ from asyncrl.process import ChildProcess
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.opening import run_opened
 from asyncrl.run.placement import actor_job
-from asyncrl.run.placements.local.processes import LocalProcesses
+from asyncrl.run.placements.local import LocalProcesses
 from asyncrl.run.user_actors import load_actors
 from asyncrl.telemetry.logs import open_log
 from asyncrl.training.init_model import create_model

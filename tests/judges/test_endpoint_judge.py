@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from asyncrl.judges.endpoint.judge import EndpointJudge
+from asyncrl.judges.endpoint import EndpointJudge
 from asyncrl.judges.protocol import Case, Vote, VoteFailed
 from harness.endpoints import Answer, Endpoint, completion
 

@@ -1,4 +1,4 @@
-"""Each kind of judges is described by its folder, and opens a judge."""
+"""Each kind of judges is described by its file, and opens a judge."""
 
 from pathlib import Path
 from pkgutil import resolve_name
@@ -14,9 +14,9 @@ from asyncrl.training.init_model import write_tokenizer
 ROOT = Path(__file__).parents[2] / "asyncrl" / "judges"
 
 
-def test_the_kinds_that_settings_take_are_the_folders_with_a_description():
+def test_the_kinds_that_settings_take_are_the_files_with_a_description():
     assert get_args(get_type_hints(JudgeSettings)["kind"]) == ("", *JUDGES)
-    assert {path.parent.name for path in ROOT.glob("*/kind.py")} == set(JUDGES)
+    assert {path.stem for path in ROOT.glob("*.py") if "\nKIND = " in path.read_text()} == set(JUDGES)
 
 
 @pytest.mark.parametrize("name", JUDGES)

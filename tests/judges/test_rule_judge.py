@@ -9,7 +9,7 @@ import pytest
 from asyncrl.child_pool.pool import ChildPool
 from asyncrl.errors import FunctionError
 from asyncrl.judges.protocol import Case, Vote, VoteFailed
-from asyncrl.judges.rule.judge import FunctionJudge, WordsJudge, judge_setup
+from asyncrl.judges.rule import FunctionJudge, WordsJudge, judge_setup
 
 CASE = Case("t1", "How far is it?", "Two miles. That is good and correct.", "Thanks!")
 OWN = """

@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
+from pkgutil import iter_modules, resolve_name
 from typing import get_args, get_type_hints
 
 import pytest
@@ -20,10 +20,11 @@ from asyncrl.bus.publish import publish
 from asyncrl.config.process_settings import PLACEMENTS, PlacementKind, PlacementSettings, placement_kind
 from asyncrl.config.settings import Config
 from asyncrl.process import ChildProcess, log_tail
+from asyncrl.run import placements
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.placement import Job, Placement, open_placement
-from asyncrl.run.placements.local import kind as local
-from asyncrl.run.placements.local.processes import LocalProcesses
+from asyncrl.run.placements import local
+from asyncrl.run.placements.local import LocalProcesses
 from harness.configs import the_problem
 from harness.launches import prepared
 from harness.stage import Stage, until
@@ -133,11 +134,11 @@ async def test_up_starts_the_supervisor_in_the_placement_that_the_settings_name(
     assert "supervisor.json" in log.read_text()
 
 
-def test_the_kinds_that_settings_take_are_the_folders_with_a_description():
-    folders = {path.parent.name for path in Path(local.__file__).parents[1].glob("*/kind.py")}
+def test_the_kinds_that_settings_take_are_those_with_a_description():
+    found = {module.name for module in iter_modules(placements.__path__)}
 
     assert get_args(get_type_hints(PlacementSettings)["kind"]) == PLACEMENTS
-    assert folders == set(PLACEMENTS)
+    assert found == set(PLACEMENTS)
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)

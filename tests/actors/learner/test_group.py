@@ -19,7 +19,7 @@ from asyncrl.bus.connection import Bus
 from asyncrl.bus.merged_reader import Part, read_merged
 from asyncrl.process import ChildProcess, python
 from asyncrl.run.placement import Job, NoRoom, Placed
-from asyncrl.run.placements.local.processes import LocalProcesses
+from asyncrl.run.placements.local import LocalProcesses
 from asyncrl.training.checkpoint import Checkpoint, CheckpointError, read_checkpoint
 from asyncrl.training.megatron.parallel_config import Layout
 from harness.learning import Playing, pack

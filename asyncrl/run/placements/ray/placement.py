@@ -21,7 +21,7 @@ from asyncrl.process import log_tail
 from asyncrl.run.directory import RunFiles
 from asyncrl.run.host_files import USES_MODEL, Parcel, send_model
 from asyncrl.run.placement import LOST, Job, NoRoom, Placed
-from asyncrl.run.placements.local.processes import LocalProcesses
+from asyncrl.run.placements.local import LocalProcesses
 from asyncrl.run.placements.ray.cluster import HostFailed, HostLost, RayCluster, Seat
 from asyncrl.run.placements.ray.host import News, installed
 from topics.roles import pool_of, role_of

@@ -6,6 +6,7 @@ import asyncio
 
 import numpy as np
 
+from asyncrl.config.live_settings import JudgeKind
 from asyncrl.data.tokenizer import TaskTokenizer, TokenizerError
 from asyncrl.engine.client import SamplingParams
 from asyncrl.engine.errors import EngineError
@@ -65,3 +66,13 @@ async def open_judge(parts: JudgeParts) -> EngineJudge:
         most_tokens=settings.max_new_tokens,
         version=parts.first_version if settings.engines else None,
     )
+
+
+class Engine(JudgeKind):
+    """The run's own model on the run's engines."""
+
+    keys = ("engines", "temperature", "max_new_tokens")
+    opener = "asyncrl.judges.engine:open_judge"
+
+
+KIND = Engine()

@@ -1,4 +1,4 @@
-"""The kind of the reasoning-gym package: each dataset is an environment."""
+"""Environments of the reasoning-gym package: each dataset is one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncrl.environments.protocol import DataError, check_options
-from asyncrl.environments.seeds import draw
+from asyncrl.environments.protocol import DataError, check_options, draw
 from topics.prompts import PromptRow
 
 _CHUNK_ROWS = 500

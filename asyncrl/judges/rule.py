@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,9 @@ import msgspec
 
 from asyncrl.child_pool.frames import CallFailed, Service, Setup
 from asyncrl.child_pool.pool import ChildPool
+from asyncrl.config.check import not_a_function
+from asyncrl.config.finding import Finding
+from asyncrl.config.live_settings import JudgeKind, JudgeSettings
 from asyncrl.errors import FunctionError
 from asyncrl.functions import is_async, load_function
 from asyncrl.judges.protocol import SCORES, Case, JudgeParts, Vote, VoteFailed
@@ -112,3 +115,25 @@ def _vote_of(value: Any) -> Vote:
         words = f'the judge returned {repr(value)[:200]}; expected -1, 0 or 1, or {{"score": ..., "hint": "..."}}'
         raise CallFailed("value", words)
     return Vote(int(score), cut_hint(hint))
+
+
+class Rule(JudgeKind):
+    """A function of the user, or a rule over words."""
+
+    keys = ("function", "children")
+    opener = "asyncrl.judges.rule:open_judge"
+
+    def checks(self, judge: JudgeSettings) -> Iterator[Finding]:
+        if judge.function:
+            yield from not_a_function("live.judge.function", judge.function)
+
+    def hint_problem(self, judge: JudgeSettings) -> str:
+        return "" if judge.function else "words give none; set live.judge.function, or another judge"
+
+    def setup(self, judge: JudgeSettings, base: Path) -> Setup | None:
+        if ":" not in judge.function:
+            return None
+        return judge_setup(judge.function, base=base, time_limit_s=judge.deadline_s)
+
+
+KIND = Rule()

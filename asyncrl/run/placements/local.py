@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from asyncrl.config.process_settings import PlacementKind
 from asyncrl.config.settings import Config
 from asyncrl.process import ChildProcess, python
 from asyncrl.run.directory import RunFiles
@@ -41,3 +42,6 @@ class LocalProcesses:
 def open_placement(_config: Config, files: RunFiles) -> LocalProcesses:
     """Place processes on this machine, with their logs in the run's folder."""
     return LocalProcesses(files.logs)
+
+
+KIND = PlacementKind("asyncrl.run.placements.local:open_placement", one_machine=True)

@@ -1,1 +1,0 @@
-"""Datasets of the reasoning-gym package."""

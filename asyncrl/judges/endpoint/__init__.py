@@ -1,1 +1,0 @@
-"""A chat endpoint that votes."""

@@ -1,1 +1,0 @@
-"""A rule over words, or a function of the user."""

@@ -1,1 +1,0 @@
-"""Placement on this machine."""
