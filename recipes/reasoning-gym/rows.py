@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncrl.data.procedural import ReasoningGymSource
+from asyncrl.environments.kinds import make
 
 ONLY = "\nReply with the answer only."
 
@@ -13,7 +13,7 @@ class Chat:
     """A dataset whose questions are a user's messages."""
 
     def __init__(self, name: str, options: dict[str, Any], seed: int) -> None:
-        self._source = ReasoningGymSource(name, options, seed)
+        self._source = make("reasoning-gym", name, options, seed)
 
     def row(self, index: int) -> dict[str, Any]:
         """Return one question; metadata has what the scorer of the dataset reads."""
