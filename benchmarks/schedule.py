@@ -16,6 +16,7 @@ from actors.prompter.actor import decide
 from actors.prompter.fold import Wanted
 from actors.prompter.sources import Group
 from asyncrl.config.settings import Config
+from asyncrl.config.slots import first_slots
 from asyncrl.data.sources import open_source
 from asyncrl.data.tokenizer import TaskTokenizer
 from asyncrl.engine.scripted.client import scripted_duration
@@ -80,7 +81,7 @@ def cell_config(cell: Cell, model: Path, *, steps: int) -> Config:
 def rules_of(config: Config) -> Rules:
     """Return the rules of the ideal schedule."""
     return Rules(
-        slots=config.rollout.slots,
+        slots=first_slots(config),
         batch_groups=config.buffer.batch_groups,
         max_lag=config.buffer.max_lag,
         ahead=config.ahead,

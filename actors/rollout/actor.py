@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from contextlib import AbstractContextManager
 from typing import Any
 
+from actors.rollout.ended import EVERY, EndedCache
+from actors.rollout.slots import SlotSearch
 from actors.rollout.tools import Tools
 from actors.runtime.actor import Context
 from actors.runtime.delivery import PUBLISHING, Delivery
 from actors.runtime.engines import follow_fleet
 from actors.runtime.isolation import WorkFailed
 from actors.runtime.worker import Produced, WorkerLoop
-from asyncrl.bus.connection import Bus
+from asyncrl.algorithms.lag import USUAL_SIGMA
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.group_rows import RowsUnreadable
 from asyncrl.bus.key_cache import SecretGone
-from asyncrl.bus.log import Record, last_sequence, read_last_of_each
-from asyncrl.bus.publish import Fenced, unpack
+from asyncrl.bus.log import Record, last_sequence
+from asyncrl.bus.publish import Fenced
 from asyncrl.config.held_out import set_of
+from asyncrl.config.slots import LEAST, first_slots, most_slots, requests_at_once
 from asyncrl.data.tokenizer import TokenizerError
 from asyncrl.engine.client import EngineRefused, SamplingParams
 from asyncrl.engine.errors import VersionAbsent
@@ -46,51 +50,7 @@ from topics.trajectories import (
 )
 from topics.wire import Int32Array, UInt8Array, WireError
 
-EVERY = 1 << 31  # more than any attempt: a group ends with all of them
-_MOST = 16_384  # ends that are kept; the log has the others
-
-
-class EndedCache:
-    """The newest ends that came while this worker listened: its memory does not grow with the run."""
-
-    def __init__(self, most: int = _MOST) -> None:
-        self._known: dict[str, tuple[int, int]] = {}  # newest attempt that has ended, and when; the newest last
-        self._most = most
-        self._forgotten_ns = -1  # when the newest of the ends that were evicted was stored
-
-    def add(self, message: GroupDropped | TrajectoryDropped, time_ns: int) -> None:
-        """Note an end, and the time of the server's clock at which it was stored."""
-        if isinstance(message, GroupDropped):
-            key, attempt = message.prompt_id, EVERY
-        else:
-            key, attempt = message.trajectory_id, message.attempt
-        before, _ = self._known.pop(key, (-1, 0))
-        self._known[key] = (max(attempt, before), time_ns)
-        if len(self._known) > self._most:
-            _, forgotten_ns = self._known.pop(next(iter(self._known)))
-            self._forgotten_ns = max(self._forgotten_ns, forgotten_ns)
-
-    def include(self, issued: PromptIssued) -> bool:
-        """Return whether this attempt has ended, as far as is known here."""
-        own, _ = self._known.get(issued.trajectory_id, (-1, 0))
-        of_group, _ = self._known.get(issued.prompt_id, (-1, 0))
-        return issued.attempt <= max(own, of_group)
-
-    def may_be_incomplete(self, issued_ns: int) -> bool:
-        """Return whether an end may be only on the log, for work that was issued at that time of the server's clock."""
-        return issued_ns <= self._forgotten_ns
-
-    async def look_up(self, bus: Bus, issued: PromptIssued) -> bool:
-        """Return whether the log has an end of this attempt."""
-        subjects = [
-            TRAJECTORY_DROPPED.subject(bus.run, issued.trajectory_id),
-            GROUP_DROPPED.subject(bus.run, issued.prompt_id),
-        ]
-        found = EndedCache()
-        for record in await read_last_of_each(bus, BATCHES, subjects):
-            with contextlib.suppress(WireError):  # the recorder of the log keeps it as a dead letter
-                found.add(unpack(record, record.data)[1], record.time_ns)
-        return found.include(issued)
+_ADAPT_S = 1.0  # between two decisions about the slots
 
 
 class Execution(Watch):
@@ -131,9 +91,9 @@ class Execution(Watch):
                 await progress.hold()  # from here on the fence refuses every earlier holder
             return [await self._attempt()]
         except asyncio.CancelledError:
-            leaves = self._context.stop.is_set() and self._delivery.verdict is None
+            leaves = (self._context.stop.is_set() or self._delivery.returning) and self._delivery.verdict is None
             if leaves and (progress.unsaved or progress.is_in_vain):
-                # Asked to leave: the next worker resumes from here and does not count this run as a death. The fence
+                # It is given back: the next worker resumes from here and does not count this run as a death. The fence
                 # may already hold the message that was being published when the request came; then there is nothing to
                 # add.
                 with contextlib.suppress(Fenced):
@@ -327,8 +287,11 @@ class RolloutWorker:
 
     def __init__(self, context: Context) -> None:
         self.context = context
-        self.loop = WorkerLoop(context, self.handle, context.config.rollout.slots, counts_runs=True)
+        self.loop = WorkerLoop(context, self.handle, first_slots(context.config), counts_runs=True)
         self.tools = Tools(context, self.loop.isolation)
+        self._requests = requests_at_once(context.config)
+        least = min(first_slots(context.config), -(-LEAST // context.config.rollout.workers))
+        self._search = SlotSearch(least, self._most_slots)
         self._ends = EndedCache()
         self._old_work = 0  # sequence of the newest prompt issued before this worker listened
         self._working: dict[str, tuple[int, Delivery[PromptIssued]]] = {}  # attempt and lease, by trajectory
@@ -343,12 +306,27 @@ class RolloutWorker:
         # The ends that are on the log by now are of work that was issued before: it is looked up when it comes.
         await self._ends_listener.start(after=await last_sequence(self.context.bus, BATCHES))
         self._old_work = await last_sequence(self.context.bus, PROMPTS)
+        if self.context.config.rollout.slots == "auto":
+            self.context.tasks.start(self._adapt_slots())
         await self.loop.run()
         await self._ends_listener.close()
         for listener in engines:
             await listener.close()
         await self.tools.fleet.close()
         await self.tools.eval_fleet.close()
+
+    async def _adapt_slots(self) -> None:
+        """Hold as many trajectories as end in time and speed the engines up."""
+        while True:
+            await asyncio.sleep(_ADAPT_S)
+            sampled = int(self.context.vitals.get("tokens", 0))
+            slots = self._search.decide(time.monotonic(), sampled, self.loop.held)
+            self.loop.resize(slots)
+            self.context.vitals["slots"] = slots
+
+    def _most_slots(self, sigma: float | None) -> int:
+        self._requests = max(self._requests, self.tools.fleet.slots)  # an engine that loads a version comes back
+        return most_slots(self.context.config, self._requests, sigma=USUAL_SIGMA if sigma is None else sigma)
 
     async def handle(self, issued: PromptIssued, delivery: Delivery[PromptIssued]) -> Produced:
         """Finish one trajectory, unless another worker did, or it ended while it waited in the queue."""
@@ -360,7 +338,10 @@ class RolloutWorker:
             if self._ends.include(issued) or (looks_up and await self._ends.look_up(self.context.bus, issued)):
                 self.context.count("ended_unworked")
                 return []
-            return await Execution(self.tools, issued, delivery).run(look=look)
+            produced = await Execution(self.tools, issued, delivery).run(look=look)
+            if issued.stage == "rl":
+                self._search.ended(delivery.tokens)
+            return produced
         finally:
             if self._working.get(issued.trajectory_id, (0, None))[1] is delivery:
                 del self._working[issued.trajectory_id]

@@ -48,6 +48,7 @@ class Delivery(Generic[M]):
     task: asyncio.Task[None] | None = None
     fence: int = 0  # sequence of the newest message about this work, on a topic with a fence
     settled: bool = False  # the result is being published: nothing interrupts that
+    returning: bool = False  # its worker gives it back: it has too many
     verdict: bool | None = None  # why it was ended from outside: done, or taken over by another worker
     _reconnects: int = -1  # of the connection, when the fence was last known to be held here
 

@@ -69,6 +69,7 @@ class WorkerLoop(Generic[M]):
         self._kind: type[M] = self._topic.message
         self._handler = handler
         self._slots = slots
+        self._surplus = 0  # slots that end with the work in them
         prepare(self._kind)
         self._held: dict[int, Delivery[M]] = {}  # by sequence
         context.holding = self._oldest
@@ -99,6 +100,26 @@ class WorkerLoop(Generic[M]):
                 if self._acking is not None:
                     await self._acking
         await self.isolation.close()
+
+    @property
+    def held(self) -> int:
+        """Pieces of work that take a slot."""
+        return sum(map(self._takes_slot, self._held.values()))
+
+    def resize(self, slots: int) -> None:
+        """Have that many slots from now on; the youngest work beyond them is given back."""
+        more, self._slots = slots - self._slots, slots
+        if more >= 0:
+            used = min(more, self._surplus)
+            self._surplus -= used
+            if more > used:
+                self._sources[0].grant(more - used)
+            return
+        self._surplus -= more
+        holders = [one for one in self._held.values() if self._takes_slot(one) and not one.returning]
+        for delivery in holders[slots:]:
+            delivery.returning = True
+            delivery.cancel()
 
     def _pull(self, queue: WorkQueue) -> Source:
         context = self._context
@@ -166,7 +187,9 @@ class WorkerLoop(Generic[M]):
             self._done.append(delivery)
             if self._acking is None or self._acking.done():
                 self._acking = asyncio.create_task(self._acknowledge())
-        if source is not None:
+        if source is not None and source is self._sources[0] and self._surplus:
+            self._surplus -= 1
+        elif source is not None:
             source.grant()
 
     def _takes_slot(self, delivery: Delivery[M]) -> bool:

@@ -26,6 +26,24 @@ def open_groups(batch_groups: int, max_lag: int) -> int:
     return (max_lag + 1) * batch_groups
 
 
+USUAL_SIGMA = 0.8
+"""Sigma of the logarithm of lengths that is assumed before lengths were observed."""
+
+
+def slots_within_lag(rows: int, max_lag: int, *, sigma: float = USUAL_SIGMA) -> int:
+    """Return how many trajectories may be sampled at once so that about 2 % of their tokens become too old.
+
+    With S of them, one of mean length takes S / rows batches, and a long one several times as many. The result is
+    `max_lag * rows / 4` at a sigma of 0.8, and `max_lag * rows / 5` at 1.2; `benchmarks/loop_model.py` simulates it.
+
+    Args:
+        rows: trajectories of a batch.
+        max_lag: greatest lag, in versions.
+        sigma: of the logarithm of the lengths.
+    """
+    return max(1, int(max_lag * rows / (2 + 2.5 * sigma))) if max_lag else rows
+
+
 def token_lags(versions: Int32Array, *, step: int | npt.NDArray[np.int_]) -> npt.NDArray[np.int32]:
     """Lag of every token in batch `step`.
 

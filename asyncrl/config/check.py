@@ -22,6 +22,7 @@ from asyncrl.config.settings import (
     WarmupSettings,
     WorkerSettings,
 )
+from asyncrl.config.slots import first_slots
 from asyncrl.config.staged import as_in, key_of_learner
 from asyncrl.config.tasks import Task, every_task
 from asyncrl.data.procedural import RULES
@@ -173,7 +174,7 @@ def _groups_of(config: Config, task: Task) -> Iterator[Finding]:
             f'raise it to 2 or more, or set {advantages[0]} = "none"'
         )
         yield Finding((*sizes, *advantages), message)
-    slots = rollout.workers * rollout.slots
+    slots = rollout.workers * first_slots(config)
     if size > slots:
         message = (
             f"a group of {size} is larger than all open trajectories: rollout.workers * rollout.slots = {slots}; "

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from asyncrl.algorithms.lag import open_groups
+from asyncrl.algorithms.lag import open_groups, slots_within_lag
 from asyncrl.config.engine_settings import Capability, EngineGroup
 from asyncrl.config.held_out import tasks_of_sets
 from asyncrl.config.pools import purpose_of
 from asyncrl.config.settings import Config, CreateModelSettings, RolloutSettings
+from asyncrl.config.slots import first_slots
 from asyncrl.config.tasks import largest_group, tasks_of
 from asyncrl.ports import is_loopback
 
@@ -28,9 +29,29 @@ def busy_share(config: Config) -> float:
     return min(1.0, max(config.buffer.max_lag - 1, 1) * batch / slots)
 
 
+_MASKED = ((1.0, 0.02), (1.5, 0.16), (2.0, 0.2), (math.inf, 0.21))
+"""Shares of tokens that become too old, by multiples of the slots within the lag bound; `benchmarks/loop_model.py`."""
+
+
+def masked_share(config: Config) -> float:
+    """Expected share of sampled tokens that become too old for their batch, 0 to 1, with usual spreads of lengths."""
+    lag, rows = config.buffer.max_lag, config.buffer.batch_groups * largest_group(config)
+    if not (lag and config.trains):
+        return 0.0
+    multiple = config.rollout.workers * first_slots(config) / slots_within_lag(rows, lag)
+    before = (0.0, 0.0)
+    for after in _MASKED:
+        if multiple < after[0]:
+            break
+        before = after
+    span = after[0] - before[0]
+    part = (multiple - before[0]) / span if 0 < span < math.inf else 0.0
+    return before[1] + part * (after[1] - before[1])
+
+
 def _slot_groups(config: Config) -> float:
     """Groups that all rollout slots hold together."""
-    return config.rollout.workers * config.rollout.slots / largest_group(config)
+    return config.rollout.workers * first_slots(config) / largest_group(config)
 
 
 def _busy_slots(config: Config) -> int:
@@ -45,6 +66,7 @@ def hints(config: Config) -> list[str]:
 
 
 _BUSY_ENOUGH = 0.95  # share of busy slots that needs no hint
+_MASKED_ENOUGH = 0.05  # share of tokens that become too old that needs no hint
 
 
 def _speed_hints(config: Config) -> Iterator[str]:
@@ -71,11 +93,17 @@ def _slot_hints(config: Config) -> Iterator[str]:
             f"{math.ceil(slots / max(lag - 1, 1))}) or fewer slots (rollout.slots = {_busy_slots(config)}) keep all "
             f"busy; so does older data, buffer.max_lag = {math.ceil(slots / batch) + 1}"
         )
+    elif (masked := masked_share(config)) > _MASKED_ENOUGH and rollout.slots != "auto":
+        yield (
+            f"about {masked:.0%} of the sampled tokens will be too old for their batch: {rollout.workers} * "
+            f"{first_slots(config)} rollout slots are more than end within buffer.max_lag = {lag}; "
+            'rollout.slots = "auto" chooses fewer'
+        )
     running = sum(group.servers * group.max_running for group in _training_servers(config))
     addressed = any(group.can(Capability.ADDRESSES) for group in config.engine.pools.values())
-    if not addressed and rollout.workers * rollout.slots > running:
+    if not addressed and rollout.slots != "auto" and rollout.workers * first_slots(config) > running:
         yield (
-            f"{rollout.workers * rollout.slots} rollout slots share {running} running requests "
+            f"{rollout.workers * first_slots(config)} rollout slots share {running} running requests "
             "(engine.count * engine.max_running): the rest queue in the servers"
         )
 

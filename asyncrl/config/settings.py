@@ -75,7 +75,9 @@ class RolloutSettings(Settings):
     """Rollout workers and how they sample."""
 
     workers: Positive = 1  # Rollout worker processes at start.
-    slots: Positive = 256  # Trajectories a worker holds at once.
+    # Trajectories a worker holds at once. `auto`: as many as speed the engines up, but no more than end within the lag
+    # bound: a quarter of `buffer.max_lag` batches with usual spreads of lengths (docs/internals/lag.md).
+    slots: Positive | Literal["auto"] = "auto"
     group_size: Positive = 8  # Trajectories per prompt.
     max_new_tokens: Positive = 256  # Greatest number of tokens sampled by one `generate`.
     temperature: NonNegative = 1.0  # Sampling temperature; log-probs are those of the distribution at this temperature.
@@ -227,6 +229,8 @@ class LearnerSettings(Settings):
     keep_checkpoints: Annotated[int, Meta(ge=2)] = 2  # Checkpoints kept, the newest ones.
     keep_versions: Annotated[int, Meta(ge=2)] = 4  # Published weights kept in the store, the newest ones.
     scripted_step_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0  # Seconds a scripted step takes.
+    # Tokens of rows that a scripted step takes in a second; 0: all at once.
+    scripted_tokens_per_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0
     reference: ReferenceSettings = msgspec.field(default_factory=ReferenceSettings)
     teacher: TeacherSettings = msgspec.field(default_factory=TeacherSettings)
     critic: CriticSettings = msgspec.field(default_factory=CriticSettings)

@@ -124,6 +124,12 @@ class Fleet:
         self._ready_at = -math.inf  # of the monotonic clock, when an engine was known to be ready last
 
     @property
+    def slots(self) -> int:
+        """Return the requests that the engines which are ready run at once, those that sample for training."""
+        engines = [engine for engine in self._engines.values() if engine.ready is not None and not engine.reserved]
+        return sum(engine.slots for engine in engines)
+
+    @property
     def unready_s(self) -> float:
         """Return for how many seconds no engine was ready; 0 if one is, infinity if none ever was."""
         self._note_ready()

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.config.settings import Config
+from asyncrl.config.slots import first_slots
 from asyncrl.config.tasks import largest_group
 from asyncrl.state.run_state import RunState
 from topics.roles import pool_of, role_of
@@ -80,4 +81,4 @@ def places_of(config: Config, pool: str) -> int:
         return group.max_running if group is not None else 1
     if pool == "groupreward":  # which are grades of groups
         return max(1, config.reward.in_flight // largest_group(config))
-    return {"rollout": config.rollout.slots, "judge": config.live.judge.in_flight}.get(pool, config.reward.in_flight)
+    return {"rollout": first_slots(config), "judge": config.live.judge.in_flight}.get(pool, config.reward.in_flight)

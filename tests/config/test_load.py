@@ -319,7 +319,7 @@ def test_a_value_cannot_smuggle_in_a_second_setting():
 
 
 def test_check_prints_ok_and_hints(capsys):
-    assert run(["check", "demo", "--set", "rollout.workers=8", "--set", "engine.count=8"]) == 0
+    assert run(["check", "demo", "--set", "rollout.slots=256"]) == 0
     assert [line.partition(" ")[0] for line in capsys.readouterr().out.splitlines()] == ["ok", "hint:", "streams"]
 
 

@@ -114,7 +114,8 @@ def made(**pools: PoolBounds) -> MadeState:
     case = MadeState()
     text = {"pools": {pool: {"min": bounds.min, "max": bounds.max} for pool, bounds in pools.items()}}
     text["function"] = "mine.py:scale"
-    case.publish(RunOpened(100, 0, {"autoscale": text, "engine": {"max_running": 8}}), at_s=2.0)
+    tables = {"autoscale": text, "engine": {"max_running": 8}, "rollout": {"slots": 256}}
+    case.publish(RunOpened(100, 0, tables), at_s=2.0)
     for role in (*FLEET, "supervisor"):
         case.publish(ActorStarted(role, f"{role}-1", "elsewhere", 1), at_s=3.0).vitals(f"{role}-1")
     return case

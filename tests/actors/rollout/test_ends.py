@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from actors.rollout.actor import EndedCache
+from actors.rollout.ended import EndedCache
 from actors.runtime.actor import Context
 from actors.runtime.engines import follow_fleet, open_fleet
 from asyncrl.bus.connection import Bus

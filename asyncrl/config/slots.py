@@ -1,0 +1,41 @@
+"""The number of trajectories that rollout workers hold at once."""
+
+from __future__ import annotations
+
+from asyncrl.algorithms.lag import USUAL_SIGMA, slots_within_lag
+from asyncrl.config.pools import purpose_of
+from asyncrl.config.settings import Config
+from asyncrl.config.tasks import largest_group
+
+LEAST = 16
+"""Slots of all workers together that small batches have, too: an engine with fewer requests is idle for the most part.
+"""
+
+_MOST = 256  # of each worker, if the number of servers is not known
+
+
+def first_slots(config: Config) -> int:
+    """Return the slots of one rollout worker at its start."""
+    slots = config.rollout.slots
+    return slots if isinstance(slots, int) else most_slots(config, requests_at_once(config))
+
+
+def most_slots(config: Config, requests: int, *, sigma: float = USUAL_SIGMA) -> int:
+    """Return the most slots of one rollout worker with `rollout.slots = "auto"`.
+
+    Args:
+        config: of the run.
+        requests: that all engines run at once.
+        sigma: of the logarithm of the lengths of trajectories.
+    """
+    size, workers = largest_group(config), config.rollout.workers
+    if config.trains:
+        rows = size * config.buffer.batch_groups
+        requests = min(requests, max(LEAST, slots_within_lag(rows, config.buffer.max_lag, sigma=sigma)))
+    return -(-max(size, requests) // workers)
+
+
+def requests_at_once(config: Config) -> int:
+    """Return the requests that the engines which start with the run and sample for training run at once."""
+    groups = [group for pool, group in config.engine.pools.items() if purpose_of(config, pool) == "training"]
+    return sum(group.servers * group.max_running for group in groups) or _MOST * config.rollout.workers
