@@ -31,6 +31,7 @@ NAMES = {
     "direct": "seconds from a step until an engine under load has its weights: out of the store, and directly",
     "rescoring": "log-probs of a server whose weights change, compared with the trainer's for the same versions",
     "rollouts": "tokens per second of a server through asyncrl and through a bare client",
+    "loop": "tokens per second of a whole run as a share of its engine alone and its trainer alone, and what is idle",
     "gateway": "time that the gateway adds to a reply, compared with direct requests to the engine",
     "live": "latencies of a gateway's clients while its model learns, compared with no training",
     "sessions": "many concurrent sessions during weight updates, through the gateway and directly",

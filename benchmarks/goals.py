@@ -148,6 +148,11 @@ _HISTORY = {
     **{f"{role}_start_s": Goal(5, at_most=True) for role in ("prompter", "buffer", "learner", "supervisor")},
     **{f"{role}_memory_mb": Goal(300, at_most=True) for role in ("prompter", "buffer", "learner", "supervisor")},
 }
+_LOOP = {
+    "share_of_ideal": Goal(0.92),
+    "share_of_simulated": Goal(0.95),
+    "wasted_share": Goal(0.05, at_most=True),
+}
 _IDLE = {"idle_cpu_percent_of_a_core": Goal(3, at_most=True)}
 
 
@@ -168,6 +173,7 @@ def goals_of(name: str, *, short: bool = False) -> dict[str, Goal]:
         "megatron": _MEGATRON,
         "turns": _TURNS,
         "fleet": _FLEET,
+        "loop": _LOOP,
         "ray": _RAY,
         "cost": _COST,
         "recovery": _RECOVERY,

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.engine_settings import Capability, kinds_with
+
 _DENSE, _MIXTURES = ("tiny", "0.6b", "4b"), ("tiny-moe", "30b-a3b")  # shapes
 
 
@@ -175,6 +177,39 @@ def _add_rollouts_options(parser: argparse.ArgumentParser) -> None:
     _add_layers_option(parser)
 
 
+def _add_loop_options(parser: argparse.ArgumentParser) -> None:
+    kinds = ("scripted", *kinds_with(Capability.PROCESSES))
+    parser.add_argument("--kind", choices=kinds, default="scripted", help="kind of the engine (default: scripted)")
+    words = "trainer (default: scripted)"
+    parser.add_argument("--trainer", choices=("scripted", "torch", "megatron"), default="scripted", help=words)
+    parser.add_argument("--shape", choices=_DENSE, default="tiny", help="shape of a Qwen3 model (default: tiny)")
+    parser.add_argument("--device", default="cpu", help="device of the trainer: cpu (default), cuda or cuda:N")
+    parser.add_argument("--arguments", default="", help="arguments of the server, as on a command line")
+    parser.add_argument("--pythonpath", default="", metavar="FOLDERS", help="folders from which the server is imported")
+    parser.add_argument("--slots", default="auto", help="rollout.slots (default: auto)")
+    parser.add_argument("--batch", type=int, default=32, help="groups of a batch (default: 32)")
+    parser.add_argument("--group", type=int, default=8, help="trajectories of a group (default: 8)")
+    parser.add_argument("--lag", type=int, default=2, help="buffer.max_lag (default: 2)")
+    parser.add_argument("--mean", type=int, default=1000, help="mean tokens of an answer (default: 1000)")
+    parser.add_argument("--sigma", type=float, default=0.8, help="sigma of the logarithm of lengths (default: 0.8)")
+    parser.add_argument("--most", type=int, default=4096, help="most tokens of an answer (default: 4096)")
+    parser.add_argument("--update", choices=("resume", "in_place"), default="resume", help="default: resume")
+    parser.add_argument("--warm", type=int, default=6, help="steps before the window (default: 6)")
+    parser.add_argument("--steps", type=int, default=20, help="steps of the window (default: 20)")
+    parser.add_argument("--synchronous", action="store_true", help="also measure the run with max_lag = 0")
+    words = "concurrent requests of the engine alone (default: 64 128 256)"
+    parser.add_argument("--sweep", type=int, nargs="*", default=[64, 128, 256], metavar="N", help=words)
+    parser.add_argument("--sweep-s", type=float, default=15.0, help="seconds of each of these windows (default: 15)")
+    words = "times that a scripted engine and trainer are faster than the measured SGLang and H200 (default: 4)"
+    parser.add_argument("--speed", type=float, default=4.0, help=words)
+    words = "tokens/s of a scripted trainer at speed 1 (default: 75000)"
+    parser.add_argument("--train-rate", type=float, default=75_000.0, help=words)
+    words = "seconds of an update of a scripted engine at speed 1 (default: 4)"
+    parser.add_argument("--update-s", type=float, default=4.0, help=words)
+    words = "another setting of the run; repeatable"
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE", help=words)
+
+
 def _add_layers_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", type=int, default=0, help="layers of the model (default: those of the shape)")
 
@@ -334,6 +369,7 @@ OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {  # by measurem
     "schedule": _add_schedule_options,
     "rescoring": _add_rescoring_options,
     "rollouts": _add_rollouts_options,
+    "loop": _add_loop_options,
     "turns": _add_turns_options,
     "learner": _add_learner_options,
     "megatron": _add_megatron_options,

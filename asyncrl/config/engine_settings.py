@@ -265,6 +265,11 @@ class EngineSettings(EngineGroup):
     # Sigma of the logarithm of scripted durations.
     scripted_sigma: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 1.2
     scripted_tokens: Annotated[int, Meta(ge=1, extra=BENCHMARKS)] = 16  # Tokens of a scripted completion.
+    # Seconds of a scripted decoding step: a constant, for each running request, and for each request and cached token
+    # (`asyncrl.engine.scripted.rate_curve`). Lengths are then lognormal instead of durations; empty: none.
+    scripted_curve: Annotated[list[float], Meta(max_length=3, extra=BENCHMARKS)] = msgspec.field(default_factory=list)
+    # Seconds of a scripted update with `scripted_curve`, in which the engine samples at two thirds of its rate.
+    scripted_update_s: Annotated[float, Meta(ge=0, extra=BENCHMARKS)] = 0.0
 
     @property
     def pools(self) -> dict[str, EngineGroup]:

@@ -18,23 +18,25 @@ class ScriptedTrainer:
     """See `Trainer`.
 
     Args:
-        step_s: seconds that each step takes.
+        step_s: seconds that each step takes, without its tokens.
+        tokens_per_s: tokens of rows in a second; 0: they take no time.
         model: directory whose weights every version has; without one, versions have no tensors.
     """
 
-    def __init__(self, step_s: float, model: Path | None = None) -> None:
+    def __init__(self, step_s: float, model: Path | None = None, *, tokens_per_s: float = 0.0) -> None:
         self.source = model
         self.config: bytes | None = None
         self.anomaly: Anomaly | None = None
         self.beside_state: Mapping[str, bytes] = {}
         self.adapter: PublishedAdapter | None = None
-        self._step_s = step_s
+        self._step_s, self._tokens_per_s = step_s, tokens_per_s
         self._never = threading.Event()
 
     def step(self, rows: Sequence[TrainRow], objective: Objective, usual: Usual | None = None) -> dict[str, float]:
         """Take the scripted time."""
-        if self._step_s:
-            self._never.wait(self._step_s)
+        tokens_s = sum(len(row.tokens) for row in rows) / self._tokens_per_s if self._tokens_per_s else 0.0
+        if seconds := self._step_s + tokens_s:
+            self._never.wait(seconds)
         return {"loss": 0.0}
 
     def copy_weights(self, *, whole: bool = False) -> ScriptedTrainer:

@@ -31,7 +31,9 @@ def open_trainer(config: Config, model: Path, base: Path) -> Trainer:
 
 def _scripted(config: Config, model: Path, _base: Path) -> Trainer:
     loaded = config.engine.have(Capability.MODEL)
-    return ScriptedTrainer(config.learner.scripted_step_s, model if loaded else None)
+    learner = config.learner
+    rate = learner.scripted_tokens_per_s
+    return ScriptedTrainer(learner.scripted_step_s, model if loaded else None, tokens_per_s=rate)
 
 
 def _torch(config: Config, model: Path, base: Path) -> Trainer:

@@ -13,6 +13,8 @@ import xxhash
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.engine.answer import OnTokens
 from asyncrl.engine.client import Chunk, Generation, SamplingParams, VersionSpan
+from asyncrl.engine.scripted.load_client import Lengths, ScriptedLoadClient
+from asyncrl.engine.scripted.rate_curve import RateCurve
 from topics.wire import Int32Array
 
 
@@ -101,7 +103,11 @@ class ScriptedClient:
         return spans
 
 
-def open_client(settings: EngineSettings, _address: str, _key_file: Path | None) -> ScriptedClient:
-    """A client by the settings of its durations."""
+def open_client(settings: EngineSettings, _address: str, _key_file: Path | None) -> ScriptedClient | ScriptedLoadClient:
+    """A client by the settings of its durations or its rate."""
+    if settings.scripted_curve:
+        lengths = Lengths(settings.scripted_tokens, settings.scripted_sigma)
+        curve, update_s = RateCurve(*settings.scripted_curve), settings.scripted_update_s
+        return ScriptedLoadClient(curve, lengths, slots=settings.max_running, update_s=update_s)
     mean_s, sigma, tokens = settings.scripted_mean_s, settings.scripted_sigma, settings.scripted_tokens
     return ScriptedClient(mean_s=mean_s, sigma=sigma, tokens=tokens, slots=settings.max_running)
