@@ -10,6 +10,7 @@ from asyncrl.cli.target import add_run, any_run, tables_of
 from asyncrl.state.diagnose import diagnose
 from asyncrl.state.exit_status import how_it_ended
 from asyncrl.state.headline import headline
+from asyncrl.state.idle import idle_hints
 from asyncrl.state.records import counted
 from asyncrl.state.watch import collect_state
 from topics.stalls import StallFound
@@ -23,13 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Collect, diagnose, print; returns 1 where anything was found."""
     found = any_run(arguments)
+    hints: list[str] = []
     if found.is_held:
         state = asyncio.run(collect_state(found.address, found.run, found.root, tables_of(arguments)))
-        line, findings = headline(state), diagnose(state)
+        line, findings, hints = headline(state), diagnose(state), idle_hints(state)
     else:
         line, findings = how_it_ended(found.files)
-    values = {"run": found.run, "state": line, "findings": findings}
-    show(arguments, values, lambda: findings_text(found.run, line, findings))
+    values = {"run": found.run, "state": line, "findings": findings, "hints": hints}
+    text = "\n".join([findings_text(found.run, line, findings), *(f"hint: {hint}" for hint in hints)])
+    show(arguments, values, lambda: text)
     return 1 if findings else 0
 
 

@@ -53,6 +53,7 @@ from topics.wire import Headers, Message
 Phase: TypeAlias = Literal["starting", "running", "stopping", "finished", "stopped", "failed", "crashed"]
 
 RECENT_STEPS = 20  # window of lag and rates
+_WASTE = 0.01  # share of tokens that were too old, which a line about a step names
 _LETTERS = 5
 _EVENTS = 1024  # that were not taken yet; older ones are forgotten
 
@@ -184,6 +185,13 @@ class RunState(Roster):
         return sum(lag * count for lag, count in lags.items()) / tokens if tokens else None
 
     @property
+    def too_old(self) -> float:
+        """Share of the tokens of the newest batches that were too old to be trained on, 0 to 1."""
+        recent = [step.message for step in self.steps[-RECENT_STEPS:] if step.message.stage == "rl"]
+        masked = sum(batch.masked for batch in recent)
+        return masked / max(1, masked + sum(sum(batch.lags.values()) for batch in recent))
+
+    @property
     def metrics(self) -> dict[str, float]:
         """Of the newest step: of the learner, and of the trajectories of its batch."""
         return (self.steps[-1].message.metrics if self.steps else {}) | self.figures
@@ -234,7 +242,8 @@ class RunState(Roster):
         lag = "" if self.mean_lag is None else f"  lag {self.mean_lag:.2f}"
         rate = self.rates().get("trained_tokens")
         speed = "" if rate is None else f"  {rate:,.0f} tokens/s"
-        self.report("step", record.time_ns, f"step {message.step:,}{total}  reward {reward:.3f}{lag}{speed}")
+        waste = f"  {self.too_old:.0%} too old" if self.too_old >= _WASTE else ""
+        self.report("step", record.time_ns, f"step {message.step:,}{total}  reward {reward:.3f}{lag}{speed}{waste}")
 
     def _on_published(self, message: WeightsPublished, record: Record) -> None:
         if message.lineage > self.lineage:
