@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 from asyncrl.algorithms.lag import open_groups, slots_within_lag
 from asyncrl.config.engine_settings import Capability, EngineGroup
@@ -47,6 +48,17 @@ def masked_share(config: Config) -> float:
     span = after[0] - before[0]
     part = (multiple - before[0]) / span if 0 < span < math.inf else 0.0
     return before[1] + part * (after[1] - before[1])
+
+
+def slot_lines(config: Config, _base: Path) -> Iterator[str]:
+    """Tell how busy the rollout slots will be, and how many of their tokens too old for their batch."""
+    if config.rolls_out and config.trains:
+        count = config.rollout.workers * first_slots(config)
+        auto = " at first" if config.rollout.slots == "auto" else ""
+        yield (
+            f"{count} rollout slots{auto}: about {busy_share(config):.0%} busy, about {masked_share(config):.0%} of "
+            "their tokens too old"
+        )
 
 
 def _slot_groups(config: Config) -> float:
