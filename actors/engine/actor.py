@@ -17,12 +17,12 @@ from actors.engine.load_report import announced, watch_load
 from actors.engine.lora_base import Adapting
 from actors.engine.pinned_version import Announced, Versions, versions_of
 from actors.engine.shared_gpu import SharedGpu
+from actors.engine.update_pace import UpdatePace, first_sequence
 from actors.engine.weight_transfer import DirectFailed, WeightTransfer
 from actors.runtime.actor import VITALS_S, ActorDown, Context
 from asyncrl.background import all_of, first_of, unless
 from asyncrl.bus.blobs import BlobMissing
 from asyncrl.bus.log import Record, read_last
-from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.publish import publish, read
 from asyncrl.crash import crash_point
 from asyncrl.engine.client import EngineClient
@@ -72,6 +72,7 @@ class EngineActor:
         self._server = open_control(home)
         self._fetcher = Fetcher(context.bus, context.files, Adapting(home.model, merges=not self._server.adds))
         self._pinned, followed = versions_of(config, context.actor_id)
+        self._pace = UpdatePace(config.weights.min_interval_s if self._pinned is None else 0.0)
         # Only the newest version is in the learner's memory.
         direct = config.weights.transport != "never" and isinstance(self._server, EngineClient) and not self._pinned
         self._direct = WeightTransfer(context, home.group, self._server) if direct else None  # type: ignore[arg-type]
@@ -82,7 +83,7 @@ class EngineActor:
 
     async def run(self) -> None:
         """Start (or find) the server, then follow the weights."""
-        first = await self._first() if self._pinned is None else 1
+        first = await first_sequence(self.context.bus) if self._pinned is None else 1
         for listener in self._listeners:
             await listener.start(first - 1)  # those before do not matter
         probes: list[asyncio.Task[None]] = []
@@ -107,10 +108,11 @@ class EngineActor:
                 if self._gpu is not None and self._gpu.wanted:
                     await self._pass_gpu(self._gpu)
                     continue
-                if target is not None and self._wants(target):
+                pause_s = self._pace.pause_s() if target is not None and self._wants(target) else None
+                if target is not None and pause_s == 0:
                     await (self._bring(target) if self._server.own else unless(self.context.stop, self._bring(target)))
                     continue
-                await first_of(self._news.wait(), self.context.stop.wait())
+                await first_of(self._news.wait(), self.context.stop.wait(), timeout_s=pause_s)
         except (EngineFailed, EngineError) as error:
             name = f"engine {self._server.address}: "
             raise ActorDown(name + str(error).removeprefix(name)) from error
@@ -118,11 +120,6 @@ class EngineActor:
             for task in probes:
                 task.cancel()
             await self._leave()
-
-    async def _first(self) -> int:
-        """Return the sequence of the newest version, or of the full one that its chain of differences begins with."""
-        newest = await newest_message(self.context.bus, WEIGHTS_PUBLISHED)
-        return 1 if newest is None else newest[0].full or newest[1].sequence
 
     def _wants(self, target: Announced) -> bool:
         return target.version.key != self._loaded and target != self._refused and self._answers
@@ -379,6 +376,7 @@ class EngineActor:
             ready.cache = secrets.token_hex(4)
         self._highest = max(self._highest, (target.lineage, target.version))
         await publish(self.context.bus, ready)
+        self._pace.updated()
 
     async def _leave(self) -> None:
         await publish(self.context.bus, EngineGone(self.context.actor_id, "stopped", asked=True))

@@ -260,6 +260,9 @@ class WeightsSettings(Settings):
     # Running generations when an engine takes a new version: `resume` ends them and sends them again with their tokens,
     # to be computed again; `in_place` continues them over the cache of the old weights.
     update: Literal["resume", "in_place"] = "resume"
+    # Least seconds between two updates of an engine that samples for training: of the versions that come meanwhile it
+    # loads the newest. Short answers are sampled again less often; their tokens are older.
+    min_interval_s: NonNegative = 0.0
     # A faster transfer from the learner's memory, in addition to the store: `never`, `ipc` (engines on its GPUs, or on
     # a CPU its host, map it), `nccl` (GPU to GPU), `gloo` (between processes on the CPU). An engine for which it fails
     # reads the store.
