@@ -39,6 +39,7 @@ class BusAddress(msgspec.Struct, omit_defaults=True):
     tls_ca: str = ""  # the certificates that the server's must be signed by, in PEM or a file; empty for the system's
     tls_cert: str = ""  # client certificate, where the server asks for one
     tls_key: str = ""
+    domain: str = ""  # of JetStream, which has the streams; empty: that of the server
     runs: list[str] = []  # runs that this user serves, if it is limited to some
 
     def __repr__(self) -> str:

@@ -24,6 +24,7 @@ from asyncrl.bus.address import BusAddress
 from asyncrl.bus.client import LAST_S, Client, End
 from asyncrl.bus.errors import BusDenied, BusError, BusGone, BusRefused, BusUnreachable, Disconnected
 from asyncrl.bus.key_cache import Vault
+from asyncrl.bus.layout import StreamLayout
 from asyncrl.crash import crash_point
 from topics.table import BUILT_IN
 
@@ -44,6 +45,7 @@ class Bus:
     def __init__(self, client: Client, address: BusAddress, run: str, publish_deadline_s: float) -> None:
         self.client = client
         self.address = address
+        self.layout = StreamLayout(address.domain)
         self.run = run
         self.tables = BUILT_IN  # of the run; `load_actors` returns those of a run with actors of its user
         self.name = ""  # the name of this client
@@ -275,7 +277,7 @@ class Bus:
         """
         payload = msgspec.json.encode(body) if body is not None else b""
         try:
-            reply = await self.request(f"$JS.API.{subject}", payload)
+            reply = await self.request(self.layout.call(subject), payload)
         except (TimeoutError, Disconnected) as error:
             raise BusUnreachable(f"JetStream did not answer {subject} within {REQUEST_S:.0f} s") from error
         if not reply.data:

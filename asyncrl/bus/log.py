@@ -135,8 +135,8 @@ class LogReader:
                 task.cancel()
         if self._puller is not None:
             await self._puller.close()
-        if self._consumer and self._bus.client.is_connected:
-            await self._bus.send(f"$JS.API.CONSUMER.DELETE.{self._consumer}")  # else the server forgets it by itself
+        if self._consumer and self._bus.client.is_connected:  # else the server forgets it by itself
+            await self._bus.send(self._bus.layout.call(f"CONSUMER.DELETE.{self._consumer}"))
 
     def _receive(self, message: Msg) -> None:
         if self._restart is not None or self._closed:
@@ -314,14 +314,14 @@ async def _last_of_each(bus: Bus, stream: Stream, subjects: Sequence[str]) -> li
         return bool(status)
 
     body = msgspec.json.encode({"multi_last": list(subjects)})
-    await bus.request(f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}", body, is_last=receive)
+    await bus.request(bus.layout.call(f"DIRECT.GET.{stream.full_name(bus.run)}"), body, is_last=receive)
     return records
 
 
 async def _get(bus: Bus, stream: Stream, body: dict[str, Any]) -> Record | None:
     if bus.clustered:
         return await _get_from_leader(bus, stream, body)
-    subject = f"$JS.API.DIRECT.GET.{stream.full_name(bus.run)}"
+    subject = bus.layout.call(f"DIRECT.GET.{stream.full_name(bus.run)}")
     message = await bus.request(subject, msgspec.json.encode(body))
     headers = message.headers or {}
     if "Status" in headers and "Nats-Sequence" not in headers:

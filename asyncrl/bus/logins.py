@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.layout import StreamLayout
 from asyncrl.bus.permissions import authorization, login_roles, permissions, user_of
 from asyncrl.config.process_settings import NatsSettings
 from asyncrl.files import write_private
@@ -51,9 +52,10 @@ def given_logins(nats: NatsSettings, base: Path, tables: Tables = BUILT_IN) -> d
     tls: dict[str, Any] = {key: located(name) for key, name in files.items() if name}
     if nats.credentials:
         found = {role: BusAddress.read(base / nats.credentials / f"{role}.json") for role in login_roles(tables)}
-        return {role: msgspec.structs.replace(login, url=nats.url, **tls) for role, login in found.items()}
+        changed = tls | ({"domain": nats.domain} if nats.domain else {})
+        return {role: msgspec.structs.replace(login, url=nats.url, **changed) for role, login in found.items()}
     password = (base / nats.password_file).read_text().strip() if nats.password_file else ""
-    login = BusAddress(nats.url, nats.user, password, located(nats.nkey_file), **tls)
+    login = BusAddress(nats.url, nats.user, password, located(nats.nkey_file), domain=nats.domain, **tls)
     return dict.fromkeys(login_roles(tables), login)
 
 
@@ -79,8 +81,7 @@ def write_accounts(
     runs: Sequence[str],
     folder: Path,
     *,
-    url: str = "",
-    tls_ca: str = "",
+    server: BusAddress | None = None,
     rotate: bool = False,
     tables: Tables = BUILT_IN,
 ) -> BusAddress:
@@ -90,8 +91,8 @@ def write_accounts(
     old ones, with the same passwords.
 
     Args:
-        url: of the server; empty for the one that is known.
-        tls_ca: the certificates, in PEM, that the server's must be signed by; empty for those that are known.
+        server: its URL, its JetStream domain, and the certificates, in PEM, that the server's must be signed by; what
+            is empty is as it is known.
         rotate: make new passwords.
 
     Returns:
@@ -103,10 +104,12 @@ def write_accounts(
     known = known_logins(folder, tables)
     before = known.get(MONITOR, BusAddress(DEFAULT_URL))
     served = list(dict.fromkeys((*before.runs, *runs)))
-    made = made_logins(served, url or before.url, {} if rotate else known, tables)
-    ca = tls_ca or before.tls_ca
-    logins = {role: msgspec.structs.replace(login, tls_ca=ca) for role, login in made.items()}
+    server = server or BusAddress("")
+    made = made_logins(served, server.url or before.url, {} if rotate else known, tables)
+    ca, domain = server.tls_ca or before.tls_ca, server.domain or before.domain
+    logins = {role: msgspec.structs.replace(login, tls_ca=ca, domain=domain) for role, login in made.items()}
     save_logins(logins, folder)
-    users = authorization((login, permissions(role, served, tables)) for role, login in logins.items())
+    layout = StreamLayout(domain)
+    users = authorization((login, permissions(role, served, tables, layout)) for role, login in logins.items())
     write_private(folder / "nats-accounts.conf", users.encode())
     return logins[MONITOR]

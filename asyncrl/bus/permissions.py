@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from asyncrl.bus.address import BusAddress
+from asyncrl.bus.layout import DEFAULT, StreamLayout
 from topics.roles import MONITOR, OPERATOR, SUPERVISOR
 from topics.table import BUILT_IN, Tables, WorkQueue
 from topics.topic import LEDGER_BLOBS, Retention, Stream, Topic
@@ -35,7 +36,9 @@ def user_of(run: str, role: str) -> str:
     return f"{run}-{role}"
 
 
-def permissions(role: str, runs: Sequence[str], tables: Tables = BUILT_IN) -> Permissions:
+def permissions(
+    role: str, runs: Sequence[str], tables: Tables = BUILT_IN, layout: StreamLayout = DEFAULT
+) -> Permissions:
     """Return what a role may do in each of some runs, and nothing else; its user has the name of the first run.
 
     Raises:
@@ -48,7 +51,8 @@ def permissions(role: str, runs: Sequence[str], tables: Tables = BUILT_IN) -> Pe
         for stream in tables.streams:
             allowed += _everything(stream, run) if role == OPERATOR else _allowed(tables, role, stream, run)
             denied += [] if role == OPERATOR else _denied(tables, role, stream, run)
-    return Permissions(allowed, denied, [f"{BusAddress('', user_of(runs[0], role)).inbox}.>"])
+    inbox = f"{BusAddress('', user_of(runs[0], role)).inbox}.>"
+    return Permissions(layout.with_calls(allowed), layout.with_calls(denied), [inbox])
 
 
 def of_the_only_run(monitor: Permissions, others: Iterable[BusAddress]) -> Permissions:

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused, ProvisionError, ServerFull
+from asyncrl.bus.layout import DEFAULT, StreamLayout
 from asyncrl.bus.log import retry_until_deadline
 from topics.table import BUILT_IN, Tables, WorkQueue
-from topics.topic import DEAD, PROMPTS, STREAMS, Retention, Stream
+from topics.topic import PROMPTS, STREAMS, Retention, Stream
 
 NO_STREAM = 10059
 _OTHER_CONSUMER = 10148  # one of this name is there, with other settings
@@ -26,33 +27,12 @@ def equal_sizes(*, payload_mb: int, ledger_mb: int, tables: Tables = BUILT_IN) -
     return {stream.name: megabytes[stream.keep] * _MB for stream in tables.streams}
 
 
-def stream_config(run: str, stream: Stream, size: int, *, copies: int = 1) -> dict[str, Any]:
-    """The server-side configuration of one stream."""
-    stored, published = f"asyncrl.{run}.>", stream.ingest(f"asyncrl.{run}.>")
-    last = stream.keep is Retention.LAST
-    return {
-        "name": stream.full_name(run),
-        "subjects": [published],
-        "subject_transform": {"src": published, "dest": stored},
-        "retention": "limits",
-        "storage": "memory" if last else "file",
-        "discard": "old" if last or stream is DEAD else "new",  # a flood of bad messages does not stop their reporting
-        "max_bytes": size,
-        "max_msgs_per_subject": 1 if last else -1,
-        "allow_direct": True,
-        "allow_msg_ttl": True,
-        "duplicate_window": 120_000_000_000,
-        "num_replicas": copies,
-        "description": stream.about,
-    }
-
-
-async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copies: int = 1) -> None:
+async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, layout: StreamLayout = DEFAULT) -> None:
     """Create missing streams and give each its size; existing ones must otherwise match the table.
 
     Args:
         sizes: bytes that each stream may hold, by name.
-        copies: servers that keep each stream; a cluster that finds itself is waited for.
+        layout: servers that keep the streams; a cluster that finds itself is waited for.
 
     Raises:
         ServerFull: the server has no room; streams are as they were before.
@@ -66,7 +46,7 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copie
     # Those that shrink come first: their room may be what others need.
     growth = {stream: sizes[stream.name] - found.get(stream, {}).get("max_bytes", 0) for stream in bus.tables.streams}
     for stream in sorted(growth, key=growth.__getitem__):
-        config = stream_config(bus.run, stream, sizes[stream.name], copies=copies)
+        config = layout.config(bus.run, stream, sizes[stream.name])
         try:
             await _give(bus, config, found.get(stream))
             done.append(stream)
@@ -75,7 +55,7 @@ async def provision(bus: Bus, sizes: Mapping[str, int], *, lease_s: float, copie
                 await _give_back(bus, changed, found.get(changed))
             if error.code in _NO_ROOM and config["storage"] == "file":
                 total = sum(sizes[stream.name] for stream in growth if stream.keep is not Retention.LAST)
-                raise ServerFull(total, await _room(bus, total, copies)) from error
+                raise ServerFull(total, await _room(bus, total, layout)) from error
             raise ProvisionError(f"stream {config['name']} could not be made: {error.description}") from error
     for queue in bus.tables.queues.values():
         await make_queue(bus, queue, lease_s)
@@ -286,7 +266,7 @@ async def _info(bus: Bus, name: str) -> dict[str, Any] | None:
         raise
 
 
-async def _room(bus: Bus, most: int, copies: int) -> int:
+async def _room(bus: Bus, most: int, layout: StreamLayout) -> int:
     """Bytes, to a MB, that a server has for the streams of a run, existing streams included.
 
     It does not report this: the size of one stream is tried until the server refuses.
@@ -298,7 +278,7 @@ async def _room(bus: Bus, most: int, copies: int) -> int:
     infos = [await _info(bus, stream.full_name(bus.run)) for stream in stored]
     there: list[dict[str, Any]] = [info["config"] for info in infos if info is not None]
     # A stream made for this is made once: the server may still be removing the one that is to be deleted.
-    tried = there[0] if there else stream_config(bus.run, STREAMS[0], _MB, copies=copies)
+    tried = there[0] if there else layout.config(bus.run, STREAMS[0], _MB)
 
     async def fits(size: int, call: str = "UPDATE") -> bool:
         try:

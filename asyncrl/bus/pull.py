@@ -69,7 +69,7 @@ class Puller:
     ) -> None:
         self._bus = bus
         self._leased = leased  # messages are leased work: messages in transit at a close are given back
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer}"
+        self._subject = bus.layout.call(f"CONSUMER.MSG.NEXT.{consumer}")
         self._inbox = ""
         self._on_message = on_message
         self._on_lost = on_lost

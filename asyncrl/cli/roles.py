@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+from asyncrl.bus.address import BusAddress
 from asyncrl.bus.logins import DEFAULT_URL, numbered, write_accounts
 from asyncrl.bus.permissions import login_roles, permissions, user_of
 from asyncrl.cli.options import add_flag, add_option
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_option(parser, "--actors CONFIG", "", "include the actors that this config names")
     add_option(parser, "--url URL", "", f"server that these users log in to (at first: {DEFAULT_URL})")
     add_option(parser, "--tls-ca FILE", "", "certificates of the authority of that server, in PEM")
+    add_option(parser, "--domain DOMAIN", "", "JetStream domain that has the streams, if leaf nodes connect several")
     add_flag(parser, "--rotate", "give existing users new passwords")
 
 
@@ -53,8 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     there = (folder / "monitor.json").exists()
     try:
         tls_ca = Path(arguments.tls_ca).read_text(encoding="ascii") if arguments.tls_ca else ""
-        rotate = arguments.rotate
-        login = write_accounts(runs, folder, url=arguments.url, tls_ca=tls_ca, rotate=rotate, tables=tables)
+        server = BusAddress(arguments.url, tls_ca=tls_ca, domain=arguments.domain)
+        login = write_accounts(runs, folder, server=server, rotate=arguments.rotate, tables=tables)
     except (OSError, ValueError) as error:
         raise AsyncRLError(f"the users cannot be written: {error}") from error
     if not there:

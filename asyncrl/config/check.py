@@ -93,6 +93,9 @@ def _nats(nats: NatsSettings) -> Iterator[Finding]:
             given, missing = (one, other) if getattr(nats, one) else (other, one)
             message = f"nats.{given} is given without nats.{missing}; set both or neither"
             yield Finding((f"nats.{given}", f"nats.{missing}"), message)
+    for key in [key for key in ("domain", "tags") if getattr(nats, key) and not nats.url]:
+        message = f"nats.{key} is for servers at nats.url; the server that a run starts here has none"
+        yield Finding((f"nats.{key}", "nats.url"), message)
     if nats.replicas > 1 and not nats.url:
         message = f"nats.replicas = {nats.replicas} is for a cluster at nats.url; nats.servers = 3 starts one here"
         yield Finding(("nats.replicas", "nats.url"), message)

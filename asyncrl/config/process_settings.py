@@ -52,6 +52,10 @@ class NatsSettings(Settings):
     servers: Literal[1, 3] = 1
     # Servers that keep each stream, on a cluster given as `url`; with `servers = 3` they are three.
     replicas: Literal[1, 3, 5] = 1
+    # JetStream domain that has the streams, where leaf nodes connect several; empty: that of the server at `url`.
+    domain: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_-]*\Z")] = ""
+    # Tags, such as `region:eu`, of those servers of a cluster at `url` that keep streams.
+    tags: list[str] = msgspec.field(default_factory=list)
     # MB that each ledger log may hold on the server's disk; 0 sizes them by the settings and the free disk.
     ledger_max_mb: Count = 0
     # MB that the streams of a started server may take on the disk; 0: the free space minus a small rest.

@@ -18,6 +18,7 @@ from asyncrl.background import BackgroundTasks, on_daemon_thread
 from asyncrl.bus.address import BusAddress
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError, BusUnreachable
+from asyncrl.bus.layout import layout_of
 from asyncrl.bus.liveness import Liveness
 from asyncrl.bus.logins import given_logins, numbered, save_logins
 from asyncrl.bus.provision import is_provisioned, provision
@@ -358,8 +359,8 @@ class Launch:
             bus = await Bus.connect(self.address, self.config.run, name="up again")
             bus.tables = self._tables
             try:
-                lease_s, copies = self.config.workers.lease_s, self.config.nats.copies
-                await provision(bus, self._sizes, lease_s=lease_s, copies=copies)
+                lease_s, layout = self.config.workers.lease_s, layout_of(self.config.nats)
+                await provision(bus, self._sizes, lease_s=lease_s, layout=layout)
             finally:
                 await bus.close()
         except BusError as error:

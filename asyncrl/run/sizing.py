@@ -18,6 +18,7 @@ import msgspec
 from asyncrl.background import on_daemon_thread
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import ServerFull
+from asyncrl.bus.layout import layout_of
 from asyncrl.bus.merged_reader import newest_message
 from asyncrl.bus.provision import held_bytes, provision
 from asyncrl.config.finding import Finding
@@ -322,7 +323,7 @@ async def provision_sized(bus: Bus, config: Config, base: Path, root: Path) -> d
 
 async def _provisioned(bus: Bus, planned: Plan) -> dict[str, int]:
     sizes, config = planned.sizes, planned.config
-    await provision(bus, sizes, lease_s=config.workers.lease_s, copies=config.nats.copies)
+    await provision(bus, sizes, lease_s=config.workers.lease_s, layout=layout_of(config.nats))
     return sizes
 
 

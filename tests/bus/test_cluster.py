@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from asyncrl.bus.connection import Bus
+from asyncrl.bus.layout import StreamLayout
 from asyncrl.bus.log import LogReader, Record, read_last, read_message, read_newest
 from asyncrl.bus.provision import equal_sizes, provision, settled
 from asyncrl.bus.publish import publish
@@ -37,7 +38,7 @@ async def cluster(tmp_path: Path) -> AsyncIterator[EmbeddedCluster]:
 @pytest.fixture
 async def bus(cluster: EmbeddedCluster) -> AsyncIterator[Bus]:
     bus = await Bus.connect(cluster.address, "c", deadline_s=LIMIT_S, publish_deadline_s=LIMIT_S)
-    await provision(bus, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=1.0, copies=SERVERS)
+    await provision(bus, equal_sizes(payload_mb=16, ledger_mb=16), lease_s=1.0, layout=StreamLayout(replicas=SERVERS))
     await settled(bus)
     yield bus
     await bus.close()

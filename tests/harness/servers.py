@@ -12,10 +12,11 @@ from asyncrl.process import with_parent
 
 
 @asynccontextmanager
-async def serving(folder: Path, config: str) -> AsyncIterator[int]:
+async def serving(folder: Path, config: str, *, domain: str = "") -> AsyncIterator[int]:
     """A `nats-server` with a configuration of the test's own; gives its port."""
     port = free_port()
-    (folder / "own.conf").write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{folder}/js" }}\n{config}')
+    stored = f'store_dir: "{folder}/js"' + (f", domain: {domain}" if domain else "")
+    (folder / "own.conf").write_text(f'listen: "127.0.0.1:{port}"\njetstream {{ {stored} }}\n{config}')
     process = await asyncio.create_subprocess_exec(
         *(find_server(), "-c", str(folder / "own.conf")),
         stderr=asyncio.subprocess.PIPE,

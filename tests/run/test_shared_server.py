@@ -25,9 +25,9 @@ SCRIPTED = ('engine.kind="scripted"', 'learner.trainer="scripted"', "warmup.step
 
 async def test_a_private_authority_is_named_by_an_option_or_in_the_credentials(authority: Authority, tmp_path: Path):
     good, users = authority.sign("server", "localhost"), tmp_path / "users"
-    write_accounts(["mine"], users, url="tls://localhost:1")
+    write_accounts(["mine"], users, server=BusAddress("tls://localhost:1"))
     async with serving(tmp_path, tls(good) + 'include "users/nats-accounts.conf"\n') as port:
-        write_accounts(["mine"], users, url=f"tls://localhost:{port}")
+        write_accounts(["mine"], users, server=BusAddress(f"tls://localhost:{port}"))
         operator = BusAddress.read(users / "operator.json")
         operator.tls_ca = str(authority.ca)
         bus = await Bus.connect(operator, "mine")
@@ -43,7 +43,7 @@ async def test_a_private_authority_is_named_by_an_option_or_in_the_credentials(a
             await command(tmp_path, "status", "mine", "--json", *how, "--tls-ca", str(authority.ca))
             for how in (reached, by_password)
         ]
-        write_accounts(["mine"], users, tls_ca=authority.ca.read_text())
+        write_accounts(["mine"], users, server=BusAddress("", tls_ca=authority.ca.read_text()))
         held = await command(tmp_path, "status", "mine", "--json", *reached)
 
     assert (refused, words.count("\n")) == (1, 1)
@@ -98,7 +98,7 @@ async def test_users_that_serve_two_runs_and_what_removing_one_leaves(tmp_path: 
     assert code == 0, output
     async with serving(tmp_path, 'include "users/nats-accounts.conf"\n') as port:
         url = f"nats://127.0.0.1:{port}"
-        write_accounts(["short"], tmp_path / "users", url=url)
+        write_accounts(["short"], tmp_path / "users", server=BusAddress(url))
         where = (f'nats.url="{url}"', f'nats.credentials="{tmp_path}/users"', *SCRIPTED)
         operator = ("--credentials", "users/operator.json")
 

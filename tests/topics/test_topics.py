@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from asyncrl.bus.provision import stream_config
+from asyncrl.bus.layout import DEFAULT
 from asyncrl.bus.publish import pack
 from harness.examples import example
 from topics.prompts import PROMPT_ISSUED, PromptRow
@@ -191,7 +191,7 @@ def test_the_patterns_of_two_streams_never_meet():
 def test_every_stream_has_topics_and_every_topic_a_stream_of_the_table():
     assert {topic.stream for topic in TOPICS} == set(STREAMS)
     for stream in STREAMS:
-        assert stream_config("a-run", stream, 1)["subjects"]
+        assert DEFAULT.config("a-run", stream, 1)["subjects"]
 
 
 @EVERY_TOPIC
