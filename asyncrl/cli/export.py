@@ -20,7 +20,8 @@ from asyncrl.state.records import counted
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run(parser, "the newest", remote=False)
-    parser.add_argument("--to", required=True, choices=list(KINDS), help="kind of the sink")
+    kinds = [name for name, kind in KINDS.items() if kind.stores]
+    parser.add_argument("--to", required=True, choices=kinds, help="kind of the sink")
     words = "setting of the sink, such as project=sums (default: the `[[metrics]]` table of this kind in the config)"
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help=words)
     add_option(parser, "--name NAME", "", "name of the sink in RUN/sinks, where its position is (default: the kind)")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from asyncrl.sinks.file.kind import FileSettings
+from asyncrl.sinks.prometheus.kind import PrometheusSettings
 from asyncrl.sinks.sink import SinkSettings
 from asyncrl.sinks.tensorboard.kind import TensorboardSettings
 from asyncrl.sinks.wandb.kind import WandbSettings
 
-AnySink: TypeAlias = FileSettings | TensorboardSettings | WandbSettings
+AnySink: TypeAlias = FileSettings | PrometheusSettings | TensorboardSettings | WandbSettings
 KINDS: dict[str, type[SinkSettings]] = {
-    str(kind.__struct_config__.tag): kind for kind in (FileSettings, TensorboardSettings, WandbSettings)
+    str(kind.__struct_config__.tag): kind
+    for kind in (FileSettings, PrometheusSettings, TensorboardSettings, WandbSettings)
 }
 """By the names in configs."""

@@ -73,6 +73,7 @@ class SinkRun(NamedTuple):
 class SinkSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, tag_field="kind"):
     """The settings of one kind of sinks, with which they are made. `kind` names the class."""
 
+    stores: ClassVar[bool] = True  # False: it shows the newest rows alone
     package: ClassVar[str] = ""  # that it needs; asyncrl has an extra of the name of the kind with the package
 
     @property

@@ -1,10 +1,12 @@
 """The contract of all kinds of sinks: each row once, wherever the process was killed."""
 
 import json
+import urllib.request
 from pathlib import Path
 
 import pytest
 
+from asyncrl.ports import free_port
 from asyncrl.sinks.feed import SinkFeed
 from asyncrl.sinks.figures import point_of
 from asyncrl.sinks.kinds import KINDS
@@ -51,7 +53,7 @@ def expected(last: int) -> list[tuple[int, float]]:
 
 
 def test_every_kind_has_a_reader_in_the_contract_test():
-    assert set(READERS) == set(KINDS)
+    assert set(READERS) == {name for name, kind in KINDS.items() if kind.stores}
 
 
 def test_rows_are_once_in_a_sink_that_was_killed_before_its_position_was_stored(kind: str, root: Path):
@@ -138,6 +140,23 @@ def test_a_missing_package_is_named_with_what_installs_it(monkeypatch: pytest.Mo
         'kind = "wandb" needs the Python package not_installed_here, which is not installed; '
         "run `pip install 'asyncrl[wandb]'`"
     )
+
+
+def test_prometheus_collects_the_newest_figures_also_after_a_restart(root: Path):
+    parser = pytest.importorskip("prometheus_client.parser")
+    end, settings = write(root, 0, 300), KINDS["prometheus"](port=free_port())
+    for _ in range(2):
+        feed = SinkFeed("prometheus", settings.sink(SinkRun("demo", root, root, BEGAN_S, {})), root / "metrics.jsonl")
+        give(feed, end)
+        with urllib.request.urlopen(f"http://127.0.0.1:{settings.port}/metrics", timeout=60) as answer:
+            text = answer.read().decode()
+        feed.close()
+
+        families = parser.text_string_to_metric_families(text)
+        found = {one.name: one.value for family in families for one in family.samples if one.labels == {"run": "demo"}}
+        assert found["asyncrl_step"] == 300
+        assert found["asyncrl_train_loss"] == pytest.approx(1 / 303)
+        assert found["asyncrl_eval_accuracy"] == 0.5
 
 
 def test_a_damaged_position_stops_the_sink_and_no_row_is_written_twice(root: Path):

@@ -1,0 +1,1 @@
+"""The newest figures of a run, for Prometheus."""
