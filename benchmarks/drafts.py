@@ -24,7 +24,7 @@ from asyncrl.training.megatron.parallel_config import Layout
 from asyncrl.training.megatron.settings import MegatronSettings
 from asyncrl.training.megatron.trainer import MegatronTrainer
 from asyncrl.training.publisher import Publisher
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from benchmarks.stage import report
 from benchmarks.talks import LETTERS
 from topics.batches import Objective

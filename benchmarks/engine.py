@@ -26,8 +26,8 @@ from asyncrl.engine.errors import EngineError
 from asyncrl.process import ChildProcess, python
 from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
-from asyncrl.weights.files import write_model
 from asyncrl.weights.folders import DiskFolder
+from asyncrl.weights.model_folder import write_model
 from benchmarks.engine_model import bench_model
 from topics.batches import Objective
 

@@ -21,7 +21,7 @@ from asyncrl.training.checkpoint import Checkpoint
 from asyncrl.training.publisher import Member, Publisher, choice_of
 from asyncrl.training.ranks import join_ranks
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from asyncrl.weights.rank_shards import Attempt
 from benchmarks.learner_process import train_row
 from benchmarks.random_model import SHAPES, write_random_model

@@ -24,10 +24,10 @@ from actors.supervisor.sweeper import purge_versions
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.config.settings import Config
+from asyncrl.config.weights_settings import STORES
 from asyncrl.engine.control import read_key
 from asyncrl.telemetry.logs import open_log
-from asyncrl.weights.files import FileStore
-from asyncrl.weights.store import STORES
+from asyncrl.weights.files.store import FileStore
 from benchmarks.random_model import SHAPES, dtype_of, write_random_model
 from benchmarks.stage import Stage, bench_config, report
 from benchmarks.stored_batch import store_batch

@@ -17,15 +17,16 @@ import msgspec
 import numpy as np
 
 from actors.supervisor.sweeper import purge_versions
-from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
+from asyncrl.config.weights_settings import store_kind
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.engine.control import read_key
 from asyncrl.weights import versions
 from asyncrl.weights.delta import Base, encode
-from asyncrl.weights.files import FileStore
-from asyncrl.weights.store import STORES, StorePlace
+from asyncrl.weights.files.store import FileStore
+from asyncrl.weights.store import StorePlace
 from asyncrl.weights.tensors import HostTensor
 from benchmarks.random_model import Shape, write_random_model
 from benchmarks.stage import Stage, bench_config, report
@@ -89,9 +90,9 @@ class _Delivery:
         self._changed = changed
         self._base = Base()
         self._figures: dict[str, list[float]] = {}
-        place = StorePlace(stage.files.weights, ChunkWriter(stage.bus, WEIGHTS_STORED))
+        place = StorePlace(stage.files.weights, ChunkLog(stage.bus, WEIGHTS_STORED))
         self._name = stage.config.weights.store
-        self._store = STORES[self._name](place)
+        self._store = store_kind(self._name).open(place)
         self._newest: WeightsPublished
         self._ready: dict[str, tuple[EngineReady, float]] = {}  # newest of each engine, and its time
         self._news = asyncio.Event()

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 FILES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
@@ -376,5 +378,21 @@ def test_the_name_of_a_kind_of_engines_is_only_in_its_folder():
             if not compared or "trainer" in ast.unparse(node):
                 names -= {"scripted"}
             wrong += [f"{module}:{getattr(node, 'lineno', 0)} has {name}" for name in names & kinds - mine]
+
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(("package", "word"), [("weights", "store")])
+def test_the_name_of_another_kind_is_compared_only_in_its_folder(package: str, word: str):
+    """Names that are also other words: comparisons with the setting count, and tables of all kinds."""
+    kinds = {path.parent.name for path in (ROOT / "asyncrl" / package).glob("*/kind.py")}
+    free = ("benchmarks.", *(f"asyncrl.{package}.{kind}." for kind in kinds))
+    wrong = []
+    for module, path in FILES.items():
+        for node in nodes(path) if not module.startswith(free) else ():
+            keys = node.keys if isinstance(node, ast.Dict) else ast.walk(node) if isinstance(node, ast.Compare) else ()
+            names = kinds & {one.value for one in keys if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+            if names and (names == kinds if isinstance(node, ast.Dict) else word in ast.unparse(node)):
+                wrong.append(f"{module}:{node.lineno}: {ast.unparse(node)}")
 
     assert not wrong, "\n".join(wrong)

@@ -27,7 +27,7 @@ class OfVersion(Message):
 class WeightsPublished(OfVersion):
     """A version is in the weight store, complete. Its identity is (run, lineage, version, digest)."""
 
-    store: str  # a name in asyncrl.weights.store.STORES
+    store: str  # a name in asyncrl.config.weights_settings.STORES
     location: str  # directory with its files, or its name among `weights.stored`
     base: str = ""  # key of the version that its files are a difference to; "": they are a Hugging Face model
     full: Count = 0  # sequence of the full version that its chain of differences begins with; 0 for a full one

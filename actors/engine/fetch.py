@@ -17,15 +17,17 @@ from functools import partial
 from pathlib import Path
 
 from actors.engine.lora_base import Adapting
-from actors.engine.sources import SOURCES
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
+from asyncrl.config.weights_settings import STORES, store_kind
 from asyncrl.host import boot_id
 from asyncrl.locks import lock, lock_folder, try_lock
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.delta import DeltaRecord, apply_delta
 from asyncrl.weights.directories import CheckpointError, remove_directory, version_name, written_aside
+from asyncrl.weights.store import StorePlace
 from asyncrl.weights.verify import TornVersion, check_version
-from topics.weights import WeightsPublished
+from topics.weights import WEIGHTS_STORED, WeightsPublished
 from topics.wire import WireError
 
 
@@ -41,7 +43,8 @@ class Fetcher:
         """
         self._bus = bus
         self._adapting = adapting
-        self._sources = {name: made(bus, files) for name, made in SOURCES.items()}
+        place = StorePlace(files.weights, ChunkLog(bus, WEIGHTS_STORED))
+        self._stores = {name: store_kind(name).open(place) for name in STORES}
         self._folder = files.fetched.absolute() / boot_id(8)  # nothing is synced: another boot may find parts
         self._known: dict[str, WeightsPublished] = {}  # versions since the newest full one, by key
         self._ahead: dict[str, Path] = {}  # the directory of a version that was checked before it was asked for
@@ -53,8 +56,8 @@ class Fetcher:
         Raises:
             WireError: it names another place.
         """
-        if (source := self._sources.get(published.store)) is None:
-            known = " or ".join(self._sources)
+        if (source := self._stores.get(published.store)) is None:
+            known = " or ".join(self._stores)
             raise WireError(f"its weights lie in a store {published.store[:64]!r}, expected {known}")
         source.check(published.location)
 
@@ -212,7 +215,7 @@ class Fetcher:
             tempfile.TemporaryDirectory(dir=self._folder, prefix=".read-") as scratch,
         ):
             into = aside.path if base is None else Path(scratch)
-            source = await self._sources[published.store].read(published.location, into)
+            source = await self._stores[published.store].read(published.location, into)
             if base is None:
                 await asyncio.to_thread(check_version, aside.path, published.digest)
             else:
@@ -221,7 +224,7 @@ class Fetcher:
 
     def _is_local(self, published: WeightsPublished) -> bool:
         """Return whether the store has a version as a directory that servers read."""
-        return self._sources[published.store].is_local and not published.base
+        return self._stores[published.store].is_local and not published.base
 
 
 def _is_at(handle: int, path: Path) -> bool:

@@ -10,7 +10,8 @@ import msgspec
 from actors.runtime.checkpoints import CheckpointFold, CheckpointState
 from asyncrl.bus.log import Record
 from asyncrl.config.held_out import HeldOut, evaluated_sets, held_out_sets
-from asyncrl.config.settings import Config, WeightsSettings
+from asyncrl.config.settings import Config
+from asyncrl.config.weights_settings import WeightsSettings
 from asyncrl.errors import AsyncRLError
 from asyncrl.training.anomalies import Figures, with_figures
 from asyncrl.weights.delta_policy import Costs

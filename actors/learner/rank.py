@@ -19,9 +19,10 @@ import msgspec
 from actors.learner.fetching import fetch_trajectories, read_batch
 from asyncrl.algorithms.balance import Work
 from asyncrl.algorithms.batches import BatchStats, GradedGroup, build_rows
-from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
 from asyncrl.config.settings import Config
+from asyncrl.config.weights_settings import store_kind
 from asyncrl.errors import AsyncRLError
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.anomalies import Usual
@@ -29,7 +30,7 @@ from asyncrl.training.protocol import Offloaded, Trainer
 from asyncrl.training.publisher import Member, Publisher
 from asyncrl.training.ranks import join_ranks, limit_memory, named_where_full, shares, take_gpu, work_of
 from asyncrl.training.trainers import layout_of, open_trainer
-from asyncrl.weights.store import STORES, StorePlace
+from asyncrl.weights.store import StorePlace
 from topics.batches import Anomaly, BatchPacked
 from topics.trajectories import TrajectoryGenerated
 from topics.weights import WEIGHTS_STORED
@@ -68,7 +69,7 @@ class Rank:
         self._bus = bus
         self._config = config
         self._files = files
-        self._place = StorePlace(files.weights, ChunkWriter(bus, WEIGHTS_STORED))
+        self._place = StorePlace(files.weights, ChunkLog(bus, WEIGHTS_STORED))
         self._rank, self._ranks, self._rendezvous = rank, ranks, rendezvous  # see `join_ranks`
         self.take_gpu = partial(take_gpu, config.learner.device, rank, ranks)
         layout = layout_of(config.learner)
@@ -111,7 +112,7 @@ class Rank:
         with named_where_full(self._rank):
             self.trainer = open_trainer(self._config, model, self._files.base)
         weights = self._config.weights
-        store, run = STORES[weights.store](self._place), "" if weights.delta == "never" else self._config.run
+        store, run = store_kind(weights.store).open(self._place), "" if weights.delta == "never" else self._config.run
         member = Member(self._rank, self._ranks)
         self.publisher = Publisher(
             self.trainer, store=store, checkpoints=self._files.checkpoints, run=run, member=member

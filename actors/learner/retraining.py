@@ -25,7 +25,7 @@ from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel,
 from asyncrl.training.objective import with_other_settings
 from asyncrl.training.protocol import NonFiniteLoss, RowError, Trainer
 from asyncrl.training.publisher import Publisher
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from topics.batches import BatchPacked, BatchTrained
 from topics.topic import BATCHES, TRAINING, TRAJECTORIES
 from topics.trajectories import TrajectoryGeneratedHeaders

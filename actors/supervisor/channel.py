@@ -15,7 +15,7 @@ from actors.supervisor.canary import Canary, as_canary
 from actors.supervisor.divergence import Divergence
 from actors.supervisor.live_reward import LiveReward
 from actors.supervisor.stored_version import StoredVersion
-from asyncrl.config.settings import WeightsSettings
+from asyncrl.config.weights_settings import WeightsSettings
 from topics.engines import version_of
 from topics.evals import EvalScored
 from topics.promotions import CanaryEnded, PromotionRefused, PromotionRequested, WeightsCanaried, WeightsPromoted

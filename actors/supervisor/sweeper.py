@@ -19,7 +19,7 @@ from typing import Any
 
 from actors.runtime.actor import Context
 from asyncrl.bus.blobs import CHUNKS, Blob, blob_owner, blobs_of
-from asyncrl.bus.chunks import read_newest_chunk
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusRefused, BusUnreachable
 from asyncrl.bus.log import Record, read_message, retry_until_deadline, stream_info
@@ -167,7 +167,7 @@ async def purge_versions(bus: Bus, keep: Container[str], newest: tuple[int, int]
 
 async def is_stored(bus: Bus, folder: Path, name: str) -> bool:
     """Return whether a version of this name is in either store."""
-    return (folder / name).is_dir() or await read_newest_chunk(bus, WEIGHTS_STORED, name) is not None
+    return (folder / name).is_dir() or await ChunkLog(bus, WEIGHTS_STORED).newest(name) is not None
 
 
 async def purge(bus: Bus, stream: Stream, wanted: list[dict[str, Any]]) -> int:

@@ -25,7 +25,7 @@ from asyncrl.bus.provision import queue_info
 from asyncrl.config.stream_capacity import CHECKPOINT_SHARE, PAUSE_SHARE, TRIM_SHARE
 from asyncrl.crash import crash_point
 from asyncrl.training.checkpoint import prune_checkpoints
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from topics.batches import BATCH_PACKED
 from topics.prompts import PROMPT_ISSUED
 from topics.streams import AdmissionPaused, AdmissionResumed, CheckpointRequested, StreamTrimmed, StreamTrimming

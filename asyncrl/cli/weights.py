@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from actors.supervisor.canary import Canary
-from asyncrl.bus.chunks import read_newest_chunk
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.listen import Listener
 from asyncrl.bus.log import Record
@@ -17,9 +17,11 @@ from asyncrl.bus.publish import publish
 from asyncrl.cli.options import add_flag, add_option
 from asyncrl.cli.output import add_json, show
 from asyncrl.cli.target import action_of, add_action, add_wait, any_run, live_run, read_topics
+from asyncrl.config.weights_settings import store_kind
 from asyncrl.errors import AsyncRLError, WrongUsage
 from asyncrl.live.tenant_keys import owner_of, tenant_digest
 from asyncrl.run.connect import FoundRun, connected, newest_end, run_ended
+from asyncrl.weights.store import StorePlace
 from topics.promotions import (
     CANARY_ENDED,
     PROMOTION_REFUSED,
@@ -175,7 +177,7 @@ async def _versions(bus: Bus, found: FoundRun) -> list[dict[str, Any]]:
         compared = await _compared(bus, newest, trial)
         published[newest.key] |= {"canary": newest.share, "shadow": newest.shadow, "compared": compared}
     rows = of_interest(list(published.values()))
-    kept = [await _chunks(bus, row) if row["store"] == "stream" else _files(found, row) for row in rows]
+    kept = [await _is_kept(bus, found, row) for row in rows]
     return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept or row["live"]]
 
 
@@ -211,13 +213,10 @@ async def _compared(bus: Bus, message: WeightsCanaried, trial: int) -> dict[str,
     return {name: value for name, value in canary.figures().items() if name != "canary_version"}
 
 
-async def _chunks(bus: Bus, row: dict[str, Any]) -> bool:
-    return await read_newest_chunk(bus, WEIGHTS_STORED, row["location"]) is not None
-
-
-def _files(found: FoundRun, row: dict[str, Any]) -> bool:
-    """Return whether the directory of a version is there; on another machine it is not known, and may be."""
-    return found.root is None or Path(row["location"]).is_dir()
+async def _is_kept(bus: Bus, found: FoundRun, row: dict[str, Any]) -> bool:
+    """Return whether a version is in its store; a directory of another machine is not known, and may be."""
+    store = store_kind(row["store"]).open(StorePlace(found.root or Path(), ChunkLog(bus, WEIGHTS_STORED)))
+    return (store.is_local and found.root is None) or await store.has(row["location"])
 
 
 def _table(versions: list[dict[str, Any]]) -> str:

@@ -20,7 +20,7 @@ from asyncrl.config.learner_settings import (
     ReferenceSettings,
     TeacherSettings,
 )
-from asyncrl.config.live_settings import CanarySettings, GatewaySettings, LiveSettings, RewardGateSettings
+from asyncrl.config.live_settings import GatewaySettings, LiveSettings
 from asyncrl.config.process_settings import AutoscaleSettings, NatsSettings, PlacementSettings, SupervisionSettings
 from asyncrl.config.setting_types import (
     BENCHMARKS,
@@ -42,6 +42,7 @@ from asyncrl.config.setting_types import (
     TaskName,
 )
 from asyncrl.config.task_settings import EvalSettings, MixedTaskSettings, RewardSettings, StageSettings, TaskSettings
+from asyncrl.config.weights_settings import WeightsSettings
 from asyncrl.sinks.kinds import AnySink
 
 
@@ -242,44 +243,6 @@ class LearnerSettings(Settings):
     def kept_steps(self) -> int:
         """Steps that the oldest kept checkpoint does not contain, at most."""
         return self.keep_checkpoints * self.checkpoint_every
-
-
-class WeightsSettings(Settings):
-    """The way of weights from the learner to engines."""
-
-    # Where versions lie: `files` (a folder that learner and engines share), `stream` (chunks on the NATS server, for
-    # engines on hosts without that folder).
-    store: Literal["files", "stream"] = "files"
-    # Whether versions may be differences to the previous one: `never`, `auto` (if encoding, transfer and application
-    # together are faster than a full version), `always` (if they are smaller).
-    delta: Literal["never", "auto", "always"] = "never"
-    # What versions consist of: `model` (FP8 or INT4 as the directory of the model has them, else the weights as they
-    # are trained), `plain` (those always), `fp8-blocks` (matrices in FP8, a scale for each block of 128 x 128),
-    # `int4-groups` (in INT4, a scale for each 32 columns of a row; of a model with experts only these).
-    format: Literal["model", "plain", "fp8-blocks", "int4-groups"] = "model"
-    # Running generations when an engine takes a new version: `resume` ends them and sends them again with their tokens,
-    # to be computed again; `in_place` continues them over the cache of the old weights.
-    update: Literal["resume", "in_place"] = "resume"
-    # Least seconds between two updates of an engine that samples for training: of the versions that come meanwhile it
-    # loads the newest. Short answers are sampled again less often; their tokens are older.
-    min_interval_s: NonNegative = 0.0
-    # A faster transfer from the learner's memory, in addition to the store: `never`, `ipc` (engines on its GPUs, or on
-    # a CPU its host, map it), `nccl` (GPU to GPU), `gloo` (between processes on the CPU). An engine for which it fails
-    # reads the store.
-    transport: Literal["never", "ipc", "nccl", "gloo"] = "never"
-    # Seconds that one engine may take for it; a learner may wait so long before it copies the next version away.
-    transport_deadline_s: Seconds = 10.0
-    full_every: Positive = 16  # Versions after which one is full, for any `delta`.
-    # Versions that stay in the store because they are live or were: the newest of them. `asyncrl weights rollback` goes
-    # back from each to the one before.
-    keep_live: Annotated[int, Meta(ge=2, le=1024)] = 3
-    # Metric of evaluations, `accuracy`, `pass@k` or one of the reward's own, by which versions are promoted to the
-    # channel `live`; empty promotes by command alone.
-    gate_metric: str = ""
-    gate_threshold: float = 1.0  # Least value of that metric that promotes.
-    gate_set: str = ""  # Name of the held-out set whose evaluations are judged, where `eval.sets` names several.
-    canary: CanarySettings = msgspec.field(default_factory=CanarySettings)
-    reward: RewardGateSettings = msgspec.field(default_factory=RewardGateSettings)
 
 
 class RecorderSettings(Settings):

@@ -14,8 +14,9 @@ from asyncrl.algorithms.policy_sums import LAG_EDGES
 from asyncrl.config.check_learner import needed_columns
 from asyncrl.config.engine_settings import EngineSettings
 from asyncrl.config.held_out import held_out_sets
-from asyncrl.config.settings import Config, CreateModelSettings, LearnerSettings, WeightsSettings
+from asyncrl.config.settings import Config, CreateModelSettings, LearnerSettings
 from asyncrl.config.tasks import every_task, largest_group, tasks_of
+from asyncrl.config.weights_settings import StoreCapability, WeightsSettings, store_kind
 from topics.topic import (
     ACTORS,
     BATCHES,
@@ -284,8 +285,8 @@ def _weights_bytes(learner: LearnerSettings, parameters: int) -> int:
 
 
 def _versions(config: Config, parameters: int) -> StreamNeed:
-    """Weights in the store `stream`."""
-    if config.weights.store != "stream":
+    """Weights on the NATS server."""
+    if not store_kind(config.weights.store).can(StoreCapability.SERVER):
         return StreamNeed(WEIGHTS, MB, MB, 0)
     weights = math.ceil(_weights_bytes(config.learner, parameters) * _CHUNKED)
     version, live = weights + math.ceil(_TOKENIZER * _CHUNKED), config.weights.keep_live

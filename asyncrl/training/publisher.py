@@ -17,8 +17,8 @@ from asyncrl.training.checkpoint import Checkpoint, check_files, write_checkpoin
 from asyncrl.training.protocol import Copied, NonFiniteWeights, Trainer
 from asyncrl.weights.delta import Base, Delta, encode
 from asyncrl.weights.directories import remove_directory, written_aside
-from asyncrl.weights.files import describe_model, name_stop_tokens
 from asyncrl.weights.folders import DiskFolder
+from asyncrl.weights.model_folder import describe_model, name_stop_tokens
 from asyncrl.weights.rank_shards import Attempt, StoredFiles, drop_share, take_shares, written_share
 from asyncrl.weights.store import WeightStore
 from asyncrl.weights.tensors import (

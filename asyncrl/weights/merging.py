@@ -10,8 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from asyncrl.errors import UNREADABLE
 from asyncrl.weights.adapters import ADAPTER, PEFT_PREFIX, read_base, read_shape
-from asyncrl.weights.files import describe_model
 from asyncrl.weights.folders import DiskFolder
+from asyncrl.weights.model_folder import describe_model
 from asyncrl.weights.tensors import HostTensor, manifest_of_files, write_files
 from asyncrl.weights.verify import TornVersion, write_manifest
 

@@ -10,8 +10,8 @@ import msgspec
 
 from asyncrl.weights.adapters import PublishedAdapter
 from asyncrl.weights.delta import Delta, DeltaRecord, TensorDelta, describe_delta, write_frames
-from asyncrl.weights.files import describe_model
 from asyncrl.weights.folders import Folder
+from asyncrl.weights.model_folder import describe_model
 from asyncrl.weights.rank_shards import Attempt, StoredFiles
 from asyncrl.weights.store import WeightStore
 from asyncrl.weights.tensors import (

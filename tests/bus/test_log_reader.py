@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
+from collections.abc import Mapping
 
 import pytest
 from nats.aio.msg import Msg
 
-from asyncrl.bus.chunks import read_chunks
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record, read_newest
 from asyncrl.bus.publish import publish
@@ -273,12 +274,12 @@ async def test_nothing_takes_a_chunk_once_the_reader_is_cancelled(bus: Bus):
     begun, release, taken = asyncio.Event(), threading.Event(), []
     loop = asyncio.get_running_loop()
 
-    def take(record: Record) -> None:
+    def take(headers: Mapping[str, str], _body: bytes) -> None:
         loop.call_soon_threadsafe(begun.set)
         release.wait()
-        taken.append(record.sequence)
+        taken.append(headers["number"])
 
-    reading = asyncio.create_task(read_chunks(bus, WEIGHTS_STORED, "name", take))
+    reading = asyncio.create_task(ChunkLog(bus, WEIGHTS_STORED).read("name", take))
     await begun.wait()
     reading.cancel()
     await asyncio.sleep(0)
@@ -286,4 +287,4 @@ async def test_nothing_takes_a_chunk_once_the_reader_is_cancelled(bus: Bus):
 
     await asyncio.wait({reading})
 
-    assert reading.cancelled() and taken == [1]
+    assert reading.cancelled() and taken == ["0"]

@@ -7,7 +7,7 @@ import pytest
 
 from asyncrl.data.model_dir import read_json
 from asyncrl.data.tokenizer import TaskTokenizer
-from asyncrl.weights.files import name_stop_tokens
+from asyncrl.weights.model_folder import name_stop_tokens
 from harness.tokenizers import LLAMA3, LLAMA3_SPECIAL, QWEN3, QWEN3_SAID, QWEN3_TOKENS, make_model
 from topics.prompts import PromptRow
 

@@ -11,14 +11,15 @@ import numpy as np
 
 from actors.engine.actor import EngineActor
 from actors.runtime.actor import Context
-from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.publish import WRITER, publish
+from asyncrl.config.weights_settings import store_kind
 from asyncrl.engine.client import EngineClient, SamplingParams
 from asyncrl.training.lora import Lora
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
-from asyncrl.weights.store import STORES, StorePlace
+from asyncrl.weights.store import StorePlace
 from harness.roles import scored
 from harness.stage import DEADLINE_S, until
 from harness.training import policy_rows
@@ -52,8 +53,8 @@ class Adapting:
         model = context.files.model_path(context.config.model)
         self.trainer = TorchTrainer(model, TorchSettings(lora=lora, dtype=dtype, device=device))
         self.rows = policy_rows(np.random.default_rng(1), 12)
-        place = StorePlace(context.files.weights.absolute(), ChunkWriter(bus, WEIGHTS_STORED))
-        store = STORES[context.config.weights.store](place)
+        place = StorePlace(context.files.weights.absolute(), ChunkLog(bus, WEIGHTS_STORED))
+        store = store_kind(context.config.weights.store).open(place)
         self._publisher = Publisher(self.trainer, store=store, checkpoints=Path())
         self._bus, self._version = bus, -1
 

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from actors.runtime.actor import Context
-from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import LogReader, Record
 from asyncrl.bus.publish import WRITER, publish
+from asyncrl.config.weights_settings import store_kind
 from asyncrl.run.directory import RunFiles
 from asyncrl.training.publisher import Publisher
-from asyncrl.weights.files import FileStore
-from asyncrl.weights.store import STORES, StorePlace
+from asyncrl.weights.files.store import FileStore
+from asyncrl.weights.store import StorePlace
 from asyncrl.weights.tensors import HostTensor, digest_of
 from asyncrl.weights.versions import publish as publish_version
 from topics.engines import EngineReady
@@ -69,8 +70,8 @@ class Versions:
         self._bus = bus
         self._full = 0
         self.weights = Copies(dtype)
-        place = StorePlace(context.files.weights.absolute(), ChunkWriter(bus, WEIGHTS_STORED))
-        store = STORES[context.config.weights.store](place)
+        place = StorePlace(context.files.weights.absolute(), ChunkLog(bus, WEIGHTS_STORED))
+        store = store_kind(context.config.weights.store).open(place)
         self._publisher = Publisher(self.weights, store=store, checkpoints=Path(), run=bus.run)
         self._key = ""
         self._version = -1

@@ -8,7 +8,7 @@ import pytest
 from asyncrl.data.quantisation import quantised_as, read_quantisation
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from harness.audited import assert_consistent
 from harness.configs import problems
 from harness.models import made_model

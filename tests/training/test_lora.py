@@ -13,9 +13,10 @@ from asyncrl.training.checkpoint import Checkpoint, CheckpointError, OtherModel
 from asyncrl.training.publisher import Publisher
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.adapters import ADAPTER_CONFIG, digest_of_model
-from asyncrl.weights.files import FileStore, write_model
+from asyncrl.weights.files.store import FileStore
 from asyncrl.weights.folders import DiskFolder
 from asyncrl.weights.merging import merged
+from asyncrl.weights.model_folder import write_model
 from asyncrl.weights.verify import TornVersion, check_version
 from harness.roles import LORA, TO_REFERENCE, assert_same_bits, scored, with_penalties
 from harness.training import copies, policy_rows, save

@@ -15,8 +15,8 @@ from asyncrl.training.checkpoint import OtherModel
 from asyncrl.training.init_model import create_model
 from asyncrl.training.protocol import NonFiniteLoss, RowError
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
-from asyncrl.weights.files import write_model
 from asyncrl.weights.folders import DiskFolder
+from asyncrl.weights.model_folder import write_model
 from harness.roles import ALPHABET, SHAPE
 from harness.training import (
     copies,

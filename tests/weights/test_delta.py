@@ -18,7 +18,8 @@ from actors.runtime.actor import Context
 from actors.supervisor.trimmer_fold import TrimmerFold
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.log import Record
-from asyncrl.config.settings import Config, WeightsSettings
+from asyncrl.config.settings import Config
+from asyncrl.config.weights_settings import WeightsSettings
 from asyncrl.training.protocol import NonFiniteWeights
 from asyncrl.weights.delta import DeltaRecord, apply_delta, encode
 from asyncrl.weights.delta_policy import Costs

@@ -18,7 +18,7 @@ from asyncrl.training.publisher import Publisher
 from asyncrl.training.tensor_files import TensorFiles
 from asyncrl.training.torch_trainer import TorchSettings, TorchTrainer
 from asyncrl.weights.delta import DeltaRecord, apply_delta
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from asyncrl.weights.quantised import plain_names, quantise, read_plain, stored_as
 from harness.mixtures import MIXTURE, write_transformers_model
 from harness.training import copies, policy, policy_rows

@@ -1,28 +1,29 @@
-"""Contract of every weight store; a second one that keeps versions in memory passes as well."""
+"""Contract of every kind of weight store; one that keeps versions in memory passes as well."""
 
 import json
 import os
 import random
-from collections.abc import Callable
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from actors.engine.fetch import Fetcher
-from actors.engine.sources import SOURCES
+from asyncrl.config.weights_settings import STORES, StoreCapability, WeightsSettings, store_kind
 from asyncrl.run.directory import RunFiles
 from asyncrl.weights.directories import CheckpointError
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from asyncrl.weights.rank_shards import Attempt, Filling, Sized, StoredFiles, owners
-from asyncrl.weights.store import STORES, StorePlace, WeightStore
+from asyncrl.weights.store import StorePlace, WeightStore
 from asyncrl.weights.tensors import HostTensor, digest_of, manifest_of, stem_of_share
 from asyncrl.weights.verify import TornVersion, check_version
 from asyncrl.weights.versions import FullShare, complete, new_attempt, publish, write_share
 from topics.wire import WireError
 
+FOLDER = Path(__file__).parents[2] / "asyncrl" / "weights"
 INDEX = "model.safetensors.index.json"
 
 
@@ -30,6 +31,7 @@ class MemoryStore:
     """Versions that last as long as the process."""
 
     name = "memory"
+    is_local = False
 
     def __init__(self, place: StorePlace) -> None:
         self._files: dict[tuple[Attempt, int], MemoryFolder] = {}
@@ -51,6 +53,18 @@ class MemoryStore:
         describe(folder)
         self.versions[f"{attempt.name}-{digest}"] = folder
         return f"{attempt.name}-{digest}"
+
+    def check(self, location):
+        if location not in self.versions:
+            raise WireError(f"{location} is no version")
+
+    async def has(self, location):
+        return location in self.versions
+
+    async def read(self, location, into):
+        for name, content in self.versions[location].files.items():
+            (into / name).write_bytes(content)
+        return into
 
 
 class MemoryFolder:
@@ -87,6 +101,14 @@ class MemoryChunks:
     def flush(self):
         pass
 
+    async def newest(self, name):
+        return next((body for one, _, body in reversed(self.stored) if one == name), None)
+
+    async def read(self, name, take):
+        for one, headers, body in self.stored:
+            if one == name:
+                take(headers, body)
+
 
 def tensors(value: float) -> dict[str, list[HostTensor]]:
     return {"model": [tensor(name, value) for name in ("w", "v", "u")]}
@@ -105,9 +127,16 @@ def shares_of(store: WeightStore, value: float) -> tuple[Attempt, list[FullShare
     ]
 
 
-@pytest.mark.parametrize("made", [*STORES.values(), MemoryStore])
-def test_what_every_store_does(made: Callable[[StorePlace], WeightStore], tmp_path: Path):
-    store = made(StorePlace(tmp_path, MemoryChunks()))
+def test_the_stores_that_settings_take_are_the_folders_with_a_description():
+    assert get_args(get_type_hints(WeightsSettings)["store"]) == STORES
+    assert {path.parent.name for path in FOLDER.glob("*/kind.py")} == set(STORES)
+
+
+@pytest.mark.parametrize("name", [*STORES, MemoryStore.name])
+def test_what_every_store_does(name: str, tmp_path: Path):
+    place = StorePlace(tmp_path, MemoryChunks())
+    store = MemoryStore(place) if name == MemoryStore.name else store_kind(name).open(place)
+    assert store.name == name
     published = [publish(store, tensors(version), None, lineage=0, version=version) for version in range(4)]
 
     assert [message.digest for message in published] == [digest_of(manifest_of(tensors(v))) for v in range(4)]
@@ -117,28 +146,29 @@ def test_what_every_store_does(made: Callable[[StorePlace], WeightStore], tmp_pa
     assert complete(store, attempt, shares, None).key == published[3].key, "of two ranks as of one"
 
 
-class MemorySource:
-    """See `Source`: what a `MemoryStore` of this process holds."""
+@pytest.mark.parametrize("name", STORES)
+async def test_a_store_that_is_opened_again_has_what_was_written_and_refuses_other_places(name: str, tmp_path: Path):
+    place, into = StorePlace(tmp_path, MemoryChunks()), tmp_path / "into"
+    into.mkdir()
+    published = publish(store_kind(name).open(place), tensors(3), None, lineage=0, version=3)
+    store = store_kind(name).open(place)  # as another process does
 
-    is_local = False
+    store.check(published.location)
+    directory = await store.read(published.location, into)
 
-    def __init__(self, store: MemoryStore) -> None:
-        self._store = store
-
-    def check(self, location):
-        if location not in self._store.versions:
-            raise WireError(f"{location} is no version")
-
-    async def read(self, location, into):
-        for name, content in self._store.versions[location].files.items():
-            (into / name).write_bytes(content)
-        return into
+    check_version(directory, published.digest)
+    assert store.is_local == (directory == Path(published.location))
+    assert not (store.is_local and store_kind(name).can(StoreCapability.HOSTS))
+    assert await store.has(published.location)
+    assert not await store.has(f"{published.location}0")
+    with pytest.raises(WireError, match="its weights lie in"):
+        store.check("elsewhere/version")
 
 
-async def test_an_engine_reads_a_version_by_the_row_of_its_store_and_refuses_others(tmp_path: Path, monkeypatch):
+async def test_an_engine_reads_a_version_by_the_name_of_its_store_and_refuses_others(tmp_path: Path):
     store = MemoryStore(StorePlace(tmp_path, MemoryChunks()))
-    monkeypatch.setitem(SOURCES, store.name, lambda _bus, _files: MemorySource(store))
     fetcher = Fetcher(None, RunFiles(tmp_path))
+    fetcher._stores[store.name] = store
     published = publish(store, tensors(3), None, lineage=0, version=3)
 
     fetcher.check(published)
@@ -149,10 +179,6 @@ async def test_an_engine_reads_a_version_by_the_row_of_its_store_and_refuses_oth
         with pytest.raises(WireError, match=words):
             fetcher.check(replace(published, **wrong))
     fetcher.close()
-
-
-def test_every_store_has_a_side_that_engines_read():
-    assert SOURCES.keys() == STORES.keys()
 
 
 def test_a_version_of_two_ranks_is_read_as_a_model(tmp_path: Path):

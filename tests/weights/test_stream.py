@@ -15,7 +15,7 @@ from actors.engine.fetch import Fetcher
 from actors.runtime.actor import Context
 from actors.supervisor.sweeper import purge_versions
 from asyncrl.bus import chunks
-from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
 from asyncrl.bus.errors import BusError
 from asyncrl.bus.log import LogReader, last_sequence, read_last
@@ -23,9 +23,10 @@ from asyncrl.bus.provision import stream_states
 from asyncrl.bus.publish import WRITER, publish
 from asyncrl.weights import versions
 from asyncrl.weights.directories import CheckpointError
-from asyncrl.weights.files import FileStore
-from asyncrl.weights.stream import FILE, OFFSET, Assembly, StreamIndex, StreamStore, TornVersion
+from asyncrl.weights.files.store import FileStore
+from asyncrl.weights.stream.store import FILE, OFFSET, Assembly, StreamIndex, StreamStore
 from asyncrl.weights.tensors import HostTensor
+from asyncrl.weights.verify import TornVersion
 from harness.stage import DEADLINE_S, Stage, until
 from topics.engines import ENGINE_READY, EngineReady
 from topics.topic import ENGINES, WEIGHTS
@@ -59,7 +60,7 @@ def context(bus: Bus, stage: Callable[..., Stage], monkeypatch) -> Context:
 
 
 async def stored(bus: Bus, version: int, model: Path | None = None) -> WeightsPublished:
-    store = StreamStore(ChunkWriter(bus, WEIGHTS_STORED))
+    store = StreamStore(ChunkLog(bus, WEIGHTS_STORED))
     return await asyncio.to_thread(versions.publish, store, tensors(version), model, lineage=0, version=version)
 
 
@@ -185,13 +186,13 @@ async def test_a_version_without_one_of_its_chunks_is_refused_and_taken_when_it_
 
 
 async def test_a_version_with_a_flipped_byte_is_refused_and_leaves_nothing(bus: Bus, context: Context, monkeypatch):
-    put = ChunkWriter.put
+    put = ChunkLog.put
 
-    def flip(writer: ChunkWriter, name: str, headers: dict[str, str], body: bytes) -> None:
+    def flip(writer: ChunkLog, name: str, headers: dict[str, str], body: bytes) -> None:
         changed = headers.get(FILE) == "model.safetensors" and headers[OFFSET] != "0"
         put(writer, name, headers, bytes([body[0] ^ 1]) + body[1:] if changed else body)
 
-    monkeypatch.setattr(ChunkWriter, "put", flip)
+    monkeypatch.setattr(ChunkLog, "put", flip)
     torn = await stored(bus, 1)
 
     with pytest.raises(TornVersion, match="tensors differ from its manifest"):
@@ -228,7 +229,7 @@ async def test_every_writer_of_a_full_stream_ends_with_its_error(bus: Bus, conte
     config = (await bus.api(f"STREAM.INFO.{WEIGHTS.full_name(bus.run)}"))["config"]
     await bus.api(f"STREAM.UPDATE.{WEIGHTS.full_name(bus.run)}", {**config, "max_bytes": 1_000})
     bus.publish_deadline_s = 2.0  # a loaded server still answers within it
-    writer = ChunkWriter(bus, WEIGHTS_STORED)
+    writer = ChunkLog(bus, WEIGHTS_STORED)
 
     errors: list[BusError] = []
 

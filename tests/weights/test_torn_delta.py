@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.weights import versions
 from asyncrl.weights.delta import DeltaRecord, apply_delta, encode
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from asyncrl.weights.tensors import HostTensor
 from asyncrl.weights.verify import MANIFEST, TornVersion, check_version
 from topics.weights import WeightsPublished

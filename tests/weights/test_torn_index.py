@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from actors.engine.fetch import Fetcher
-from asyncrl.bus.chunks import ChunkWriter
+from asyncrl.bus.chunks import ChunkLog
 from asyncrl.bus.connection import Bus
-from asyncrl.weights.stream import FILE, OFFSET, Assembly, StreamIndex
+from asyncrl.weights.stream.store import FILE, OFFSET, Assembly, StreamIndex
 from asyncrl.weights.verify import TornVersion
 from harness.stage import Stage
 from topics.weights import WEIGHTS_STORED, WeightsPublished
@@ -35,7 +35,7 @@ async def test_an_index_that_is_none_of_a_version_makes_it_a_torn_one(
     bus: Bus, stage: Callable[..., Stage], index: bytes
 ):
     name = "lineage0-v000001-0123456789abcdef"
-    writer = ChunkWriter(bus, WEIGHTS_STORED)
+    writer = ChunkLog(bus, WEIGHTS_STORED)
 
     def write() -> None:
         writer.put(name, {FILE: "model.safetensors", OFFSET: "0"}, b"x")

@@ -16,7 +16,7 @@ from asyncrl.bus.publish import WRITER, publish
 from asyncrl.training.init_model import ModelShape, create_model
 from asyncrl.training.torch_trainer import TorchTrainer
 from asyncrl.weights import versions
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from harness.stage import Stage, until
 from harness.versions import empty_version
 from topics.weights import WeightsPublished

@@ -4,14 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from actors.engine.sources import SharedFolder
-from asyncrl.bus.connection import Bus
-from asyncrl.run.directory import RunFiles
+from asyncrl.weights.files.store import FileStore
 from harness.runs import WITHOUT_MODEL, up
 from topics.wire import WireError
 
 
-async def test_versions_are_found_by_every_path_that_leads_to_the_store(bus: Bus, tmp_path: Path):
+def test_versions_are_found_by_every_path_that_leads_to_the_store(tmp_path: Path):
     store = tmp_path / "disk" / "runs" / "demo" / "weights"
     store.mkdir(parents=True)
     (tmp_path / "linked").symlink_to(tmp_path / "disk" / "runs")
@@ -19,12 +17,12 @@ async def test_versions_are_found_by_every_path_that_leads_to_the_store(bus: Bus
     paths = (store, tmp_path / "linked" / "demo" / "weights", tmp_path / "disk" / ".." / "linked" / "demo" / "weights")
 
     for path in paths:
-        source = SharedFolder(bus, RunFiles(path.parent))
+        found = FileStore(path)
         for named in paths:
-            source.check(str(named / "lineage0-v000001-ab"))
+            found.check(str(named / "lineage0-v000001-ab"))
         for wrong in (store / "..", store / ".." / "evil", store / "." / "a" / "b", tmp_path / "linked"):
             with pytest.raises(WireError, match="not in this run's store"):
-                source.check(str(wrong))
+                found.check(str(wrong))
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ from asyncrl.bus.blobs import BLOB, Blob
 from asyncrl.bus.log import Record
 from asyncrl.config.settings import Config
 from asyncrl.training.checkpoint import prune_checkpoints
-from asyncrl.weights.files import FileStore
+from asyncrl.weights.files.store import FileStore
 from topics.batches import BatchGroup, BatchMember, BatchPacked
 from topics.engines import EngineGone, EngineReady, EngineUpdating
 from topics.groups import GroupDropped

@@ -13,6 +13,7 @@ from asyncrl.config.finding import Finding
 from asyncrl.config.pools import lent_pools
 from asyncrl.config.process_settings import NatsSettings, PlacementSettings
 from asyncrl.config.settings import Config
+from asyncrl.config.weights_settings import StoreCapability, store_kind, stores_with
 from asyncrl.ports import is_ip, is_loopback
 from asyncrl.process import python
 from asyncrl.run.host_files import is_here, user_files
@@ -66,8 +67,10 @@ def _settings(config: Config) -> Iterator[Finding]:
         if "learner" in placement.roles and config.weights.transport != "never":
             yield Finding(("weights.transport", "placement.roles"), "needs learner and engines on one host")
     else:
-        if engines and config.weights.store != "stream" and config.trains:
-            message = 'found "files", a folder that other hosts do not have; set weights.store = "stream"'
+        store = config.weights.store
+        if engines and not store_kind(store).can(StoreCapability.HOSTS) and config.trains:
+            wanted = " or ".join(f'"{name}"' for name in stores_with(StoreCapability.HOSTS))
+            message = f'found "{store}", a folder that other hosts do not have; set weights.store = {wanted}'
             yield Finding(("weights.store", "placement.shared"), f"{message}, or placement.shared if they have it")
         if "learner" in placement.roles:
             message = "holds learner, whose checkpoints would lie only on its host; name a folder that all hosts have "

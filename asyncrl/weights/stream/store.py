@@ -1,4 +1,4 @@
-"""The weight store `stream`: versions as chunks of a log, for hosts that share no folder."""
+"""Versions as chunks of a log, for hosts that share no folder."""
 
 from __future__ import annotations
 
@@ -7,32 +7,22 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from asyncrl.crash import crash_point
-from asyncrl.errors import AsyncRLError
-from asyncrl.weights.directories import CheckpointError
+from asyncrl.errors import UNREADABLE, AsyncRLError
+from asyncrl.weights.directories import VERSION_NAME, CheckpointError
 from asyncrl.weights.folders import Sink
 from asyncrl.weights.rank_shards import Attempt, Describe, Filling, StoredFiles
+from asyncrl.weights.store import Chunks
 from asyncrl.weights.verify import TornVersion
+from topics.wire import WireError
 
 FILE, OFFSET = "file", "offset"  # headers of a chunk
+_STREAM_NAME = re.compile(rf"{VERSION_NAME.pattern}[0-9a-f]{{16}}\Z", re.ASCII)
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}\Z", re.ASCII)
 _OFFSET = re.compile(r"\d{1,18}\Z", re.ASCII)
-
-
-class Chunks(Protocol):
-    """A log of chunks, written from several threads. Raises AsyncRLError where a chunk is not stored."""
-
-    chunk_bytes: int  # greatest size of one
-
-    def put(self, name: str, headers: Mapping[str, str], body: bytes) -> None:
-        """Store a chunk under a name; several may be unacknowledged when it returns."""
-
-    def flush(self) -> None:
-        """Return when all chunks are stored."""
 
 
 class StreamIndex(msgspec.Struct):
@@ -43,9 +33,10 @@ class StreamIndex(msgspec.Struct):
 
 
 class StreamStore:
-    """Versions with unique names: a half-written one is never taken for another."""
+    """See `WeightStore`: versions have unique names, and a half-written one is never taken for another."""
 
     name = "stream"
+    is_local = False
 
     def __init__(self, chunks: Chunks) -> None:
         self._chunks = chunks
@@ -76,6 +67,29 @@ class StreamStore:
             describe(folder)
             folder.finish()
         return name
+
+    def check(self, location: str) -> None:
+        if not _STREAM_NAME.match(location):
+            raise WireError(f"its weights lie in {location[:200]!r}, which is no version in the store stream")
+
+    async def has(self, location: str) -> bool:
+        return await self._chunks.newest(location) is not None
+
+    async def read(self, location: str, into: Path) -> Path:
+        newest = await self._chunks.newest(location)
+        try:
+            index = msgspec.msgpack.decode(newest or b"", type=StreamIndex)
+        except UNREADABLE as error:
+            raise TornVersion(f"version {location} is not, or not wholly, in the stream: {error}") from error
+        assembly = Assembly(into, index)
+
+        def take(headers: Mapping[str, str], body: bytes) -> None:
+            if FILE in headers:  # the index has none
+                assembly.add(headers, body)
+
+        await self._chunks.read(location, take)
+        assembly.close()
+        return into
 
 
 @contextmanager
